@@ -1,9 +1,12 @@
-"""Models of other libraries, converted in memory: `hf_vit.from_hub("google/vit-base-patch16-224")`."""
+"""What the name of a model stands for; and checkpoints of other codes, converted in memory (`hf_vit.from_hub`)."""
 
 import logging
-from dataclasses import dataclass
+import os
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, final
 
 import torch
 from transformers.modeling_utils import PreTrainedModel
@@ -15,107 +18,269 @@ from hf_vit.conversion.fetch.addresses import HUB_ID, TIMM, LocalCheckpoint, fet
 from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
 from hf_vit.conversion.planning.planner import make_plan
 from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
-from hf_vit.conversion.readers.json import read_json
-from hf_vit.conversion.readers.opening import CONFIG
 from hf_vit.errors import UserError
-from hf_vit.families import Door, dense_head_of, family_of, refuse_own_class
+from hf_vit.families import DenseHead, Door, Family, dense_head_of, family_of, refuse_own_class
 from hf_vit.models.configuration_hf_base import HfBaseConfig
-from hf_vit.repositories.reading import check_folder, loading
+from hf_vit.repositories.reading import CONFIG, check_folder, loading, model_folder, read_object
+from hf_vit.variants import looks_like_variant, variant_config
 
 _logger = logging.getLogger("hf_vit.conversion")
+_AT_REVISION = re.compile(rf"(?P<repo>{HUB_ID.pattern})(?:@(?P<revision>[\w./-]+))?")
 
 
+@final
 @dataclass(frozen=True)
-class ForeignCheckpoint:
-    """A checkpoint of another code that is at hand and can be converted; its weights are not read yet.
+class Source:
+    """What the name of a model stands for; see `find_source`. Nothing is loaded yet.
 
     Attributes:
-        checkpoint: where it is, and what it is called.
-        plan: what its conversion does.
+        name: as given.
+        path: file or folder; of a model of the Hub its folder in the cache; None for fresh weights, and for an address
+            or a name of timm, of which nothing is fetched yet.
+        stored: config.json of the folder; {} without one.
+        is_on_hub: whether it is a model of the Hub.
+        fresh: the configuration of a variant, whose weights are fresh.
     """
 
-    checkpoint: LocalCheckpoint
-    plan: Plan
+    name: str
+    path: Path | None = None
+    stored: dict[str, Any] = field(default_factory=dict[str, Any])
+    is_on_hub: bool = False
+    fresh: HfBaseConfig | None = None
 
-    def state(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-        """The parameters of the converted model.
+    @property
+    def has_weights(self) -> bool:
+        """Whether it is a checkpoint."""
+        return self.fresh is None
+
+    @property
+    def folder(self) -> Path | None:
+        """The user's own folder, if that is what the name stands for."""
+        is_own = self.path is not None and self.path.is_dir() and not self.is_on_hub and not self.name.startswith(TIMM)
+        return self.path if is_own else None
+
+    @property
+    def dense_head(self) -> DenseHead | None:
+        """The head of a checkpoint of this package for masks or boxes."""
+        return dense_head_of(self.stored.get("model_type"))
+
+    @property
+    def family(self) -> Family | None:
+        """The family of a checkpoint of this package, of one for masks or boxes its backbone's; None for all others."""
+        return family_of(self._fields.get("model_type"))
+
+    @property
+    def model_class(self) -> type[PreTrainedModel] | None:
+        """The class of this package that saved the folder; None for anything else.
+
+        Raises:
+            UserError: config.json names none of its family's.
+        """
+        if self.dense_head is not None:
+            return self.dense_head.model_class
+        if self.family is None:
+            return None
+        names: Any = self.stored.get("architectures")
+        door = self.family.door_of(names[0]) if isinstance(names, list) and names else None
+        if door is None:
+            raise UserError(f"config.json of {self.name} names no class of hf_vit (architectures: {names})")
+        return self.family.classes[door]
+
+    @property
+    def door(self) -> Door | None:
+        """What the checkpoint's head does; None where that is not known, or there is no checkpoint."""
+        if self.dense_head is not None:
+            return "backbone"
+        if self.fresh is not None or self.family is not None:
+            family = family_of(self.config.model_type)
+            return None if family is None else family.door_of((self.config.architectures or [""])[0])
+        return "classification" if self.plan.has_head else "model"
+
+    @cached_property
+    def config(self) -> HfBaseConfig:
+        """Of the family that it is of, or that it becomes; of a checkpoint for masks or boxes its backbone's.
+
+        Raises:
+            UserError: it is not valid, or the checkpoint does not convert.
+        """
+        if self.fresh is not None:
+            return self.fresh
+        if self.family is None:
+            return self.plan.config
+        with loading(self.name):
+            config = self.family.config_class.from_dict(self._fields)
+            config.to_dict()  # whoever saves it asks for it
+        return config
+
+    @cached_property
+    def checkpoint(self) -> LocalCheckpoint:
+        """The checkpoint at hand, fetched where it is not; raises as `fetch`."""
+        if self.is_on_hub:
+            assert self.path is not None
+            return LocalCheckpoint(self.path, f"hf://{self.name}")
+        return fetch(self.name if self.path is None or self.name.startswith(TIMM) else self.path)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """How a checkpoint of another code converts, as `hf-vit convert` plans it; logged in a line of level INFO.
+
+        Raises:
+            UserError: it cannot be fetched, or does not convert.
+        """
+        try:
+            plan = _plan(self.checkpoint, Wishes())
+        except UserError as error:
+            hint = "; hf-vit convert takes these options" if " --" in str(error) else ""
+            raise UserError(f"{error}{hint}") from error
+        _tell(self.checkpoint.name, plan)
+        return plan
+
+    def converted_state(self) -> dict[str, torch.Tensor]:
+        """The parameters of a converted checkpoint in float32.
 
         Raises:
             UserError: an array is damaged.
         """
-        with self.checkpoint.open() as reader:
-            return load_weights(reader, self.plan, dtype).state
+        return _state(self.checkpoint, self.plan, torch.float32)
 
-    def model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-        """The converted model, in evaluation mode; raises as `state`."""
-        with without_transformers_bars():
-            return build_model(self.plan, self.state(dtype))
+    def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """A model of this package with all its weights, in evaluation mode, converted where it is another code's.
+
+        Raises:
+            UserError: the weights are damaged or incomplete.
+        """
+        model_class: Any = self.model_class
+        if model_class is None:
+            return _build(self.checkpoint, self.plan, dtype)
+        with loading(self.name), without_transformers_report():
+            model, report = model_class.from_pretrained(self.path, dtype=dtype, output_loading_info=True)
+        if missing := sorted(report["missing_keys"]):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise UserError(f"the weights of {self.name} lack {missing[0]}{more}; save the model again")
+        return model.eval()
 
     def processor(self) -> Any:
-        """The `ViTImageProcessor` that makes the pixels it was trained on."""
-        return build_processor(self.plan)
+        """The image processor that makes the pixels it was trained on."""
+        if self.model_class is None:
+            return build_processor(self.plan)
+        from transformers import AutoImageProcessor
+
+        with loading(self.name):
+            return AutoImageProcessor.from_pretrained(self.path, trust_remote_code=False)
+
+    def need_config(self) -> None:
+        """Refuse a folder without config.json.
+
+        Raises:
+            UserError: says where one may be meant.
+        """
+        if self.path is not None and self.path.is_dir() and not (self.path / CONFIG).is_file():
+            inside = sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}"))
+            hint = f"did you mean {inside[-1]}?" if inside else "give the folder of a saved model"
+            raise UserError(f"{self.name} holds no model: there is no config.json in it; {hint}")
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return self.stored if self.dense_head is None else dict(self.stored.get("backbone_config") or {})
 
 
-def convert_on_the_way(source: str | Path) -> ForeignCheckpoint:
-    """What a name stands for, planned as `hf-vit convert` does; that is told in one line (logging, level INFO).
+def find_source(name: str | os.PathLike[str], *, revision: str | None = None, with_variants: bool = False) -> Source:
+    """Find out what the name of a model stands for; all commands do it here.
 
-    The one door for whatever takes a model and has got a checkpoint of another code.
+    A file or folder comes first, then an address or a name of timm, a variant ("S/16"), and a model of the Hub, whose
+    config, processor and weights are fetched. Nothing is loaded, and no code of a checkpoint is run.
 
     Args:
-        source: whatever `hf-vit convert` reads, or owner/name of a model on the Hub.
+        name: a path, an address, timm:NAME, timm:NAME@FILE, timm:FOLDER, owner/name or owner/name@REVISION.
+        revision: branch, tag or commit of a model of the Hub.
+        with_variants: take variants.
 
     Raises:
-        UserError: it cannot be had, or is nothing that converts.
+        UserError: there is no such model, or its files name other places, or code outside this package.
     """
+    name = str(name)
+    path, is_timm = Path(name.removeprefix(TIMM)).expanduser(), name.startswith(TIMM)
+    is_here = is_local(path) and (not is_timm or (name != TIMM and path.is_dir()))
+    is_fetched_later = is_timm or "://" in name
+    if revision is not None and (is_here or is_fetched_later):
+        raise UserError(f"revision {revision!r} belongs to a repository of the Hub, and {name} is none")
+    if is_here:
+        return _in_folder(name, path) if path.is_dir() else Source(name, path)
+    if is_fetched_later:
+        return Source(name)
+    if with_variants and looks_like_variant(name):
+        return Source(name, fresh=variant_config(name))
+    match = _AT_REVISION.fullmatch(name)
+    if match is None:
+        raise UserError(f"there is no folder {name} and no such file; give a path, or owner/name of a model on the Hub")
     try:
-        converted = _planned(_fetched(source, None), Wishes())
+        path = model_folder(match["repo"], revision or match["revision"])
     except UserError as error:
-        hint = "; hf-vit convert takes these options" if " --" in str(error) else ""
-        raise UserError(f"{error}{hint}") from error
-    _tell(converted)
-    return converted
+        hint = " and no variant (S/16)" if with_variants else ""
+        raise UserError(f"there is no folder {name}{hint}, and as a model of the Hub: {error}") from error
+    return _in_folder(f"{name}@{revision}" if revision else name, path, is_on_hub=True)
 
 
-def open_model(source: str | Path) -> tuple[PreTrainedModel, Any]:
+def _in_folder(name: str, folder: Path, is_on_hub: bool = False) -> Source:
+    check_folder(folder, name)
+    config = read_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
+    refuse_own_class(config, name)
+    return Source(name, folder, config, is_on_hub)
+
+
+def open_model(name: str | Path) -> tuple[PreTrainedModel, Any]:
     """A model of this package, converted on the way where it is another code's, and its image processor.
 
     Raises:
         UserError: as `from_hub`.
     """
-    if _class_of_this_package(_fetched(source, None)) is not None:
-        return from_hub(source), image_processor_from_hub(source)
-    converted = convert_on_the_way(source)
-    return converted.model(), converted.processor()
+    source = find_source(name)
+    return source.load(), source.processor()
 
 
-def config_of(source: str | Path) -> tuple[HfBaseConfig, Door]:
-    """The configuration of a model of this package, or of what its checkpoint becomes, and what its head does.
+def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
+    """The configuration of a variant, a model of this package, or what a checkpoint becomes, and what its head does.
 
     Raises:
-        UserError: as `from_hub`.
+        UserError: there is no such model, its config.json is damaged, or it does not convert.
     """
-    checkpoint = _fetched(source, None)
-    model_class = _class_of_this_package(checkpoint)
-    if model_class is None:
-        plan = convert_on_the_way(source).plan
-        return plan.config, "classification" if plan.has_head else "model"
-    family = family_of(read_json(checkpoint.path / CONFIG)["model_type"])
-    if family is None:
-        raise UserError(f"{checkpoint.name} has a head of dense prediction, which is not counted; give its backbone's")
-    with loading(checkpoint.name):
-        config: Any = family.config_class.from_pretrained(checkpoint.path)
-    return config, family.door_of(model_class.__name__) or "model"
+    source = find_source(model, with_variants=True)
+    source.need_config()
+    if source.dense_head is not None:
+        raise UserError(f"{source.name} has a head of dense prediction, which is not counted; give its backbone's")
+    if source.fresh is not None:
+        return source.fresh, "classification"
+    try:
+        return source.config, source.door or "model"
+    except UserError as error:
+        if source.family is not None:
+            raise
+        kind = source.stored.get("model_type")
+        raise UserError(
+            f"FLOPs are counted for the families of hf_vit and what converts to them, and {source.name} "
+            f"(model_type {kind!r:.80}) does not: {error}"
+        ) from error
 
 
-def _tell(converted: ForeignCheckpoint) -> None:
-    assumed, name = assumption(converted.plan), converted.checkpoint.name
+def _tell(name: str, plan: Plan) -> None:
+    assumed = assumption(plan)
     more = "" if assumed is None else f"; {assumed}"
-    _logger.info("%s is a checkpoint of %s, converted on the way%s", name, converted.plan.origin, more)
+    _logger.info("%s is a checkpoint of %s, converted on the way%s", name, plan.origin, more)
 
 
-def _planned(checkpoint: LocalCheckpoint, wishes: Wishes) -> ForeignCheckpoint:
+def _plan(checkpoint: LocalCheckpoint, wishes: Wishes) -> Plan:
     with checkpoint.open() as reader:
-        return ForeignCheckpoint(checkpoint, make_plan(reader.shapes, wishes, reader.companions, checkpoint.name))
+        return make_plan(reader.shapes, wishes, reader.companions, checkpoint.name)
+
+
+def _state(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    with checkpoint.open() as reader:
+        return load_weights(reader, plan, dtype).state
+
+
+def _build(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> PreTrainedModel:
+    with without_transformers_bars():
+        return build_model(plan, _state(checkpoint, plan, dtype))
 
 
 def from_hub(
@@ -140,58 +305,18 @@ def from_hub(
     Raises:
         UserError: the source cannot be had or read, or is no model that can be expressed here.
     """
-    wishes, checkpoint = Wishes(**options), _fetched(source, revision)
-    model_class = _class_of_this_package(checkpoint)
-    if model_class is not None:
-        if wishes != Wishes():
-            name = model_class.__name__
-            raise UserError(f"{checkpoint.name} is a model of hf_vit already; load it with {name}.from_pretrained")
-        with loading(checkpoint.name), without_transformers_report():
-            loaded: Any = model_class.from_pretrained(checkpoint.path, dtype=dtype, output_loading_info=True)
-        model, report = loaded
-        if missing := sorted(report["missing_keys"]):
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise UserError(f"the weights of {checkpoint.name} lack {missing[0]}{more}; save the model again")
-        return model.eval()
-    return _planned(checkpoint, wishes).model(dtype)
+    wishes, found = Wishes(**options), find_source(source, revision=revision)
+    if found.model_class is None:
+        return _build(found.checkpoint, _plan(found.checkpoint, wishes), dtype)
+    if wishes != Wishes():
+        name = found.model_class.__name__
+        raise UserError(f"{found.name} is a model of hf_vit already; load it with {name}.from_pretrained")
+    return found.load(dtype)
 
 
 def image_processor_from_hub(source: str | Path, *, revision: str | None = None) -> Any:
     """The `ViTImageProcessor` that makes the pixels a source was trained on; see `from_hub`."""
-    checkpoint = _fetched(source, revision)
-    if _class_of_this_package(checkpoint) is not None:
-        from transformers import AutoImageProcessor
-
-        with loading(checkpoint.name):
-            return AutoImageProcessor.from_pretrained(checkpoint.path, trust_remote_code=False)
-    return _planned(checkpoint, Wishes()).processor()
-
-
-def _fetched(source: str | Path, revision: str | None) -> LocalCheckpoint:
-    if is_local(source) or "://" in str(source) or str(source).startswith(TIMM):
-        if revision is not None:
-            raise UserError(f"revision {revision!r} belongs to a repository of the Hub, and {source} is none")
-        return fetch(source)
-    if not HUB_ID.fullmatch(str(source)):
-        raise UserError(f"there is no file or folder {source}; give a path, or owner/name of a model on the Hub")
-    return fetch(f"hf://{source}@{revision}" if revision else f"hf://{source}")
-
-
-def _class_of_this_package(checkpoint: LocalCheckpoint) -> type[PreTrainedModel] | None:
-    """The class of this package that a folder was saved by, or None."""
-    if not (checkpoint.path / CONFIG).is_file():
-        return None
-    check_folder(checkpoint.path, checkpoint.name)
-    config = read_json(checkpoint.path / CONFIG)
-    refuse_own_class(config, checkpoint.name)
-    kind: object = config.get("model_type")
-    if (head := dense_head_of(kind)) is not None:
-        return head.model_class
-    family = family_of(kind) if isinstance(kind, str) else None
-    if family is None:
-        return None
-    names: object = config.get("architectures")
-    door = family.door_of(names[0]) if isinstance(names, list) and names and isinstance(names[0], str) else None
-    if door is None:
-        raise UserError(f"config.json of {checkpoint.name} names no class of hf_vit (architectures: {names})")
-    return family.classes[door]
+    found = find_source(source, revision=revision)
+    if found.model_class is None:
+        return build_processor(_plan(found.checkpoint, Wishes()))
+    return found.processor()

@@ -15,8 +15,7 @@ from loopback.client import Client, Loopback
 from sklearn.metrics import precision_recall_fscore_support
 from transformers import AutoModelForImageClassification, pipeline
 
-from hf_vit.audit.near_ties import NearTies
-from hf_vit.audit.results import audit_results, check
+from hf_vit.audit.results import NearTies, audit_results, check
 from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination

@@ -10,15 +10,21 @@ from comparison import zoo
 from evaluation.tiny import NAMES
 
 from hf_vit.comparison import ComparisonSettings
-from hf_vit.comparison.answering import HEAD, PROBE, ProbedForImageClassification, fit_probe, judged_by
-from hf_vit.comparison.measurement import inputs_of, measure_model
-from hf_vit.comparison.opening import open_models
+from hf_vit.comparison.measurement import (
+    HEAD,
+    PROBE,
+    ProbedForImageClassification,
+    fit_probe,
+    inputs_of,
+    judged_by,
+    measure_model,
+)
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.families import FAMILIES
 from hf_vit.loading.folders import ImageGPTFeatures
-from hf_vit.loading.model import load_model
+from hf_vit.loading.model import load_model, load_models
 from hf_vit.loading.outputs import pre_logits
 
 SETTINGS = ComparisonSettings(corruptions=("contrast",), epsilons=(8.0,), robustness_images=None, speed_turns=0)
@@ -82,7 +88,7 @@ def test_every_family_of_the_package_is_among_the_kinds():
 
 
 def test_images_are_prepared_as_by_hand(saved, data):
-    subjects = open_models([saved.source("vit"), saved.source("swin")])
+    subjects = load_models([saved.source("vit"), saved.source("swin")])
     for subject in subjects:
         prepared = subject.prepare(data.split("test")["image"])
         assert torch.allclose(prepared * STD + MEAN, pixels_of(data), atol=1.01 / 255)
@@ -147,7 +153,7 @@ def test_image_gpt_by_its_middle_layer_and_a_probe(saved, data, tmp_path):
     folder = zoo.save_image_gpt(tmp_path / "small")
     AutoImageProcessor.from_pretrained(folder, size={"height": 16, "width": 16}).save_pretrained(folder)
     with pytest.raises(UserError, match=r"makes 16x16 px, a token each, and the ImageGPT takes 64"):
-        open_models([str(folder), saved.source("vit")])
+        load_models([str(folder), saved.source("vit")])
 
 
 @pytest.mark.parametrize(("missing", "classes"), [(None, 6), (5, 6), (None, 2)])
@@ -192,11 +198,11 @@ def test_timm_by_folder_and_by_file(saved, data):
     folder = saved.folder("efficientnet")
     sources = [str(folder), f"timm:test_efficientnet@{folder / 'model.safetensors'}"]
     pixel_values = torch.rand(2, 3, zoo.SIDE, zoo.SIDE)
-    by_folder, by_file = open_models(sources)
+    by_folder, by_file = load_models(sources)
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
     with pytest.raises(UserError, match="it has no head with named classes; or let a linear probe answer"):
         judged_by(by_file, data, probe=False)
     for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):
         with pytest.raises(UserError, match="cannot be loaded"):
-            open_models([f"timm:{mistake}", sources[0]])
+            load_models([f"timm:{mistake}", sources[0]])

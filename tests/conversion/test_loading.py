@@ -83,10 +83,10 @@ def test_folders_of_other_models_are_refused(tmp_path: Path):
 
 
 def test_what_is_not_there(tmp_path: Path):
-    with pytest.raises(UserError, match="cannot be had from the Hub"):
+    with pytest.raises(UserError, match="there is no folder nobody/nothing, and as a model of the Hub: "):
         hf_vit.from_hub("nobody/nothing")  # tests run offline
     for source in ("no such place", "/no/such/folder", "x" * 300):
-        with pytest.raises(UserError, match=r"there is no file or folder .*; give a path, or owner/name of a model"):
+        with pytest.raises(UserError, match=r"there is no folder .* and no such file; give a path, or owner/name"):
             hf_vit.from_hub(source)
     with pytest.raises(UserError, match="names no file of the Hub"):
         hf_vit.from_hub("hf://nobody")

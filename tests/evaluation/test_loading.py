@@ -77,7 +77,7 @@ def _bert(folder):
     [
         (
             lambda folder: shutil.rmtree(folder),
-            "there is no folder .*the Hub cannot be reached|cannot be the name of a repository",
+            "there is no folder .* and no such file; give a path, or owner/name of a model on the Hub",
         ),
         (lambda folder: (folder / "config.json").unlink(), r"no config\.json in it; give the folder"),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json of .* is damaged"),
@@ -114,7 +114,7 @@ def test_other_sources_and_devices_are_told(save_classifier):
         (folder.parent, None, f"did you mean {folder}"),
         (folder / "model.safetensors", None, r"or give the folder with the config\.json"),
         ("nobody/nothing", None, r"no folder nobody/nothing, .* the Hub cannot be reached"),
-        ("one/two/three", None, "cannot be the name of a repository"),
+        ("one/two/three", None, "no folder one/two/three and no such file"),
         *((folder, name, r"cannot be used here .*try --device cpu") for name in ("gpu", "cuda:99", "meta?")),
     ):
         with pytest.raises(UserError, match=said):

@@ -70,7 +70,7 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--recipe", "default-smal"), "no recipe 'default-smal'; did you mean default-small"),
         (("--model", "Tu/16"), "no variant 'Tu/16'.*Ti/16"),
         (("--model", "nothing"), "no variant 'nothing'"),
-        (("--model", "nobody/nothing"), "'nobody/nothing' is no folder and no variant .*, and as a model of the Hub: "),
+        (("--model", "nobody/nothing"), "no folder nobody/nothing and no variant .*, and as a model of the Hub: "),
         (("--data", "no-such-folder-here"), "no-such-folder-here"),
         (("--data", "digits", "--repeated-augmentation", "3", "--streaming"), "images of a stream come once an epoch"),
         (

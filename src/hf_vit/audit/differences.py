@@ -1,35 +1,152 @@
 """Two models, or two revisions of one: what differs in their configuration, their weights and their answers."""
 
+import heapq
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from hf_vit.audit.disagreement import PairedAccuracy, judge_both
-from hf_vit.conversion.fetch.addresses import HUB_ID
 from hf_vit.data import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import Table, percent
+from hf_vit.evaluation.protocols.top1_figures import draw_images, shortened, thumbnail_of
+from hf_vit.evaluation.reading import scores_of
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.repositories.reading import model_folder
 from hf_vit.results.facts import DataFact
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import write_atomically
 
-_AT_REVISION = re.compile(rf"({HUB_ID.pattern})@([\w./-]+)")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL.Image import Image
+
 # "encoder.layers.3.attention.q_proj.weight" is of the layer "encoder.layers.3".
 _NUMBERED = re.compile(r".*\.\d+(?=\.)")
-_LONGEST_VALUE = 60
+_LONGEST_VALUE, PICTURED = 60, 25
 NUMBERS, PICTURE = "diff.json", "disagreements.png"
+
+
+class Answer(NamedTuple):
+    """The most likely class of an image, its probability, and whether it is the right one."""
+
+    label: str
+    probability: float
+    is_right: bool
+
+
+@final
+@dataclass(frozen=True)
+class Disagreement:
+    """An image to which two models answer differently.
+
+    Attributes:
+        index: its place among those that judge.
+        file: its name, where the data is made of files.
+        label: the right class.
+        answers: the first model's and the second's.
+        thumbnail: the image, small.
+    """
+
+    index: int
+    file: str | None
+    label: str
+    answers: tuple[Answer, Answer]
+    thumbnail: "Image" = field(repr=False)
+
+    @property
+    def sureness(self) -> float:
+        """The probability of the less sure of the two answers."""
+        return min(answer.probability for answer in self.answers)
+
+
+@final
+@dataclass(frozen=True)
+class PairedAccuracy:
+    """How two classifiers answer the same images.
+
+    Attributes:
+        num_images: images that both answered.
+        both_right, only_first, only_second: of these, those that both answer right, and one alone.
+        num_disagreements: images with different answers, right or wrong.
+        pictured: of these the `PICTURED` of which both models are surest.
+    """
+
+    num_images: int
+    both_right: int
+    only_first: int
+    only_second: int
+    num_disagreements: int
+    pictured: list[Disagreement]
+
+    @property
+    def accuracies(self) -> tuple[float, float]:
+        """Top-1 accuracy of the first and of the second."""
+        right = (self.both_right + self.only_first, self.both_right + self.only_second)
+        return right[0] / self.num_images, right[1] / self.num_images
+
+    @property
+    def p_value(self) -> float:
+        """Of McNemar's exact test, two-sided, that both are right equally often (Psychometrika 12, 1947)."""
+        from scipy.stats import binomtest
+
+        apart = self.only_first + self.only_second
+        return float(binomtest(self.only_first, apart).pvalue) if apart else 1.0
+
+    def draw(self) -> "Figure":
+        """The images on which they disagree: the right class, and both answers."""
+        return draw_images([each.thumbnail for each in self.pictured], list(map(_title, self.pictured)))
+
+
+def judge_both(first: Examination, second: Examination) -> PairedAccuracy:
+    """Ask two classifiers, one after the other, about the images that judge; a few bytes an image are kept.
+
+    Args:
+        first, second: with the same data, split, number of images and seed.
+
+    Raises:
+        UserError: one is no classifier, or knows not all classes of the data.
+    """
+    _ = second.model_classes  # told before the first is asked
+    before = [answer for batch in _answers(first) for answer, _, _ in batch]
+    counts, pictured, different, index = {True: [0, 0], False: [0, 0]}, list[Disagreement](), 0, 0
+    for batch in _answers(second):
+        for answer, label, image in batch:
+            earlier = before[index]
+            counts[earlier.is_right][not answer.is_right] += 1
+            if earlier[::2] != answer[::2]:
+                different += 1
+                each = Disagreement(index, None, label, (earlier, answer), thumbnail_of(image))
+                pictured = heapq.nlargest(PICTURED, [*pictured, each], key=lambda each: (each.sureness, -each.index))
+            index += 1
+    if index != len(before):
+        raise UserError(f"'{first.data.name}' gave {len(before):,} images, then {index:,}; give data that stays")
+    (both, only_first), (only_second, _) = counts[True], counts[False]
+    named = [replace(each, file=second.file_name(each.index)) for each in pictured]
+    return PairedAccuracy(index, both, only_first, only_second, different, named)
+
+
+def _answers(examination: Examination) -> "Iterator[list[tuple[Answer, str, Image]]]":
+    """Batch by batch each image's answer, right class, and the image."""
+    names: Sequence[str] = list(map(one_line, examination.answers))
+    for logits, labels, images in examination.pictured_logits(what=f"asking {examination.subject.name}"):
+        probabilities, classes = scores_of(examination.subject.model, logits).max(dim=-1)
+        rows = zip(probabilities.tolist(), classes.tolist(), labels.tolist(), images, strict=True)
+        yield [(Answer(names[best], value, best == label), names[label], image) for value, best, label, image in rows]
+
+
+def _title(each: Disagreement) -> str:
+    first, second = (f"{shortened(answer.label, 14)} {answer.probability:.0%}" for answer in each.answers)
+    place = f"image {each.index}" if each.file is None else shortened(each.file)
+    return f"{shortened(each.label, 20)} · {place}\n{first} | {second}"
 
 
 @final
@@ -85,7 +202,7 @@ class Difference(Displayed):
     def tables(self) -> list[Table]:
         """What a terminal shows: the fields that differ, every layer, and the answers."""
         fields = [
-            [name, *("none" if value is None else _shortened(value) for value in values)]
+            [name, *("none" if value is None else shortened(value, _LONGEST_VALUE) for value in values)]
             for name, values in self.configuration.items()
         ]
         layers = [
@@ -164,50 +281,36 @@ def diff(
     Raises:
         UserError: a model or the data cannot be read, or a model does not know the classes of the data.
     """
-    subjects = tuple(_open(source, device, as_classifier=data is not None) for source in (first, second))
-    found = Difference(
-        models=_names(subjects),
-        described=(subjects[0].describe(), subjects[1].describe()),
-        configuration=_fields_apart(*map(_configuration, subjects)),
-        layers=list(layers_apart(subjects[0].model.state_dict(), subjects[1].model.state_dict())),
+    models = [load_model(source, device, as_classifier=data is not None) for source in (first, second)]
+    names = [one_line(loaded.name) for loaded in models]
+    if names[0] == names[1]:
+        names = [f"{names[0]} (first)", f"{names[1]} (second)"]
+    fields = list(map(_configuration, models))
+    difference = Difference(
+        models=(names[0], names[1]),
+        described=(models[0].describe(), models[1].describe()),
+        configuration={
+            name: (fields[0].get(name), fields[1].get(name))
+            for name in sorted({*fields[0], *fields[1]})
+            if fields[0].get(name) != fields[1].get(name)
+        },
+        layers=list(layers_apart(models[0].model.state_dict(), models[1].model.state_dict())),
     )
     if data is None:
-        return found
-    images = load_data(data, image_size=subjects[0].image_size, **options)
-    examined = [Examination(each, images, split, num_images, batch_size, seed, progress) for each in subjects]
+        return difference
+    images = load_data(data, image_size=models[0].image_size, **options)
+    examined = [Examination(loaded, images, split, num_images, batch_size, seed, progress) for loaded in models]
     accuracy = judge_both(*examined)
-    return replace(found, data=examined[0].fact(accuracy.num_images), accuracy=accuracy)
+    return replace(difference, data=examined[0].fact(accuracy.num_images), accuracy=accuracy)
 
 
-def _open(source: Any, device: str | None, *, as_classifier: bool) -> LoadedModel:
-    """A model; of "user/name@revision" what the Hub has at that revision."""
-    at_revision = _AT_REVISION.fullmatch(source) if isinstance(source, str) else None
-    if at_revision is None or Path(str(source)).exists():
-        return load_model(source, device, as_classifier=as_classifier)
-    folder = model_folder(at_revision[1], at_revision[2])
-    return replace(load_model(str(folder), device, as_classifier=as_classifier), name=str(source), folder=None)
-
-
-def _names(subjects: tuple[LoadedModel, ...]) -> tuple[str, str]:
-    first, second = (one_line(subject.name) for subject in subjects)
-    return (first, second) if first != second else (f"{first} (first)", f"{second} (second)")
-
-
-def _configuration(subject: LoadedModel) -> dict[str, str]:
+def _configuration(loaded: LoadedModel) -> dict[str, str]:
     """The fields of config and image processor, as JSON."""
-    processor = subject.processor.to_dict() if hasattr(subject.processor, "to_dict") else {}
-    fields = (subject.configuration or {}) | {
+    processor = loaded.processor.to_dict() if hasattr(loaded.processor, "to_dict") else {}
+    fields = (loaded.configuration or {}) | {
         f"processor.{name}": value for name, value in processor.items() if not name.startswith("_")
     }
     return {one_line(name): one_line(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()}
-
-
-def _fields_apart(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    return {
-        name: (first.get(name), second.get(name))
-        for name in sorted({*first, *second})
-        if first.get(name) != second.get(name)
-    }
 
 
 def layers_apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> Iterator[LayerDifference]:
@@ -227,26 +330,18 @@ def layers_apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.T
             apart += float((one - other).square().sum())
             size += float(one.square().sum())
             count += one.numel()
-        yield LayerDifference(layer, count, *_relative(apart, size, count, notes))
-
-
-def _relative(apart: float, size: float, count: int, notes: list[str]) -> tuple[float | None, tuple[str, ...]]:
-    """The relative norm of squared sums, and the notes with why there is none."""
-    if not count:
-        return None, tuple(notes)
-    if not math.isfinite(apart + size):
-        return None, (*notes, "not finite")
-    if apart and not size:
-        return None, (*notes, "zero in the first")
-    return (math.sqrt(apart / size) if apart else 0.0), tuple(notes)
+        norm = None
+        if count and not math.isfinite(apart + size):
+            notes.append("not finite")
+        elif count and apart and not size:
+            notes.append("zero in the first")
+        elif count:
+            norm = math.sqrt(apart / size) if apart else 0.0
+        yield LayerDifference(layer, count, norm, tuple(notes))
 
 
 def _shape(tensor: torch.Tensor | None) -> str:
     return "none" if tensor is None else str(list(tensor.shape))
-
-
-def _shortened(value: str) -> str:
-    return value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 1] + "…"
 
 
 def _numbers_of(accuracy: PairedAccuracy) -> dict[str, Any]:

@@ -1,19 +1,24 @@
 """`compare`: measure models one by one, keep what is finished, time them together, write tables and pictures."""
 
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 
-from hf_vit.comparison.answering import judged_by, untrained
-from hf_vit.comparison.measurement import check, inputs_of, measure_model, measure_named, sample
-from hf_vit.comparison.opening import open_models
-from hf_vit.comparison.panels import draw_comparison
+from hf_vit.comparison.measurement import (
+    check,
+    inputs_of,
+    judged_by,
+    measure_model,
+    measure_named,
+    sample,
+    untrained,
+)
 from hf_vit.comparison.result_files import (
     ComparisonInputs,
     ComparisonSettings,
@@ -21,7 +26,7 @@ from hf_vit.comparison.result_files import (
     ModelSpeed,
     SpeedResult,
 )
-from hf_vit.comparison.tables import html, markdown, plain_csv, plain_json
+from hf_vit.comparison.tables import draw_comparison, html, markdown, plain_csv, plain_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
 from hf_vit.data.sources import is_builtin
@@ -30,16 +35,13 @@ from hf_vit.environment import hardware
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.runners import running
-from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.model import LoadedModel, load_models
 from hf_vit.results.documents import differing
 from hf_vit.results.facts import append_record, exclusive, is_recorded, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.writing import refuse_address, saying_why, write_atomically
 from hf_vit.speed.forwards import measure_forwards
 from hf_vit.speed.measuring import BUSY
-
-if TYPE_CHECKING:
-    from hf_vit.evaluation.ray_runner import RayRunner
 
 PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "speed.json"
 
@@ -122,70 +124,55 @@ def compare(
         raise UserError("a model that was made in Python stays in one process; leave --runner ray out")
     with ExitStack() as held:
         with running(runner, address, device) as ray:
-            subjects = open_models(models, device)
-            reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
-            size = None
+            loaded, size = load_models(models, device), None
             if isinstance(data, str):
-                size = (image_size or _common_size(subjects)) if is_builtin(data) else None
-                data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **reading)
+                if is_builtin(data):
+                    size = image_size or _common_size(loaded)
+                columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
+                data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns)
             if data.readers:
                 raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
-            wanted = _wanted(subjects, data, split, settings, size, probe)
-            run = Comparison(data, split, subjects)
-            held.enter_context(_alone(folder))
-            results = {number: _kept(_file(folder, inputs), inputs) for number, inputs in enumerate(wanted)}
+            # What every result will depend on, and what would stop a measurement, before any work.
+            judges = [judged_by(each, data, probe) for each in loaded]
+            pairs = zip(loaded, judges, strict=True)
+            wanted = [inputs_of(each, judge, data, split, settings, size) for each, judge in pairs]
+            for each, inputs in zip(loaded, wanted, strict=True):
+                check(each, inputs, data, settings)
+            # No other comparison writes there: two at once could both find it empty, and mix their files.
+            refuse_address(folder)
+            with saying_why(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(exclusive(folder, wait=False))
+            names = [re.sub(r"[^\w.-]", "--", inputs.model.name) for inputs in wanted]
+            files = [folder / "models" / f"{name}.json" for name in names]
+            results = {number: _kept(*pair) for number, pair in enumerate(zip(files, wanted, strict=True))}
             missing = [number for number, result in results.items() if result is None]
             for number in sorted(results.keys() - missing):
-                say(f"{subjects[number].name}: kept, it was finished before")
-            todo = [(models[number], subjects[number], wanted[number]) for number in missing]
-            for done, result in _measured(todo, data, settings, device, optimize, progress, ray):
-                number = missing[done]
-                result.write(_file(folder, wanted[number]))
+                say(f"{loaded[number].name}: kept, it was finished before")
+            if ray is None:
+                options: Any = {"optimize": optimize, "progress": progress}
+                finished = (
+                    (place, measure_model(loaded[number], data, wanted[number], settings, **options))
+                    for place, number in enumerate(missing)
+                )
+            else:
+                from hf_vit.evaluation.ray_tasks import independent
+
+                named = [(str(models[number]), wanted[number]) for number in missing]
+                finished = independent(ray, measure_named, named, data, settings, device, optimize)
+            for place, result in finished:
+                number = missing[place]
+                result.write(files[number])
                 results[number] = result
-                say(f"{subjects[number].name}: measured")
-        run.results = [result for result in results.values() if result is not None]
-        run.measured = [subjects[number].name for number in missing]
+                say(f"{loaded[number].name}: measured")
+        run = Comparison(data, split, loaded, [result for result in results.values() if result is not None])
+        run.measured = [loaded[number].name for number in missing]
         run.speed = _speed(run, folder / SPEED_NAME, settings, say) if settings.speed_turns else None
-        _write(run, folder)
+        for name, render in (("md", markdown), ("csv", plain_csv), ("json", plain_json)):
+            write_atomically(folder / f"comparison.{name}", render(run.results, run.speed))
+        save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
+        write_atomically(folder / REPORT_NAME, html(run.results, run.speed, folder / PICTURE_NAME))
     return run
-
-
-def _wanted(
-    subjects: Sequence[LoadedModel],
-    data: ImageData,
-    split: str,
-    settings: ComparisonSettings,
-    size: tuple[int, int] | None,
-    probe: bool,
-) -> list[ComparisonInputs]:
-    """What every model's result will depend on; what would stop one is told first."""
-    judges = [judged_by(subject, data, probe) for subject in subjects]
-    pairs = zip(subjects, judges, strict=True)
-    wanted = [inputs_of(subject, judge, data, split, settings, size) for subject, judge in pairs]
-    for subject, inputs in zip(subjects, wanted, strict=True):
-        check(subject, inputs, data, settings)
-    return wanted
-
-
-def _measured(
-    todo: Sequence[tuple[Any, LoadedModel, ComparisonInputs]],
-    data: ImageData,
-    settings: ComparisonSettings,
-    device: str | None,
-    optimize: bool,
-    progress: bool,
-    ray: "RayRunner | None",
-) -> Iterator[tuple[int, ModelResult]]:
-    """(number, result) of every (name, model, inputs), as they are done."""
-    if ray is None:
-        for number, (_, subject, inputs) in enumerate(todo):
-            yield number, measure_model(subject, data, inputs, settings, optimize=optimize, progress=progress)
-        return
-    from hf_vit.evaluation.ray_tasks import independent
-
-    yield from independent(
-        ray, measure_named, [(str(name), inputs) for name, _, inputs in todo], data, settings, device, optimize
-    )
 
 
 def save_comparison(
@@ -199,29 +186,28 @@ def save_comparison(
         The names of these models.
     """
     recorded: list[str] = []
-    for subject, result in zip(run.subjects, run.results, strict=True):
-        folder = subject.folder
-        if folder is None or not result.inputs.model.kind.startswith("hf_"):
+    for loaded, result in zip(run.subjects, run.results, strict=True):
+        if loaded.folder is None or not result.inputs.model.kind.startswith("hf_"):
             continue
         values = result.model_dump(mode="json", exclude={"format", "inputs"}) | {
             "judged_by": result.inputs.model.judged_by,
             "settings": result.inputs.settings,
         }
-        if result.name not in run.measured and is_recorded(folder, "benchmark", values):
+        if result.name not in run.measured and is_recorded(loaded.folder, "benchmark", values):
             continue
         values["compared_with"] = [other.name for other in run.results if other is not result]
         if run.speed is not None:
             values["speed"] = run.speed.rows[result.name].model_dump(mode="json") | {"quiet": run.speed.quiet}
         record = new_record("benchmark", values=values, command=command, seed=seed, data=result.inputs.data)
-        subject.need_same_folder()
-        append_record(folder, record)
+        loaded.need_same_folder()
+        append_record(loaded.folder, record)
         recorded.append(result.name)
     return recorded
 
 
-def _common_size(subjects: Sequence[LoadedModel]) -> tuple[int, int] | None:
+def _common_size(models: Sequence[LoadedModel]) -> tuple[int, int] | None:
     """(height, width) px that all models want; None where they differ, or want more than built-in data have."""
-    sizes = {subject.input_size for subject in subjects}
+    sizes = {loaded.input_size for loaded in models}
     common = sizes.pop() if len(sizes) == 1 else None
     return common if common and max(common) <= MAX_PHOTO_SIDE else None
 
@@ -229,18 +215,18 @@ def _common_size(subjects: Sequence[LoadedModel]) -> tuple[int, int] | None:
 def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Callable[[str], None]) -> SpeedResult:
     """The finished speed of the same models in the same order, or a new one."""
     models = [result.inputs.model for result in run.results]
-    found = SpeedResult.read(path)
-    asked = (models, settings.speed_batch_size, settings.speed_turns)
-    if found is not None and (found.models, found.batch_size, found.turns) == asked:
+    kept = SpeedResult.read(path)
+    wanted = (models, settings.speed_batch_size, settings.speed_turns)
+    if kept is not None and (kept.models, kept.batch_size, kept.turns) == wanted:
         say("speed: kept, it was finished before")
-        return found
+        return kept
     samples = {one.name: sample(one, run.data, run.split, settings.speed_batch_size) for one in run.subjects}
-    subjects = {
+    timed = {
         one.name: untrained(one, model.judged_by, run.data, samples[one.name])
         for one, model in zip(run.subjects, models, strict=True)
     }
-    speeds, load = measure_forwards(subjects, samples, settings.speed_turns)
-    found = SpeedResult(
+    speeds, load = measure_forwards(timed, samples, settings.speed_turns)
+    result = SpeedResult(
         models=models,
         batch_size=settings.speed_batch_size,
         turns=settings.speed_turns,
@@ -250,24 +236,9 @@ def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Calla
         quiet=load <= BUSY,
         rows={name: ModelSpeed.of(speed) for name, speed in speeds.items()},
     )
-    found.write(path)
+    result.write(path)
     say("speed: measured")
-    return found
-
-
-@contextmanager
-def _alone(folder: Path) -> Generator[None]:
-    """Let no other comparison write there: two at once could both find it empty, and mix their files."""
-    refuse_address(folder)
-    with saying_why(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder, wait=False):
-        yield
-
-
-def _file(folder: Path, inputs: ComparisonInputs) -> Path:
-    safe = re.sub(r"[^\w.-]", "--", inputs.model.name)
-    return folder / "models" / f"{safe}.json"
+    return result
 
 
 def _kept(path: Path, wanted: ComparisonInputs) -> ModelResult | None:
@@ -276,16 +247,8 @@ def _kept(path: Path, wanted: ComparisonInputs) -> ModelResult | None:
     Raises:
         UserError: one of other inputs: a table must not mix them.
     """
-    found = ModelResult.read(path)
-    if found is not None and found.inputs != wanted:
-        fields = ", ".join(differing(found.inputs, wanted))
+    result = ModelResult.read(path)
+    if result is not None and result.inputs != wanted:
+        fields = ", ".join(differing(result.inputs, wanted))
         raise UserError(f"{path} was measured with other inputs ({fields}); choose another --output or remove it")
-    return found
-
-
-def _write(run: Comparison, folder: Path) -> None:
-    """The tables, the picture and the page."""
-    for name, render in (("md", markdown), ("csv", plain_csv), ("json", plain_json)):
-        write_atomically(folder / f"comparison.{name}", render(run.results, run.speed))
-    save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
-    write_atomically(folder / REPORT_NAME, html(run.results, run.speed, folder / PICTURE_NAME))
+    return result

@@ -1,20 +1,23 @@
 """What is measured about one model: accuracy, calibration, robustness, parameters and FLOPs.
 
-Legend: B batch, C channels, H x W px, K classes.
+The model's head answers where it knows the data's classes, else a linear probe, which can be attacked too.
+
+Legend: B batch, C channels, H x W px, D features, K classes.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, final
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from hf_vit.comparison.answering import NEVER, PROBE, answering
 from hf_vit.comparison.result_files import ComparisonInputs, ComparisonSettings, JudgedModel, ModelResult, Share
 from hf_vit.data import ImageData, to_rgb
 from hf_vit.errors import UserError
@@ -22,18 +25,40 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.attacks import fgsm
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
 from hf_vit.evaluation.protocols.corrupted_accuracy import corrupt_batch
+from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe
 from hf_vit.evaluation.reading import evaluating, finite_logits, largest
+from hf_vit.evaluation.result_warnings import EACH_BY_ITSELF
+from hf_vit.families import problem_type_of
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import engine_note, optimized_copy
+from hf_vit.loading.outputs import pre_logits
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.results.facts import DataFact
 from hf_vit.speed.measuring import counted_flops
 
+HEAD, PROBE = "head", "linear probe"
+# The logit of a class without a training image, which is never the answer.
+NEVER = -1e9
 _CONFIDENCE = 0.95
 
 
+def judged_by(loaded: LoadedModel, data: ImageData, probe: bool) -> str:
+    """Return `HEAD` where the model's own head knows the data's classes, else `PROBE`.
+
+    Raises:
+        UserError: the model has no head for these classes, and no `probe` was asked for.
+    """
+    try:
+        loaded.classes_of(data.label_names)
+    except UserError as error:
+        if not probe:
+            raise UserError(f"{loaded.name}: {error}; or let a linear probe answer (--probe)") from error
+        return PROBE
+    return HEAD
+
+
 def inputs_of(
-    subject: LoadedModel,
+    loaded: LoadedModel,
     judge: str,
     data: ImageData,
     split: str,
@@ -42,32 +67,99 @@ def inputs_of(
 ) -> ComparisonInputs:
     """All that a model's result depends on; `image_size`: what built-in data were stretched to, in no fingerprint."""
     fact = DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=data.num_examples(split))
-    chosen = settings.kept() | {"image_size": list(image_size) if image_size else None}
-    return ComparisonInputs(model=_described(subject, judge), data=fact, settings=chosen)
-
-
-def _described(subject: LoadedModel, judge: str) -> JudgedModel:
-    """Name, kind, what answers, and a fingerprint of config, weights and how images are prepared."""
-    described = subject.describe()
-    # A picture with edges and colours shows how the processor resizes, crops and scales.
+    kept = settings.kept() | {"image_size": list(image_size) if image_size else None}
+    described = loaded.describe()
+    # A picture with edges and colors shows how the processor resizes, crops and scales.
     picture = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
-    prepared = (subject.prepare([picture]) * 100).round().to(torch.int32).numpy().tobytes()
+    prepared = (loaded.prepare([picture]) * 100).round().to(torch.int32).numpy().tobytes()
     fingerprint = hashlib.sha256(described["fingerprint"].encode() + prepared).hexdigest()[:16]
-    return JudgedModel(name=subject.name, kind=described["kind"], fingerprint=fingerprint, judged_by=judge)
+    model = JudgedModel(name=loaded.name, kind=described["kind"], fingerprint=fingerprint, judged_by=judge)
+    return ComparisonInputs(model=model, data=fact, settings=kept)
 
 
-def check(subject: LoadedModel, inputs: ComparisonInputs, data: ImageData, settings: ComparisonSettings) -> None:
+def check(loaded: LoadedModel, inputs: ComparisonInputs, data: ImageData, settings: ComparisonSettings) -> None:
     """Raise a UserError for what would stop the model's measurement later."""
-    examination = Examination(subject, data, inputs.data.split or "")
+    examination = Examination(loaded, data, inputs.data.split or "")
     if inputs.model.judged_by == PROBE:
         for name in ("train", "validation"):
             examination.learning_split(name)
-    if (settings.corruptions or settings.epsilons) and not subject.resizes:
-        PixelScale.of(subject)
+    if (settings.corruptions or settings.epsilons) and not loaded.resizes:
+        PixelScale.of(loaded)
+
+
+@final
+class ProbedForImageClassification(nn.Module):
+    """Frozen features and a linear head: pixels [B, C, H, W] -> logits [B, K].
+
+    Args:
+        body: a model that `pre_logits` reads.
+        head: on its features.
+        label_names: the classes, in the order of the logits.
+    """
+
+    def __init__(self, body: nn.Module, head: nn.Linear, label_names: list[str]) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+        image_size = getattr(getattr(body, "config", None), "image_size", None)
+        self.config = SimpleNamespace(
+            num_labels=len(label_names), id2label=dict(enumerate(label_names)), image_size=image_size
+        )
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Logits [B, K]."""
+        return self.head(pre_logits(self.body, pixel_values).to(self.head.weight.dtype))
+
+
+def untrained(loaded: LoadedModel, judge: str, data: ImageData, sample: torch.Tensor) -> LoadedModel:
+    """The model that answers, for timing alone: a probe has not learned anything; `sample` is [B, C, H, W]."""
+    if judge == HEAD:
+        return loaded
+    with torch.inference_mode():
+        size = pre_logits(loaded.model, sample).shape[1]
+    head = nn.Linear(size, len(data.label_names)).to(sample.device)
+    return replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
+
+
+def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[nn.Linear, float]:
+    """The logistic regression of scikit-learn on standardized features of the training images, as a linear layer.
+
+    Its strength is the one of `STRENGTHS` that answers best on the validation images; of equals the smallest.
+
+    Args:
+        examination: the model and the data.
+        num_images: learn from so many training images at most, drawn by the examination's seed.
+
+    Returns:
+        The layer on raw features, on the model's device, and scikit-learn's C.
+
+    Raises:
+        UserError: there is no train or validation split, or one of them judges.
+    """
+    train, validation = (examination.learning_split(name) for name in ("train", "validation"))
+    labels = examination.labels(train)
+    rows = np.random.default_rng(examination.seed).permutation(len(labels))[:num_images]
+    features, learned = examination.features(train, sorted(rows.tolist()))
+    if len(np.unique(learned)) < 2:
+        raise UserError(f"split '{train}' has images of one class only; a probe needs at least two")
+    judged, truth = examination.features(validation)
+    probes = [Probe.fit(features, learned, strength) for strength in STRENGTHS]
+    best = max(probes, key=lambda probe: probe.score(judged, truth))
+    pipeline: Any = best.pipeline
+    scaler, regression = pipeline[0], pipeline[-1]
+    slopes, offsets = regression.coef_, regression.intercept_
+    if len(slopes) == 1:  # two classes share one row: that of the second, against the first
+        slopes, offsets = np.concatenate([0 * slopes, slopes]), np.concatenate([0 * offsets, offsets])
+    head = nn.Linear(slopes.shape[1], len(examination.data.label_names))
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.fill_(NEVER)
+        head.weight[regression.classes_] = torch.from_numpy(slopes / scaler.scale_).float()
+        head.bias[regression.classes_] = torch.from_numpy(offsets - (slopes / scaler.scale_) @ scaler.mean_).float()
+    return head.to(next(examination.subject.model.parameters()).device), best.strength
 
 
 def measure_model(
-    subject: LoadedModel,
+    loaded: LoadedModel,
     data: ImageData,
     inputs: ComparisonInputs,
     settings: ComparisonSettings,
@@ -78,7 +170,7 @@ def measure_model(
     """Judge a model by all images of a split, and corrupt and attack some of them.
 
     Args:
-        subject: the model; a linear probe is trained where one is to answer.
+        loaded: the model; a linear probe is trained where one is to answer.
         data: the images.
         inputs: of `inputs_of`.
         settings: corruptions, attacks, numbers of images, seed.
@@ -91,27 +183,35 @@ def measure_model(
             a probe on.
     """
     split = inputs.data.split or ""
-    examination = Examination(subject, data, split, None, settings.batch_size, settings.seed, progress)
-    attacks = settings.epsilons if subject.is_differentiable else ()
-    notes, is_graph = list[str](), subject.is_graph
+    examination = Examination(loaded, data, split, None, settings.batch_size, settings.seed, progress)
+    attacks = settings.epsilons if loaded.is_differentiable else ()
+    notes, is_graph = list[str](), loaded.is_graph
+    if inputs.model.judged_by == PROBE:
+        head, strength = fit_probe(examination, settings.probe_images)
+        loaded = replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
+        notes.append(f"a linear probe (C = {strength:g}) of {head.in_features} features answers")
+    elif problem_type_of(loaded.model) == "multi_label_classification":
+        notes.append(EACH_BY_ITSELF)
     if is_graph:
-        unharmed = "neither corrupted nor attacked" if subject.resizes else "not attacked"
-        notes = [f"a graph: {unharmed}, parameters and FLOPs not counted"]
-    elif not subject.is_differentiable:
-        notes = ["not attacked: its choice of colours has no gradient"]
-    subject, probe = answering(subject, inputs.model.judged_by, examination, settings.probe_images)
-    faster, engine = optimized_copy(subject, data.num_examples(split)) if optimize else (subject, None)
+        unharmed = "neither corrupted nor attacked" if examination.subject.resizes else "not attacked"
+        notes.append(f"a graph: {unharmed}, parameters and FLOPs not counted")
+    elif not examination.subject.is_differentiable:
+        notes.append("not attacked: its choice of colours has no gradient")
+    faster, engine = optimized_copy(loaded, data.num_examples(split)) if optimize else (loaded, None)
+    if engine is not None:
+        notes.append(engine_note(engine))
     examination = replace(examination, subject=faster)
-    robust_examination = replace(examination, num_images=settings.robustness_images)
-    pixel_values = sample(subject, data, split, 1)
+    pixel_values = sample(loaded, data, split, 1)
     flops = parameters = None
-    with evaluating(subject.model):
+    with evaluating(loaded.model):
         top1, top5, loss, ece = _judge(examination)
-        robust = _robustness(robust_examination, settings, attacks, subject.model)
+        robust = _robustness(
+            replace(examination, num_images=settings.robustness_images), settings, attacks, loaded.model
+        )
         if not is_graph:
-            flops = counted_flops(subject.model, lambda: subject.model(pixel_values))
-            parameters = sum(parameter.numel() for parameter in subject.model.parameters())
-    height, width = subject.input_size if subject.resizes else pixel_values.shape[-2:]
+            flops = counted_flops(loaded.model, lambda: loaded.model(pixel_values))
+            parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    height, width = loaded.input_size if loaded.resizes else pixel_values.shape[-2:]
     return ModelResult(
         inputs=inputs,
         image_size=(height, width),
@@ -121,7 +221,7 @@ def measure_model(
         top5=top5,
         loss=loss,
         ece=ece,
-        notes=probe + notes + ([] if engine is None else [engine_note(engine)]),
+        notes=notes,
         **robust,
     )
 
@@ -139,17 +239,16 @@ def measure_named(
         UserError: it is another one there.
     """
     source, inputs = named
-    subject = replace(load_model(source, device), name=inputs.model.name)
-    if _described(subject, inputs.model.judged_by) != inputs.model:
+    loaded = replace(load_model(source, device), name=inputs.model.name)
+    if inputs_of(loaded, inputs.model.judged_by, data, inputs.data.split or "", settings).model != inputs.model:
         raise UserError(f"another model has the name {source} there; give one that all nodes share")
-    return measure_model(subject, data, inputs, settings, optimize=optimize, progress=False)
+    return measure_model(loaded, data, inputs, settings, optimize=optimize, progress=False)
 
 
-def sample(subject: LoadedModel, data: ImageData, split: str, count: int) -> torch.Tensor:
+def sample(loaded: LoadedModel, data: ImageData, split: str, count: int) -> torch.Tensor:
     """The first images of a split as the model takes them, [count, C, H, W]; a short split is repeated."""
     table: Any = data.split(split)
-    images = [to_rgb(table[index % len(table)]["image"]) for index in range(count)]
-    return subject.pixel_values(images)
+    return loaded.pixel_values([to_rgb(table[index % len(table)]["image"]) for index in range(count)])
 
 
 def _judge(examination: Examination) -> tuple[Share, Share | None, float | None, float]:
@@ -163,13 +262,8 @@ def _judge(examination: Examination) -> tuple[Share, Share | None, float | None,
         images, classes = images + len(labels), logits.shape[1]
     if not images:
         raise UserError(f"split '{examination.split}' holds no image; choose another")
-    found = sums.result()
-    return (
-        share(hits, images),
-        share(hits5, images) if classes >= 5 else None,
-        found.loss if is_finite else None,
-        found.ece,
-    )
+    result, top5 = sums.result(), share(hits5, images) if classes >= 5 else None
+    return share(hits, images), top5, result.loss if is_finite else None, result.ece
 
 
 def _robustness(

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.initialization import no_init_weights
 
+from hf_vit.conversion.loading import find_config
 from hf_vit.cost.flops import forward_macs
-from hf_vit.cost.runs import find_config
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.models.configuration_hf_base import HfBaseConfig

@@ -3,16 +3,12 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from hf_vit.conversion.fetch.addresses import TIMM
-from hf_vit.conversion.loading import config_of
+from hf_vit.conversion.loading import find_config
 from hf_vit.cost.flops import training_flops
 from hf_vit.errors import UserError
-from hf_vit.families import Door, family_of
-from hf_vit.repositories.reading import CONFIG, loading, read_object
 from hf_vit.results.facts import Facts, Record, fraction
-from hf_vit.variants import looks_like_variant, variant_config
 
 # Of an image: contrastive training runs two views through the model, and forward through a second, slower one.
 _CONTRASTIVE = 2 * (3 + 1) / 3
@@ -43,20 +39,6 @@ class MeasuredRun:
     def flops_per_second(self) -> float | None:
         """What the training sustained, all its time counted."""
         return self.training_flops / self.seconds if self.seconds else None
-
-
-def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
-    """The configuration that a name stands for, and what its head does: a checkpoint, else a variant.
-
-    Raises:
-        UserError: neither, or a config.json that is damaged, or of a model that cannot be converted.
-    """
-    path, name = Path(model).expanduser(), str(model)
-    if path.is_dir():
-        return _stored_config(path)
-    if not path.is_file() and not name.startswith(TIMM) and looks_like_variant(name):
-        return variant_config(name), "classification"
-    return config_of(name)
 
 
 def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
@@ -102,24 +84,3 @@ def _images(training: Record, folder: str | os.PathLike[str]) -> float:
 def _error(record: Record) -> float | None:
     top1 = fraction(record.values.get("top1"))
     return None if top1 is None else 1 - top1
-
-
-def _stored_config(folder: Path) -> tuple[Any, Door]:
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} holds no model (no config.json); give a saved model's folder or a variant")
-    stored = read_object(folder / CONFIG, str(folder))
-    kind = stored.get("model_type")
-    family = family_of(kind) if isinstance(kind, str) else None
-    if family is None:
-        try:
-            return config_of(folder)
-        except UserError as error:
-            raise UserError(
-                f"{folder} holds a '{kind}' model; FLOPs are counted for the families of hf_vit "
-                f"and what converts to them: {error}"
-            ) from error
-    with loading(str(folder)):
-        task = family.door_of((stored.get("architectures") or [None])[0]) or "model"
-        config = family.config_class.from_dict(stored)
-        config.to_dict()  # counting asks for it
-    return config, task

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from hf_vit.conversion.loading import find_config
 from hf_vit.cost.estimate import DEFAULT_UTILISATION, CostEstimate, estimate
 from hf_vit.cost.flops import Macs, forward_macs
 from hf_vit.cost.flops import training_flops as count_training
-from hf_vit.cost.runs import MeasuredRun, find_config, measured_run
+from hf_vit.cost.runs import MeasuredRun, measured_run
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
 

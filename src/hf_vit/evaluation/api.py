@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from hf_vit.conversion.loading import find_source
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.dense_prediction import DensePrediction, each_dense_prediction, write_dense_predictions
@@ -16,9 +17,8 @@ from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.evaluation.runners import running
 from hf_vit.evaluation.saving import drawn_before, save_protocol
-from hf_vit.families import DenseTask, dense_head_of, regression_reason
+from hf_vit.families import DenseTask, regression_reason
 from hf_vit.hub.card import refresh_card
-from hf_vit.loading.folders import stored_config
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import engine_for, engine_note
 from hf_vit.loading.optimizing import optimize as make_faster
@@ -162,5 +162,5 @@ def _dense_task(model: Any) -> DenseTask | None:
         return dense_task_of(model.model)
     if isinstance(model, tuple):
         return dense_task_of(cast("tuple[Any, Any]", model)[0])
-    head = dense_head_of(stored_config(str(model)).get("model_type"))
+    head = find_source(model).dense_head
     return None if head is None else head.task

@@ -1,3 +1,3 @@
-from .model import LoadedModel, load_model
+from .model import LoadedModel, load_model, load_models
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "load_models"]

@@ -1,30 +1,27 @@
-"""Checkpoints of transformers and of this package by folder or Hub id, with errors a user can act on."""
+"""Checkpoints as transformers and this package save them, loaded with errors a user can act on."""
 
 import copy
-import importlib.util
-import json
-import logging
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import nn
 
-from hf_vit.conversion.fetch.addresses import TIMM
+from hf_vit.conversion.loading import Source
+from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError, first_line
-from hf_vit.families import refuse_own_class
 from hf_vit.loading.outputs import TASKS
-from hf_vit.repositories.reading import CONFIG, WEIGHTS, check_folder, loading, model_folder, read_object
+from hf_vit.repositories.reading import WEIGHTS, loading
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
-    from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel
+    from PIL.Image import Image
+    from transformers import BaseImageProcessor, PreTrainedModel
 
-
+# The models of a training by step: `OUTPUT/checkpoints/checkpoint-<step>/`.
 WORK_FOLDER = "checkpoints"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
@@ -40,230 +37,105 @@ def checkpoints_in(work: Path) -> list[Path]:
     return sorted((path for path in work.glob("checkpoint-*") if path.is_dir() and step_of(path) >= 0), key=step_of)
 
 
-class Library(NamedTuple):
-    """What runs a checkpoint.
-
-    Attributes:
-        name: None where nothing here does.
-        takes_pixels: whether what it makes of the checkpoint is a model of images alone; a CLIP of transformers is not.
-    """
-
-    name: Literal["timm", "transformers"] | None
-    takes_pixels: bool
-
-
-# Where heads stand that have no bare model: transformers' UperNet, and this package's.
-_DENSE_MAPPINGS = (
-    "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING",
-    "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING",
-    "MODEL_FOR_OBJECT_DETECTION_MAPPING",
-)
-_NONE, _TRANSFORMERS = Library(None, False), Library("transformers", True)
-
-
-def library_of(source: str, config: dict[str, Any]) -> Library:
-    """The library for a folder, file, address, Hub id or "timm:NAME" with this config.json ({} without one)."""
-    if source.startswith(TIMM) or is_timm_config(config):
-        return Library("timm", True) if importlib.util.find_spec("timm") else _NONE
-    if "://" in source or Path(source).expanduser().is_file():
-        return _NONE
-    import transformers
-    from transformers import CONFIG_MAPPING, MODEL_MAPPING
-
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
-        return _TRANSFORMERS  # it says what is wrong
-    if kind not in CONFIG_MAPPING:
-        return _NONE
-    mappings: list[Any] = [MODEL_MAPPING, *(getattr(transformers, name) for name in _DENSE_MAPPINGS)]
-    classes = (mapping.get(CONFIG_MAPPING[kind], None) for mapping in mappings)
-    first = next((each for each in classes if each is not None), None)
-    return Library("transformers", getattr(first, "main_input_name", None) == "pixel_values")
-
-
-def is_timm_config(config: dict[str, Any]) -> bool:
-    """Whether a config.json is timm's."""
-    return "architecture" in config and config.get("model_type") in (None, "timm_wrapper")
-
-
-def config_in(folder: Path) -> dict[str, Any]:
-    """config.json of a folder; {} where there is none that can be read."""
-    try:
-        config: object = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
 def load_transformers(
-    source: str | Path, device: str | None = None, *, as_classifier: bool = False
-) -> "tuple[PreTrainedModel, Any, Path | None]":
-    """Load an hf_vit or transformers vision model from a folder or the Hub.
+    source: Source, device: str | None = None, *, as_classifier: bool = False
+) -> "tuple[PreTrainedModel, Any]":
+    """Load a vision model that hf_vit or transformers saved, in evaluation mode, and its image processor.
 
     Code that comes with a checkpoint is never run. The weights keep the dtype they are stored in. A checkpoint of an
     image classifier and one of segmentation or detection come with their heads, any other as the bare model.
 
     Args:
-        source: a folder with config.json and weights, or a Hub id.
+        source: a folder or a model of the Hub.
         device: a torch device string; by default CUDA where there is one, else the CPU.
         as_classifier: refuse what is no trained image classifier.
 
-    Returns:
-        The model in evaluation mode, its image processor, and its folder (None for a model of the Hub).
-
     Raises:
-        UserError: the folder, the Hub id or the device does not exist, or the checkpoint is incomplete or damaged.
+        UserError: the device does not exist, or the checkpoint is incomplete or damaged.
     """
     import transformers
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
-    place = pick_device(device)
-    location, folder = _locate(str(source))
-    with _quiet(), loading(str(source)):
-        config = _read_config(location, str(source))
+    place, name, folder = pick_device(device), source.name, source.path
+    source.need_config()
+    assert folder is not None
+    if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
+        raise UserError(
+            f"{name} holds no weights: model.safetensors is not in it; copy it there or save the model again"
+        )
+    with without_transformers_report(), without_transformers_bars(), loading(name):
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{name} cannot be read as a model: {first_line(error)}") from error
+        if (channels := getattr(config, "num_channels", 3)) != 3:
+            raise UserError(
+                f"{name} takes images with num_channels={channels}; only models for RGB images (3) are supported"
+            )
         named = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
         is_known = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         if as_classifier and not is_known:
             raise UserError(
-                f"{source} holds a {config.model_type} model ({named}), which is not an image classifier; give one, "
+                f"{name} holds a {config.model_type} model ({named}), which is not an image classifier; give one, "
                 "or fine-tune it (hf-vit finetune)"
             )
         first = named.partition(",")[0]
         with_head = as_classifier or (is_known and "ForImageClassification" in first)
         ending = "ForImageClassification" if with_head else next((each for each in TASKS if first.endswith(each)), "")
-        model = _load_model(location, str(source), getattr(transformers, f"AutoModel{ending}"), ending)
-        processor = _load_processor(location, str(source))
+        model = load_weights(source, getattr(transformers, f"AutoModel{ending}"), ending)
+        processor = _load_processor(source)
     # transformers decorates `to` beyond what its types can tell.
     cast(Any, model).to(place)
-    return model.eval(), processor, folder
+    return model.eval(), processor
 
 
-def stored_config(source: str) -> dict[str, Any]:
-    """config.json of a folder or a repository of the Hub; {} of anything else.
+def load_weights(source: Source, auto_class: Any, head: str) -> Any:
+    """A model by an Auto class ("AutoModel" and `head`) with all its weights.
 
     Raises:
-        UserError: it looks like a Hub id, and there is no such model.
+        UserError: they are damaged, incomplete, or do not fit.
     """
-    path = Path(source).expanduser()
-    if path.exists() or "://" in source or source.startswith(TIMM):
-        return config_in(path)
-    return config_in(_on_hub(source))
-
-
-def _on_hub(source: str) -> Path:
-    """What the cache holds of a model on the Hub."""
+    name = source.name
     try:
-        return model_folder(source)
-    except UserError as error:
-        raise UserError(f"there is no folder {source}, and as a model of the Hub: {error}") from error
-
-
-def _locate(source: str) -> tuple[Path, Path | None]:
-    """Where to load from, and the local folder if it is one."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        _require_model(path, str(path))
-        return path, path
-    if path.exists():
-        raise UserError(f"{source} is a file; give the folder that holds config.json and the weights")
-    location = _on_hub(source)
-    _require_model(location, source)
-    return location, None
-
-
-def _require_model(folder: Path, name: str) -> None:
-    """Config and weights, which name no other place."""
-    if not (folder / CONFIG).is_file():
-        inside = sorted(str(config.parent) for config in folder.glob("*/config.json"))
-        hint = f"did you mean {inside[-1]}?" if inside else "give the folder of a saved model"
-        raise UserError(f"{name} holds no model: there is no config.json in it; {hint}")
-    check_folder(folder, name)
-    refuse_own_class(read_object(folder / CONFIG, name), name)
-    if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
-        raise UserError(
-            f"{name} holds no weights: model.safetensors is not in it; copy it there or save the model again"
-        )
-
-
-def _read_config(location: Path, source: str) -> "PreTrainedConfig":
-    """A vision model's config."""
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{source} cannot be read as a model: {first_line(error)}") from error
-    channels = getattr(config, "num_channels", 3)
-    if channels != 3:
-        raise UserError(
-            f"{source} takes images with num_channels={channels}; only models for RGB images (3) are supported"
-        )
-    return config
-
-
-def _load_model(location: Path, source: str, auto_class: Any, head: str) -> "PreTrainedModel":
-    try:
-        loaded = auto_class.from_pretrained(location, output_loading_info=True, trust_remote_code=False)
+        model, report = auto_class.from_pretrained(source.path, output_loading_info=True, trust_remote_code=False)
     except RuntimeError as error:
         why = "their shapes differ" if "mismatch" in str(error) else first_line(error)
-        raise UserError(f"the weights of {source} do not fit its config.json: {why}; save the model again") from error
+        raise UserError(f"the weights of {name} do not fit its config.json: {why}; save the model again") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{source} cannot be loaded: {first_line(error)}; save the model again") from error
-    model, report = loaded
-    _refuse_missing(source, sorted(report["missing_keys"]), head)
+        raise UserError(f"{name} cannot be loaded: {first_line(error)}; save the model again") from error
+    missing = sorted(report["missing_keys"])
+    if not head:  # a bare model may lack the pooler, which checkpoints of other heads do not hold
+        missing = [key for key in missing if "pooler" not in key]
+    if missing:
+        lacking = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        if head == "ForImageClassification":
+            raise UserError(
+                f"{name} is not a trained image classifier: its weights lack {lacking}; "
+                "fine-tune it first (hf-vit finetune), or save it with its classification head"
+            )
+        raise UserError(f"the weights of {name} are incomplete: they lack {lacking}; save the model again")
     return model
 
 
-def _refuse_missing(source: str, missing: list[str], head: str) -> None:
-    """A bare model may lack the pooler, which checkpoints of other heads do not hold."""
-    if not head:
-        missing = [name for name in missing if "pooler" not in name]
-    if not missing:
-        return
-    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    if head == "ForImageClassification":
-        raise UserError(
-            f"{source} is not a trained image classifier: its weights lack {shown}; "
-            "fine-tune it first (hf-vit finetune), or save it with its classification head"
-        )
-    raise UserError(f"the weights of {source} are incomplete: they lack {shown}; save the model again")
-
-
-def _load_processor(location: Path, source: str) -> "BaseImageProcessor":
+def _load_processor(source: Source) -> "BaseImageProcessor":
     """The image processor, which an image has been tried on."""
     from PIL import Image
     from transformers import AutoImageProcessor
 
     try:
-        processor = AutoImageProcessor.from_pretrained(location, trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(source.path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{source} has no readable image processor (preprocessor_config.json); save one with "
+            f"{source.name} has no readable image processor (preprocessor_config.json); save one with "
             "ViTImageProcessor(size=...).save_pretrained(folder)"
         ) from error
     made = processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
     if "pixel_values" in made and not bool(made["pixel_values"].isfinite().all()):  # ImageGPT's makes input_ids
         raise UserError(
-            f"the image processor of {source} makes pixels that are not finite (NaN or infinity); see image_mean, "
+            f"the image processor of {source.name} makes pixels that are not finite (NaN or infinity); see image_mean, "
             "image_std and rescale_factor in preprocessor_config.json"
         )
     return processor
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Silence transformers' load report and bars: what matters of them is raised as an error here."""
-    from transformers.utils import logging as transformers_logging
-
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 @final
@@ -318,3 +190,13 @@ class ImageGPTFeatures(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Features [B, D]: there is no head."""
         return self.forward_head(self.forward_features(pixel_values))
+
+
+def image_gpt_features(model: Any, processor: Any) -> "tuple[nn.Module, Callable[[Sequence[Image]], torch.Tensor]]":
+    """Features that take pixels, in place of a model that takes color tokens, and what makes these pixels."""
+
+    def prepare(images: "Sequence[Image]") -> torch.Tensor:
+        return processor(images=list(images), do_color_quantize=False, return_tensors="pt")["pixel_values"]
+
+    size = (int(processor.size["height"]), int(processor.size["width"]))
+    return ImageGPTFeatures(model, processor.clusters, size).to(next(model.parameters()).device), prepare

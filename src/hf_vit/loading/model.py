@@ -4,19 +4,20 @@ Legend: B images, C channels, H x W px.
 """
 
 import hashlib
+import importlib.util
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, Literal, cast, final
 
 import torch
 from torch import nn
 
 from hf_vit.conversion.fetch.addresses import TIMM
-from hf_vit.conversion.loading import convert_on_the_way
+from hf_vit.conversion.loading import Source, find_source
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
@@ -25,15 +26,13 @@ from hf_vit.data.transforms import input_size as size_of
 from hf_vit.environment import keep_freed_memory, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
-from hf_vit.loading.folders import ImageGPTFeatures, config_in, library_of, load_transformers, stored_config
+from hf_vit.loading.folders import ImageGPTFeatures, image_gpt_features, load_transformers
 from hf_vit.loading.graphs import GraphForImageClassification, canvas, graph_file
 from hf_vit.loading.timm_models import load_timm, timm_data_config, timm_label_names
 from hf_vit.repositories.reading import CONFIG
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from torch import nn
-    from transformers import BaseImageProcessor
 
 
 def label_names_of(model: "nn.Module") -> list[str]:
@@ -239,8 +238,9 @@ def load_model(
     runs (a file, an architecture that transformers has given up, a model of timm without timm) is converted on the way.
 
     Args:
-        source: a folder (timm's too), a graph of `hf-vit export` or its folder, a Hub id, "timm:NAME" or
-            "timm:NAME@FILE", whatever else `hf-vit convert` reads, a pair (model, image processor) or a `LoadedModel`.
+        source: a folder (timm's too), a graph of `hf-vit export` or its folder, a model of the Hub (owner/name or
+            owner/name@REVISION), "timm:NAME" or "timm:NAME@FILE", whatever else `hf-vit convert` reads, a pair (model,
+            image processor) or a `LoadedModel`.
         device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
         as_classifier: refuse a folder or name that stands for no trained image classifier.
         inside: its layers will be read; those of timm's models are known once they are converted, where they can be.
@@ -252,30 +252,70 @@ def load_model(
         return source
     if isinstance(source, tuple):
         model, processor = cast("tuple[nn.Module, Any]", source)
-        return _of_transformers(model, processor, type(model).__name__, None)
+        return _wrap(model, processor, type(model).__name__)
     keep_freed_memory()
-    name = str(source)
-    if (graph := graph_file(name)) is not None:
-        return _of_graph(*graph, device, inside)
-    library, takes_pixels = library_of(name, stored_config(name))
+    if (graph := graph_file(str(source))) is not None:
+        return _load_graph(*graph, device, inside)
+    found = find_source(source)
+    library, takes_pixels = _library_of(found)
     if not takes_pixels or (inside and library == "timm"):
         try:
-            return _of_foreign(name, device, as_classifier)
+            return _convert(found, device, as_classifier)
         except UserError as error:
             if library is None:
-                raise UserError(f"{name} cannot be read as a model: {error}") from error
+                raise UserError(f"{found.name} cannot be read as a model: {error}") from error
     if library == "timm":
-        return _of_timm(name, device, as_classifier)
-    model, processor, folder = load_transformers(source, device, as_classifier=as_classifier)
-    name = folder.resolve().name if folder is not None else str(source)
-    return _of_transformers(model, processor, name, folder)
+        return _load_from_timm(found, device, as_classifier)
+    model, processor = load_transformers(found, device, as_classifier=as_classifier)
+    return _wrap(model, processor, _name_of(found), found.folder)
 
 
-def _of_transformers(model: nn.Module, processor: "BaseImageProcessor", name: str, folder: Path | None) -> LoadedModel:
-    state = frozenset() if folder is None else _state_of(folder)
+def _library_of(source: Source) -> tuple[Literal["timm", "transformers"] | None, bool]:
+    """Which library runs a checkpoint: the one that saved it, where it is installed and still knows the architecture.
+
+    The second value tells whether what it makes is a model of images alone; a CLIP of transformers is not.
+    """
+    kind = source.stored.get("model_type")
+    if source.name.startswith(TIMM) or ("architecture" in source.stored and kind in (None, "timm_wrapper")):
+        return ("timm", True) if importlib.util.find_spec("timm") else (None, False)
+    if source.path is None or source.path.is_file():
+        return None, False
+    import transformers
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING
+
+    if not isinstance(kind, str):
+        return "transformers", True  # it says what is wrong
+    if kind not in CONFIG_MAPPING:
+        return None, False
+    # Heads of dense prediction may have no bare model: transformers' UperNet, and this package's.
+    endings = ("SEMANTIC_SEGMENTATION", "UNIVERSAL_SEGMENTATION", "OBJECT_DETECTION")
+    mappings: list[Any] = [MODEL_MAPPING, *(getattr(transformers, f"MODEL_FOR_{each}_MAPPING") for each in endings)]
+    classes = (mapping.get(CONFIG_MAPPING[kind], None) for mapping in mappings)
+    first = next((each for each in classes if each is not None), None)
+    return "transformers", getattr(first, "main_input_name", None) == "pixel_values"
+
+
+def _name_of(source: Source) -> str:
+    """The base name of a folder or file, so that results do not record local paths; other sources as given."""
+    prefix = TIMM if source.name.startswith(TIMM) else ""
+    if source.path is not None and not source.is_on_hub:
+        return prefix + source.path.resolve().name
+    architecture, at, file = source.name.partition("@")
+    return architecture + at + Path(file).name if prefix else source.name
+
+
+def _wrap(
+    model: nn.Module,
+    processor: Any,
+    name: str,
+    folder: Path | None = None,
+    prepare: "Callable[[Sequence[Image]], torch.Tensor] | None" = None,
+    origin: str | None = None,
+) -> LoadedModel:
     if getattr(getattr(model, "config", None), "model_type", None) == "imagegpt":
-        return replace(_of_image_gpt(model, processor, name, folder), state=state)
-    return LoadedModel(model.eval(), eval_transform(processor).batch, name, folder, processor, state=state)
+        model, prepare = image_gpt_features(model, processor)
+    state = frozenset[Any]() if folder is None else _state_of(folder)
+    return LoadedModel(model.eval(), prepare or eval_transform(processor).batch, name, folder, processor, origin, state)
 
 
 def _state_of(folder: Path) -> frozenset[tuple[object, ...]]:
@@ -285,56 +325,56 @@ def _state_of(folder: Path) -> frozenset[tuple[object, ...]]:
     return frozenset((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
-def _of_foreign(source: str, device: str | None, as_classifier: bool) -> LoadedModel:
-    place, converted = pick_device(device), convert_on_the_way(source)
-    if as_classifier and not converted.plan.has_head:
+def _convert(source: Source, device: str | None, as_classifier: bool) -> LoadedModel:
+    place, plan = pick_device(device), source.plan
+    if as_classifier and not plan.has_head:
         raise UserError("it is no trained image classifier, it has no head; fine-tune it first (hf-vit finetune)")
-    folder = Path(source).expanduser()
-    is_folder = folder.is_dir()
-    name = folder.resolve().name if is_folder else converted.checkpoint.name
-    model: Any = converted.model()
+    model: Any = source.load()
     model.to(place)
-    subject = _of_transformers(model, converted.processor(), name, folder if is_folder else None)
-    return replace(subject, origin=converted.plan.origin)
+    name = source.checkpoint.name if source.folder is None else _name_of(source)
+    return _wrap(model, source.processor(), name, source.folder, origin=plan.origin)
 
 
-def _of_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) -> LoadedModel:
+def _load_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) -> LoadedModel:
     if inside:
         raise UserError(f"{file} is a graph, whose layers cannot be read; give the model that was exported")
     if device is not None and pick_device(device).type != "cpu":
         raise UserError(f"{file} is a graph, which runs on the CPU; leave --device {device} out")
     graph = GraphForImageClassification(runtime, file)
-    subject = _of_transformers(graph, graph.processor, f"{file.resolve().parent.name}/{file.name}", None)
-    return replace(subject, prepare=canvas) if subject.resizes else subject
+    prepare = None if graph.takes == PIXEL_VALUES else canvas
+    return _wrap(graph, graph.processor, f"{file.resolve().parent.name}/{file.name}", prepare=prepare)
 
 
-def _of_image_gpt(model: nn.Module, processor: Any, name: str, folder: Path | None) -> LoadedModel:
-    """Features that take pixels, in place of a model that takes colour tokens."""
-    size = (int(processor.size["height"]), int(processor.size["width"]))
-    device = next(model.parameters()).device
-    features = ImageGPTFeatures(model, processor.clusters, size).eval().to(device)
-
-    def prepare(images: "Sequence[Image]") -> torch.Tensor:
-        return processor(images=list(images), do_color_quantize=False, return_tensors="pt")["pixel_values"]
-
-    return LoadedModel(features, prepare, name, folder, processor)
-
-
-def _of_timm(source: str, device: str | None, as_classifier: bool) -> LoadedModel:
-    model: Any = load_timm(source, device)
-    model.problem_type = config_in(Path(source.removeprefix(TIMM)).expanduser()).get("problem_type")
+def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> LoadedModel:
+    model = load_timm(source, device)
     if as_classifier and not getattr(model, "num_classes", 0):
-        raise UserError(f"{source} is no classifier: it has no head (num_classes 0)")
+        raise UserError(f"{source.name} is no classifier: it has no head (num_classes 0)")
     from timm.data.transforms_factory import create_transform
 
     transform: Any = create_transform(**timm_data_config(model), is_training=False)
-    return LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), _timm_name(source))
+    name = TIMM + _name_of(source).removeprefix(TIMM)
+    return LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), name)
 
 
-def _timm_name(source: str) -> str:
-    """Of a folder or file its own name alone: where it lies is nobody's business."""
-    name = source.removeprefix(TIMM)
-    if (folder := Path(name).expanduser()).is_dir():
-        return TIMM + folder.resolve().name
-    architecture, at, file = name.partition("@")
-    return TIMM + architecture + at + Path(file).name
+def load_models(sources: Sequence[Any], device: str | None = None) -> list[LoadedModel]:
+    """Load models to be compared, called by as little of their paths as tells them apart; see `load_model`.
+
+    Raises:
+        UserError: a model does not load or is given twice, or there are fewer than two.
+    """
+    if len(sources) < 2:
+        raise UserError("a comparison needs at least two models; name more")
+    models, places = [load_model(source, device) for source in sources], list[tuple[str, ...]]()
+    for source, model in zip(sources, models, strict=True):
+        if isinstance(source, tuple | LoadedModel):
+            places.append((model.name,))
+        else:  # the parts of a path; other sources as they were given
+            path = model.folder or Path(str(source).removeprefix(TIMM)).expanduser()
+            places.append(path.resolve().parts if path.exists() else (str(source),))
+    if twice := sorted({place[-1] for place in places if places.count(place) > 1}):
+        raise UserError(f"{', '.join(twice)} is given twice; give every model once")
+    lengths, names = [1] * len(places), [place[-1] for place in places]
+    while len(set(names)) < len(names):
+        lengths = [length + (names.count(name) > 1) for name, length in zip(names, lengths, strict=True)]
+        names = ["/".join(place[-length:]) for place, length in zip(places, lengths, strict=True)]
+    return [replace(model, name=name) for model, name in zip(models, names, strict=True)]

@@ -78,12 +78,8 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
 
     A model without a pooled output gives its class token, without one the mean of its patches.
 
-    Args:
-        model: of hf_vit, transformers or timm.
-        pixel_values: [B, C, H, W] on the model's device, in the dtype of its weights; or a batch of mixed sizes.
-
     Raises:
-        UserError: the model is of another library.
+        UserError: the model is of another library than hf_vit, transformers or timm.
     """
     if hasattr(model, "forward_head") and hasattr(model, "forward_features"):
         timm_model: Any = model
@@ -95,17 +91,11 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
         )
     encoder: Any = model.base_model
     if encoder is model:
-        return _pooled_output(model, called(encoder, pixel_values))
-    return _input_of_head(model, encoder, pixel_values)
+        output = called(encoder, pixel_values)
+        pooled = getattr(output, "pooler_output", None)
+        return pool(model, output.last_hidden_state) if pooled is None else pooled.flatten(1)
 
-
-def _pooled_output(model: nn.Module, output: Any) -> torch.Tensor:
-    pooled = getattr(output, "pooler_output", None)
-    return pool(model, output.last_hidden_state) if pooled is None else pooled.flatten(1)
-
-
-def _input_of_head(model: nn.Module, encoder: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
-    """What reaches the first module that runs after the encoder."""
+    # What reaches the first module that runs after the encoder.
     seen: list[torch.Tensor] = []
 
     def keep(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
@@ -126,14 +116,13 @@ def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     """[B, D] after every layer (see `layers_of`), in the order they run, and last the `pre_logits`.
 
     A layer that runs several times (shared weights) has an entry a run, the later ones numbered: "layers.0 (2)".
-
-    Args:
-        model: of hf_vit, transformers or timm.
-        pixel_values: [B, C, H, W] on the model's device, in the dtype of its weights.
     """
     found: dict[str, torch.Tensor] = {}
     runs: dict[str, int] = {}
-    num_patches = _num_patches(model, pixel_values)
+    patch, num_patches = getattr(getattr(model, "patch_embed", None), "patch_size", None), None
+    if patch is not None:  # timm's
+        (down, across), (height, width) = as_pair(patch), pixel_values.shape[2:]
+        num_patches = (height // down) * (width // across)
 
     def keep(name: str, features: torch.Tensor) -> None:
         if features.ndim > 2 and len(features) == len(pixel_values):
@@ -159,8 +148,12 @@ def pool(model: nn.Module, features: torch.Tensor, num_patches: int | None = Non
         return features.mean(dim=(1, 2) if is_channels_last(model) else (2, 3))
     if features.shape[1] == num_patches:
         return features.mean(dim=1)
-    token = class_token(model)
-    return features[:, _patches(model)].mean(dim=1) if token is None else features[:, token]
+    if (token := class_token(model)) is not None:
+        return features[:, token]
+    config: Any = getattr(model, "config", None)  # the patches stand after the registers
+    is_ours = hasattr(config, "num_special_tokens")
+    patches = patch_token_slice(config) if is_ours else slice(getattr(model, "num_prefix_tokens", 0), None)
+    return features[:, patches].mean(dim=1)
 
 
 def class_token(model: nn.Module) -> int | None:
@@ -169,23 +162,6 @@ def class_token(model: nn.Module) -> int | None:
     if hasattr(config, "has_class_token"):
         return class_token_index(config) if config.has_class_token else None
     return 0 if any(name.rpartition(".")[2] == "cls_token" for name, _ in model.named_parameters()) else None
-
-
-def _patches(model: nn.Module) -> slice:
-    """Where the patches stand among the tokens of a model without a class token: after its registers."""
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "num_special_tokens"):
-        return patch_token_slice(config)
-    return slice(getattr(model, "num_prefix_tokens", 0), None)  # timm's
-
-
-def _num_patches(model: nn.Module, pixel_values: torch.Tensor) -> int | None:
-    """Of an image of a batch, by timm's patch embeddings; None for other models."""
-    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    if patch is None:
-        return None
-    (down, across), (height, width) = as_pair(patch), pixel_values.shape[2:]
-    return (height // down) * (width // across)
 
 
 def is_channels_last(model: nn.Module) -> bool:
@@ -213,14 +189,7 @@ def dense_task_of(model: nn.Module) -> DenseTask | None:
 def segment(
     model: nn.Module, processor: Any, pixel_values: torch.Tensor, sizes: Sequence[tuple[int, int]]
 ) -> list[torch.Tensor]:
-    """The class of every pixel, [H, W] for each image, by the image processor's own post-processing.
-
-    Args:
-        model: of the task "segmentation", in evaluation mode.
-        processor: the image processor saved with it.
-        pixel_values: [B, C, ..], as the processor makes them.
-        sizes: (height, width) of each image before that.
-    """
+    """The class of every pixel, [H, W] for each image of `sizes` (height, width) px, by the processor's own rule."""
     return class_maps(model(pixel_values=pixel_values), processor, sizes)
 
 
@@ -237,13 +206,9 @@ def detect(
     sizes: Sequence[tuple[int, int]],
     threshold: float = 0.0,
 ) -> list[dict[str, torch.Tensor]]:
-    """The objects of each image, by the image processor's own post-processing, or torchvision's.
+    """The objects of each image of `sizes` (height, width) px, by the processor's own rule, or torchvision's.
 
     Args:
-        model: of the task "detection", in evaluation mode.
-        processor: the image processor saved with it.
-        pixel_values: [B, C, ..], as the processor makes them.
-        sizes: (height, width) of each image before that.
         threshold: scores must exceed it; Mask R-CNN has a threshold of its own besides.
 
     Returns:

@@ -4,49 +4,46 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.conversion.fetch.addresses import HUB_ID, TIMM
+from hf_vit.conversion.fetch.addresses import TIMM
+from hf_vit.conversion.loading import Source
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError
-from hf_vit.repositories.reading import check_folder, model_folder
+from hf_vit.repositories.reading import model_folder
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def load_timm(source: str, device: str | None = None) -> "nn.Module":
-    """A model of timm with its weights, in evaluation mode.
+def load_timm(source: Source, device: str | None = None) -> Any:
+    """Load a model of timm with its weights, in evaluation mode.
 
     Args:
-        source: "timm:NAME", "timm:NAME@FILE" (a checkpoint of that architecture), "timm:FOLDER", the folder of a
-            model that timm saved, or the Hub id of one.
+        source: "timm:NAME", "timm:NAME@FILE" (a checkpoint of that architecture), or the folder of a model that timm
+            saved, here or on the Hub.
         device: torch device; by default a GPU where there is one.
 
     Raises:
         UserError: timm is not installed, or there is no such model with weights.
     """
-    name = source.removeprefix(TIMM)
+    name, folder = source.name.removeprefix(TIMM), source.path
     try:
         import timm
     except ImportError as error:
         raise UserError(f"timm:{name} needs timm: pip install timm") from error
-    place, folder = pick_device(device), Path(name).expanduser()
-    on_hub = re.fullmatch(r"hf[-_]hub:(.+?)(?:@(.+))?", name, re.IGNORECASE)
+    place, on_hub = pick_device(device), re.fullmatch(r"hf[-_]hub:(.+?)(?:@(.+))?", name, re.IGNORECASE)
     if on_hub is not None:
         folder = model_folder(on_hub[1], on_hub[2])
-    elif not folder.is_dir() and not source.startswith(TIMM) and HUB_ID.fullmatch(name):
-        folder = model_folder(name)
-    if folder.is_dir():
-        check_folder(folder, name)
     try:
-        if "@" in name and not folder.is_dir():
-            model = _from_file(*name.split("@", 1))
+        if folder is None and "@" in name:
+            model: Any = _from_file(*name.split("@", 1))
         else:
-            model = timm.create_model(f"local-dir:{folder}" if folder.is_dir() else name, pretrained=True)
+            model = timm.create_model(name if folder is None else f"local-dir:{folder}", pretrained=True)
     except Exception as error:  # unknown names, no weights, no connection: each has an error of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"timm:{name} cannot be loaded ({reason:.200}); timm.list_models(pretrained=True) names what can"
         ) from error
+    model.problem_type = source.stored.get("problem_type")
     return model.eval().to(place)
 
 

@@ -12,9 +12,10 @@ from huggingface_hub.errors import StrictDataclassError
 from torchvision.ops import box_convert
 from transformers import PreTrainedModel
 
+from hf_vit.conversion.loading import Source
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import DENSE_HEADS, DenseHead, family_of
-from hf_vit.loading.start import ModelSource, backbone_in, build_model, build_processor
+from hf_vit.loading.start import backbone_in, build_model, build_processor, dense_model
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
@@ -41,7 +42,7 @@ _HEADS = {
 
 
 def build_dense_model(
-    source: ModelSource,
+    source: Source,
     head: str,
     label_names: Sequence[str],
     *,
@@ -74,7 +75,7 @@ def build_dense_model(
     kind = DENSE_HEADS.get(head)
     if kind is None:
         raise UserError(f"there is no head '{head}'; it needs one of {', '.join(DENSE_HEADS)}")
-    own = source.dense_model() if source.dense is kind else None
+    own = dense_model(source) if source.dense_head is kind else None
     maps = {} if own is not None else _maps(source, head)
     maps |= {} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width}
     rates = {"dropout": backbone_dropout, "drop_path": drop_path}
@@ -131,11 +132,11 @@ def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
     return {"pixel_values": pixel_values, "labels": labels}
 
 
-def _has_pyramid(source: ModelSource) -> bool:
+def _has_pyramid(source: Source) -> bool:
     return hasattr(source.config, "use_feature_pyramid") and not isinstance(source.config, HfHybridViTConfig)
 
 
-def _maps(source: ModelSource, head: str) -> dict[str, Any]:
+def _maps(source: Source, head: str) -> dict[str, Any]:
     """Fields of the backbone's configuration that give the maps that a head reads.
 
     Raises:
@@ -161,7 +162,7 @@ def _maps(source: ModelSource, head: str) -> dict[str, Any]:
     return plain | ({"use_feature_pyramid": True, "pyramid_strides": strides} if strides else {})
 
 
-def _refuse_few(source: ModelSource, head: str, maps: int) -> None:
+def _refuse_few(source: Source, head: str, maps: int) -> None:
     if maps < (fewest := _HEADS[head].fewest):
         family = family_of(source.config.model_type)
         kind = "it" if family is None else family.label.lower()
@@ -212,7 +213,7 @@ def _take_weights(model: Any, backbone: Any) -> None:
     assert not wrong, wrong
 
 
-def _processor(kind: DenseHead, source: ModelSource, config: HfBaseConfig) -> Any:
+def _processor(kind: DenseHead, source: Source, config: HfBaseConfig) -> Any:
     """As a classifier's at this size, of the class that knows what the head predicts."""
     plain = build_processor(source, config).to_dict()
     names = ("size", "image_mean", "image_std", "resample", "do_convert_rgb")

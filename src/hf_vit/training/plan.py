@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, TrainingArguments, ViTImageProcessor
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData
 from hf_vit.environment import cpu_capabilities, emulates_bfloat16, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.loading.folders import WORK_FOLDER
-from hf_vit.loading.start import ModelSource
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.training.options import FinetuneOptions
 from hf_vit.training.processes import refusal_of, world_size
@@ -64,7 +64,7 @@ class Run:
     options: FinetuneOptions
     command: str | Sequence[str] | None
     output: Path
-    source: ModelSource
+    source: Source
     data: ImageData
     model: nn.Module
     processor: ViTImageProcessor

@@ -56,8 +56,8 @@ def run_values(run: Run, model: nn.Module, steps: int, seconds: float, history: 
         values["validation_precision"] = "bf16"
     if run.source.has_weights and (license := license_of(run.source.name)):
         values["base_license"] = license
-    if run.source.foreign is not None:
-        values["origin"] = run.source.foreign.plan.origin
+    if run.source.has_weights and run.source.family is None:
+        values["origin"] = run.source.plan.origin
     if run.options.streaming:
         values["streaming"] = True
     if run.data.skipped:

@@ -26,6 +26,7 @@ from transformers import set_seed
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging as transformers_logging
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData, check_images, load_data
 from hf_vit.data.annotations import Target
 from hf_vit.data.augmentation import open_policy
@@ -38,7 +39,7 @@ from hf_vit.hub.card import write_card
 from hf_vit.hub.licenses import need_license
 from hf_vit.hub.preflight import check_repo_id
 from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in
-from hf_vit.loading.start import ModelSource, find_model
+from hf_vit.loading.start import find_model
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.redaction import redact_values
@@ -84,7 +85,7 @@ class Job:
 class Start:
     """What every run of a job starts from, opened once: the model's source, the images, (height, width) px."""
 
-    source: ModelSource
+    source: Source
     data: ImageData
     image_size: tuple[int, int]
 
@@ -630,7 +631,7 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
             values=values | task.values(run, result),
         ),
     )
-    base = run.source.checkpoint
+    base = run.source.path if run.source.family else None
     write_trained(folder, task.learnt_from(run), [base] if base else [])
     task.write(run, result, folder)
     write_card(folder, share_images=run.options.share_images)

@@ -30,13 +30,13 @@ def saved_speed(
 
     import torch
 
-    from hf_vit.comparison.opening import open_models
+    from hf_vit.loading import load_models
     from hf_vit.speed.forwards import measure_forwards, noise_for
     from hf_vit.speed.speed_file import SpeedFile
 
     if threads is not None:
         torch.set_num_threads(threads)
-    subjects = {subject.name: subject for subject in open_models(models, device)}
+    subjects = {subject.name: subject for subject in load_models(models, device)}
     speeds = SpeedFile(output, command_line(context), device, turns=turns)
     sizes = batch or [1, 8]
     samples = {size: {name: noise_for(subject, size) for name, subject in subjects.items()} for size in sizes}

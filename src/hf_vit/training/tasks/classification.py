@@ -10,12 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForImageClassification, EvalPrediction, PreTrainedModel, ViTImageProcessor
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageCollator, ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, judge
 from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult
 from hf_vit.loading.model import label_names_of
-from hf_vit.loading.start import ModelSource, build_classifier, build_processor, rows_of_head
+from hf_vit.loading.start import build_classifier, build_processor, rows_of_head
 from hf_vit.results.facts import Record
 from hf_vit.training.plan import Run, weights_of
 from hf_vit.training.recipes.definition import Recipe
@@ -106,7 +107,7 @@ class Classification(ClassifierTask):
         return {}
 
     def build(
-        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         if not data.multi_label:
             return build_for_classes(source, data, image_size, recipe)
@@ -117,7 +118,7 @@ class Classification(ClassifierTask):
 
 
 def build_for_classes(
-    source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe, **fields: Any
+    source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe, **fields: Any
 ) -> tuple[PreTrainedModel, ViTImageProcessor]:
     """Build a classifier of the data's classes, and its image processor.
 

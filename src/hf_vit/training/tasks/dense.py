@@ -7,6 +7,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel, ViTImageProcessor
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData, dense_collator, dense_transforms
 from hf_vit.data.transforms import refuse_apart
 from hf_vit.errors import UserError
@@ -15,7 +16,6 @@ from hf_vit.evaluation.protocols.dense.meters import DetectionMeter, Segmentatio
 from hf_vit.evaluation.protocols.dense.segmentation import SegmentationResult
 from hf_vit.families import DENSE_HEADS, DenseTask
 from hf_vit.loading.outputs import class_maps, detections
-from hf_vit.loading.start import ModelSource
 from hf_vit.results.facts import Record
 from hf_vit.training.dense_model import build_dense_model
 from hf_vit.training.plan import Run
@@ -129,7 +129,7 @@ class HeadTask(MeasuredTask):
         refuse_apart(recipe.augmentation)
 
     def build(
-        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         features: Any = data.split("train").features
         return build_dense_model(

@@ -12,12 +12,12 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of, refuse_regression
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.pixels import PixelScale
-from hf_vit.loading.start import ModelSource
 from hf_vit.loading.timm_models import timm_data_config
 from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.training.plan import Run
@@ -277,7 +277,7 @@ class Distillation(ClassifierTask):
             raise UserError("a teacher is learnt from without class weights; choose --balanced-sampling")
 
     def build(
-        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         self.teacher.for_classes(data.label_names)
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}

@@ -27,11 +27,12 @@ from transformers import (
     ViTImageProcessor,
 )
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.errors import UserError
-from hf_vit.loading.start import ModelSource, build_model, build_processor
+from hf_vit.loading.start import build_model, build_processor
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training.plan import Run
 from hf_vit.training.processes import world_size
@@ -272,7 +273,7 @@ class Contrast(PretextTask):
         return {"objective": self.name, **self.fields, **asdict(self.options)}
 
     def build(
-        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         images = data.num_examples("train")
         if images is not None and images < recipe.batch_size:

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForMaskedImageModeling, PreTrainedConfig, PreTrainedModel
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.loading.start import ModelSource, build_model, build_processor
+from hf_vit.loading.start import build_model, build_processor
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.models.pretraining_hf_vit import image_patches, join_patches
 from hf_vit.results.figures import new_figure, save_figure
@@ -149,7 +150,7 @@ class PatchPrediction(PretextTask):
         return {"objective": self.name, **self.fields, **masking}
 
     def build(
-        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         if self.static and data.readers:
             raise UserError("static masks need to know every image again, which a stream does not; use dynamic masks")

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageCollator, ImageData, TransformedImages, to_rgb, train_transform
 from hf_vit.data.load import UnlabelledImages, load_unlabelled
 from hf_vit.errors import UserError
-from hf_vit.loading.start import ModelSource
 from hf_vit.training.plan import Run
 from hf_vit.training.recipes.definition import Recipe
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
@@ -217,7 +217,7 @@ class SelfTraining(ClassifierTask):
             )
 
     def build(
-        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         if data.readers:
             raise UserError(
@@ -307,7 +307,7 @@ class NoisyStudent(SelfTraining):
     _noise: RemovableHandle
 
     def build(
-        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         student, processor = super().build(source, data, image_size, recipe)
         rate = self.options.settings()["head_dropout"]

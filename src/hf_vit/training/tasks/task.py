@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, TrainerState, ViTImageProcessor
 from transformers.integrations.integration_utils import TensorBoardCallback
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
 from hf_vit.data.annotations import Target
 from hf_vit.display import Displayed
@@ -27,7 +28,6 @@ from hf_vit.evaluation.protocols.top1 import ClassificationResult
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push_result import PushResult
 from hf_vit.loading.model import load_model
-from hf_vit.loading.start import ModelSource
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.plan import Run, choose_attention, log_folder, training_arguments
 from hf_vit.training.recipes.definition import Recipe
@@ -117,7 +117,7 @@ class Task(ABC, Generic[Result]):
 
     @abstractmethod
     def build(
-        self, source: ModelSource, data: ImageData, image_size: tuple[int, int], recipe: Recipe
+        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         """Build the module that is trained, and its image processor.
 
