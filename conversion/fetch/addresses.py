@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from hf_vit.errors import UserError
 from hf_vit.repositories.reading import model_folder, reading
 from hf_vit.results.redaction import redact_text
 
-TIMM = "timm:"
+TIMM, WRAPPER = "timm:", "timm_wrapper"  # the second is the model_type of transformers' classes around timm's
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB = re.compile(
     rf"hf://(?:models/)?(?P<repo>{HUB_ID.pattern})(?:@(?P<revision>refs/pr/\d+|[^/@]+))?(?:/(?P<path>.+?))?/?"
@@ -42,6 +43,8 @@ class LocalCheckpoint:
         reader = open_checkpoint(self.path)
         if self.companions is not None:
             reader.companions = self.companions
+        elif (config := reader.companions.config or {}).get("model_type") == WRAPPER:
+            reader.companions = replace(reader.companions, config=config_of_wrapper(config))
         return reader
 
 
@@ -124,6 +127,23 @@ def _from_timm(source: str) -> LocalCheckpoint:
     if not (repo := released.get("hf_hub_id")):
         raise UserError(f"timm has no weights for {architecture}; timm.list_models(pretrained=True) names what it has")
     return LocalCheckpoint(_from_hub(f"hf://{repo}").path, source)
+
+
+def config_of_wrapper(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json of transformers' class around a model of timm as timm writes it.
+
+    One that was made without a `pretrained_cfg` has that of its architecture, at the size of its arguments.
+
+    Raises:
+        UserError: there is none, and timm is not installed or does not know the architecture.
+    """
+    timm_config = {name: value for name, value in config.items() if name != "model_type"}
+    if not timm_config.get("pretrained_cfg"):
+        released, size = _released(str(config.get("architecture"))), (config.get("model_args") or {}).get("img_size")
+        if size is not None:
+            released["input_size"] = [3, *(size if isinstance(size, list) else [size, size])]
+        timm_config["pretrained_cfg"] = released
+    return timm_config
 
 
 def _released(architecture: str) -> dict[str, Any]:

@@ -7,7 +7,12 @@ from pathlib import Path
 import timm
 from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, randomise, save_timm, vit_hybrid_parts
 from safetensors.torch import save_file
-from transformers import ViTImageProcessor
+from transformers import (
+    AutoModelForImageClassification,
+    TimmWrapperConfig,
+    TimmWrapperForImageClassification,
+    ViTImageProcessor,
+)
 
 LABELS = ("blue", "green", "red")
 NAMED = {
@@ -57,6 +62,23 @@ def _timm_file(folder: Path) -> str:
     return f"timm:test_vit@{folder / 'test_vit.safetensors'}"
 
 
+def _wrapped(folder: Path) -> str:
+    """transformers' class around a model of timm, made without a `pretrained_cfg`."""
+    config = TimmWrapperConfig(architecture="test_vit", model_args={"img_size": 32, "depth": 1}, **NAMED)
+    randomise(TimmWrapperForImageClassification(config)).save_pretrained(folder)
+    return str(folder)
+
+
+def _wrapped_folder(folder: Path) -> str:
+    """A folder of timm, loaded and saved by transformers: the weights have timm's names."""
+    file = Path(_timm(folder.with_name(f"{folder.name}-timm"))) / "config.json"
+    config = json.loads(file.read_text())
+    config["model_args"].pop("num_classes", None)  # which transformers gives itself
+    file.write_text(json.dumps(config))
+    AutoModelForImageClassification.from_pretrained(file.parent).save_pretrained(folder)
+    return str(folder)
+
+
 def _original(folder: Path) -> str:
     """vit_jax's file, as its golden data have it."""
     return str(Path(__file__).parents[1] / "golden" / "vit_tok.ckpt.npz")
@@ -75,6 +97,8 @@ KINDS: dict[str, Callable[[Path], str]] = {
     "timm folder": _timm,
     "timm:FOLDER": lambda folder: f"timm:{_timm(folder)}",
     "timm:NAME@FILE": _timm_file,
+    "timm by transformers": _wrapped,
+    "timm folder by transformers": _wrapped_folder,
     "original .npz": _original,
 }
 HEADLESS = ("transformers ViT without head", "transformers DINOv2 without head")
@@ -90,4 +114,6 @@ RUN_BY_THEIR_LIBRARY = (
     "timm folder",
     "timm:FOLDER",
     "timm:NAME@FILE",
+    "timm by transformers",
+    "timm folder by transformers",
 )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, final
 import torch
 from torch import nn
 
-from hf_vit.conversion.fetch.addresses import TIMM
+from hf_vit.conversion.fetch.addresses import TIMM, WRAPPER
 from hf_vit.conversion.loading import Source, find_source
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
@@ -276,7 +276,7 @@ def _library_of(source: Source) -> tuple[Literal["timm", "transformers"] | None,
     The second value tells whether what it makes is a model of images alone; a CLIP of transformers is not.
     """
     kind = source.stored.get("model_type")
-    if source.name.startswith(TIMM) or ("architecture" in source.stored and kind in (None, "timm_wrapper")):
+    if source.name.startswith(TIMM) or ("architecture" in source.stored and kind in (None, WRAPPER)):
         return ("timm", True) if importlib.util.find_spec("timm") else (None, False)
     if source.path is None or source.path.is_file():
         return None, False

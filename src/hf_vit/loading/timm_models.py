@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.conversion.fetch.addresses import TIMM
+from hf_vit.conversion.fetch.addresses import TIMM, WRAPPER, config_of_wrapper
 from hf_vit.conversion.loading import Source
+from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError
-from hf_vit.repositories.reading import model_folder
+from hf_vit.loading.folders import load_weights
+from hf_vit.repositories.reading import loading, model_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +32,8 @@ def load_timm(source: Source, device: str | None = None) -> Any:
         import timm
     except ImportError as error:
         raise UserError(f"timm:{name} needs timm: pip install timm") from error
+    if source.stored.get("model_type") == WRAPPER:
+        return _from_wrapper(source).to(pick_device(device))
     place, on_hub = pick_device(device), re.fullmatch(r"hf[-_]hub:(.+?)(?:@(.+))?", name, re.IGNORECASE)
     if on_hub is not None:
         folder = model_folder(on_hub[1], on_hub[2])
@@ -45,6 +49,21 @@ def load_timm(source: Source, device: str | None = None) -> Any:
         ) from error
     model.problem_type = source.stored.get("problem_type")
     return model.eval().to(place)
+
+
+def _from_wrapper(source: Source) -> Any:
+    """The model inside transformers' class around it, which reads the weights in both of its spellings."""
+    import transformers
+
+    is_classifier = "ForImageClassification" in str((source.stored.get("architectures") or [""])[0])
+    head = "ForImageClassification" if is_classifier else ""
+    with without_transformers_report(), without_transformers_bars(), loading(source.name):
+        model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head).timm_model.float()
+        config = config_of_wrapper(source.stored)
+        names = {name: source.stored[name] for name in ("label_names", "label_descriptions") if name in source.stored}
+        model.pretrained_cfg = {**model.pretrained_cfg, **config["pretrained_cfg"], **names}
+    model.problem_type = source.stored.get("problem_type")
+    return model.eval()
 
 
 def _from_file(architecture: str, file: str) -> "nn.Module":
