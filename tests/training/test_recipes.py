@@ -132,8 +132,9 @@ def test_randaugment_turns_as_far_as_in_the_sources(policy: str, degrees: float)
 def test_every_policy_of_a_recipe_is_one_of_timms():
     policies = {recipe.augmentation.auto_augment for recipe in RECIPES.values()} - {None}
     assert len(policies) > 4
+    images, keys = torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.tensor([1])
     for policy in policies:
-        assert open_policy(policy)(torch.zeros(3, 16, 16, dtype=torch.uint8), 1).shape == (3, 16, 16)
+        assert open_policy(policy).each(images, keys)[0].shape == (3, 16, 16)
 
 
 def test_the_bias_of_a_binary_head_answers_every_class_as_often_as_it_comes():

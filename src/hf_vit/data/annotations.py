@@ -15,7 +15,6 @@ from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from PIL import Image
 
 Target = Literal["label", "mask", "objects"]
 # The value of a mask where nothing is judged, as in transformers and torchvision.
@@ -35,7 +34,7 @@ class Annotation:
     amounts: dict[int, int]
 
 
-def class_numbers(mask: "Image.Image", reduce_labels: bool = False) -> "NDArray[np.uint8]":
+def class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArray[np.uint8]":
     """[H, W] class numbers, or `IGNORED`, of a mask as it was saved; of a palette the indices count.
 
     Args:
@@ -43,7 +42,7 @@ def class_numbers(mask: "Image.Image", reduce_labels: bool = False) -> "NDArray[
         reduce_labels: 0 becomes `IGNORED` and every other number one less, as transformers' `do_reduce_labels` has it.
 
     Raises:
-        UserError: it is in colour, or has numbers that are no classes.
+        UserError: it is in color, or has numbers that are no classes.
     """
     if mask.mode not in ("1", "L", "P") and not mask.mode.startswith("I"):
         raise UserError(f"a mask in colour (mode {mask.mode}); needed: one channel of class numbers, such as mode L")
@@ -66,10 +65,10 @@ def mask_annotation(mask: "NDArray[np.generic]") -> Annotation:
 
 def object_annotation(objects: Mapping[str, Sequence[Any]], masks: Sequence[bytes] | None) -> Annotation:
     """Of the objects of one image: {"bbox", "category", "iscrowd", ...}, and of their masks' bytes, if there are."""
-    drawn = [None] * len(objects["bbox"]) if masks is None else [hashlib.sha256(mask).hexdigest() for mask in masks]
-    told = zip(objects["bbox"], objects["category"], objects["iscrowd"], drawn, strict=True)
+    digests = [None] * len(objects["bbox"]) if masks is None else [hashlib.sha256(mask).hexdigest() for mask in masks]
+    fields = zip(objects["bbox"], objects["category"], objects["iscrowd"], digests, strict=True)
     lines = sorted(
-        json.dumps([list(map(float, box)), int(label), int(crowd), mask]) for box, label, crowd, mask in told
+        json.dumps([list(map(float, box)), int(label), int(crowd), mask]) for box, label, crowd, mask in fields
     )
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Annotation(digest, dict(Counter(map(int, objects["category"]))))
@@ -83,7 +82,7 @@ def tight_box(mask: "NDArray[np.bool_]") -> list[float]:
 
 
 def run_lengths(mask: Any, height: int, width: int, place: str) -> dict[str, Any]:
-    """{"size": [H, W], "counts": bytes} of an object's mask.
+    """{"size": [H, W], "counts": bytes} of an object's mask in any of COCO's ways, by pycocotools.
 
     Args:
         mask: polygons [[x1, y1, x2, y2, ...], ...] in px, run lengths {"size", "counts"}, or {"bytes": a file} of
@@ -94,51 +93,36 @@ def run_lengths(mask: Any, height: int, width: int, place: str) -> dict[str, Any
     Raises:
         UserError: it is none of these, of another size, or empty; or pycocotools is not installed.
     """
-    coded = require_pycocotools()
-    if isinstance(mask, dict) and "bytes" in mask:
-        encoded = _of_file(mask["bytes"], height, width, place)
-    elif isinstance(mask, dict):
-        encoded = _of_run_lengths(mask, height, width, place)
-    else:
-        encoded = _of_polygons(mask, height, width, place)
+    try:
+        from pycocotools import mask as coded
+    except ImportError as error:
+        raise UserError("masks of objects need pycocotools; pip install 'hf-vit[dense]'") from error
+    kind = _encoded_file if isinstance(mask, dict) and "bytes" in mask else _encoded_lengths
+    encoded = (kind if isinstance(mask, dict) else _encoded_polygons)(coded, mask, height, width, place)
     if not coded.area(encoded):
         raise UserError(f"{place} with an empty mask")
     return {"size": [height, width], "counts": encoded["counts"]}
 
 
-def require_pycocotools() -> Any:
-    """pycocotools' masks.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        from pycocotools import mask
-    except ImportError as error:
-        raise UserError("masks of objects need pycocotools; pip install 'hf-vit[dense]'") from error
-    return mask
-
-
-def _of_file(content: bytes | None, height: int, width: int, place: str) -> Any:
-    if content is None:
+def _encoded_file(coded: Any, mask: dict[str, Any], height: int, width: int, place: str) -> Any:
+    if mask["bytes"] is None:
         raise UserError(f"{place} with a mask that is not in the table, but elsewhere")
     try:
-        with Image.open(io.BytesIO(content)) as opened:
-            mask = np.asarray(opened)
+        with Image.open(io.BytesIO(mask["bytes"])) as opened:
+            drawn = np.asarray(opened)
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
         raise UserError(f"{place} with a mask that is corrupt or no image") from error
-    if mask.ndim != 2:
+    if drawn.ndim != 2:
         raise UserError(f"{place} with a mask in colour; needed: one channel, 0 outside of the object")
-    _same_size(mask.shape, height, width, place)
-    return require_pycocotools().encode(np.asfortranarray(mask != 0, dtype=np.uint8))
+    _refuse_other_size(drawn.shape, height, width, place)
+    return coded.encode(np.asfortranarray(drawn != 0, dtype=np.uint8))
 
 
-def _of_run_lengths(mask: dict[str, Any], height: int, width: int, place: str) -> Any:
-    coded = require_pycocotools()
+def _encoded_lengths(coded: Any, mask: dict[str, Any], height: int, width: int, place: str) -> Any:
     size, counts = mask.get("size"), mask.get("counts")
     if not isinstance(size, list | tuple) or len(size) != 2 or not isinstance(counts, list | str | bytes):
         raise UserError(f"{place} with a mask that is neither polygons nor run lengths")
-    _same_size((size[0], size[1]), height, width, place)
+    _refuse_other_size(tuple(size), height, width, place)
     try:
         if isinstance(counts, list):
             if sum(counts) != height * width:
@@ -150,8 +134,7 @@ def _of_run_lengths(mask: dict[str, Any], height: int, width: int, place: str) -
         raise UserError(f"{place} with run lengths that do not fill {height}x{width} px") from error
 
 
-def _of_polygons(mask: Any, height: int, width: int, place: str) -> Any:
-    coded = require_pycocotools()
+def _encoded_polygons(coded: Any, mask: Any, height: int, width: int, place: str) -> Any:
     polygons = mask if isinstance(mask, list) and mask and isinstance(mask[0], list) else [mask]
     try:
         corners = [np.asarray(polygon, dtype=np.float64).ravel() for polygon in polygons]
@@ -162,6 +145,6 @@ def _of_polygons(mask: Any, height: int, width: int, place: str) -> Any:
     return coded.merge(coded.frPyObjects([each.tolist() for each in corners], height, width))
 
 
-def _same_size(size: tuple[Any, ...], height: int, width: int, place: str) -> None:
-    if tuple(size) != (height, width):
+def _refuse_other_size(size: tuple[Any, ...], height: int, width: int, place: str) -> None:
+    if size != (height, width):
         raise UserError(f"{place} with a mask of {size[0]}x{size[1]} px, where the image is {height}x{width} px")

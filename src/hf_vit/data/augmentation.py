@@ -10,7 +10,7 @@ run image by image under a seed of their own.
 
 import random
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -75,37 +75,27 @@ class AugmentationConfig:
     scale_jitter: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        crop, rand = self.random_resized_crop, self.randaugment
-        _need(crop is None or 0 < crop[0] <= crop[1] <= 1, "random_resized_crop", crop, "0 < smallest <= largest <= 1")
-        _need(0 <= self.horizontal_flip <= 1, "horizontal_flip", self.horizontal_flip, "a probability, 0..1")
-        _need(rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "randaugment", rand, "layers, magnitude 0..30")
-        policy, edge = self.auto_augment, self.random_crop
-        _need(
-            policy is None or is_policy(policy), "auto_augment", policy, "a policy such as rand-m9-mstd0.5-inc1 or 3a"
-        )
-        _need(edge is None or edge >= 0, "random_crop", edge, "0 px or more")
-        _need(edge is None or crop is None, "random_crop", edge, "one of random_crop and random_resized_crop")
-        _need(0 <= self.color_jitter <= 1, "color_jitter", self.color_jitter, "a share, 0..1")
-        scales = self.scale_jitter
-        _need(
-            scales is None or 0.05 <= scales[0] <= scales[1] <= 10,
-            "scale_jitter",
-            scales,
-            "0.05 <= smallest <= largest <= 10",
-        )
-        _need(scales is None or crop is None, "scale_jitter", scales, "one of scale_jitter and random_resized_crop")
-        _need(0 <= self.random_erasing <= 1, "random_erasing", self.random_erasing, "a probability, 0..1")
-        _need(self.mixup_alpha >= 0, "mixup_alpha", self.mixup_alpha, "0 (off) or more")
-        _need(self.cutmix_alpha >= 0, "cutmix_alpha", self.cutmix_alpha, "0 (off) or more")
-        _need(self.shift_px >= 0, "shift_px", self.shift_px, "0 px or more")
-        _need(0 <= self.rotation_degrees <= 180, "rotation_degrees", self.rotation_degrees, "0..180 degrees")
-        _need(0 <= self.shear_degrees < 90, "shear_degrees", self.shear_degrees, "0 to below 90 degrees")
-        _need(0 <= self.zoom < 1, "zoom", self.zoom, "0 <= zoom < 1")
-
-
-def _need(condition: bool, name: str, value: object, need: str) -> None:
-    if not condition:
-        raise UserError(f"augmentation {name} = {value}; needed: {need}")
+        crop, rand, edge, scales = self.random_resized_crop, self.randaugment, self.random_crop, self.scale_jitter
+        for name, is_met, need in (
+            ("random_resized_crop", not crop or 0 < crop[0] <= crop[1] <= 1, "0 < smallest <= largest <= 1"),
+            ("horizontal_flip", 0 <= self.horizontal_flip <= 1, "a probability, 0..1"),
+            ("randaugment", rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "layers, magnitude 0..30"),
+            ("auto_augment", _is_policy(self.auto_augment), "a policy such as rand-m9-mstd0.5-inc1 or 3a"),
+            ("random_crop", edge is None or edge >= 0, "0 px or more"),
+            ("random_crop", edge is None or crop is None, "one of random_crop and random_resized_crop"),
+            ("color_jitter", 0 <= self.color_jitter <= 1, "a share, 0..1"),
+            ("scale_jitter", not scales or 0.05 <= scales[0] <= scales[1] <= 10, "0.05 <= smallest <= largest <= 10"),
+            ("scale_jitter", scales is None or crop is None, "one of scale_jitter and random_resized_crop"),
+            ("random_erasing", 0 <= self.random_erasing <= 1, "a probability, 0..1"),
+            ("mixup_alpha", self.mixup_alpha >= 0, "0 (off) or more"),
+            ("cutmix_alpha", self.cutmix_alpha >= 0, "0 (off) or more"),
+            ("shift_px", self.shift_px >= 0, "0 px or more"),
+            ("rotation_degrees", 0 <= self.rotation_degrees <= 180, "0..180 degrees"),
+            ("shear_degrees", 0 <= self.shear_degrees < 90, "0 to below 90 degrees"),
+            ("zoom", 0 <= self.zoom < 1, "0 <= zoom < 1"),
+        ):
+            if not is_met:
+                raise UserError(f"augmentation {name} = {getattr(self, name)}; needed: {need}")
 
 
 def random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
@@ -140,6 +130,22 @@ def seeded(key: int) -> Generator[None]:
         torch.set_rng_state(state)
 
 
+@dataclass(frozen=True)
+class Seeded:
+    """A transform that draws from torch's generator, under a seed of each image's own: its key ^ `salt`."""
+
+    transform: Callable[[torch.Tensor], torch.Tensor]
+    salt: int = 0
+
+    def each(self, images: Iterable[torch.Tensor], keys: "NDArray[np.uint64]") -> list[torch.Tensor]:
+        """Every image transformed, by its key."""
+        varied: list[torch.Tensor] = []
+        for image, key in zip(images, keys.tolist(), strict=True):
+            with seeded(key ^ self.salt):
+                varied.append(self.transform(image))
+        return varied
+
+
 class Augmenter:
     """Applies an `AugmentationConfig` to 8-bit images.
 
@@ -147,7 +153,7 @@ class Augmenter:
         config: what to vary.
         size: (height, width) px of the model's input.
         interpolation: of the random resized crop, a torchvision InterpolationMode.
-        fill: colour of what a policy moves in, 0..255.
+        fill: color of what a policy moves in, 0..255.
 
     Raises:
         UserError: the policy cannot be had, or the edge around a random crop is wider than the image.
@@ -163,21 +169,23 @@ class Augmenter:
         from torchvision.transforms import v2
 
         self.config = config
-        self._crop = self._rand = self._jitter = self._policy = None
+        crop, edge = None, config.random_crop
         if config.random_resized_crop is not None:
-            self._crop = v2.RandomResizedCrop(
-                size, scale=config.random_resized_crop, interpolation=interpolation, antialias=True
-            )
-        if config.random_crop is not None:
-            _need(config.random_crop < min(size), "random_crop", config.random_crop, f"less than {min(size)} px")
-            self._crop = v2.RandomCrop(size, padding=config.random_crop or None, padding_mode="reflect")
-        if config.auto_augment is not None:
-            self._policy = open_policy(config.auto_augment, size, fill)
-        if config.color_jitter:
-            self._jitter = v2.ColorJitter(*(config.color_jitter,) * 3)
+            scale = config.random_resized_crop
+            crop = v2.RandomResizedCrop(size, scale=scale, interpolation=interpolation, antialias=True)
+        if edge is not None:
+            if edge >= min(size):
+                raise UserError(f"augmentation random_crop = {edge}; needed: less than {min(size)} px")
+            crop = v2.RandomCrop(size, padding=edge or None, padding_mode="reflect")
+        self._crop = None if crop is None else Seeded(crop)
+        self._after: list[Seeded | _Policy] = []
         if config.randaugment is not None and config.randaugment[0] > 0:
             layers, magnitude = config.randaugment
-            self._rand = v2.RandAugment(layers, magnitude, num_magnitude_bins=31)
+            self._after.append(Seeded(v2.RandAugment(layers, magnitude, num_magnitude_bins=31), 1))
+        if config.auto_augment is not None:
+            self._after.append(open_policy(config.auto_augment, size, fill))
+        if config.color_jitter:
+            self._after.append(Seeded(v2.ColorJitter(*(config.color_jitter,) * 3), 5))
 
     def __call__(self, images: "Sequence[torch.Tensor]", keys: "NDArray[np.uint64]") -> torch.Tensor:
         """Vary a batch.
@@ -190,50 +198,30 @@ class Augmenter:
         Returns:
             uint8 [B, 3, H, W].
         """
-        if self._crop is not None:
-            images = [self._seeded(self._crop, image, key) for image, key in zip(images, keys.tolist(), strict=True)]
-        pixels = torch.stack(list(images))
-        draws = uniforms(keys, _DRAWS)
-        if self.config.shift_px and float(self.config.shift_px).is_integer():
-            pixels = shift(pixels, self._offsets(draws[:, 0]), self._offsets(draws[:, 1]))
-        pixels = self._affine(pixels, draws * 2 - 1)
-        if self.config.horizontal_flip:
-            flipped = torch.from_numpy(draws[:, 3] < self.config.horizontal_flip)
-            pixels[flipped] = pixels[flipped].flip(-1)
-        if self._rand is not None:
-            varied = zip(pixels, keys.tolist(), strict=True)
-            pixels = torch.stack([self._seeded(self._rand, image, key ^ 1) for image, key in varied])
-        if self._policy is not None:
-            varied = zip(pixels, keys.tolist(), strict=True)
-            pixels = torch.stack([self._policy(image, key ^ 4) for image, key in varied])
-        if self._jitter is not None:
-            varied = zip(pixels, keys.tolist(), strict=True)
-            pixels = torch.stack([self._seeded(self._jitter, image, key ^ 5) for image, key in varied])
-        return pixels
-
-    def _affine(self, pixels: torch.Tensor, signed: "NDArray[np.float64]") -> torch.Tensor:
-        """What moves pixels by fractions, all at once; `signed` draws [B, _DRAWS] are in [-1, 1)."""
         config = self.config
-        reach = 0.0 if float(config.shift_px).is_integer() else config.shift_px
-        if not (reach or config.rotation_degrees or config.shear_degrees or config.zoom):
-            return pixels
-        return affine(
-            pixels,
-            degrees=signed[:, 2] * config.rotation_degrees,
-            shear_degrees=signed[:, 5] * config.shear_degrees,
-            scale=1 + signed[:, 4] * config.zoom,
-            right=signed[:, 0] * reach,
-            down=signed[:, 1] * reach,
-        )
-
-    def _offsets(self, draws: "NDArray[np.float64]") -> list[int]:
-        reach = int(self.config.shift_px)
-        return (np.floor(draws * (2 * reach + 1)).astype(np.int64) - reach).tolist()
-
-    @staticmethod
-    def _seeded(transform: Callable[[torch.Tensor], torch.Tensor], image: torch.Tensor, key: int) -> torch.Tensor:
-        with seeded(key):
-            return transform(image)
+        pixels = torch.stack(list(images) if self._crop is None else self._crop.each(images, keys))
+        draws = uniforms(keys, _DRAWS)
+        signed, reach = draws * 2 - 1, config.shift_px  # in [-1, 1)
+        if float(reach).is_integer():
+            if reach:
+                places = np.floor(draws[:, :2] * (2 * int(reach) + 1)).astype(np.int64) - int(reach)
+                pixels = shift(pixels, *places.T.tolist())
+            reach = 0.0
+        if reach or config.rotation_degrees or config.shear_degrees or config.zoom:
+            pixels = affine(
+                pixels,
+                degrees=signed[:, 2] * config.rotation_degrees,
+                shear_degrees=signed[:, 5] * config.shear_degrees,
+                scale=1 + signed[:, 4] * config.zoom,
+                right=signed[:, 0] * reach,
+                down=signed[:, 1] * reach,
+            )
+        if config.horizontal_flip:
+            flipped = torch.from_numpy(draws[:, 3] < config.horizontal_flip)
+            pixels[flipped] = pixels[flipped].flip(-1)
+        for transform in self._after:
+            pixels = torch.stack(transform.each(pixels, keys))
+        return pixels
 
 
 def shift(pixels: torch.Tensor, right: Sequence[int], down: Sequence[int]) -> torch.Tensor:
@@ -285,6 +273,8 @@ def affine(
     return moved.round_().clamp_(0, 255).to(torch.uint8)
 
 
+# ---- policies of RandAugment, AutoAugment and 3-Augment with the scale and the noise of timm's code, which runs them
+
 _POLICY = re.compile(
     r"3a|rand(-(m\d+|n\d+|p\d*\.?\d+|mstd\d*\.?\d+|mmax\d+|inc[01]))*|(original|originalr|v0|v0r)(-mstd\d*\.?\d+)?"
 )
@@ -292,22 +282,19 @@ _POLICY = re.compile(
 _LARGEST_SHIFT = 0.45
 
 
-def is_policy(text: str) -> bool:
-    """Whether a text has the form of one of timm's policies."""
-    return _POLICY.fullmatch(text) is not None
+def _is_policy(text: str | None) -> bool:
+    return text is None or _POLICY.fullmatch(text) is not None
 
 
-def open_policy(
-    policy: str, size: tuple[int, int] = (224, 224), fill: tuple[int, ...] = (128, 128, 128)
-) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    """What varies a uint8 image [3, H, W], given a seed of its own; shears and turns are bilinear or bicubic by chance.
+def open_policy(policy: str, size: tuple[int, int] = (224, 224), fill: tuple[int, ...] = (128, 128, 128)) -> "_Policy":
+    """What varies uint8 images [3, H, W], each by its key; shears and turns are bilinear or bicubic by chance.
 
     Args:
         policy: "rand-m9-mstd0.5-inc1" (arXiv 1909.13719: magnitude 9 of 10 with a standard deviation of 0.5, stronger
             with rising magnitude, two layers of which each acts in every second image), "3a" (arXiv 2204.07118, section
             3: greyscale, solarisation or blur), "original" and "v0" (AutoAugment, arXiv 1805.09501).
         size: (height, width) px.
-        fill: colour of what moves in, 0..255.
+        fill: color of what moves in, 0..255.
 
     Raises:
         UserError: timm is not installed.
@@ -324,13 +311,27 @@ def open_policy(
     for operation in vary.ops if policy.startswith("rand") else (each for steps in vary.policy for each in steps):
         if operation.name.startswith("Posterize"):
             operation.aug_fn = _posterize
+    return _Policy(vary)
 
-    def varied(image: torch.Tensor, seed: int) -> torch.Tensor:
-        with _seeded(seed):
-            changed = vary(Image.fromarray(image.permute(1, 2, 0).numpy()))
-        return torch.from_numpy(np.array(changed)).permute(2, 0, 1)
 
-    return varied
+@dataclass(frozen=True)
+class _Policy:
+    """A policy under each image's own seed, its key ^ 4, of Python's and numpy's generators, from which timm draws."""
+
+    vary: Callable[[Image.Image], Image.Image]
+
+    def each(self, images: Iterable[torch.Tensor], keys: "NDArray[np.uint64]") -> list[torch.Tensor]:
+        states, varied = (random.getstate(), np.random.get_state()), list[torch.Tensor]()
+        try:
+            for image, key in zip(images, keys.tolist(), strict=True):
+                random.seed(key ^ 4)
+                np.random.seed((key ^ 4) & 0xFFFF_FFFF)
+                changed = self.vary(Image.fromarray(image.permute(1, 2, 0).numpy()))
+                varied.append(torch.from_numpy(np.array(changed)).permute(2, 0, 1))
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+        return varied
 
 
 def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
@@ -338,16 +339,3 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
     if bits < 1:
         return image.point(lambda _: 0)
     return image if bits >= 8 else ImageOps.posterize(image, bits)
-
-
-@contextmanager
-def _seeded(seed: int) -> Generator[None]:
-    """Python's and numpy's generators, from which timm draws, under this seed, and afterwards as they were."""
-    states = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFF_FFFF)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])

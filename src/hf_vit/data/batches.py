@@ -2,9 +2,9 @@
 
 import copy
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -19,10 +19,127 @@ if TYPE_CHECKING:
     # Where an example ends: block, the stream's state before that block, chunk of it, examples of that chunk.
     Place = dict[str, Any]
 
+CACHE_BYTES = 512 << 20
 _PREPARED_AT_ONCE = 64
 
 
-class TransformedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
+class _TransformedTable(torch.utils.data.Dataset[Example]):
+    """A table through a transform, fetched in batches; a small one is decoded and resized only once.
+
+    What does not depend on chance is kept in memory as far as `cache_bytes` reach, decided before the first batch, so
+    loader workers share it. Call `set_epoch` at the start of every epoch (accelerate does it in a single process).
+    """
+
+    def __init__(self, table: "Dataset", transform: Any, cache_bytes: int, columns: list[str]) -> None:
+        from datasets import Image
+
+        self.table, self.transform = table, transform
+        self._rows = table.select_columns(columns)
+        if isinstance(table.features["image"], Image):  # the transform decodes it, in threads
+            self._rows = self._rows.cast_column("image", Image(decode=False))
+        self._prepared = self._prepare_all(len(table), cache_bytes)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether all that is prepared is in memory."""
+        return self._prepared is not None
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def set_epoch(self, epoch: int) -> None:
+        """From now on vary as in this epoch."""
+        self.transform.set_epoch(epoch)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        raise NotImplementedError
+
+    def _finished(self, indices: Sequence[int], keys: Sequence[int]) -> Sequence[Any]:
+        prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
+        return self.transform.finish(prepared, np.asarray(keys, dtype=np.uint64))
+
+    def _load(self, indices: Sequence[int]) -> list[Any]:
+        return self.transform.prepare(self._rows[list(indices)])
+
+    def _prepare_all(self, total: int, cache_bytes: int) -> list[Any] | None:
+        """All examples prepared, or None where they are more than `cache_bytes`."""
+        if total == 0 or cache_bytes <= 0:
+            return None
+        # A few images tell whether all will fit; sizes may vary, so the sum is watched as well.
+        sample = self._load(range(0, total, max(1, total // 16)))
+        if sum(map(_bytes, sample)) / len(sample) * total > cache_bytes:
+            return None
+        prepared: list[Any] = []
+        used = 0
+        for start in range(0, total, _PREPARED_AT_ONCE):
+            chunk = self._load(range(start, min(total, start + _PREPARED_AT_ONCE)))
+            used += sum(map(_bytes, chunk))
+            if used > cache_bytes:
+                return None
+            prepared.extend(chunk)
+        return prepared
+
+
+def _bytes(prepared: torch.Tensor | Example) -> int:
+    tensors = [prepared] if isinstance(prepared, torch.Tensor) else prepared.values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+
+class TransformedImages(_TransformedTable):
+    """A table of images and labels through a transform, as a loader takes it; a small one is decoded only once.
+
+    Args:
+        table: with the columns "image" and "label"; without labels they are None.
+        transform: from `train_transform` or `eval_transform`.
+        cache_bytes: memory for prepared images; 0 keeps nothing.
+    """
+
+    def __init__(
+        self, table: "Dataset", transform: TrainTransform | EvalTransform, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.labels: list[Any] = list(table["label"]) if "label" in table.column_names else [None] * len(table)
+        super().__init__(table, transform, cache_bytes, ["image"])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        """{"pixel_values", "label", "index", "mixable"} for each index; torch's loader fetches whole batches so."""
+        return self.varied(indices, indices)
+
+    def varied(self, indices: Sequence[int], keys: Sequence[int]) -> list[Example]:
+        """The same, varied by other numbers than their own: an image can come twice in an epoch, and look different."""
+        mixable = self.transform.mixable
+        return [
+            {"pixel_values": value, "label": self.labels[index], "index": index, "mixable": mixable}
+            for value, index in zip(self._finished(indices, keys), indices, strict=True)
+        ]
+
+    def _load(self, indices: Sequence[int]) -> list[Any]:
+        return self.transform.prepare(self._rows[list(indices)]["image"])
+
+
+class AnnotatedImages(_TransformedTable):
+    """The same for images with masks or objects: examples as `hf_vit.data.transforms` gives them.
+
+    Args:
+        table: with the columns "image" and "mask" or "objects".
+        transform: from `dense_transforms`.
+        cache_bytes: memory for decoded images, masks and boxes; 0 keeps nothing.
+    """
+
+    def __init__(
+        self, table: "Dataset", transform: DenseTrainTransform | DenseEvalTransform, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        super().__init__(table, transform, cache_bytes, ["image", transform.target])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        """The example of each index, which is its "image_id"; torch's loader fetches whole batches so."""
+        examples = self._finished(indices, indices)
+        return [{**example, "image_id": int(index)} for example, index in zip(examples, indices, strict=True)]
+
+
+class TransformedStream(torch.utils.data.IterableDataset[Example]):
     """A stream through a transform; shuffled and varied by epoch, and every image by its own content.
 
     The shards are shuffled whole, and the rows inside them block by block. Unlike a rolling buffer a block can be read
@@ -45,11 +162,8 @@ class TransformedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
         seed: int = 0,
         reader: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
-        self.stream = stream
-        self.transform = transform
-        self.shuffle_buffer = shuffle_buffer
-        self.seed = seed
-        self.reader = reader
+        self.stream, self.transform, self.reader = stream, transform, reader
+        self.shuffle_buffer, self.seed = shuffle_buffer, seed
         # Shared, so that loader workers that live on see the next epoch too.
         self._epoch = torch.tensor(0).share_memory_()
 
@@ -71,10 +185,10 @@ class TransformedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
         """From now on shuffle and vary as in this epoch."""
         self._epoch.fill_(epoch)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Example]:
         return (example for example, _ in self.examples(int(self._epoch)))
 
-    def examples(self, epoch: int, place: "Place | None" = None) -> "Iterator[tuple[dict[str, Any], Place]]":
+    def examples(self, epoch: int, place: "Place | None" = None) -> "Iterator[tuple[Example, Place]]":
         """One pass over this process' and this worker's part, or what is left of it.
 
         Args:
@@ -115,7 +229,7 @@ class TransformedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
             yield number, state, block
             number, state = number + 1, stream.state_dict()
 
-    def _transformed(self, rows: Sequence[Any], transform: TrainTransform | EvalTransform) -> list[dict[str, Any]]:
+    def _transformed(self, rows: Sequence[Any], transform: TrainTransform | EvalTransform) -> list[Example]:
         batch: Mapping[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
         if self.reader is not None:
             batch = self.reader(batch)
@@ -124,106 +238,6 @@ class TransformedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
             {"pixel_values": values, "label": label, "mixable": transform.mixable}
             for values, label in zip(made["pixel_values"], made["label"], strict=True)
         ]
-
-
-CACHE_BYTES = 512 << 20
-_PREPARED_AT_ONCE = 64
-
-
-class TransformedImages(torch.utils.data.Dataset[dict[str, Any]]):
-    """A table through a transform, fetched in batches; a small one is decoded and resized only once.
-
-    What does not depend on chance is kept in memory as far as `cache_bytes` reach, decided before the first batch, so
-    loader workers share it. Call `set_epoch` at the start of every epoch (accelerate does it in a single process).
-
-    Args:
-        table: with the columns "image" and "label"; without labels they are None.
-        transform: from `train_transform` or `eval_transform`.
-        cache_bytes: 0 keeps nothing.
-    """
-
-    def __init__(
-        self, table: "Dataset", transform: TrainTransform | EvalTransform, cache_bytes: int = CACHE_BYTES
-    ) -> None:
-        self.table = table
-        self.transform = transform
-        self.labels: list[Any] = list(table["label"]) if "label" in table.column_names else [None] * len(table)
-        self._images = table.select_columns(["image"])
-        self._prepared = _prepare_all(self._load, len(table), cache_bytes)
-
-    @property
-    def is_cached(self) -> bool:
-        """Whether all prepared images are in memory."""
-        return self._prepared is not None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def set_epoch(self, epoch: int) -> None:
-        """From now on vary as in this epoch."""
-        self.transform.set_epoch(epoch)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """{"pixel_values", "label", "index", "mixable"} for each index; torch's loader fetches whole batches so."""
-        return self.varied(indices, indices)
-
-    def varied(self, indices: Sequence[int], keys: Sequence[int]) -> list[dict[str, Any]]:
-        """The same, varied by other numbers than their own: an image can come twice in an epoch, and look different."""
-        prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
-        values = self.transform.finish(prepared, np.asarray(keys, dtype=np.uint64))
-        mixable = self.transform.mixable
-        return [
-            {"pixel_values": value, "label": self.labels[index], "index": index, "mixable": mixable}
-            for value, index in zip(values, indices, strict=True)
-        ]
-
-    def _load(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        return self.transform.prepare(self._images[list(indices)]["image"])
-
-
-class AnnotatedImages(torch.utils.data.Dataset[Example]):
-    """The same for images with masks or objects: examples as `hf_vit.data.transforms` gives them.
-
-    Args:
-        table: with the columns "image" and "mask" or "objects".
-        transform: from `dense_transforms`.
-        cache_bytes: of decoded images, masks and boxes; 0 keeps nothing.
-    """
-
-    def __init__(
-        self, table: "Dataset", transform: DenseTrainTransform | DenseEvalTransform, cache_bytes: int = CACHE_BYTES
-    ) -> None:
-        self.table = table
-        self.transform = transform
-        self._rows = table.select_columns(["image", transform.target])
-        self._prepared = _prepare_all(self._load, len(table), cache_bytes)
-
-    @property
-    def is_cached(self) -> bool:
-        """Whether all that is decoded is in memory."""
-        return self._prepared is not None
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def set_epoch(self, epoch: int) -> None:
-        """From now on vary as in this epoch."""
-        self.transform.set_epoch(epoch)
-
-    def __getitem__(self, index: int) -> Example:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """The example of each index, which is its "image_id"; torch's loader fetches whole batches so."""
-        prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
-        examples = self.transform.finish(prepared, np.asarray(indices, dtype=np.uint64))
-        return [{**example, "image_id": int(index)} for example, index in zip(examples, indices, strict=True)]
-
-    def _load(self, indices: Sequence[int]) -> list[Example]:
-        return self.transform.prepare(self._rows[list(indices)])
 
 
 def transform_split(
@@ -266,23 +280,18 @@ class ImageCollator:
 
     Args:
         num_labels: K.
-        mixup_alpha: see `AugmentationConfig`.
-        cutmix_alpha: see `AugmentationConfig`.
+        mixup_alpha, cutmix_alpha: see `AugmentationConfig`.
         seed: of the mixing.
     """
 
     def __init__(self, num_labels: int, mixup_alpha: float = 0.0, cutmix_alpha: float = 0.0, seed: int = 0) -> None:
         from torchvision.transforms import v2
 
-        self.num_labels = num_labels
-        self.seed = seed
-        self._mixes: list[Any] = []
-        if mixup_alpha > 0:
-            self._mixes.append(v2.MixUp(alpha=mixup_alpha, num_classes=num_labels))
-        if cutmix_alpha > 0:
-            self._mixes.append(v2.CutMix(alpha=cutmix_alpha, num_classes=num_labels))
+        self.num_labels, self.seed = num_labels, seed
+        kinds = ((v2.MixUp, mixup_alpha), (v2.CutMix, cutmix_alpha))
+        self._mixes: list[Any] = [kind(alpha=alpha, num_classes=num_labels) for kind, alpha in kinds if alpha > 0]
 
-    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         pixel_values = torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
         key = "label" if "label" in examples[0] else "labels"
         if isinstance(examples[0][key], list):
@@ -292,7 +301,10 @@ class ImageCollator:
             return {"pixel_values": pixel_values, "labels": labels}
         labels = torch.tensor([int(example[key]) for example in examples])
         if self._mixes and all(example.get("mixable", True) for example in examples):
-            with seeded(zlib.crc32(_sample(pixel_values), self.seed & 0xFFFFFFFF)):
+            # About 1,000 numbers of every image: enough to tell batches apart, and quick.
+            flat = pixel_values.detach().flatten(1)
+            sample: Any = flat[:, :: max(1, flat.shape[1] // 1000)].contiguous().numpy()
+            with seeded(zlib.crc32(sample, self.seed & 0xFFFFFFFF)):
                 mix = self._mixes[int(torch.randint(len(self._mixes), ()))]
                 pixel_values, labels = mix(pixel_values, labels)
         return {"pixel_values": pixel_values, "labels": labels}
@@ -309,38 +321,3 @@ def dense_collator(examples: Sequence[Example]) -> dict[str, Any]:
         return {"pixel_values": pixel_values, "labels": torch.stack([example["labels"] for example in examples])}
     labels = [{name: value for name, value in example.items() if name != "pixel_values"} for example in examples]
     return {"pixel_values": pixel_values, "labels": labels}
-
-
-def _sample(pixel_values: torch.Tensor) -> Any:
-    """About 1,000 numbers of every image: enough to tell batches apart, and quick."""
-    flat = pixel_values.detach().flatten(1)
-    return flat[:, :: max(1, flat.shape[1] // 1000)].contiguous().numpy()
-
-
-Prepared = TypeVar("Prepared", torch.Tensor, Example)
-
-
-def _prepare_all(
-    load: Callable[[Sequence[int]], list[Prepared]], total: int, cache_bytes: int
-) -> list[Prepared] | None:
-    """All examples prepared, or None where they are more than `cache_bytes`."""
-    if total == 0 or cache_bytes <= 0:
-        return None
-    # A few images tell whether all will fit; sizes may vary, so the sum is watched as well.
-    sample = load(range(0, total, max(1, total // 16)))
-    if sum(map(_bytes, sample)) / len(sample) * total > cache_bytes:
-        return None
-    prepared: list[Prepared] = []
-    used = 0
-    for start in range(0, total, _PREPARED_AT_ONCE):
-        chunk = load(range(start, min(total, start + _PREPARED_AT_ONCE)))
-        used += sum(map(_bytes, chunk))
-        if used > cache_bytes:
-            return None
-        prepared.extend(chunk)
-    return prepared
-
-
-def _bytes(prepared: torch.Tensor | Example) -> int:
-    tensors: Iterable[Any] = [prepared] if isinstance(prepared, torch.Tensor) else prepared.values()
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, torch.Tensor))

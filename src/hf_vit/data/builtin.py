@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from hf_vit.data.images import Seen
+from hf_vit.data.images import Seen, decode_image
 from hf_vit.data.splits import stratified_parts
 from hf_vit.errors import UserError
 
@@ -66,13 +66,8 @@ def netpbm(pixels: bytes, size: tuple[int, int], mode: str = "RGB") -> bytes:
 def read_numbers(name: str, limits: Mapping[str, tuple[int, int]], example: str) -> dict[str, int]:
     """The numbers behind the colon of a name, "fractals:classes=10,seed=1", each of which may be left out.
 
-    Args:
-        name: as the user wrote it.
-        limits: which numbers there are -> least and most.
-        example: how it is written in full.
-
     Raises:
-        UserError: it is written otherwise, or a number is out of range.
+        UserError: it is written otherwise than `example`, or a number is not within its `limits`, least and most.
     """
     values: dict[str, int] = {}
     for part in filter(None, name.partition(":")[2].split(",")):
@@ -107,8 +102,7 @@ MAX_PHOTO_SIDE = 384
 def digits(image_size: tuple[int, int] | None = None) -> Builtin:
     """The 1,797 digits: 1,257 train, 180 validation, 360 test, stratified, the same on every machine.
 
-    Args:
-        image_size: (height, width) in px to enlarge the 8x8 px images to (bilinear, as the image processor would).
+    With `image_size`, (height, width) px, they are enlarged (bilinear, as the image processor would).
     """
     from sklearn.datasets import load_digits
 
@@ -116,47 +110,56 @@ def digits(image_size: tuple[int, int] | None = None) -> Builtin:
     labels = np.asarray(bunch.target, dtype=np.int64)
     # 0..16 ink levels on black.
     pixels = np.rint(np.asarray(bunch.images) * (255 / 16)).astype(np.uint8)
-    names = [str(digit) for digit in range(10)]
-    splits: dict[str, Dataset] = {}
-    seen: dict[str, list[Seen]] = {}
+    images: dict[str, list[_Drawn]] = {}
     for split, rows in stratified_parts(labels, _DIGIT_PARTS, seed=0).items():
-        images = [_resized(Image.fromarray(pixels[row]), image_size) for row in rows]
-        seen[split] = [
-            Seen(f"digit-{row:04d}.pgm", hashlib.sha256(pixels[row].tobytes()).hexdigest(), image.height, image.width)
-            for row, image in zip(rows.tolist(), images, strict=True)
+        images[split] = [
+            (f"digit-{row:04d}.pgm", pixels[row].tobytes(), Image.fromarray(pixels[row]), int(labels[row]))
+            for row in rows.tolist()
         ]
-        splits[split] = _table(images, seen[split], labels[rows].tolist(), names)
-    return Builtin(splits, names, seen)
+    return _builtin(images, [str(digit) for digit in range(10)], image_size)
 
 
 def photos(image_size: tuple[int, int] | None = None) -> Builtin:
     """Crops of eight colour photographs: 800 train, 160 validation, 320 test, from disjoint tiles.
 
-    Args:
-        image_size: (height, width) in px of the crops, at most 384 px a side; None keeps the photographs' own pixels
-            (squares of 45 to 247 px), which the image processor then resizes.
+    `image_size` is (height, width) px of the crops, at most 384 px a side; None keeps the photographs' own pixels
+    (squares of 45 to 247 px), which the image processor then resizes.
     """
     if image_size is not None and max(image_size) > MAX_PHOTO_SIDE:
         raise UserError(
             f"photos in {image_size[0]}x{image_size[1]} px asked for; they are {MAX_PHOTO_SIDE} px a side at most: "
             "choose a smaller image size"
         )
-    names = [name for name, _, _ in PHOTOGRAPHS]
-    images: dict[str, list[Image.Image]] = {split: [] for split in _CROPS}
-    labels: dict[str, list[int]] = {split: [] for split in _CROPS}
-    seen: dict[str, list[Seen]] = {split: [] for split in _CROPS}
+    images: dict[str, list[_Drawn]] = {split: [] for split in _CROPS}
     for label, (name, file, frame) in enumerate(PHOTOGRAPHS):
         path = _photograph(file)
-        source = hashlib.sha256(path.read_bytes()).hexdigest()
-        with Image.open(path) as opened:
-            photograph = opened.convert("RGB")
+        source, photograph = hashlib.sha256(path.read_bytes()).hexdigest(), decode_image(path)
         for split, number, box in crop_boxes(frame or (0, 0, *photograph.size), seed=label):
-            image = _resized(photograph.crop(box), image_size)
-            digest = hashlib.sha256(f"{source} {box}".encode()).hexdigest()
-            images[split].append(image)
-            labels[split].append(label)
-            seen[split].append(Seen(f"{name}-{split}-{number:03d}.ppm", digest, image.height, image.width))
-    splits = {split: _table(images[split], seen[split], labels[split], names) for split in _CROPS}
+            place, identity = f"{name}-{split}-{number:03d}.ppm", f"{source} {box}".encode()
+            images[split].append((place, identity, photograph.crop(box), label))
+    return _builtin(images, [name for name, _, _ in PHOTOGRAPHS], image_size)
+
+
+# Name, what its hash is of, picture, class.
+_Drawn = tuple[str, bytes, Image.Image, int]
+
+
+def _builtin(drawn: Mapping[str, list[_Drawn]], names: list[str], image_size: tuple[int, int] | None) -> Builtin:
+    """Tables of pictures, resized where a size is asked for."""
+    splits: dict[str, Dataset] = {}
+    seen: dict[str, list[Seen]] = {}
+    for split, rows in drawn.items():
+        size = None if image_size is None else (image_size[1], image_size[0])
+        images = [
+            image if size in (None, image.size) else image.resize(size, Image.Resampling.BILINEAR)
+            for _, _, image, _ in rows
+        ]
+        seen[split] = [
+            Seen(name, hashlib.sha256(identity).hexdigest(), image.height, image.width)
+            for (name, identity, _, _), image in zip(rows, images, strict=True)
+        ]
+        encoded = [netpbm(image.tobytes(), image.size, image.mode) for image in images]
+        splits[split] = make_table(encoded, seen[split], [label for *_, label in rows], names)
     return Builtin(splits, names, seen)
 
 
@@ -183,8 +186,7 @@ def photograph_tiles(split: str) -> Iterator[Image.Image]:
     """The tiles of all photographs that a split owns, as RGB."""
     letter, _ = _CROPS[split]
     for _, file, frame in PHOTOGRAPHS:
-        with Image.open(_photograph(file)) as opened:
-            photograph = opened.convert("RGB")
+        photograph = decode_image(_photograph(file))
         columns, rows = _edges(frame or (0, 0, *photograph.size))
         for row, letters in enumerate(TILES):
             for column in (place for place, owner in enumerate(letters) if owner == letter):
@@ -205,13 +207,3 @@ def _photograph(file: str) -> Path:
     if not path.is_file():
         raise UserError(f"this installation of scikit-image lacks {file}; install the scikit-image wheel from PyPI")
     return path
-
-
-def _resized(image: Image.Image, image_size: tuple[int, int] | None) -> Image.Image:
-    if image_size is None or image.size == (image_size[1], image_size[0]):
-        return image
-    return image.resize((image_size[1], image_size[0]), Image.Resampling.BILINEAR)
-
-
-def _table(images: list[Image.Image], seen: list[Seen], labels: list[int], names: list[str]) -> "Dataset":
-    return make_table([netpbm(image.tobytes(), image.size, image.mode) for image in images], seen, labels, names)

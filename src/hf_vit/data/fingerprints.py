@@ -48,12 +48,7 @@ def borne(table: "Dataset", seen: Sequence[Seen], label_names: Sequence[str]) ->
 
 
 def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
-    """Name -> what changes with the file: a hash of its content, or its size. Files that are not there are left out.
-
-    Args:
-        source: a folder or files; others have none.
-        contents: hash them if all together are at most `HASHED_BYTES`.
-    """
+    """Name -> what changes with a file that is there: its size, or a hash where all have at most `HASHED_BYTES`."""
     large = sizes(path for _, path in source.named_files())
     there = [(name, path) for name, path in source.named_files() if path in large]
     whole = contents and sum(large[path] for _, path in there) <= HASHED_BYTES
@@ -80,11 +75,7 @@ def short_digests(seen: Sequence[Seen]) -> "NDArray[np.uint64]":
 
 
 def refuse_changed(name: str, digest: str, wanted: "np.uint64") -> None:
-    """Make sure that an image is the one that was looked at, wherever it is read.
-
-    Raises:
-        ChangedImageError: it is another.
-    """
+    """Raise ChangedImageError where an image is not the one that was looked at."""
     if int(digest[:16], 16) != int(wanted):
         raise ChangedImageError(f"image '{name}' is not the one that was looked at when the command began")
 
@@ -116,37 +107,24 @@ def digest_of(path: str | Path) -> str:
 def tell_copies(
     splits: "Mapping[str, Dataset]", seen: Mapping[str, Sequence[Seen]], label_names: Sequence[str]
 ) -> list[str]:
-    """What a user should know of equal files: how many, under several classes, in training and beside it.
-
-    Args:
-        splits: tables with the column "label", or with masks or objects.
-        seen: what the scan saw, row by row; empty where nothing was looked at.
-        label_names: the classes.
-    """
+    """Notes on equal files: how many there are, under several classes, in training and beside it."""
     places: dict[str, list[tuple[str, str, str]]] = {}
     for split, images in seen.items():
         for image, names in zip(images, borne(splits[split], images, label_names), strict=True):
             places.setdefault(image.digest, []).append((short_name(image.name), names, split))
-    several = [found for found in places.values() if len(found) > 1]
-    notes: list[str] = []
-    if several:
-        notes.append(f"{_images(several)} more than once: {_first(several)}")
+    several = [copies for copies in places.values() if len(copies) > 1]
     what = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
-    torn = [found for found in several if len({label for _, label, _ in found}) > 1]
-    if torn:
-        notes.append(f"{_images(torn)} under several {what}, which nothing can learn: {_first(torn)}")
-    leaked = [found for found in several if {"train"} < {split for *_, split in found}]
-    if leaked:
-        notes.append(f"{_images(leaked)} in train and outside of it, where results are too good then: {_first(leaked)}")
-    return notes
-
-
-def _images(several: Sequence[object]) -> str:
-    return "1 image is there" if len(several) == 1 else f"{len(several)} images are there"
-
-
-def _first(several: Sequence[Sequence[tuple[str, str, str]]]) -> str:
-    """The names of the first image's files; two are enough."""
-    return " = ".join(name for name, *_ in several[0][:2]) + (
-        ", ..." if len(several) > 1 or len(several[0]) > 2 else ""
+    torn = [copies for copies in several if len({label for _, label, _ in copies}) > 1]
+    leaked = [copies for copies in several if {"train"} < {split for *_, split in copies}]
+    kinds = (
+        (several, "more than once"),
+        (torn, f"under several {what}, which nothing can learn"),
+        (leaked, "in train and outside of it, where results are too good then"),
     )
+    notes: list[str] = []
+    for copies, where in kinds:
+        if copies:
+            count = "1 image is there" if len(copies) == 1 else f"{len(copies)} images are there"
+            more = ", ..." if len(copies) > 1 or len(copies[0]) > 2 else ""
+            notes.append(f"{count} {where}: {' = '.join(name for name, *_ in copies[0][:2])}{more}")
+    return notes

@@ -25,8 +25,10 @@ from hf_vit.data.images import Seen
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import IterableDataset
     from numpy.typing import NDArray
+
+    _Floats = NDArray[np.float64]
 
 # Images a class of validation and of test.
 HELD_OUT = 20
@@ -38,13 +40,7 @@ _LEVELS = np.asarray([math.floor(255 * math.sqrt(points / _FULL) + 0.5) for poin
 _LEAST_FILLED = 0.1  # share of a class' image at 32 px
 _POINTS_AT_ONCE = 1 << 19
 _SHARDS = 16
-_LIMITS = {
-    "classes": (2, 10_000),
-    "images": (1, 10**9),
-    "size": (8, 512),
-    "seed": (0, 2**31 - 1),
-    "jitter": (0, 100),
-}
+_LIMITS = dict(classes=(2, 10_000), images=(1, 10**9), size=(8, 512), seed=(0, 2**31 - 1), jitter=(0, 100))
 _EXAMPLE = "fractals:classes=100,images=1000,size=32,seed=0,jitter=0"
 
 
@@ -69,11 +65,7 @@ class Fractals:
 
     @classmethod
     def parse(cls, name: str) -> "Fractals":
-        """Read "fractals" or "fractals:classes=100,images=1000,size=32,seed=0,jitter=0", of which any may be left out.
-
-        Raises:
-            UserError: it is written otherwise, or a number is out of range.
-        """
+        """Read "fractals" or "fractals:classes=100,images=1000,size=32,seed=0,jitter=0", in which any may be missing."""
         return cls(**read_numbers(name, _LIMITS, _EXAMPLE))
 
     @property
@@ -87,7 +79,6 @@ class Fractals:
 
     @property
     def label_names(self) -> list[str]:
-        """The classes, which have numbers."""
         return [f"fractal-{label:05d}" for label in range(self.classes)]
 
     def count(self, split: str) -> int:
@@ -95,7 +86,7 @@ class Fractals:
         return self.classes * (self.images if split == "train" else HELD_OUT)
 
     @cached_property
-    def systems(self) -> "tuple[NDArray[np.float64], NDArray[np.uint8]]":
+    def systems(self) -> "tuple[_Floats, NDArray[np.uint8]]":
         """Of every class its maps [K, 8, 6], each (a, b, c, d, e, f), and the map of each of 256 draws [K, 256]."""
         drawn = [
             _draw_system(key) for key in random_keys(self.seed, 0, np.arange(self.classes, dtype=np.uint64)).tolist()
@@ -103,10 +94,7 @@ class Fractals:
         return np.stack([maps for maps, _ in drawn]), np.stack([chosen for _, chosen in drawn])
 
     def render(self, split: str, numbers: "NDArray[np.int64]", size: int) -> "NDArray[np.uint8]":
-        """The images with these numbers, [B, size, size, 3].
-
-        Image i of class k is the same however many classes and images there are.
-        """
+        """The images with these numbers, [B, size, size, 3]; the same however many classes and images there are."""
         maps, chosen = self.systems
         labels, indices = numbers % self.classes, numbers // self.classes
         keys = random_keys(self.seed, SPLIT_NUMBERS[split], ((labels << 32) + indices).astype(np.uint64))
@@ -129,25 +117,19 @@ class Fractals:
                 yield Seen(place, digest, size, size), label, netpbm(image.tobytes(), (size, size))
 
     def load(self, size: int) -> Builtin:
-        """All splits in memory, `size` px a side.
-
-        Raises:
-            UserError: they are too large for that.
-        """
+        """All splits in memory, `size` px a side, unless they are too large for that."""
         largest = self.count("train") * 3 * size * size
         if largest > LARGEST_TABLE:
             raise UserError(
                 f"{self.name}: {self.count('train'):,} images of {size}x{size} px are {largest / 2**30:.1f} GiB; "
                 "read them with --streaming, which makes them as they are needed, or ask for fewer"
             )
-        splits: dict[str, Dataset] = {}
-        seen: dict[str, list[Seen]] = {}
-        for split in SPLIT_NUMBERS:
-            rows = list(self.rows(split, 0, self.count(split), size))
-            seen[split] = [image for image, _, _ in rows]
-            splits[split] = make_table(
-                [encoded for _, _, encoded in rows], seen[split], [label for _, label, _ in rows], self.label_names
-            )
+        rows = {split: list(self.rows(split, 0, self.count(split), size)) for split in SPLIT_NUMBERS}
+        seen = {split: [image for image, _, _ in part] for split, part in rows.items()}
+        splits = {
+            split: make_table([each for *_, each in part], seen[split], [each for _, each, _ in part], self.label_names)
+            for split, part in rows.items()
+        }
         return Builtin(splits, self.label_names, seen)
 
     def stream(self, split: str, size: int) -> "IterableDataset":
@@ -155,8 +137,7 @@ class Fractals:
         from datasets import ClassLabel, Features, Image, IterableDataset
 
         features = Features({"image": Image(decode=False), "label": ClassLabel(names=self.label_names)})
-        count = self.count(split)
-        edges = [count * shard // _SHARDS for shard in range(_SHARDS + 1)]
+        edges = [self.count(split) * shard // _SHARDS for shard in range(_SHARDS + 1)]
         parts = [(first, last) for first, last in pairwise(edges) if last > first]
         return IterableDataset.from_generator(
             _stored_rows, features=features, gen_kwargs={"fractals": self, "split": split, "parts": parts, "size": size}
@@ -170,7 +151,7 @@ def _stored_rows(fractals: Fractals, split: str, parts: list[tuple[int, int]], s
             yield {"image": {"bytes": encoded, "path": image.name}, "label": label}
 
 
-def _draw_system(key: int) -> "tuple[NDArray[np.float64], NDArray[np.uint8]]":
+def _draw_system(key: int) -> "tuple[_Floats, NDArray[np.uint8]]":
     """Maps [8, 6] and the choices [256] of the first try that fills enough of its image."""
     for attempt in range(1_000_000):
         drawn = uniforms(random_keys(key, attempt, np.zeros(1, dtype=np.uint64)), 2 + 6 * _MAPS)[0]
@@ -183,7 +164,7 @@ def _draw_system(key: int) -> "tuple[NDArray[np.float64], NDArray[np.uint8]]":
     raise AssertionError("no iterated function system was found in a million tries")
 
 
-def _system_of(drawn: Sequence[float]) -> "tuple[NDArray[np.float64], NDArray[np.uint8]] | None":
+def _system_of(drawn: Sequence[float]) -> "tuple[_Floats, NDArray[np.uint8]] | None":
     """Maps and choices of 50 uniform numbers; None where they do not contract well enough.
 
     The matrices are scaled to a drawn sum of s1 + 2 s2 over their singular values, between (5 + N) / 2 and (6 + N) / 2,
@@ -211,11 +192,7 @@ def _system_of(drawn: Sequence[float]) -> "tuple[NDArray[np.float64], NDArray[np
 
 
 def _render(
-    maps: "NDArray[np.float64]",
-    chosen: "NDArray[np.uint8]",
-    keys: "NDArray[np.uint64]",
-    size: int,
-    jitter: float = 0.0,
+    maps: "_Floats", chosen: "NDArray[np.uint8]", keys: "NDArray[np.uint64]", size: int, jitter: float = 0.0
 ) -> "NDArray[np.uint8]":
     """An image a system: maps [B, 8, 6], choices [B, 256], keys [B] -> [B, size, size, 3], 4 points a pixel."""
     walkers = steps = 2 * size
@@ -244,18 +221,14 @@ def _render(
 
 
 def _pixels(
-    across: "NDArray[np.float64]",
-    down: "NDArray[np.float64]",
-    size: int,
-    draws: "NDArray[np.float64]",
-    jitter: float,
+    across: "_Floats", down: "_Floats", size: int, draws: "_Floats", jitter: float
 ) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
     """Columns and rows of points [B, ...] in the smallest square around them, the shorter side in its middle.
 
     Four draws [B, 4, 1] and the jitter, 0..1, decide how they are turned, and how large and where the square is.
     """
     flat = [points.reshape(len(points), -1) for points in (across, down)]
-    if jitter:  # else it would cost an eighth of an image for nothing
+    if jitter:  # else it would cost an eighth of an image
         half = jitter * (2 * draws[:, 0] - 1)  # the tangent of half the angle: no sine is the same everywhere
         cosine, sine = (1 - half * half) / (1 + half * half), 2 * half / (1 + half * half)
         x, y = flat

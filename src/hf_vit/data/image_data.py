@@ -39,6 +39,9 @@ class ImageData(Displayed):
             {"bbox": [[x, y, width, height], ...] in px, "category": class numbers, "area": px, "iscrowd": 0 or 1 each}
             as in COCO and, where there are masks, "segmentation": Pillow images of mode "1" and of the image's size, or
             None.
+        seen: of tables what the scan saw, row by row.
+        sizes: of streams the number of images where it is known.
+        readers: of streams the undecoded stream and what reads it.
     """
 
     name: str
@@ -53,7 +56,6 @@ class ImageData(Displayed):
     cut: tuple[str, ...] = ()
     multi_label: bool = False
     target: Target = "label"
-    # What the scan saw, row by row (tables); size of a stream where it is known; how to read a stream anew.
     seen: dict[str, list[Seen]] = field(default_factory=dict[str, list[Seen]], repr=False)
     sizes: dict[str, int] = field(default_factory=dict[str, int], repr=False)
     readers: "dict[str, tuple[IterableDataset, StreamReader]]" = field(
@@ -71,8 +73,7 @@ class ImageData(Displayed):
         """Which files are missing or changed since the data was loaded; see `tell_changes`."""
         if self.source is None:
             return ""
-        now = file_states(self.source, contents=bool(self.readers))
-        return tell_changes(self.files, now)
+        return tell_changes(self.files, file_states(self.source, contents=bool(self.readers)))
 
     def num_examples(self, split: str) -> int | None:
         """Number of images of a split; None for a stream that does not tell."""
@@ -89,6 +90,17 @@ class ImageData(Displayed):
             have = ", ".join(self.splits)
             raise UserError(f"'{self.name}' has no split '{name}' (it has {have}); choose one of these or add it")
         return self.splits[name]
+
+
+def tables_of(data: ImageData) -> "dict[str, Dataset]":
+    """The splits of data that is no stream."""
+    return cast("dict[str, Dataset]", data.splits)
+
+
+def as_streams(data: ImageData, readers: "dict[str, tuple[IterableDataset, StreamReader]]") -> ImageData:
+    """The same data, read as streams."""
+    splits = {split: reader.over(stream) for split, (stream, reader) in readers.items()}
+    return replace(data, splits=splits, readers=readers)
 
 
 def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_images: bool = False) -> ImageData:
@@ -111,37 +123,29 @@ def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_
     """
     smallest = (min_size, min_size) if isinstance(min_size, int) else min_size
     if data.readers:
-        return _check_streams(data, smallest, skip_bad_images)
+        readers = dict(data.readers)
+        for split, (stream, reader) in data.readers.items():
+            least = smallest if split == "train" or not skip_bad_images else (1, 1)
+            checked = replace(reader, min_size=least, skip_bad_images=skip_bad_images, skipped=data.skipped)
+            readers[split] = stream, checked
+        return as_streams(data, readers)
     if not data.seen:
-        tables = cast("Mapping[str, Dataset]", data.splits)
-        data.seen.update({split: scan(table, split) for split, table in tables.items()})
+        data.seen.update({split: scan(table, split) for split, table in tables_of(data).items()})
     if not skip_bad_images:
         keep_good(data.seen, smallest, False)
         return data
-    kept = _without(data, *keep_good(data.seen, (1, 1), True))
+    kept = _with_rows(data, *keep_good(data.seen, (1, 1), True))
     if kept is not data:
-        tables = cast("Mapping[str, Dataset]", kept.splits)
-        kept.fingerprint = content_fingerprint(tables, kept.seen, kept.label_names)
+        kept.fingerprint = content_fingerprint(tables_of(kept), kept.seen, kept.label_names)
     train = {split: seen for split, seen in kept.seen.items() if split == "train"}
-    return _without(kept, *keep_good(train, smallest, True))
+    return _with_rows(kept, *keep_good(train, smallest, True))
 
 
-def _without(data: ImageData, rows: Mapping[str, list[int]], bad: list[str]) -> ImageData:
+def _with_rows(data: ImageData, rows: Mapping[str, list[int]], bad: list[str]) -> ImageData:
     """The data with these rows of some splits, and all of the others; the same object where no image is bad."""
     if not bad:
         return data
-    tables = cast("Mapping[str, Dataset]", data.splits)
-    splits = {split: table.select(rows[split]) if split in rows else table for split, table in tables.items()}
+    tables = tables_of(data).items()
+    splits = {split: table.select(rows[split]) if split in rows else table for split, table in tables}
     seen = data.seen | {split: [data.seen[split][row] for row in kept] for split, kept in rows.items()}
     return replace(data, splits=splits, seen=seen, skipped=[*data.skipped, *map(short_name, bad)])
-
-
-def _check_streams(data: ImageData, min_size: tuple[int, int], skip_bad_images: bool) -> ImageData:
-    readers = dict(data.readers)
-    for split, (stream, reader) in data.readers.items():
-        smallest = min_size if split == "train" or not skip_bad_images else (1, 1)
-        checked = replace(reader, min_size=smallest, skip_bad_images=skip_bad_images, skipped=data.skipped)
-        readers[split] = stream, checked
-    return replace(
-        data, readers=readers, splits={split: reader.over(stream) for split, (stream, reader) in readers.items()}
-    )

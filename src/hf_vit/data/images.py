@@ -1,4 +1,4 @@
-"""One picture, whatever its mode: decoded, checked, and as the 8-bit RGB that a model is fed with."""
+"""Images: the one place where they are decoded, as the 8-bit RGB that a model is fed with, and checked."""
 
 import hashlib
 import io
@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from pathlib import Path, PurePath
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -20,23 +20,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
-_WHITE = (255, 255, 255, 255)
 # Pillow converts these exactly: bilevel, 8-bit gray, palette, CMYK, YCbCr, HSV, padded RGB.
 _CONVERTED_BY_PILLOW = ("1", "L", "P", "CMYK", "YCbCr", "HSV", "RGBX")
+# Below this many images the scan is over before a progress bar would help.
+PROGRESS_FROM = 2000
+_REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to go on without it"
+Result = TypeVar("Result")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any photograph to 8-bit RGB as a viewer would show it.
 
-    The EXIF orientation is applied. Transparency (LA, RGBA, palettes, a transparent colour) is composited on white, as
+    The EXIF orientation is applied. Transparency (LA, RGBA, palettes, a transparent color) is composited on white, as
     transformers' image processors do. 16-bit gray is scaled by 255/65535, where Pillow's own conversion clips at 255.
-    Of animations the first frame counts.
-
-    Args:
-        image: a Pillow image of any mode.
-
-    Returns:
-        An image of mode RGB; the same object when nothing had to change.
+    Of animations the first frame counts. An RGB image without either is returned as it is.
 
     Raises:
         UserError: a mode without a defined way to RGB (LAB), or numbers outside the 16-bit (mode I) or the 0..1 and
@@ -48,22 +45,91 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
-    if image.mode.startswith("I"):
-        return _from_integers(image)
+    if image.mode.startswith("I"):  # I;16, I;16L, I;16B; and I, in which Pillow also opens some 16-bit files
+        values = np.asarray(image).astype(np.int64)
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > 65535:
+            raise UserError(f"a {image.mode} image holds numbers from {low} to {high}; 0..65535 is needed (16 bits)")
+        return _gray((values * 255 + 32767) // 65535)
     if image.mode == "F":
-        return _from_floats(image)
+        values = np.asarray(image).astype(np.float64)
+        low, high = float(values.min()), float(values.max())
+        if not (low >= 0 and high <= 255):
+            raise UserError(f"a floating-point image holds numbers from {low:g} to {high:g}; 0..1 or 0..255 is needed")
+        return _gray(np.rint(values * 255 if high <= 1 else values))
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
     if image.mode not in _CONVERTED_BY_PILLOW:
         raise UserError(f"images of mode {image.mode} cannot be converted to RGB; save them as RGB or grayscale first")
     return image.convert("RGB")
 
 
-Made = TypeVar("Made")
+def _gray(values: "NDArray[np.generic]") -> Image.Image:
+    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
-def each_in_threads(function: Callable[..., Made], items: Sequence[Any], *others: Iterable[Any]) -> list[Made]:
+def decode_image(
+    image: Image.Image | Mapping[str, Any] | str | os.PathLike[str] | IO[bytes], draft_side: int | None = None
+) -> Image.Image:
+    """Return any image as 8-bit RGB, see `to_rgb`.
+
+    Args:
+        image: Pillow's, a file by its path, address or content, or {"bytes", "path"} as `datasets` keeps them.
+        draft_side: decode JPEG at the smallest of its scales (1, 1/2, 1/4, 1/8) at which both sides have so many px.
+
+    Raises:
+        UserError: see `to_rgb`; StoreError where a store does not give it.
+        Exception: what Pillow and the disk raise, see `image_problem`.
+    """
+    if isinstance(image, Image.Image):
+        return to_rgb(image)
+    if isinstance(image, Mapping):
+        image = io.BytesIO(_content(image))
+    elif isinstance(image, str | os.PathLike) and in_store(image):
+        image = io.BytesIO(read(place_of(image)))
+    return _decoded(image, draft_side)[0]
+
+
+def opened(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None = None) -> Image.Image:
+    """A picture that nobody has decoded yet, unless there is a part of a pixel at its edge; see `decode_image`."""
+    image = Image.open(file)
+    drafted = None if draft_side is None else image.draft(None, (draft_side, draft_side))
+    if drafted is None or drafted[1][2:] == image.size:
+        return image
+    # Of 511 px halved the last is half filling, which would shift and stretch the picture.
+    with image:
+        return image.resize(image.size, Image.Resampling.BILINEAR, box=drafted[1])
+
+
+def _decoded(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) -> tuple[Image.Image, int]:
+    """The image, and its brightest pixel if it has 16 bits."""
+    with opened(file, draft_side) as picture:
+        return to_rgb(picture), int(np.asarray(picture).max()) if picture.mode.startswith("I") else 0
+
+
+def _content(stored: Mapping[str, Any]) -> bytes:
+    content, path = stored.get("bytes"), str(stored.get("path"))
+    if content is not None:
+        return content
+    return read(place_of(path)) if in_store(path) else Path(path).read_bytes()
+
+
+def image_problem(error: Exception) -> str:
+    """What is wrong with an image that could not be decoded; a failing store says nothing of it and is raised again."""
+    if isinstance(error, StoreError):
+        raise error
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "is not an image, or of a format that Pillow does not know"
+    if isinstance(error, FileNotFoundError):
+        return "is not there"
+    # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
+    return f"is corrupt or cannot be read ({' '.join(str(error).split()) or type(error).__name__:.200})"
+
+
+def each_in_threads(function: Callable[..., Result], items: Sequence[Any], *others: Iterable[Any]) -> list[Result]:
     """As `map`, in as many threads as torch computes in: in a loader's worker that is one.
 
     Pillow lets others work while it decodes and resizes. An item that is there twice is not for two threads at once.
@@ -77,22 +143,6 @@ def each_in_threads(function: Callable[..., Made], items: Sequence[Any], *others
         return list(pool.map(function, items, *others))
 
 
-def opened(file: "str | os.PathLike[str] | io.BytesIO", draft_side: int | None = None) -> Image.Image:
-    """A picture that nobody has decoded yet, unless there is a part of a pixel at its edge.
-
-    Args:
-        file: its path or content.
-        draft_side: decode JPEG at the smallest of its scales (1, 1/2, 1/4, 1/8) at which both sides have so many px.
-    """
-    image = Image.open(file)
-    drafted = None if draft_side is None else image.draft(None, (draft_side, draft_side))
-    if drafted is None or drafted[1][2:] == image.size:
-        return image
-    # Of 511 px halved the last is half filling, which would shift and stretch the picture.
-    with image:
-        return image.resize(image.size, Image.Resampling.BILINEAR, box=drafted[1])
-
-
 def tell_dark(highest: int, bits: int) -> list[str]:
     """Return a note if no pixel of so many bits uses the upper two of them; an image that is all black has none."""
     full = (1 << bits) - 1
@@ -102,32 +152,6 @@ def tell_dark(highest: int, bits: int) -> list[str]:
         f"images of {bits} bits reach {highest:,} of {full:,}, so they are seen in {highest / full:.0%} of the "
         f"brightness; multiply them (all by the same number) if their full range is less than {bits} bits"
     ]
-
-
-def _from_integers(image: Image.Image) -> Image.Image:
-    # Modes I;16, I;16L, I;16B; and I, in which Pillow also opens some 16-bit files.
-    values = np.asarray(image).astype(np.int64)
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high > 65535:
-        raise UserError(f"a {image.mode} image holds numbers from {low} to {high}; 0..65535 is needed (16 bits)")
-    return _gray((values * 255 + 32767) // 65535)
-
-
-def _from_floats(image: Image.Image) -> Image.Image:
-    values = np.asarray(image).astype(np.float64)
-    low, high = float(values.min()), float(values.max())
-    if not (low >= 0 and high <= 255):
-        raise UserError(f"a floating-point image holds numbers from {low:g} to {high:g}; 0..1 or 0..255 is needed")
-    return _gray(np.rint(values * 255 if high <= 1 else values))
-
-
-def _gray(values: "NDArray[np.generic]") -> Image.Image:
-    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
-
-
-# Below this many images the scan is over before a progress bar would help.
-PROGRESS_FROM = 2000
-_REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to go on without it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,40 +181,19 @@ def open_image(stored: Mapping[str, Any], place: str, draft_side: int | None = N
     """Read one undecoded image ({"bytes", "path"}), wholly: a truncated file shows only when its pixels are read.
 
     Args:
-        stored: as `datasets` keeps an image with decode=False.
+        stored, draft_side: see `decode_image`.
         place: the image's name where it has no path.
-        draft_side: see `opened`.
 
     Returns:
         What was seen, and the image as RGB; None in its stead where there was a problem.
-
-    Raises:
-        StoreError: an object store does not give it, which says nothing of the image.
     """
-    name = str(stored.get("path") or place)
-    digest = hashlib.sha256(b"").hexdigest()
+    name, digest = str(stored.get("path") or place), hashlib.sha256(b"").hexdigest()
     try:
-        content = stored.get("bytes")
-        if content is None and in_store(name):
-            content = read(place_of(name))
-        elif content is None:
-            with open(str(stored["path"]), "rb") as file:
-                content = file.read()
+        content = _content(stored)
         digest = hashlib.sha256(content).hexdigest()
-        with opened(io.BytesIO(content), draft_side) as picture:
-            image = to_rgb(picture)
-            peak = int(np.asarray(picture).max()) if picture.mode.startswith("I") else 0
-    except Image.UnidentifiedImageError:
-        return Seen(name, digest, problem="is not an image, or of a format that Pillow does not know"), None
-    except StoreError:
-        raise
-    except UserError as error:
-        return Seen(name, digest, problem=str(error)), None
-    except FileNotFoundError:
-        return Seen(name, digest, problem="is not there"), None
-    except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
-        detail = " ".join(str(error).split()) or type(error).__name__
-        return Seen(name, digest, problem=f"is corrupt or cannot be read ({detail})"), None
+        image, peak = _decoded(io.BytesIO(content), draft_side)
+    except Exception as error:
+        return Seen(name, digest, problem=image_problem(error)), None
     return Seen(name, digest, image.height, image.width, peak=peak), image
 
 
@@ -203,22 +206,27 @@ def scan(table: "Dataset", split: str, annotate: Callable[[int, Seen], Seen] | N
         annotate: of a readable image in this row, what it bears; see `DenseTables`.
     """
     import datasets
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     undecoded = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
     total = len(undecoded)
     seen: list[Seen] = []
-    advance, finish = _progress(total, f"Checking {split} images")
-    try:
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for start in range(0, total, 256):
-                rows = undecoded[start : start + 256]["image"]
-                places = [f"{split} image {start + offset}" for offset in range(len(rows))]
-                looked_at = pool.map(lambda row, place: open_image(row, place)[0], rows, places)
-                for row, image in enumerate(looked_at, start=start):
-                    seen.append(image if annotate is None or image.problem else annotate(row, image))
-                advance(len(rows))
-    finally:
-        finish()
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    is_hidden = total < PROGRESS_FROM or not console.is_terminal
+    with (
+        Progress(*columns, console=console, transient=True, disable=is_hidden) as bar,
+        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
+    ):
+        task = bar.add_task(f"Checking {split} images", total=total)
+        for start in range(0, total, 256):
+            rows = undecoded[start : start + 256]["image"]
+            places = [f"{split} image {start + offset}" for offset in range(len(rows))]
+            looked_at = pool.map(lambda row, place: open_image(row, place)[0], rows, places)
+            for row, image in enumerate(looked_at, start=start):
+                seen.append(image if annotate is None or image.problem else annotate(row, image))
+            bar.advance(task, len(rows))
     return seen
 
 
@@ -234,14 +242,12 @@ def keep_good(
     bad: list[str] = []
     first: str | None = None
     for split, seen in scans.items():
-        rows[split] = []
-        for row, image in enumerate(seen):
-            problem = image.problem_below(min_size)
-            if problem is None:
-                rows[split].append(row)
-                continue
-            bad.append(image.name)
-            first = first or describe(image.name, problem)
+        problems = [image.problem_below(min_size) for image in seen]
+        rows[split] = [row for row, problem in enumerate(problems) if problem is None]
+        for image, problem in zip(seen, problems, strict=True):
+            if problem is not None:
+                bad.append(image.name)
+                first = first or _describe(image.name, problem)
     if first and not skip_bad_images:
         more = f" ({len(bad) - 1} more bad images)" if len(bad) > 1 else ""
         raise UserError(f"{first}{more}; {_REMEDY}")
@@ -251,36 +257,15 @@ def keep_good(
     return rows, bad
 
 
-def describe(name: str, problem: str) -> str:
-    """One image and its problem, as an error begins."""
+def _describe(name: str, problem: str) -> str:
     return f"image '{name}' {problem}" if problem.startswith(("is ", "has ")) else f"image '{name}': {problem}"
 
 
 def raise_bad(seen: Seen, problem: str) -> NoReturn:
-    """The error of a stream's bad image, in the same words as before training."""
-    raise UserError(f"{describe(seen.name, problem)}; {_REMEDY}")
+    """The error of a bad image that is met later, in the same words as before training."""
+    raise UserError(f"{_describe(seen.name, problem)}; {_REMEDY}")
 
 
 def short_name(name: str) -> str:
     """The last two parts of an image's path: enough to recognise it, nothing of the machine."""
     return "/".join(PurePath(name).parts[-2:])
-
-
-def _progress(total: int, title: str) -> tuple[Callable[[int], None], Callable[[], None]]:
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if total < PROGRESS_FROM or not console.is_terminal:
-        return (lambda count: None), (lambda: None)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        *Progress.get_default_columns()[1:2],
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task(title, total=total)
-    bar.start()
-    return (lambda count: bar.update(task, advance=count)), bar.stop

@@ -51,12 +51,7 @@ def typed_labels(splits: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True)
 class LabelMap:
-    """The classes of a data set, and the number of every raw label.
-
-    Attributes:
-        names: class names, in the order of their numbers.
-        numbers: raw label -> class number.
-    """
+    """The classes of a data set in the order of their numbers, and raw label -> class number."""
 
     names: list[str]
     numbers: dict[Any, int]
@@ -88,16 +83,14 @@ class LabelMap:
             raise UserError(f"'{data_name}' has the label {ordered[0]}; classes are numbered from 0")
         return cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})
 
-    def number(self, raw: int | str | None, place: str) -> int:
-        """The class number of one raw label.
-
-        Args:
-            raw: as the source holds it.
-            place: which image, for the error.
+    def number(self, raw: Any, place: str) -> Any:
+        """The class number of one raw label; of a list of them the numbers, ascending.
 
         Raises:
-            UserError: the label is missing or is none of the classes.
+            UserError: a label is missing or is none of the classes; `place` says which image it is.
         """
+        if isinstance(raw, list):
+            return sorted({self.number(each, place) for each in raw})  # pyright: ignore[reportUnknownVariableType]
         number = self.numbers.get(raw)
         if number is None:
             what = "no label" if raw is None else f"the label {raw!r}"
@@ -106,16 +99,6 @@ class LabelMap:
                 "correct the label, or add an image of that class to the training images"
             )
         return number
-
-    def numbers_of(self, raw: Any, place: str) -> Any:
-        """The class number of one raw label; of a list of them the numbers, ascending.
-
-        Raises:
-            UserError: see `number`.
-        """
-        if not isinstance(raw, list):
-            return self.number(raw, place)
-        return sorted({self.number(each, place) for each in raw})  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def is_multi_label(labels: Sequence[Any]) -> bool:

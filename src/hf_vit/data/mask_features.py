@@ -1,6 +1,5 @@
 """Column types of `datasets` for masks, which are decoded when a row is asked for; imported when data is read."""
 
-import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,11 +27,9 @@ class ClassMask(Image):
     _type: str = field(default="ClassMask", init=False, repr=False)
 
     def decode_example(self, value: Any, token_per_repo_id: Any = None) -> Pillow.Image:
-        """Mode "L"; raises UserError where the file is no mask."""
         if isinstance(value, dict) and value["bytes"] is None:  # a file that is cut off would stay open
             value = {"bytes": Path(value["path"]).read_bytes(), "path": None}
-        picture = super().decode_example(value, token_per_repo_id)
-        return Pillow.fromarray(class_numbers(picture, self.reduce_labels))
+        return Pillow.fromarray(class_numbers(super().decode_example(value, token_per_repo_id), self.reduce_labels))
 
 
 @dataclass
@@ -47,7 +44,6 @@ class RunLengthMask:
         return self.pa_type
 
     def decode_example(self, value: Any, token_per_repo_id: Any = None) -> Pillow.Image:
-        """Mode "1"."""
         from pycocotools import mask
 
         return Pillow.fromarray(mask.decode(value).astype(np.bool_))
@@ -71,14 +67,6 @@ def object_features(label_names: Sequence[str], masks: Image | RunLengthMask | N
         "category": List(ClassLabel(names=list(label_names))),
         "area": List(Value("float64")),
         "iscrowd": List(Value("int64")),
+        **({} if masks is None else {"segmentation": List(masks)}),
     }
-    if masks is not None:
-        objects["segmentation"] = List(masks)
     return Features({"image": Image(), "objects": objects})
-
-
-def encoded(image: Pillow.Image, kind: str = "PNG") -> dict[str, Any]:
-    """A picture as a table stores it."""
-    file = io.BytesIO()
-    image.save(file, kind)
-    return {"bytes": file.getvalue(), "path": None}

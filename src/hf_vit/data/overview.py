@@ -1,4 +1,4 @@
-"""What was understood of a data set, before anything is trained on it: classes, counts, sizes, kinds, and a look."""
+"""What was understood of a data set before training: classes, counts, sizes, kinds; and images with what they bear."""
 
 import colorsys
 from collections import Counter
@@ -11,19 +11,20 @@ import torch
 from PIL import Image, ImageDraw
 
 from hf_vit.data.annotations import IGNORED
-from hf_vit.data.image_data import ImageData
+from hf_vit.data.image_data import ImageData, tables_of
 from hf_vit.data.images import to_rgb
 from hf_vit.data.labels import classes_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from PIL.Image import Image
 
 _LOOKED_INTO = 200
 # Where the largest class is that many times the smallest, an accuracy hides the small ones.
 _UNEVEN = 3
-_MAX_CLASSES, _LINE, _NAME_PX = 40, 16, 120
+_MAX_CLASSES, _LINE, _NAME_PX, _NAME_LENGTH = 40, 16, 120, 16
 _PAIRS = 24
+_GOLDEN = 0.618033988749895  # steps of it around the circle of hues fill it evenly, however many there are
+_MASK_STRENGTH = 0.55
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Overview:
 
 def overview(data: ImageData) -> Overview:
     """Look over a data set of tables (`load_data` without streaming)."""
-    tables = cast("dict[str, Dataset]", data.splits)
+    tables = tables_of(data)
     counts = {name: dict.fromkeys(tables, 0) for name in data.label_names}
     for split in tables:
         for label, number in _amounts(data, split).items():
@@ -54,9 +55,12 @@ def overview(data: ImageData) -> Overview:
         ((image.height, image.width) for seen in data.seen.values() for image in seen),
         key=lambda size: size[0] * size[1],
     )
-    modes = _modes([table.select_columns(["image"]) for table in tables.values()])
+    modes: Counter[str] = Counter()
+    for table in tables.values():  # some images of each, evenly spaced
+        images = table.select_columns(["image"])
+        modes.update(images[row]["image"].mode for row in range(0, len(images), max(1, len(images) // _LOOKED_INTO)))
     unit = {"label": "images", "mask": "pixels", "objects": "objects"}[data.target]
-    return Overview(counts, [sizes[0], sizes[len(sizes) // 2], sizes[-1]], modes, unit)
+    return Overview(counts, [sizes[0], sizes[len(sizes) // 2], sizes[-1]], dict(modes), unit)
 
 
 def tell_uneven(data: ImageData) -> list[str]:
@@ -83,12 +87,6 @@ def _amounts(data: ImageData, split: str) -> Counter[int]:
     for image in data.seen[split] if data.target != "label" else ():
         amounts.update(image.annotation.amounts if image.annotation else {})
     return amounts
-
-
-def _modes(tables: "Sequence[Dataset]") -> dict[str, int]:
-    """The modes of some images of each table, evenly spaced."""
-    chosen = [(table, row) for table in tables for row in range(0, len(table), max(1, len(table) // _LOOKED_INTO))]
-    return dict(Counter(table[row]["image"].mode for table, row in chosen))
 
 
 def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Image:
@@ -122,7 +120,7 @@ def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Im
 
 
 def _annotated_sheet(data: ImageData, columns: int, side: int) -> Image.Image:
-    """Pairs of pictures, and below the names of the first 40 classes in the colours of their masks and boxes."""
+    """Pairs of pictures, and below the names of the first 40 classes in the colors of their masks and boxes."""
     table: Any = data.splits.get("train") or next(iter(data.splits.values()))
     pairs = [pair for row in table.select(range(min(len(table), _PAIRS))) for pair in _pair(data, row, side)]
     lines = -(-len(pairs) // columns)
@@ -133,11 +131,10 @@ def _annotated_sheet(data: ImageData, columns: int, side: int) -> Image.Image:
     for place, picture in enumerate(pairs):
         sheet.paste(picture, (place % columns * side, place // columns * side))
     pen = ImageDraw.Draw(sheet)
-    colours = class_palette(len(data.label_names))
-    for number, name in enumerate(names):
+    for number, (name, color) in enumerate(zip(names, _palette(len(data.label_names)), strict=False)):
         left, top = number % per_line * _NAME_PX, lines * side + number // per_line * _LINE
-        pen.rectangle((left + 2, top + 2, left + _LINE - 2, top + _LINE - 2), fill=colours[number])
-        pen.text((left + _LINE + 2, top + 2), name[:16], fill="black")
+        pen.rectangle((left + 2, top + 2, left + _LINE - 2, top + _LINE - 2), fill=color)
+        pen.text((left + _LINE + 2, top + 2), name[:_NAME_LENGTH], fill="black")
     return sheet
 
 
@@ -159,31 +156,29 @@ def _pair(data: ImageData, row: dict[str, Any], side: int) -> tuple[Image.Image,
     return shown, paint_objects(shown, scaled, data.label_names)
 
 
-_GOLDEN = 0.618033988749895  # steps of it around the circle of hues fill it evenly, however many there are
-_MASK_STRENGTH = 0.55
-_NAME_LENGTH = 16
+# ---- masks and boxes painted over their images, by torchvision
 
 
-def class_palette(count: int) -> list[tuple[int, int, int]]:
-    """A colour for each of so many classes, those of neighbouring numbers far apart."""
+def _palette(count: int) -> list[Any]:
+    """A color for each of so many classes, those of neighbouring numbers far apart."""
     hues = [colorsys.hsv_to_rgb(number * _GOLDEN % 1.0, 0.85, 1.0) for number in range(count)]
     return [(round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in hues]
 
 
-def paint_classes(image: "Image", classes: torch.Tensor, count: int) -> "Image":
-    """An image with the class of every pixel, [H, W] of 0..count-1 (ignored ones stay as they are), as its colour."""
+def paint_classes(image: Image.Image, classes: torch.Tensor, count: int) -> Image.Image:
+    """An image with the class of every pixel, [H, W] of 0..count-1 (ignored ones stay as they are), as its color."""
     from torchvision.transforms.functional import to_pil_image
     from torchvision.utils import draw_segmentation_masks
 
     there = [number for number in classes.unique().tolist() if number != IGNORED]
     if not there:
         return image
-    palette = class_palette(count)
+    colors = [_palette(count)[number] for number in there]
     layers = torch.stack([classes == number for number in there])
-    return to_pil_image(draw_segmentation_masks(_pixels(image), layers, _MASK_STRENGTH, [palette[k] for k in there]))
+    return to_pil_image(draw_segmentation_masks(_pixels(image), layers, _MASK_STRENGTH, colors))
 
 
-def paint_objects(image: "Image", objects: Mapping[str, torch.Tensor], names: Sequence[str]) -> "Image":
+def paint_objects(image: Image.Image, objects: Mapping[str, torch.Tensor], names: Sequence[str]) -> Image.Image:
     """An image with objects: "boxes" [n, 4] x1 y1 x2 y2 px, "labels" [n], and "scores", "masks" [n, H, W] if any."""
     from torchvision.transforms.functional import to_pil_image
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
@@ -191,16 +186,15 @@ def paint_objects(image: "Image", objects: Mapping[str, torch.Tensor], names: Se
     numbers: list[int] = objects["labels"].tolist()
     if not numbers:
         return image
-    palette = class_palette(len(names))
-    colours: Any = [palette[number] for number in numbers]
-    pixels = _pixels(image)
+    palette, pixels = _palette(len(names)), _pixels(image)
+    colors: Any = [palette[number] for number in numbers]
     if "masks" in objects:
-        pixels = draw_segmentation_masks(pixels, objects["masks"].cpu().bool(), _MASK_STRENGTH, colours)
+        pixels = draw_segmentation_masks(pixels, objects["masks"].cpu().bool(), _MASK_STRENGTH, colors)
     titles = [names[number][:_NAME_LENGTH] for number in numbers]
     if "scores" in objects:
         titles = [f"{title} {score:.0%}" for title, score in zip(titles, objects["scores"].tolist(), strict=True)]
-    return to_pil_image(draw_bounding_boxes(pixels, objects["boxes"].cpu(), titles, colours, width=2))
+    return to_pil_image(draw_bounding_boxes(pixels, objects["boxes"].cpu(), titles, colors, width=2))
 
 
-def _pixels(image: "Image") -> torch.Tensor:
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+def _pixels(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)

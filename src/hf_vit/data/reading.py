@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_vit.data.files import FileNames
 from hf_vit.data.images import Seen, open_image, raise_bad, short_name, tell_dark
 from hf_vit.data.labels import LabelMap, first_of, plain_label, plain_name, typed_labels
-from hf_vit.data.sources import DataSource, Listing, find_file
+from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, part_of, split_name
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import reading
@@ -30,10 +31,10 @@ from hf_vit.repositories.stores import in_store, sizes
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
 
+logger = logging.getLogger(__name__)
 _IMAGE_NAMES = ("image", "img", "picture")
 _PATH_NAMES = ("file_name", "image", "filename", "file", "path", "image_path", "filepath", "img", "picture")
 _LABEL_NAMES = ("label", "labels", "cls", "class", "target", "fine_label", "cls.txt")
-_NESTED = ("json", "jsn")
 # A stream that is larger is not read again to tell where a bad image stands.
 _SEARCHED_BYTES = 1 << 30
 # Characters that a cell of a list may have; the csv module stops at 131,072.
@@ -44,6 +45,8 @@ _CHANNELS = 4
 _TWICE = object()
 # What a column of a class of its own may hold, as pandas and others write it.
 _INDICATORS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+# Decoded images waiting inside a stream; small, so that a stream of large photographs stays small in memory.
+_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,7 @@ class NamedColumns:
         return names if len(names) > 1 else ()
 
     def check(self, have: Iterable[str], name: str) -> None:
-        """Make sure that they are there.
-
-        Raises:
-            UserError: one is not.
-        """
+        """Raise UserError where one of them is not there."""
         columns = list(have)
         labels = self.indicators or (self.label,)
         for option, given in (("--image-column", self.image), *(("--label-column", name) for name in labels)):
@@ -129,6 +128,26 @@ class Tables:
     labels: dict[str, list[Any]] | None = None
 
 
+def read_tables(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
+    """Tables of a source; of parquet and webdataset files and of the Hub, if `streaming`, streams.
+
+    Raises:
+        UserError: it cannot be read, or no column of it is of images or of labels.
+    """
+    if source.kind == "folder":
+        return _read_folder(source)
+    if source.kind == "list":
+        return _read_list(source, named)
+    if source.kind == "hub":
+        splits, notes, commit = open_hub(source, streaming=streaming)
+        tables = _tables(splits, source, named, streaming)
+        return replace(tables, notes=[*notes, *tables.notes], revision=commit)
+    tables = _tables(open_files(source, streaming=streaming), source, named, streaming)
+    if source.kind == "parquet":
+        _refuse_mixed_labels(source, tables.columns.labelling)
+    return tables
+
+
 def image_table(paths: "Iterable[str | Path]") -> "Dataset":
     """Return a table with the column "image", undecoded, whose rows name these files."""
     from datasets import Dataset, Features, Image
@@ -137,8 +156,7 @@ def image_table(paths: "Iterable[str | Path]") -> "Dataset":
     return Dataset.from_dict({"image": stored}, features=Features({"image": Image(decode=False)}))
 
 
-def read_folder(source: DataSource) -> Tables:
-    """Tables of a folder of class folders; nothing is decoded or copied, the rows name the files."""
+def _read_folder(source: DataSource) -> Tables:
     from datasets import ClassLabel
 
     names = sorted({label for classes in source.folder.values() for label in classes})
@@ -158,38 +176,7 @@ def read_folder(source: DataSource) -> Tables:
     return Tables(splits, Columns("image", ("label",)), names)
 
 
-def read_files(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
-    """Tables or streams of parquet or webdataset files."""
-    tables = _tables(open_files(source, streaming=streaming), source, named, streaming)
-    if source.kind == "parquet":
-        _refuse_mixed_labels(source, tables.columns.labelling)
-    return tables
-
-
-def _refuse_mixed_labels(source: DataSource, columns: Sequence[str]) -> None:
-    """Make sure that a label column is text in all parquet files or in none: `datasets` casts to one file's type.
-
-    Raises:
-        UserError: it is text in one and something else in another, so that "01" would become 1.
-    """
-    from pyarrow import parquet, types
-
-    known: dict[str, dict[bool, tuple[str, Any]]] = {column: {} for column in columns}
-    for name, path in source.named_files():
-        with path.open("rb") as file:
-            schema = parquet.read_schema(file)
-        for column in known.keys() & schema.names:
-            kind: Any = schema.field(column).type
-            while hasattr(kind, "value_type"):  # of lists, and of categories
-                kind = kind.value_type
-            known[column].setdefault(types.is_string(kind) or types.is_large_string(kind), (name, kind))
-    for column, kinds in known.items():
-        if len(kinds) == 2:
-            (text, _), (other, kind) = kinds[True], kinds[False]
-            raise UserError(
-                f"the label column '{column}' of '{source.name}' is text in {text}, {kind} in {other}; save the column "
-                "with the same type in all files"
-            )
+# ---- parquet and webdataset files
 
 
 def open_files(source: DataSource, *, streaming: bool) -> dict[str, Any]:
@@ -208,41 +195,82 @@ def open_files(source: DataSource, *, streaming: bool) -> dict[str, Any]:
     return dict(loaded)
 
 
-def _refuse_other_classes(source: DataSource) -> None:
-    """Make sure that files of one data set name the classes of a column alike: `datasets` reads all by the first's.
-
-    Raises:
-        UserError: two do not.
-    """
-    known: dict[str, tuple[str, list[str]]] = {}
-    for name, path in source.named_files():
-        for column, classes in _named_classes(path):
-            first, others = known.setdefault(column, (name, classes))
-            if classes != others:
-                raise UserError(
-                    f"'{source.name}' numbers the classes of the column '{column}' in {first} ({first_of(others)}) "
-                    f"otherwise than in {name} ({first_of(classes)}); save all of its files with the same class names, "
-                    "or with names in place of numbers"
-                )
-
-
-def _named_classes(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """(column, names) of what a parquet file tells of its class numbers, which may lie inside another column."""
-    from datasets import Features
+def _schemas(source: DataSource) -> Iterator[tuple[str, Any]]:
     from pyarrow import parquet
 
-    with path.open("rb") as file:
-        told: Any = Features.from_arrow_schema(parquet.read_schema(file))
-    waiting = [(str(column), feature) for column, feature in told.items()]
-    while waiting:
-        column, feature = waiting.pop()
-        if isinstance(names := getattr(feature, "names", None), list):
-            yield column, list(map(plain_name, names))
-        inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
-        waiting += [(column, each) for each in inner if each is not None]
+    for name, path in source.named_files():
+        with path.open("rb") as file:
+            yield name, parquet.read_schema(file)
 
 
-def read_list(source: DataSource, named: NamedColumns) -> Tables:
+def _refuse_mixed_labels(source: DataSource, columns: Sequence[str]) -> None:
+    """A label column is text in all parquet files or in none: `datasets` casts to one file's type, so 01 became 1."""
+    from pyarrow import types
+
+    known: dict[str, dict[bool, tuple[str, Any]]] = {column: {} for column in columns}
+    for name, schema in _schemas(source):
+        for column in known.keys() & schema.names:
+            kind: Any = schema.field(column).type
+            while hasattr(kind, "value_type"):  # of lists, and of categories
+                kind = kind.value_type
+            known[column].setdefault(types.is_string(kind) or types.is_large_string(kind), (name, kind))
+    for column, kinds in known.items():
+        if len(kinds) == 2:
+            (text, _), (other, kind) = kinds[True], kinds[False]
+            raise UserError(
+                f"the label column '{column}' of '{source.name}' is text in {text}, {kind} in {other}; save the column "
+                "with the same type in all files"
+            )
+
+
+def _refuse_other_classes(source: DataSource) -> None:
+    """Files of one data set name the classes of a column alike: `datasets` reads all by the first's names."""
+    from datasets import Features
+
+    known: dict[str, tuple[str, list[str]]] = {}
+    for name, schema in _schemas(source):
+        waiting: list[tuple[str, Any]] = list(Features.from_arrow_schema(schema).items())
+        while waiting:  # names may lie inside of another column
+            column, feature = waiting.pop()
+            if isinstance(names := getattr(feature, "names", None), list):
+                classes = list(map(plain_name, names))
+                first, others = known.setdefault(column, (name, classes))
+                if classes != others:
+                    raise UserError(
+                        f"'{source.name}' numbers the classes of the column '{column}' in {first} ({first_of(others)}) "
+                        f"otherwise than in {name} ({first_of(classes)}); save all of its files with the same class "
+                        "names, or with names in place of numbers"
+                    )
+            inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
+            waiting += [(column, each) for each in inner if each is not None]
+
+
+def broken_file(source: DataSource) -> str | None:
+    """The first parquet or tar file that is cut off or none, and why; None if all begin and end as they must."""
+    from pyarrow import parquet
+
+    for name, path in source.named_files() if source.kind in ("parquet", "webdataset") else ():
+        try:
+            with path.open("rb") as file:
+                if source.kind == "parquet":
+                    parquet.read_metadata(file)
+                    continue
+                with tarfile.open(fileobj=file):  # reads the first header
+                    pass
+                if path.suffix == ".tar":
+                    file.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
+                    if any(file.read()):
+                        raise tarfile.ReadError("cut off: the two empty blocks at its end are missing")
+        except Exception as error:  # pyarrow, tarfile and gzip each raise their own
+            reason = " ".join(str(error).split()) or type(error).__name__
+            return f"the file {name} is damaged ({reason:.120})"
+    return None
+
+
+# ---- lists
+
+
+def _read_list(source: DataSource, named: NamedColumns) -> Tables:
     """Tables of CSV files or lines of JSON that name image files, from where they lie, and their labels.
 
     A column "split" deals the rows out; without one the list's own place does, or the folder of the image. Cells are
@@ -250,26 +278,22 @@ def read_list(source: DataSource, named: NamedColumns) -> Tables:
     """
     paths: dict[str, list[Path]] = {}
     labels: dict[str, list[Any]] = {}
-    folders: dict[Path, Listing] = {}
+    names = FileNames()
     for listed, place in ((split, place) for split, places in source.files.items() for place in places):
-        folder, is_remote = place.parent, in_store(place)
-        for path, label, told in _listed(place, source.name, named):
-            part = _split_of(path, listed) if told is None else split_name(str(told))
+        for path, label, split in _listed(place, source.name, named):
+            # Else by the image's own folder, train/cat.png, or by the list's.
+            of_folder = next((name for name in map(split_name, Path(path).parts[:1]) if name), listed)
+            part = of_folder if split is None else split_name(str(split))
             if part is None:
-                raise UserError(f"{place.name}: split '{told}' is none; needed: train, validation or test")
-            if is_remote and (path.startswith("/") or "://" in path or ".." in path.split("/")):
+                raise UserError(f"{place.name}: split '{split}' is none; needed: train, validation or test")
+            if in_store(place) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
                 raise UserError(f"{place.name} names {path[:80]!r}, which is not below it; correct it")
-            paths.setdefault(part, []).append(find_file(folder / path, folders))
+            paths.setdefault(part, []).append(names.find(place.parent / path))
             labels.setdefault(part, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
     splits = {split: image_table(paths[split]) for split in SPLITS if split in paths}
     typed = labels if named.indicators else typed_labels(labels)
     return Tables(splits, Columns("image", ("label",)), list(named.indicators) or None, labels=typed)
-
-
-def _split_of(path: str, listed: str) -> str | None:
-    """By the image's own folder, train/cat.png, or by the list's."""
-    return next((name for name in map(split_name, Path(path).parts[:1]) if name), listed)
 
 
 def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
@@ -315,11 +339,7 @@ def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, 
 
 
 def _csv_rows(place: Path) -> Iterator[dict[str, Any]]:
-    """Every row of a CSV file by its columns, as text.
-
-    Raises:
-        ValueError: there is no header, or a row has not as many cells.
-    """
+    """Every row of a CSV file by its columns, as text."""
     with place.open(encoding="utf-8-sig", newline="") as file:
         first = next((line for line in file if line.strip()), "")
         delimiter = max("\t;,", key=first.count)
@@ -335,11 +355,7 @@ def _csv_rows(place: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_rows(place: Path) -> Iterator[dict[str, Any]]:
-    """Every object of a file of lines of JSON, with numbers and truth values as text.
-
-    Raises:
-        ValueError: a line holds none.
-    """
+    """Every object of a file of lines of JSON, with numbers and truth values as text."""
     with place.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(filter(str.strip, file), start=1):
             try:
@@ -352,11 +368,11 @@ def _json_rows(place: Path) -> Iterator[dict[str, Any]]:
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = {plain_name(name): _text_of(value) for name, value in pairs}
-    if len(fields) < len(pairs):
-        counts = Counter(plain_name(name) for name, _ in pairs)
-        fields |= {name: _TWICE for name, count in counts.items() if count > 1}
-    return fields
+    counts = Counter(plain_name(name) for name, _ in pairs)
+    return {
+        name: _text_of(value) if counts[name] == 1 else _TWICE
+        for name, value in ((plain_name(name), value) for name, value in pairs)
+    }
 
 
 def _text_of(value: Any) -> Any:
@@ -365,38 +381,7 @@ def _text_of(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def broken_file(source: DataSource) -> str | None:
-    """The first parquet or tar file that is cut off or none, and why; None if all begin and end as they must."""
-    for name, path in source.named_files():
-        try:
-            if source.kind == "parquet":
-                from pyarrow import parquet
-
-                with path.open("rb") as file:
-                    parquet.read_metadata(file)
-            elif source.kind == "webdataset":
-                _look_into(path)
-        except Exception as error:  # pyarrow, tarfile and gzip each raise their own
-            reason = " ".join(str(error).split()) or type(error).__name__
-            return f"the file {name} is damaged ({reason:.120})"
-    return None
-
-
-def _look_into(path: Path) -> None:
-    with path.open("rb") as content, tarfile.open(fileobj=content):  # reads the first header
-        pass
-    if path.suffix == ".tar":
-        with path.open("rb") as file:
-            file.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
-            if any(file.read()):
-                raise tarfile.ReadError("cut off: the two empty blocks at its end are missing")
-
-
-def read_hub(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
-    """Tables or streams of a Hub data set: `user/name`, or `user/name:configuration`."""
-    splits, notes, commit = open_hub(source, streaming=streaming)
-    tables = _tables(splits, source, named, streaming)
-    return replace(tables, notes=[*notes, *tables.notes], revision=commit)
+# ---- data sets of the Hub: what files say of other places is refused before any of these is looked at
 
 
 def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], list[str], str | None]:
@@ -414,7 +399,7 @@ def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], li
             raise UserError(f"{neither}: {error}; check the spelling of the path or id") from error
         commit = None
     try:
-        loaded: Any = load_hub(repo, commit, configuration or None, streaming=streaming)
+        read = _load_hub(repo, commit, configuration or None, streaming=streaming)
     except UserError:
         raise
     except Exception as error:  # no configuration chosen, no images: datasets' text says which
@@ -425,7 +410,6 @@ def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], li
                 f"{repo} holds pickles, which could run code, so it was not loaded; give other data"
             ) from error
         raise UserError(f"{neither}: {_one_line(cause)}{chosen}") from error
-    read: dict[str, Any] = dict(loaded)
     known = {name: split_name(name) for name in read}
     splits = {split: read[name] for name, split in known.items() if split}
     notes = [f"split '{name}' of '{source.name}' was left out" for name, split in known.items() if not split]
@@ -434,48 +418,6 @@ def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], li
     if not splits:
         raise UserError(f"'{source.name}' has the splits {', '.join(read)}; needed: train, validation or test")
     return splits, notes, commit
-
-
-def image_places(source: DataSource, column: str) -> Mapping[str, list[str]]:
-    """SHA-256 of every stored image -> which files and rows hold it, by their names for people.
-
-    The files are read again, once a process: this is for telling which image is bad. Empty for a source that has no
-    files of many images, or more than `_SEARCHED_BYTES` of them.
-    """
-    if source.kind not in ("parquet", "webdataset"):
-        return {}
-    return _image_places(source.kind, tuple(source.named_files()), column)
-
-
-@functools.lru_cache(maxsize=1)
-def _image_places(kind: str, named_files: tuple[tuple[str, Path], ...], column: str) -> Mapping[str, list[str]]:
-    if sum(sizes(path for _, path in named_files).values()) > _SEARCHED_BYTES:
-        return {}
-    places: dict[str, list[str]] = {}
-    for name, path in named_files:
-        for row, content in _parquet_images(path, column) if kind == "parquet" else _tar_images(path):
-            places.setdefault(hashlib.sha256(content).hexdigest(), []).append(f"{name}, {row}")
-    return places
-
-
-def _parquet_images(path: Path, column: str) -> Iterator[tuple[str, bytes]]:
-    from pyarrow import parquet
-
-    row = 0
-    with path.open("rb") as file:
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=64, columns=[column]):
-            for stored in batch.column(0).to_pylist():
-                content = stored.get("bytes") if isinstance(stored, dict) else stored
-                if not isinstance(content, list):  # of pixels, which is no file
-                    yield f"row {row}", content if isinstance(content, bytes) else b""
-                row += 1
-
-
-def _tar_images(path: Path) -> Iterator[tuple[str, bytes]]:
-    with path.open("rb") as content, tarfile.open(fileobj=content) as file:
-        for member in file:
-            if content := file.extractfile(member):
-                yield member.name, content.read()
 
 
 def hub_commit(repo: str) -> str | None:
@@ -494,12 +436,92 @@ def _is_cached(repo: str) -> bool:
     return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
 
 
+def _load_hub(repo: str, commit: str | None, configuration: str | None, *, streaming: bool) -> dict[str, Any]:
+    """What `datasets` makes of a data set from its own files alone; without a commit, of what was read before."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, load_dataset
+
+    for pattern in () if commit is None else _declared(repo, commit):
+        if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
+            raise UserError(
+                f"{repo} names files of another place ({pattern[:80]!r}), which are not read; give other data"
+            )
+    is_quiet = are_progress_bars_disabled() or sys.stderr.isatty()
+    if not is_quiet:  # bars are for terminals
+        disable_progress_bars()
+    try:
+        loaded: Any = load_dataset(repo, configuration, revision=commit, streaming=streaming)
+        return dict(loaded)
+    finally:
+        if not is_quiet:
+            enable_progress_bars()
+
+
+def _declared(repo: str, commit: str) -> Iterator[str]:
+    """Every pattern of files in the data set's own description: its card, or the file in its stead."""
+    import yaml
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    for name in ("README.md", ".huggingface.yaml"):
+        with reading(repo):
+            try:
+                text = Path(hf_hub_download(repo, name, repo_type="dataset", revision=commit)).read_text("utf-8")
+            except EntryNotFoundError:
+                continue
+        front = text.split("\n---", 1)[0].removeprefix("---") if name.endswith(".md") else text
+        try:
+            described: object = yaml.safe_load(front)
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            raise UserError(f"{name} of {repo} cannot be read as YAML; its author has to mend it") from error
+        yield from _patterns_in(described)
+
+
+def _patterns_in(value: Any, within: bool = False, depth: int = 0) -> Iterator[str]:
+    """Texts under a key that names files, at any depth."""
+    if within and isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list) and depth < 20:
+        for key, item in value.items() if isinstance(value, Mapping) else ((None, each) for each in value):
+            is_within = (within and key != "split") or key in ("data_files", "data_dir")
+            yield from _patterns_in(item, is_within, depth + 1)
+
+
+def refuse_places(table: "Dataset", column: str, source: DataSource) -> None:
+    """Refuse a table whose images, instead of being in it, are to be read from somewhere else.
+
+    A stranger's may only name what lies in the Hub's caches, one of this machine no addresses.
+    """
+    import pyarrow.compute
+    from datasets import config
+    from huggingface_hub import constants
+
+    pc: Any = pyarrow.compute  # whose functions are made when it is imported
+    images: Any = table.data.column(column)
+    outside = pc.filter(pc.struct_field(images, "path"), pc.is_null(pc.struct_field(images, "bytes")))
+    caches = [os.path.realpath(place) for place in (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
+    for path in pc.unique(outside).to_pylist():
+        if path is not None and not any(os.path.realpath(path).startswith(place + os.sep) for place in caches):
+            _refuse_foreign(source, path)
+
+
+def _refuse_foreign(source: DataSource, path: object) -> None:
+    """Refuse a place where a table of this source has no business."""
+    if not source.may_name_files or "://" in str(path):
+        raise UserError(
+            f"{source.name} names a file in place of an image ({str(path)[:80]!r}), which is not read; give data that "
+            "hold their images"
+        )
+
+
+# ---- columns
+
+
 def _tables(read: dict[str, Any], source: DataSource, named: NamedColumns, streaming: bool) -> Tables:
     name = source.name
     features: Features | None = next(iter(read.values())).features
     if features is None:
         raise UserError(f"'{name}' does not tell its columns as a stream; load it without streaming")
-    columns = find_columns(features, name, named)
+    columns = _find_columns(features, name, named)
     chosen = [columns.image, *columns.labelling]
     selected = {split: read[split].select_columns(chosen) for split in SPLITS if split in read}
     notes: list[str] = []
@@ -511,19 +533,42 @@ def _tables(read: dict[str, Any], source: DataSource, named: NamedColumns, strea
     return Tables(splits, columns, None if names is None else list(names), notes)
 
 
+def _find_columns(features: "Features", name: str, named: NamedColumns) -> Columns:
+    """The image and the label column.
+
+    Raises:
+        UserError: there is none, or several and none of them has a usual name; or a named one is not there.
+    """
+    from datasets import ClassLabel, Image
+
+    named.check(features, name)
+    typed = [column for column, feature in features.items() if isinstance(feature, Image)]
+    usual = [column for column in _IMAGE_NAMES if column in features]
+    candidates = [named.image] if named.image else [column for column in usual if column in typed] or typed or usual
+    have = f"'{name}' has the columns {', '.join(map(str, features))}"
+    if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
+        raise UserError(f"{have}; needed: one column of images, best called 'image', or named by --image-column")
+    if named.label:
+        return Columns(candidates[0], (named.label,), named.indicators)
+    nested = [(column, label) for column in ("json", "jsn") for label in _LABEL_NAMES]
+    classes = [(column,) for column, feature in features.items() if isinstance(feature, ClassLabel)]
+    for column, *inside in (*((label,) for label in _LABEL_NAMES), *nested, *(classes if len(classes) == 1 else ())):
+        fields: Any = features.get(column)
+        if fields is not None and (not inside or (isinstance(fields, dict) and inside[0] in fields)):
+            return Columns(candidates[0], (column, *inside))
+    raise UserError(
+        f"{have}; needed: a column 'label' with the class of every image, as a number or a name, or another by "
+        "--label-column"
+    )
+
+
 def undecoded(
     splits: Mapping[str, Any], column: str, name: str, notes: list[str], *, may_read_twice: bool = True
 ) -> dict[str, Any]:
     """Return tables or streams with an undecoded column of images; lists of pixels become PNG or TIFF files.
 
-    Integers are 8-bit values where no split has one outside of 0..255, however wide their type is.
-
-    Args:
-        splits: as `datasets` reads them.
-        column: with the images.
-        name: of the data, for errors.
-        notes: what is to be told of them.
-        may_read_twice: whether a first pass may look for the highest number.
+    Integers are 8-bit values where no split has one outside of 0..255, however wide their type is: a first pass looks
+    for the highest number, if it `may_read_twice`.
 
     Raises:
         UserError: the lists are no images.
@@ -596,157 +641,12 @@ def _encoded(batch: Mapping[str, Any], *, column: str, where: str, low: int, hig
     return {column: images}
 
 
-def find_columns(features: "Features", name: str, named: NamedColumns | None = None) -> Columns:
-    """The image and the label column.
-
-    Raises:
-        UserError: there is none, or several and none of them has a usual name; or a named one is not there.
-    """
-    from datasets import ClassLabel, Image
-
-    named = named or NamedColumns()
-    named.check(features, name)
-
-    typed = [column for column, feature in features.items() if isinstance(feature, Image)]
-    usual = [column for column in _IMAGE_NAMES if column in features]
-    candidates = [named.image] if named.image else [column for column in usual if column in typed] or typed or usual
-    have = f"'{name}' has the columns {', '.join(map(str, features))}"
-    if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
-        raise UserError(f"{have}; needed: one column of images, best called 'image', or named by --image-column")
-    if named.label:
-        return Columns(candidates[0], (named.label,), named.indicators)
-    for label in _LABEL_NAMES:
-        if label in features:
-            return Columns(candidates[0], (label,))
-    for nested in _NESTED:
-        fields = features.get(nested)
-        for label in _LABEL_NAMES:
-            if isinstance(fields, dict) and label in fields:
-                return Columns(candidates[0], (nested, label))
-    classes = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
-    if len(classes) == 1:
-        return Columns(candidates[0], (classes[0],))
-    raise UserError(
-        f"{have}; needed: a column 'label' with the class of every image, as a number or a name, or another by "
-        "--label-column"
-    )
-
-
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-# Where a card, or the file in its stead, tells `datasets` which files are read.
-_DECLARING = ("README.md", ".huggingface.yaml")
-_PATTERNS = ("data_files", "data_dir")
-
-
-def load_hub(repo: str, commit: str | None, configuration: str | None, *, streaming: bool) -> Any:
-    """What `datasets` makes of a data set, split by split, from its own files alone.
-
-    Args:
-        repo: user/name.
-        commit: to be read; None where the Hub cannot be asked, for what was read before.
-        configuration: None for the only one.
-
-    Raises:
-        UserError: it names files of another place.
-        Exception: whatever `datasets` raises.
-    """
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, load_dataset
-
-    if commit is not None:
-        for pattern in _declared(repo, commit):
-            _refuse_pattern(repo, pattern)
-    is_quiet = are_progress_bars_disabled() or sys.stderr.isatty()
-    if not is_quiet:  # bars are for terminals
-        disable_progress_bars()
-    try:
-        return load_dataset(repo, configuration, revision=commit, streaming=streaming)
-    finally:
-        if not is_quiet:
-            enable_progress_bars()
-
-
-def _declared(repo: str, commit: str) -> Iterator[str]:
-    """Every pattern of files in the data set's own description."""
-    import yaml
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    for name in _DECLARING:
-        with reading(repo):
-            try:
-                text = Path(hf_hub_download(repo, name, repo_type="dataset", revision=commit)).read_text("utf-8")
-            except EntryNotFoundError:
-                continue
-        front = text.split("\n---", 1)[0].removeprefix("---") if name.endswith(".md") else text
-        try:
-            described: object = yaml.safe_load(front)
-        except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise UserError(f"{name} of {repo} cannot be read as YAML; its author has to mend it") from error
-        yield from _patterns_in(described)
-
-
-def _patterns_in(value: object, within: bool = False, depth: int = 0) -> Iterator[str]:
-    """Texts under a key that names files, at any depth."""
-    if within and isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping) and depth < 20:
-        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
-            yield from _patterns_in(item, (within and key != "split") or key in _PATTERNS, depth + 1)  # pyright: ignore[reportUnknownArgumentType]
-    elif isinstance(value, list) and depth < 20:
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
-            yield from _patterns_in(item, within, depth + 1)  # pyright: ignore[reportUnknownArgumentType]
-
-
-def _refuse_pattern(repo: str, pattern: str) -> None:
-    """Relative ones stay inside the repository."""
-    if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
-        raise UserError(f"{repo} names files of another place ({pattern[:80]!r}), which are not read; give other data")
-
-
-def refuse_places(table: "Dataset", column: str, source: DataSource) -> None:
-    """Refuse a table whose images, instead of being in it, are to be read from somewhere else.
-
-    A stranger's may only name what lies in the Hub's caches, one of this machine no addresses.
-
-    Raises:
-        UserError: names the first.
-    """
-    import pyarrow.compute
-    from datasets import config
-    from huggingface_hub import constants
-
-    pc: Any = pyarrow.compute  # whose functions are made when it is imported
-    images: Any = table.data.column(column)
-    outside = pc.filter(pc.struct_field(images, "path"), pc.is_null(pc.struct_field(images, "bytes")))
-    caches = [os.path.realpath(place) for place in (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
-    for path in pc.unique(outside).to_pylist():
-        if path is None:
-            continue
-        if is_foreign(source, path) and not any(os.path.realpath(path).startswith(place + os.sep) for place in caches):
-            refuse_image(source.name, path)
-
-
-def is_foreign(source: DataSource, path: object) -> bool:
-    """Whether a table of this source has no business there."""
-    return not source.may_name_files or "://" in str(path)
-
-
-def refuse_image(repo: str, path: object) -> None:
-    """The error of an image that a table wants to be read from somewhere."""
-    raise UserError(
-        f"{repo} names a file in place of an image ({str(path)[:80]!r}), which is not read; give data that hold their "
-        "images"
-    )
-
-
-logger = logging.getLogger(__name__)
-
-# Decoded images waiting inside a stream; small, so that a stream of large photographs stays small in memory.
-_BATCH = 16
+# ---- streams: every image is decoded, checked and dealt to its split while it flows past
 
 
 @dataclass(frozen=True)
@@ -763,7 +663,7 @@ class StreamReader:
     """Batched map function of a stream: undecoded rows in, RGB images and class numbers out.
 
     A bad image raises UserError, or with skip_bad_images is left out, named in a warning and in `skipped` (of this
-    process: in a loader's worker the list is the worker's own). It is named by its file and row, see `places`.
+    process: in a loader's worker the list is the worker's own). It is named by its file and row, see `_names`.
     """
 
     columns: Columns
@@ -779,44 +679,75 @@ class StreamReader:
         images: list[Any] = []
         labels: list[int] = []
         for stored, raw in zip(batch[self.columns.image], self.columns.labels(batch), strict=True):
-            if self.cut is not None and not self._wanted(stored):
+            if self.cut is not None and not self._is_wanted(stored, self.cut):
                 continue
-            path = stored.get("path")
-            if stored.get("bytes") is None and self.source is not None and is_foreign(self.source, path):
-                refuse_image(self.source.name, path)
+            if stored.get("bytes") is None and self.source is not None:
+                _refuse_foreign(self.source, stored.get("path"))
             seen, image = open_image(stored, "")
             problem = seen.problem_below(self.min_size)
             if image is not None and problem is None:
                 if raw not in self.labels.numbers:
-                    self.labels.number(raw, f"image '{self.places(seen)[0]}'")
+                    self.labels.number(raw, f"image '{self._names(seen)[0]}'")
                 labels.append(self.labels.numbers[raw])
                 images.append(image)
-            elif self.skip_bad_images:
-                self._skip(map(short_name, self.places(seen)))
-            else:
-                raise_bad(replace(seen, name=self.places(seen)[0]), problem or "is corrupt")
+                continue
+            if not self.skip_bad_images:
+                raise_bad(replace(seen, name=self._names(seen)[0]), problem or "is corrupt")
+            for name in map(short_name, self._names(seen)):
+                if name not in self.skipped:  # a stream passes once an epoch
+                    self.skipped.append(name)
+                    logger.warning("left out the unreadable image %s", name)
         return {"image": images, "label": labels}
 
-    def places(self, seen: Seen) -> list[str]:
+    def _names(self, seen: Seen) -> list[str]:
         """Where an image stands, for people: file and row, of several equal ones all; else what is known of it."""
-        known = image_places(self.source, self.columns.image).get(seen.digest) if self.source else None
+        known: list[str] = []
+        if self.source is not None and self.source.kind in ("parquet", "webdataset"):
+            places = _image_places(self.source.kind, tuple(self.source.named_files()), self.columns.image)
+            known = places.get(seen.digest, [])
         return known or [seen.name or f"of split {self.split} with SHA-256 {seen.digest[:12]}"]
 
-    def _skip(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self.skipped:  # a stream passes once an epoch
-                self.skipped.append(name)
-                logger.warning("left out the unreadable image %s", name)
-
-    def _wanted(self, stored: Mapping[str, Any]) -> bool:
-        assert self.cut is not None
+    @staticmethod
+    def _is_wanted(stored: Mapping[str, Any], cut: StreamCut) -> bool:
         content: bytes | None = stored.get("bytes")
         if content is None:  # of a file that cannot be read its name must do: whose part it is will tell of it
             content = str(stored.get("path")).encode()
-        digest = hashlib.sha256(content).hexdigest()
-        return part_of(digest, self.cut.missing, seed=self.cut.seed) == self.cut.wanted
+        return part_of(hashlib.sha256(content).hexdigest(), cut.missing, seed=cut.seed) == cut.wanted
 
     def over(self, stream: "IterableDataset") -> "IterableDataset":
         """The stream of {"image": RGB image, "label": class number} that this reader makes of an undecoded one."""
         columns: Sequence[str] = [self.columns.image, self.columns.label[0]]
         return stream.map(self, batched=True, batch_size=_BATCH, remove_columns=list(columns))
+
+
+@functools.lru_cache(maxsize=1)
+def _image_places(kind: str, named_files: tuple[tuple[str, Path], ...], column: str) -> Mapping[str, list[str]]:
+    """SHA-256 of every stored image -> which files and rows hold it, by their names for people.
+
+    The files are read again, once a process, if they are not larger than `_SEARCHED_BYTES`.
+    """
+    if sum(sizes(path for _, path in named_files).values()) > _SEARCHED_BYTES:
+        return {}
+    places: dict[str, list[str]] = {}
+    for name, path in named_files:
+        for row, content in _parquet_images(path, column) if kind == "parquet" else _tar_images(path):
+            places.setdefault(hashlib.sha256(content).hexdigest(), []).append(f"{name}, {row}")
+    return places
+
+
+def _parquet_images(path: Path, column: str) -> Iterator[tuple[str, bytes]]:
+    from pyarrow import parquet
+
+    with path.open("rb") as file:
+        batches = parquet.ParquetFile(file).iter_batches(batch_size=64, columns=[column])
+        for row, stored in enumerate(each for batch in batches for each in batch.column(0).to_pylist()):
+            content = stored.get("bytes") if isinstance(stored, dict) else stored
+            if not isinstance(content, list):  # of pixels, which is no file
+                yield f"row {row}", content if isinstance(content, bytes) else b""
+
+
+def _tar_images(path: Path) -> Iterator[tuple[str, bytes]]:
+    with path.open("rb") as content, tarfile.open(fileobj=content) as file:
+        for member in file:
+            if content := file.extractfile(member):
+                yield member.name, content.read()

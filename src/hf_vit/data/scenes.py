@@ -12,10 +12,10 @@ SplitMix64, and masks from the arithmetic of IEEE 754 (no sine), so the same nam
 
 import functools
 import hashlib
+import io
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -29,6 +29,8 @@ from hf_vit.errors import UserError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    _Floats = NDArray[np.float64]
+
 SHAPES: tuple[str, ...] = ("disc", "square", "triangle", "cross", "ring")
 # Scenes of validation and of test.
 HELD_OUT = 200
@@ -40,6 +42,7 @@ _SEEN = (1.0, 0.5)
 _RADII = ((0.16, 0.3), (0.13, 0.27))
 _REACH = 1.21  # of a shape's corners, in radii
 _DRAWS, _GROUND_DRAWS = 20, 64
+_LIMITS = dict(images=(1, 10**6), size=(32, 1024), clutter=(0, 1), seed=(0, 2**31 - 1))
 _GRID = 5  # colours of a clouded texture along a side
 
 
@@ -83,21 +86,11 @@ class Scenes:
     size: int | None = None
     clutter: int = 0
     seed: int = 0
-    limits: ClassVar[Mapping[str, tuple[int, int]]] = {
-        "images": (1, 10**6),
-        "size": (32, 1024),
-        "clutter": (0, 1),
-        "seed": (0, 2**31 - 1),
-    }
 
     @classmethod
     def parse(cls, name: str) -> "Scenes":
-        """Read "scenes" or "scenes:images=1000,size=64,clutter=0,seed=0", each of which may be left out.
-
-        Raises:
-            UserError: it is written otherwise, or a number is out of range.
-        """
-        return cls(**read_numbers(name, cls.limits, "scenes:images=1000,size=64,clutter=0,seed=0"))
+        """Read "scenes" or "scenes:images=1000,size=64,clutter=0,seed=0", each of which may be left out."""
+        return cls(**read_numbers(name, _LIMITS, "scenes:images=1000,size=64,clutter=0,seed=0"))
 
     @property
     def name(self) -> str:
@@ -134,11 +127,7 @@ class Scenes:
         return Scene(image, instances, shapes)
 
     def load(self, size: int, target: Target) -> Builtin:
-        """All splits in memory, `size` px a side, with the column "mask" or "objects".
-
-        Raises:
-            UserError: they are too large for that, or are asked for a label each.
-        """
+        """All splits in memory, `size` px a side, with the column "mask" or "objects", unless they are too large."""
         from datasets import Dataset
         from datasets import Image as ImageFeature
 
@@ -177,7 +166,10 @@ def _mask_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
 
 
 def _object_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
-    from hf_vit.data.mask_features import encoded
+    def encoded(mask: "NDArray[np.bool_]") -> dict[str, Any]:
+        file = io.BytesIO()
+        Image.fromarray(mask).save(file, "PPM")
+        return {"bytes": file.getvalue(), "path": None}
 
     objects: dict[str, list[Any]] = {
         "bbox": [tight_box(mask) for mask in scene.masks],
@@ -186,19 +178,17 @@ def _object_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
         "iscrowd": [0] * len(scene.shapes),
     }
     annotation = object_annotation(objects, [np.packbits(mask).tobytes() for mask in scene.masks])
-    objects["segmentation"] = [encoded(Image.fromarray(mask), "PPM") for mask in scene.masks]
+    objects["segmentation"] = list(map(encoded, scene.masks))
     return {"objects": objects}, annotation
 
 
-def _grid(size: int) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+def _grid(size: int) -> "tuple[_Floats, _Floats]":
     """Column and row of every pixel's middle, [H, W] each, from 0 to 1."""
     middles = (np.arange(size) + 0.5) / size
     return np.broadcast_to(middles[None, :], (size, size)), np.broadcast_to(middles[:, None], (size, size))
 
 
-def _turned(
-    x: "NDArray[np.float64]", y: "NDArray[np.float64]", turn: float
-) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+def _turned(x: "_Floats", y: "_Floats", turn: float) -> "tuple[_Floats, _Floats]":
     """Turned by `turn` quarter circles, 0 to 4; the fraction goes by the rational points of the circle."""
     quarters, part = int(turn) % 4, turn % 1
     cosine, sine = (1 - part * part) / (1 + part * part), 2 * part / (1 + part * part)
@@ -207,9 +197,7 @@ def _turned(
     return cosine * x + sine * y, cosine * y - sine * x
 
 
-def _shape(
-    name: str, drawn: list[float], size: int, clutter: int
-) -> "tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]":
+def _shape(name: str, drawn: list[float], size: int, clutter: int) -> "tuple[NDArray[np.bool_], _Floats, _Floats]":
     """Which pixels a shape covers [H, W], and every pixel's place across and down in it (1 is its radius)."""
     x, y = _grid(size)
     smallest, largest = _RADII[clutter]
@@ -231,9 +219,7 @@ def _shape(
     return (down <= 0.6) & (math.sqrt(3) * abs(across) - down <= 1.2), across, down
 
 
-def _fill(
-    drawn: list[float], across: "NDArray[np.float64]", down: "NDArray[np.float64]", clutter: int
-) -> "NDArray[np.uint8]":
+def _fill(drawn: list[float], across: "_Floats", down: "_Floats", clutter: int) -> "NDArray[np.uint8]":
     """[H, W, 3]: one colour, or, with clutter, two in stripes or checks."""
     kind, period = int(drawn[5] * 4) * clutter, 0.3 + 0.5 * drawn[6]
     first, second = (np.asarray([int(256 * value) for value in drawn[start : start + 3]]) for start in (7, 10))

@@ -24,15 +24,9 @@ _BANDS = {"validation": (0.0, 0.1), "test": (0.1, 0.2)}
 # and every evaluation later, has the same test images.
 SPLIT_SEED = 0
 _SYNONYMS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "eval": "validation",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 
 
@@ -47,15 +41,8 @@ def stratified_parts(
     """Deal the rows out: `sizes` images to each named part, the rest to "train", every class in proportion.
 
     Shares are rounded by largest remainders, every class gets at least one image, and one of it stays in "train".
-    NumPy's RandomState is frozen across versions and platforms, hence the same rows on every machine.
-
-    Args:
-        labels: [rows] class of every row.
-        sizes: images a part, in the order in which the parts are dealt.
-        seed: of the shuffle within every class.
-
-    Returns:
-        The rows of every part, ascending; "train" first.
+    NumPy's RandomState is frozen across versions and platforms, hence the same rows on every machine. `labels` are the
+    classes [rows], `seed` shuffles within every class; the rows of every part are ascending, "train" comes first.
     """
     random = np.random.RandomState(seed)
     classes = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
@@ -94,12 +81,8 @@ def missing_splits(present: Sequence[str]) -> list[str]:
 def part_of(digest: str, missing: Sequence[str], *, seed: int) -> str:
     """The split that an image falls to by its content: of each missing one 10% of all images, in expectation.
 
-    Needs no knowledge of the other images, and gives the same answer in every worker and on every machine.
-
-    Args:
-        digest: SHA-256 of its file, hexadecimal.
-        missing: the splits that are cut from the training images.
-        seed: another one gives another cut.
+    Needs no knowledge of the other images, and gives the same answer in every worker and on every machine. `digest` is
+    the SHA-256 of its file; another seed gives another cut.
     """
     place = _place(digest, seed)
     return next((name for name in missing if _BANDS[name][0] <= place < _BANDS[name][1]), "train")
@@ -123,13 +106,6 @@ def cut_rows(
     Images of equal content stay together. Where a class would have no training image, one goes there; where a split
     would have no image at all, every class gives one that it can spare.
 
-    Args:
-        digests: [rows] SHA-256 of every image's file.
-        labels: [rows] class of every row, or its classes.
-        label_names: the classes.
-        missing: the splits that are cut.
-        seed: see `part_of`.
-
     Raises:
         UserError: a class has fewer different images than there are splits.
     """
@@ -137,7 +113,17 @@ def cut_rows(
     for digest, label in zip(digests, labels, strict=True):
         for each in classes_of(label):
             contents_of.setdefault(each, set()).add(digest)
-    _refuse_small({label: len(contents) for label, contents in contents_of.items()}, label_names, missing)
+    needed = len(missing) + 1
+    short = sorted(label for label, contents in contents_of.items() if len(contents) < needed)
+    if short:
+        count = len(contents_of[short[0]])
+        more = f" ({len(short)} classes are that small)" if len(short) > 1 else ""
+        images = "1 image" if count == 1 else f"{count} different images"
+        raise UserError(
+            f"class '{label_names[short[0]]}' has {images}{more}; to cut {' and '.join(missing)} from the training "
+            f"images every class needs at least {needed}: add images, or give the splits as folders train, validation "
+            "and test"
+        )
     classes = {
         label: sorted(contents_of[label], key=lambda digest: (_place(digest, seed), digest))
         for label in sorted(contents_of)
@@ -157,16 +143,3 @@ def cut_rows(
         notes.append(f"by content no image was for {name}; one of each class was moved there")
     dealt = np.asarray([parts[digest] for digest in digests])
     return {name: np.flatnonzero(dealt == name) for name in ("train", *missing)}, notes
-
-
-def _refuse_small(counts: Mapping[int, int], label_names: Sequence[str], missing: Sequence[str]) -> None:
-    needed = len(missing) + 1
-    short = sorted(label for label, count in counts.items() if count < needed)
-    if short:
-        more = f" ({len(short)} classes are that small)" if len(short) > 1 else ""
-        images = "1 image" if counts[short[0]] == 1 else f"{counts[short[0]]} different images"
-        raise UserError(
-            f"class '{label_names[short[0]]}' has {images}{more}; to cut {' and '.join(missing)} from the training "
-            f"images every class needs at least {needed}: add images, or give the splits as folders train, validation "
-            "and test"
-        )

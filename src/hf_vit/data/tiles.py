@@ -36,18 +36,14 @@ class Tiles:
     margin: int = 0
 
     def __post_init__(self) -> None:
+        overlap, margin = self.overlap, self.margin
         if min(*self.image_size, *self.tile_size) < 1:
-            raise UserError(
-                f"tiles of {self.tile_size} px in an image of {self.image_size} px; needed: sides of 1 or more"
-            )
-        if not 0 <= self.overlap < min(self.tile_size):
-            raise UserError(
-                f"tiles overlap by {self.overlap} px; needed: 0 or more, and less than {min(self.tile_size)}"
-            )
-        if not 0 <= 2 * self.margin <= self.overlap:
-            raise UserError(
-                f"tiles with a margin of {self.margin} px overlap by {self.overlap} px; needed: twice as many"
-            )
+            sizes = f"{self.tile_size} px in an image of {self.image_size} px"
+            raise UserError(f"tiles of {sizes}; needed: sides of 1 or more")
+        if not 0 <= overlap < min(self.tile_size):
+            raise UserError(f"tiles overlap by {overlap} px; needed: 0 or more, and less than {min(self.tile_size)}")
+        if not 0 <= 2 * margin <= overlap:
+            raise UserError(f"tiles with a margin of {margin} px overlap by {overlap} px; needed: twice as many")
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -130,13 +126,12 @@ class Tiles:
         """
         from torchvision.ops import batched_nms
 
-        moved: list[torch.Tensor] = []
-        cut: list[torch.Tensor] = []
-        for tile, one in zip(self.boxes, found, strict=True):
-            boxes = one["boxes"] + one["boxes"].new_tensor([tile[0], tile[1], tile[0], tile[1]])
-            moved.append(boxes)
-            cut.append(self._at_inner_edge(boxes, tile))
-        boxes, edges = torch.cat(moved), torch.cat(cut)
+        moved = [
+            one["boxes"] + one["boxes"].new_tensor([*tile[:2], *tile[:2]])
+            for tile, one in zip(self.boxes, found, strict=True)
+        ]
+        edges = torch.cat([self._at_inner_edge(*each) for each in zip(moved, self.boxes, strict=True)])
+        boxes = torch.cat(moved)
         scores, labels = (torch.cat([one[name] for one in found]) for name in ("scores", "labels"))
         kept = batched_nms(boxes, scores, labels, iou_threshold)
         boxes, scores, labels, edges = boxes[kept], scores[kept], labels[kept], edges[kept]
@@ -172,16 +167,9 @@ class Tiles:
     def _at_inner_edge(self, boxes: torch.Tensor, tile: tuple[int, int, int, int]) -> torch.Tensor:
         """Which boxes [n, 4] px of the image reach an edge of their tile (within 1 px) that is none of the image's."""
         height, width = self.image_size
-        left, top, right, bottom = tile
-        near = torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
-        for column, edge, is_inner in (
-            (0, left, left > 0),
-            (1, top, top > 0),
-            (2, right, right < width),
-            (3, bottom, bottom < height),
-        ):
-            near |= ((boxes[:, column] - edge).abs() <= 1) & is_inner
-        return near
+        inner = [tile[0] > 0, tile[1] > 0, tile[2] < width, tile[3] < height]
+        edges, is_inner = boxes.new_tensor(tile), torch.tensor(inner, device=boxes.device)
+        return (((boxes - edges).abs() <= 1) & is_inner).any(-1)
 
 
 def _is_part(boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

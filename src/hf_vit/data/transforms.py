@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from hf_vit.data.annotations import IGNORED, Target
-from hf_vit.data.augmentation import AugmentationConfig, Augmenter, random_keys, seeded
-from hf_vit.data.images import each_in_threads, to_rgb
+from hf_vit.data.augmentation import AugmentationConfig, Augmenter, Seeded, random_keys, seeded
+from hf_vit.data.images import decode_image, each_in_threads
 from hf_vit.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -48,29 +48,61 @@ def make_processor(config: "PreTrainedConfig", **kwargs: Any) -> "ViTImageProces
     return ViTImageProcessor(**(defaults | kwargs))
 
 
-class EvalTransform:
+class _Unvaried:
+    """What a model is judged by: every epoch sees the same, and a collator must not mix it."""
+
+    mixable = False
+
+    def finish(self, prepared: Sequence[Any], indices: "NDArray[np.uint64]") -> Sequence[Any]:
+        """Nothing more."""
+        return prepared
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: every epoch sees the same."""
+
+
+class _Varied:
+    """What a model learns from. Without `set_epoch`, the variation is drawn from torch's global generator, as
+    torchvision's own transforms do; with it, it is a function of seed, epoch and image alone."""
+
+    mixable = True
+
+    def __init__(self, augmentation: AugmentationConfig | None, seed: int) -> None:
+        self.augmentation, self.seed = augmentation or AugmentationConfig(), seed
+        # Shared, so that loader workers that live on see the next epoch too.
+        self._epoch = torch.tensor(-1).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """From now on vary as in this epoch."""
+        self._epoch.fill_(epoch)
+
+    def _keys(self, indices: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+        epoch = int(self._epoch)
+        if epoch < 0:
+            return torch.randint(2**63 - 1, (len(indices),)).numpy().astype(np.uint64)
+        return random_keys(self.seed, epoch, indices)
+
+
+class EvalTransform(_Unvaried):
     """Batch function for `Dataset.with_transform`: what the image processor makes of the images as RGB.
 
     For transformers' ViT processors the same numbers (on Pillow to 1e-6) are made by their libraries directly: faster.
     Grayscale, palette and RGBA images come out the same when given to the processor directly; 16-bit ones do not (see
-    `to_rgb`), nor does transformers' pipeline look at transparency.
+    `to_rgb`), nor does transformers' pipeline look at transparency. Images may be undecoded, see `decode_image`.
     """
-
-    # A collator must not mix images that a model is judged by.
-    mixable = False
 
     def __init__(self, processor: "BaseImageProcessor") -> None:
         self.processor = processor
         self._direct = _direct(processor)
 
-    def prepare(self, images: Sequence[Image.Image]) -> list[torch.Tensor]:
+    def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
         """[3, H, W] float32 for every image: all there is to do, once and for all."""
         return list(self.batch(images))
 
-    def batch(self, images: Sequence[Image.Image]) -> torch.Tensor:
+    def batch(self, images: Sequence[Any]) -> torch.Tensor:
         """The same in one tensor, [B, 3, H, W]."""
         if (direct := self._direct) is None:
-            in_rgb = each_in_threads(to_rgb, images)
+            in_rgb = each_in_threads(decode_image, images)
             try:
                 return self.processor(images=in_rgb, return_tensors="pt")["pixel_values"]
             except ValueError as error:
@@ -80,26 +112,17 @@ class EvalTransform:
                 ) from error
         with torch.inference_mode(False):  # which is each thread's own, and what it makes no other may write to
             values = torch.empty(len(images), 3, *input_size(self.processor))
-            each_in_threads(lambda image, place: direct(to_rgb(image), place), images, values)
+            each_in_threads(lambda image, place: direct(decode_image(image), place), images, values)
         return values
-
-    def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
-        """Nothing more."""
-        return prepared
-
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing: every epoch sees the same."""
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         values = self.prepare(batch["image"])
         return {"pixel_values": values, "label": list(batch["label"]), "mixable": [False] * len(values)}
 
 
-class TrainTransform:
-    """Batch function for `Dataset.with_transform`: varied images.
-
-    Without `set_epoch`, the variation is drawn from torch's global generator, as torchvision's own transforms do. With
-    it, it is a function of seed, epoch and image alone (the image's index in `TransformedImages`, its content here).
+class TrainTransform(_Varied):
+    """Batch function for `Dataset.with_transform`: varied images, which `TransformedImages` tells apart by their
+    indices and this function by their contents.
 
     Args:
         processor: gives size, interpolation, scale, mean and standard deviation.
@@ -109,8 +132,6 @@ class TrainTransform:
             for each.
     """
 
-    mixable = True
-
     def __init__(
         self,
         processor: "BaseImageProcessor",
@@ -118,61 +139,35 @@ class TrainTransform:
         seed: int = 0,
         distort: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        self.processor = processor
-        self.distort = distort
-        self.augmentation = augmentation or AugmentationConfig()
+        super().__init__(augmentation, seed)
         if self.augmentation.scale_jitter is not None:
             raise UserError("augmentation scale_jitter is of segmentation and detection; use random_resized_crop")
-        self.seed = seed
+        self.processor = processor
         size, interpolation = input_size(processor), interpolation_of(processor)
-        self._augment = Augmenter(self.augmentation, size, interpolation, mean_colour(processor))
+        self._augment = Augmenter(self.augmentation, size, interpolation, mean_color(processor))
+        self._distort = Seeded(distort, 2) if distort else None
         self._erase = _eraser(self.augmentation.random_erasing)
         self._factor, self._offset = scaling(processor)
-        # Shared, so that loader workers that live on see the next epoch too.
-        self._epoch = torch.tensor(-1).share_memory_()
 
-    def set_epoch(self, epoch: int) -> None:
-        """From now on vary as in this epoch."""
-        self._epoch.fill_(epoch)
-
-    def prepare(self, images: Sequence[Image.Image]) -> list[torch.Tensor]:
+    def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
         """The part without chance: uint8 [3, H, W], of the model's size unless a crop is still to come."""
-        rgb = [to_rgb(image) for image in images]
-        if self.augmentation.random_resized_crop is not None:
-            return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
+        rgb = each_in_threads(decode_image, images)
         if self.augmentation.random_crop is not None:
-            covering = [_covering(image, self.processor) for image in rgb]
-            return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in covering]
-        resized = self.processor(images=rgb, do_rescale=False, do_normalize=False, return_tensors="pt")
-        return list(resized["pixel_values"])
+            rgb = [_covering(image, self.processor) for image in rgb]
+        elif self.augmentation.random_resized_crop is None:
+            resized = self.processor(images=rgb, do_rescale=False, do_normalize=False, return_tensors="pt")
+            return list(resized["pixel_values"])
+        return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
 
     def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
         """Vary and scale: float32 [3, H, W] each. `indices` tell the images apart."""
-        epoch = int(self._epoch)
-        if epoch < 0:
-            keys = torch.randint(2**63 - 1, (len(prepared),)).numpy().astype(np.uint64)
-        else:
-            keys = random_keys(self.seed, epoch, indices)
+        keys = self._keys(indices)
         pixels = self._augment(prepared, keys)
-        if self.distort is not None:
-            pixels = torch.stack(
-                [self._distorted(image, key) for image, key in zip(pixels, keys.tolist(), strict=True)]
-            )
+        if self._distort is not None:
+            pixels = torch.stack(self._distort.each(pixels, keys))
         # One at a time: a batch of float32 does not fit into the processor's caches.
         scaled = [image.to(torch.float32).mul_(self._factor).add_(self._offset) for image in pixels]
-        if self._erase is None:
-            return scaled
-        return [self._erased(image, key) for image, key in zip(scaled, keys.tolist(), strict=True)]
-
-    def _distorted(self, image: torch.Tensor, key: int) -> torch.Tensor:
-        assert self.distort is not None
-        with seeded(key ^ 2):  # crop and RandAugment have the key itself and key ^ 1
-            return self.distort(image)
-
-    def _erased(self, image: torch.Tensor, key: int) -> torch.Tensor:
-        assert self._erase is not None
-        with seeded(key ^ 3):
-            return self._erase(image)
+        return scaled if self._erase is None else self._erase.each(scaled, keys)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         prepared = self.prepare(batch["image"])
@@ -230,8 +225,8 @@ def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, 
     return float(factor), means, stds
 
 
-def mean_colour(processor: Any) -> tuple[int, ...]:
-    """The colour 0..255 that becomes 0, with which augmentation fills what it uncovers."""
+def mean_color(processor: Any) -> tuple[int, ...]:
+    """The color 0..255 that becomes 0, with which augmentation fills what it uncovers."""
     factor, mean, _ = pixel_scale(processor)
     return tuple(min(255, max(0, round(value / factor))) for value in mean)
 
@@ -306,11 +301,11 @@ _DIRECT = {"ViTImageProcessorPil": _DirectPillow, "ViTImageProcessor": _DirectTo
 _OF_TORCHVISION = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)  # of others it makes something else
 
 
-def _eraser(probability: float) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _eraser(probability: float) -> Seeded | None:
     """Random erasing with normal noise a pixel, of normalised images, as DeiT's (arXiv 2012.12877, table 9)."""
     from torchvision.transforms import v2
 
-    return v2.RandomErasing(probability, value=cast(Any, "random")) if probability else None
+    return Seeded(v2.RandomErasing(probability, value=cast(Any, "random")), 3) if probability else None
 
 
 def _content_key(image: torch.Tensor) -> int:
@@ -332,7 +327,7 @@ _JOINT = ("random_resized_crop", "scale_jitter", "horizontal_flip", "color_jitte
 _PER_OBJECT = ("class_labels", "masks", "area", "iscrowd")
 
 
-class DenseEvalTransform:
+class DenseEvalTransform(_Unvaried):
     """Images as the processor makes them; masks resized to the same by the nearest pixel, boxes scaled along.
 
     Objects of crowds stay, and the examples of detection tell "area" (px of the original) and "iscrowd" too.
@@ -342,12 +337,9 @@ class DenseEvalTransform:
         self.target: Target = target
         self._images = EvalTransform(processor)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing: every epoch sees the same."""
-
     def prepare(self, rows: Mapping[str, Sequence[Any]]) -> list[Example]:
         """Examples of a batch of rows {"image", "mask" or "objects"}: all there is to do, once and for all."""
-        images: list[Image.Image] = [to_rgb(image) for image in rows["image"]]
+        images = each_in_threads(decode_image, rows["image"])
         pixels = self._images.prepare(images)
         size = int(pixels[0].shape[-1]), int(pixels[0].shape[-2])
         if self.target == "mask":
@@ -361,17 +353,11 @@ class DenseEvalTransform:
             for values, image, objects in zip(pixels, images, rows["objects"], strict=True)
         ]
 
-    def finish(self, prepared: Sequence[Example], indices: "NDArray[np.uint64]") -> Sequence[Example]:
-        """Nothing more."""
-        return prepared
 
+class DenseTrainTransform(_Varied):
+    """Varied images with their masks or boxes: crop by scale or area, flip, color.
 
-class DenseTrainTransform:
-    """Varied images with their masks or boxes: crop by scale or area, flip, colour.
-
-    Without `set_epoch`, the variation is drawn from torch's global generator; with it, it is a function of seed, epoch
-    and the image's index alone. Objects of which a crop leaves nothing, or less than 1 px a side, are dropped, and
-    crowds are not learnt.
+    Objects of which a crop leaves nothing, or less than 1 px a side, are dropped, and crowds are not learnt.
 
     Args:
         processor: gives size, interpolation, scale, mean and standard deviation.
@@ -390,24 +376,17 @@ class DenseTrainTransform:
         augmentation: AugmentationConfig | None = None,
         seed: int = 0,
     ) -> None:
+        super().__init__(augmentation, seed)
         self.target: Target = target
-        self.augmentation = augmentation or AugmentationConfig()
-        self.seed = seed
         self._vary = _variation(self.augmentation, processor, target)
         self._factor, self._offset = scaling(processor)
-        # Shared, so that loader workers that live on see the next epoch too.
-        self._epoch = torch.tensor(-1).share_memory_()
-
-    def set_epoch(self, epoch: int) -> None:
-        """From now on vary as in this epoch."""
-        self._epoch.fill_(epoch)
 
     def prepare(self, rows: Mapping[str, Sequence[Any]]) -> list[Example]:
         """The part without chance: everything decoded, in its own size."""
         from torchvision.tv_tensors import Image as Pixels
         from torchvision.tv_tensors import Mask
 
-        images: list[Image.Image] = [to_rgb(image) for image in rows["image"]]
+        images = each_in_threads(decode_image, rows["image"])
         pixels = [Pixels(torch.from_numpy(np.array(image)).permute(2, 0, 1)) for image in images]
         if self.target == "mask":
             labels = [Mask(torch.from_numpy(np.array(mask))) for mask in rows["mask"]]
@@ -419,21 +398,17 @@ class DenseTrainTransform:
 
     def finish(self, prepared: Sequence[Example], indices: "NDArray[np.uint64]") -> list[Example]:
         """Vary and scale; `indices` tell the images apart."""
-        epoch = int(self._epoch)
-        if epoch < 0:
-            keys = torch.randint(2**63 - 1, (len(prepared),)).numpy().astype(np.uint64)
-        else:
-            keys = random_keys(self.seed, epoch, indices)
-        return [self._varied(example, key) for example, key in zip(prepared, keys.tolist(), strict=True)]
+        keys = self._keys(indices).tolist()
+        return [self._varied(example, key) for example, key in zip(prepared, keys, strict=True)]
 
     def _varied(self, example: Example, key: int) -> Example:
         with seeded(key):
             varied = self._vary(dict(example))
-        pixels = varied.pop("pixels").as_subclass(torch.Tensor)
         plain = {
             name: value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value
             for name, value in varied.items()
         }
+        pixels = plain.pop("pixels")
         if self.target == "mask":
             plain["labels"] = plain["labels"].long()
         else:
@@ -452,11 +427,7 @@ def dense_transforms(
 
 
 def refuse_apart(augmentation: AugmentationConfig) -> None:
-    """Refuse what would vary images apart from their masks and boxes.
-
-    Raises:
-        UserError: there is something of the kind; the message names it.
-    """
+    """Refuse, by name, what would vary images apart from their masks and boxes."""
     for field in fields(augmentation):
         if field.name not in _JOINT and getattr(augmentation, field.name) != field.default:
             raise UserError(
@@ -472,7 +443,7 @@ def _variation(augmentation: AugmentationConfig, processor: "BaseImageProcessor"
 
     refuse_apart(augmentation)
     size, interpolation = input_size(processor), interpolation_of(processor)
-    fill: Any = {Pixels: mean_colour(processor), Mask: IGNORED if target == "mask" else 0}
+    fill: Any = {Pixels: mean_color(processor), Mask: IGNORED if target == "mask" else 0}
     steps: list[Any] = []
     if augmentation.scale_jitter is not None:
         steps += [
@@ -498,17 +469,15 @@ class _ScaleJitter:
     def __init__(self, size: tuple[int, int], scales: tuple[float, float], interpolation: Any) -> None:
         self.size, self.scales, self.interpolation = size, scales, interpolation
 
-    def __call__(self, example: Example) -> Example:
+    def __call__(self, example: Example) -> Any:
         from torchvision.transforms import v2
 
         height, width = example["pixels"].shape[-2:]
         low, high = self.scales
         scale = low + (high - low) * float(torch.rand(()))
         scale *= min(self.size[0] / height, self.size[1] / width)
-        resized: Example = v2.Resize([max(1, round(height * scale)), max(1, round(width * scale))], self.interpolation)(
-            example
-        )
-        return resized
+        size = [max(1, round(height * scale)), max(1, round(width * scale))]
+        return v2.Resize(size, self.interpolation)(example)
 
 
 def _per_object(example: Example) -> tuple[torch.Tensor, ...]:

@@ -1,16 +1,15 @@
-"""Images with masks or objects as they were read: each annotation is held against its image, then both are a table."""
+"""Images and what they bear, as they were read: labels, masks or objects, each held against its image."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from PIL import UnidentifiedImageError
 
-from hf_vit.data.annotations import Target, mask_annotation, object_annotation
-from hf_vit.data.images import Seen
+from hf_vit.data.annotations import Target, mask_annotation, object_annotation, run_lengths
+from hf_vit.data.images import Seen, image_problem
 from hf_vit.data.labels import first_of
 from hf_vit.errors import UserError
 
@@ -23,7 +22,7 @@ RawObjects = dict[str, list[Any]]
 
 
 @dataclass
-class DenseTables(ABC):
+class ImageTables(ABC):
     """Abstract: splits of images and of what they bear.
 
     Attributes:
@@ -33,15 +32,12 @@ class DenseTables(ABC):
         revision: the commit of a data set of the Hub.
     """
 
+    target: ClassVar[Target]
     images: "dict[str, Dataset]"
     label_names: list[str] | None
     notes: list[str] = field(default_factory=list[str])
     revision: str | None = None
-
-    @property
-    @abstractmethod
-    def target(self) -> Target:
-        """What the images bear."""
+    multi_label: bool = False
 
     @abstractmethod
     def annotated(self, split: str, row: int, seen: Seen) -> Seen:
@@ -51,8 +47,8 @@ class DenseTables(ABC):
     def table(self, split: str, rows: Sequence[int]) -> "Dataset":
         """The columns of `ImageData`, "image" undecoded, of the rows that are good."""
 
-    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> list[str]:
-        """The classes, once everything good was seen; adds notes.
+    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
+        """Complete the classes and the notes, once everything good was seen.
 
         Raises:
             UserError: there is nothing to learn.
@@ -63,57 +59,54 @@ class DenseTables(ABC):
             self.label_names = [str(number) for number in range(highest + 1)]
             self.notes.append(f"nothing names the classes, so they are called 0 to {highest}")
         if not there.get("train", {0}):
-            raise UserError(f"the training images have no {self._things}; annotate some of them")
-        return self.label_names
-
-    @property
-    def _things(self) -> str:
-        return "objects" if self.target == "objects" else "pixels of any class"
+            things = "objects" if self.target == "objects" else "pixels of any class"
+            raise UserError(f"the training images have no {things}; annotate some of them")
 
 
 @dataclass
-class MaskTables(DenseTables):
+class LabelTables(ImageTables):
+    """Images with a class each, or with a list of them: the column "label" beside "image"."""
+
+    target: ClassVar[Target] = "label"
+
+    def annotated(self, split: str, row: int, seen: Seen) -> Seen:
+        return seen
+
+    def table(self, split: str, rows: Sequence[int]) -> "Dataset":
+        return self.images[split].select(rows)
+
+    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
+        pass
+
+
+@dataclass
+class MaskTables(ImageTables):
     """Images with a mask each: class numbers, of the image's size.
 
     Attributes:
         masks: split -> table with the column "mask" (`ClassMask`); a row without a mask has None.
     """
 
+    target: ClassVar[Target] = "mask"
     masks: "dict[str, Dataset]" = field(default_factory=dict[str, "Dataset"])
-
-    @property
-    def target(self) -> Target:
-        return "mask"
 
     def annotated(self, split: str, row: int, seen: Seen) -> Seen:
         try:
             mask = self.masks[split][row]["mask"]
-        except UnidentifiedImageError:
-            return replace(seen, problem="has a mask that is not an image, or of a format that Pillow does not know")
-        except UserError as error:
-            return replace(seen, problem=f"has {error}")
-        except FileNotFoundError:
-            return replace(seen, problem="has a mask that is not there")
-        except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
-            detail = " ".join(str(error).split()) or type(error).__name__
-            return replace(seen, problem=f"has a mask that is corrupt or cannot be read ({detail:.120})")
+        except Exception as error:
+            problem = image_problem(error)
+            return replace(seen, problem=f"has {'' if isinstance(error, UserError) else 'a mask that '}{problem}")
         if mask is None:
             return replace(seen, problem="has no mask; add one of the same name")
         if (mask.height, mask.width) != (seen.height, seen.width):
-            return replace(
-                seen,
-                problem=f"has a mask of {mask.height}x{mask.width} px, but is {seen.height}x{seen.width} px; both must "
-                "be of one size",
-            )
+            sizes = f"{mask.height}x{mask.width} px, but is {seen.height}x{seen.width} px"
+            return replace(seen, problem=f"has a mask of {sizes}; both must be of one size")
         annotation = mask_annotation(np.asarray(mask))
+        names = self.label_names or []
         unknown = [value for value in annotation.amounts if value >= len(self.label_names or range(255))]
         if unknown:
-            names = self.label_names or []
-            return replace(
-                seen,
-                problem=f"has a mask with the class {max(unknown)}; there are classes 0 to {len(names) - 1} "
-                f"({first_of(names)}), and 255 for what is not judged",
-            )
+            classes = f"classes 0 to {len(names) - 1} ({first_of(names)}), and 255 for what is not judged"
+            return replace(seen, problem=f"has a mask with the class {max(unknown)}; there are {classes}")
         return replace(seen, annotation=annotation)
 
     def table(self, split: str, rows: Sequence[int]) -> "Dataset":
@@ -123,27 +116,32 @@ class MaskTables(DenseTables):
 
 
 @dataclass
-class ObjectTables(DenseTables):
+class ObjectTables(ImageTables):
     """Images with any number of objects each.
 
     Attributes:
         objects: split -> for every image {"bbox": [x, y, width, height] px, "category": raw, "area", "iscrowd"} and,
             where `with_masks`, "segmentation": polygons, run lengths or Pillow images as they came; or what is wrong.
         numbers: raw category -> class number.
-        with_masks: all objects have masks.
         sizes: split -> (height, width) px that the annotations were made for, where they tell.
+        with_masks: all objects have masks; where only some have, a note tells it.
     """
 
+    target: ClassVar[Target] = "objects"
     objects: dict[str, list[RawObjects | str]] = field(default_factory=dict[str, list[RawObjects | str]])
     numbers: dict[Any, int] = field(default_factory=dict[Any, int])
-    with_masks: bool = False
     sizes: dict[str, list[tuple[int, int] | None]] = field(default_factory=dict[str, list[tuple[int, int] | None]])
+    with_masks: bool = field(default=False, init=False)
     # Of every good image what the table will hold.
     _good: dict[tuple[str, int], RawObjects] = field(default_factory=dict[tuple[str, int], RawObjects], repr=False)
 
-    @property
-    def target(self) -> Target:
-        return "objects"
+    def __post_init__(self) -> None:
+        images = [row for rows in self.objects.values() for row in rows if isinstance(row, dict)]
+        masks = [mask for row in images for mask in row["segmentation"]]
+        missing = sum(mask is None or (isinstance(mask, list | dict) and not mask) for mask in masks)
+        self.with_masks = bool(masks) and not missing
+        if 0 < missing < len(masks):
+            self.notes.append(f"{missing:,} of {len(masks):,} objects have no mask, so boxes alone are used")
 
     def annotated(self, split: str, row: int, seen: Seen) -> Seen:
         raw = self.objects[split][row]
@@ -165,29 +163,21 @@ class ObjectTables(DenseTables):
         return replace(seen, annotation=object_annotation(objects, masks))
 
     def _checked(self, raw: RawObjects, seen: Seen) -> RawObjects:
-        boxes = [_box(box, number, seen) for number, box in enumerate(raw["bbox"], start=1)]
-        objects: RawObjects = {
-            "bbox": boxes,
-            "category": [self._number(value, row) for row, value in enumerate(raw["category"], start=1)],
-            "area": [
-                box[2] * box[3] if area is None else float(area) for box, area in zip(boxes, raw["area"], strict=True)
-            ],
-            "iscrowd": [int(bool(crowd)) for crowd in raw["iscrowd"]],
-        }
+        objects: RawObjects = {"bbox": [_box(box, number, seen) for number, box in enumerate(raw["bbox"], start=1)]}
+        for number, category in enumerate(raw["category"], start=1):
+            if category not in self.numbers:
+                classes = f"{len(self.numbers)} ({first_of(list(map(str, self.numbers)))})"
+                raise UserError(f"object {number} of the unknown class {category!r}; there are {classes}")
+        objects["category"] = [self.numbers[category] for category in raw["category"]]
+        areas = zip(objects["bbox"], raw["area"], strict=True)
+        objects["area"] = [box[2] * box[3] if area is None else float(area) for box, area in areas]
+        objects["iscrowd"] = [int(bool(crowd)) for crowd in raw["iscrowd"]]
         if self.with_masks:
-            from hf_vit.data.annotations import run_lengths
-
             objects["segmentation"] = [
                 run_lengths(mask, seen.height, seen.width, f"object {number}")
                 for number, mask in enumerate(raw["segmentation"], start=1)
             ]
         return objects
-
-    def _number(self, raw: Any, row: int) -> int:
-        if raw not in self.numbers:
-            names = [f"{value}" for value in self.numbers]
-            raise UserError(f"object {row} of the unknown class {raw!r}; there are {len(names)} ({first_of(names)})")
-        return self.numbers[raw]
 
     def table(self, split: str, rows: Sequence[int]) -> "Dataset":
         from datasets import Dataset, Features, concatenate_datasets
@@ -200,13 +190,12 @@ class ObjectTables(DenseTables):
         )
         return concatenate_datasets([self.images[split].select(rows), objects], axis=1)
 
-    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> list[str]:
-        names = super().conclude(seen)
+    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
+        super().conclude(seen)
         for split, images in seen.items():
             without = sum(image.annotation is not None and not image.annotation.amounts for image in images)
             if without:
                 self.notes.append(f"{without:,} of {len(images):,} images of {split} have no objects")
-        return names
 
 
 def tell_unseen(train: Sequence[Seen], label_names: Sequence[str]) -> list[str]:

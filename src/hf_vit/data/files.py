@@ -1,0 +1,86 @@
+"""Folders of images, listed in one way for data, predictions, embeddings and analyses."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+from hf_vit.data.labels import plain_name
+from hf_vit.repositories.stores import find, in_store, saying_what
+
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".tga"),
+)
+Parts = tuple[str, ...]
+
+
+def is_image(name: str) -> bool:
+    """Whether a file's name is one of an image."""
+    return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]]:
+    """All files and folders below `root` (no deeper than `depth`) as name tuples, sorted.
+
+    Hidden ones and __MACOSX are left out, links are followed; one that leads nowhere is a file that is not there.
+    """
+    if in_store(root):
+        inside = (parts for parts in find(root) if not any(map(_is_hidden, parts)))
+        files = [parts for parts in inside if depth is None or len(parts) <= depth]
+        return files, sorted({parts[:end] for parts in files for end in range(1, len(parts))})
+    files: list[Parts] = []
+    folders: list[Parts] = []
+    seen: set[tuple[int, int]] = set()
+    for here, names, contents in os.walk(root, followlinks=True):
+        status, parts = os.stat(here), Path(here).relative_to(root).parts
+        is_known = (status.st_dev, status.st_ino) in seen  # by a link back to a folder above
+        seen.add((status.st_dev, status.st_ino))
+        names[:] = [] if is_known else sorted(name for name in names if not _is_hidden(name))
+        folders += [(*parts, name) for name in names]
+        files += [(*parts, name) for name in contents if not is_known and not _is_hidden(name)]
+        if depth is not None and len(parts) + 1 >= depth:
+            names.clear()
+    return sorted(files), sorted(folders)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def kinds_of(names: Iterable[str], most: int = 3) -> str:
+    """What files there are, "2 .txt, 1 .db", the most frequent first."""
+    kinds = Counter(PurePath(name).suffix.lower() or "no suffix" for name in names)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(most))
+
+
+class FileNames:
+    """Finds files that are there in another Unicode form, or with blanks around their names."""
+
+    def __init__(self) -> None:
+        # Folder -> how it is spelled if otherwise, and its contents by their names.
+        self._listed: dict[Path, tuple[Path | None, dict[str, str]]] = {}
+
+    def find(self, path: Path) -> Path:
+        """Return the file that looks like this path, as a list or a file of annotations names it; else the path."""
+        folder = path.parent
+        if folder not in self._listed:
+            self._listed[folder] = self._list(folder)
+        other, names = self._listed[folder]
+        name = names.get(path.name) or names.get(plain_name(path.name))
+        return path if name is None or (name == path.name and other is None) else (other or folder) / name
+
+    @staticmethod
+    def _list(folder: Path) -> tuple[Path | None, dict[str, str]]:
+        is_there = Path.is_dir if in_store(folder) else os.path.isdir  # which has no error of a name that is too long
+
+        def names_in(place: Path) -> dict[str, str]:
+            names = [inside.name for inside in place.iterdir()]
+            return {plain_name(name): name for name in names} | {name: name for name in names}
+
+        with saying_what(folder, "listed"):
+            place = next(above for above in (folder, *folder.parents) if is_there(above) or above == above.parent)
+            for part in folder.parts[len(place.parts) :]:
+                names = names_in(place)
+                place = place / (names.get(part) or names.get(plain_name(part), part))
+            return None if place == folder else place, names_in(place) if is_there(place) else {}
