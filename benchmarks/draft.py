@@ -17,7 +17,7 @@ import torch
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
-from hf_vit.data.images import opened, to_rgb
+from hf_vit.data.images import decode_image
 from hf_vit.evaluation import evaluate_protocol, predict
 from hf_vit.loading.model import load_model
 from hf_vit.speed.measuring import speed_ratio, take_turns
@@ -68,9 +68,9 @@ def measured(size: int, data: Path, folder: Path, turns: int) -> dict[str, Any]:
     subject = load_model(model)
 
     def values(side: int | None) -> list[torch.Tensor]:
-        return [subject.prepare([to_rgb(opened(path, side))]) for path in files]
+        return [subject.prepare([decode_image(path, side)]) for path in files]
 
-    row["decoded_px"] = opened(files[0], subject.draft_side).size[0]
+    row["decoded_px"] = decode_image(files[0], subject.draft_side).size[0]
     pairs = zip(values(None), values(subject.draft_side), strict=True)
     row["mean_difference"] = round(127.5 * float(np.mean([float((a - b).abs().mean()) for a, b in pairs])), 2)
     forms: Any = {"whole": lambda: values(None), "draft": lambda: values(subject.draft_side)}

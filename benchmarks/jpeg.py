@@ -21,7 +21,7 @@ from skimage import data as photographs
 from transformers import ViTImageProcessor, ViTImageProcessorPil
 
 from hf_vit.data import eval_transform
-from hf_vit.data.images import each_in_threads, opened
+from hf_vit.data.images import decode_image, each_in_threads
 from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
 from hf_vit.speed.script import Script, parser
 
@@ -46,7 +46,7 @@ class Opening:
         self.prepare, self.draft_side = prepare, draft_side
 
     def __call__(self, paths: list[Path]) -> torch.Tensor:
-        return self.prepare([opened(path, self.draft_side) for path in paths])
+        return self.prepare(each_in_threads(lambda path: decode_image(path, self.draft_side), paths))
 
 
 class Theirs:

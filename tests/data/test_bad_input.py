@@ -142,6 +142,7 @@ TABLES = {
     "floats *": (partial(save_labels, label=lambda name: 0.5 + len(name)), "are of type float; needed: whole numbers"),
     "below 0 *": (partial(save_labels, label=lambda name: NAMES.index(name) - 1), "label -1; classes are numbered"),
     "dict lines": (partial(save_lines, label={"x": 1}), "are of type dict; needed: whole numbers or names"),
+    "decimal lines": (partial(save_lines, label="1.0"), r"are of type float; .* names \(write 1 for 1\.0, or"),
     "list lines": (partial(save_lines, label=[["a"]]), "are of type list; needed: whole numbers or names"),
     "no label": (partial(save_without, column="label"), "has the columns image; needed: a column 'label'"),
     "no image": (partial(save_without, column="image"), "has the columns label; needed: one column of images"),
@@ -188,6 +189,19 @@ def test_image_size_must_be_positive():
         load_data("digits", image_size=(0, 8))
 
 
+@pytest.mark.parametrize("place", ["file", "class", "list"])
+def test_names_that_are_not_utf_8_are_refused_before_any_work(folder, place):
+    """As archives of other systems leave them; tables and reports could not hold them."""
+    name = b"caf\xe9".decode(errors="surrogateescape")
+    source, old = folder, folder / "cat" if place == "class" else folder / "cat/000.png"
+    if place == "list":
+        source = folder / "l.jsonl"
+        source.write_text(json.dumps({"file_name": f"{name}.png", "label": "cat"}) + "\n")
+    else:
+        old.rename(old.with_name(name + old.suffix))
+    refuses(source, r"^the name of .*caf\\udce9.* is not UTF-8; rename it")
+
+
 # ---- bad images
 
 SPOILT = ["cat/000.png", "dog/001.png", "dog/002.png"]
@@ -213,12 +227,6 @@ def test_bad_images_are_named_or_skipped_and_counted_once(folder, streaming):
         file.write_bytes(b"broken")
     if not streaming:
         refuses(folder, "split train has no usable image left: image '.*' is not an image", skip_bad_images=True)
-
-
-@pytest.mark.parametrize("name", SPOILT)
-def test_every_kind_of_corrupt_image_is_found_while_streaming(folder, name):
-    spoil(folder, name)
-    refuses(folder, rf"image '.*{name}' is .*skip_bad_images", streaming=True)
 
 
 @EITHER

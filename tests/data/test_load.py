@@ -1,5 +1,7 @@
-"""load_data on folders, parquet and webdataset files: the same content gives the same data."""
+"""load_data on folders, lists, parquet and webdataset files: the same content gives the same data and splits."""
 
+import hashlib
+import itertools
 import json
 import logging
 import os
@@ -13,10 +15,15 @@ from datasets import Array2D, Array3D, Dataset, Features, LargeList, List, Value
 from PIL import Image
 
 from hf_vit.data import load_data, to_rgb
+from hf_vit.data.splits import cut_rows, missing_splits, part_of, split_name, stratified_parts
 from hf_vit.errors import UserError
 
 NAMES = ["cat", "dog", "owl"]
+
+
 SPLITS = ("train", "validation", "test")
+
+
 EITHER = pytest.mark.parametrize("streaming", [False, True])
 
 
@@ -84,7 +91,7 @@ def test_what_counts_of_a_folder(tmp_path):
     data = load_data(str(root))
     assert data.label_names == ["bus", "train", "x"]
     assert sum(map(len, data.seen.values())) == 4 + 4 + 2 + 1 + 4
-    assert data.notes[0] == "2 files in 'd' that are no images were ignored"
+    assert data.notes[0] == "2 files in 'd' that are no images were ignored (1 .txt, 1 .db)"
 
 
 @pytest.mark.parametrize("form", ["class label", "names", "numbers", "tar", "json tar"])
@@ -286,3 +293,327 @@ def test_dark_numbers_are_told(tmp_path, highest, bits, full):
     notes = load_data(numbers_table(tmp_path / "x.parquet", pixels)).notes
     said = f"images of {bits} bits reach {highest:,} of {full}, so they are seen in 6%"
     assert sum(said in note for note in notes) == 1
+
+
+# ---- lists of images and their labels, by any names of columns
+
+
+@pytest.fixture
+def flat(folder, tmp_path):
+    """The 40 images of `folder` in one place without class folders, and (file name, class) of each."""
+    place = tmp_path / "flat"
+    place.mkdir()
+    rows = []
+    for file in sorted(folder.glob("*/*.png")):
+        name = f"{file.parent.name}-{file.name}"
+        shutil.copy(file, place / name)
+        rows.append((name, file.parent.name))
+    return place, rows
+
+
+def write_csv(path, header, rows, delimiter=","):
+    path.write_text("\n".join(delimiter.join(map(str, row)) for row in (header, *rows)) + "\n")
+    return path
+
+
+def write_jsonl(path, header, rows):
+    path.write_text("".join(json.dumps(dict(zip(header, row, strict=True))) + "\n" for row in rows))
+    return path
+
+
+WRITERS = {
+    "metadata.csv": write_csv,
+    "labels.csv": lambda path, header, rows: write_csv(path, header, rows, ";"),
+    "metadata.tsv": lambda path, header, rows: write_csv(path, header, rows, "\t"),
+    "metadata.jsonl": write_jsonl,
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_list_beside_its_images_is_the_folder_of_class_folders(name, streaming, flat, folder, look):
+    place, rows = flat
+    WRITERS[name](place / name, ("file_name", "note", "label"), [(file, "x", label) for file, label in rows])
+    classes, listed = load_data(str(folder)), load_data(str(place), streaming=streaming)
+    assert listed.label_names == ["cat", "dog", "owl"]
+    for split in classes.splits:
+        assert look.contents(listed, split) == look.contents(classes, split)
+    assert streaming or listed.fingerprint == classes.fingerprint
+    again = load_data(str(place / name))
+    assert again.fingerprint == classes.fingerprint, "the list itself"
+
+
+# datasets leaves the list open (5.2, folder_based_builder).
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_lists_are_what_datasets_reads(flat):
+    """The convention is that of `datasets`: its own reader pairs the same files with the same labels."""
+    from datasets import load_dataset
+
+    place, rows = flat
+    write_csv(place / "metadata.csv", ("file_name", "label"), rows)
+    theirs = load_dataset("imagefolder", data_dir=str(place))["train"]
+    expected = {(row["image"].tobytes(), row["label"]) for row in theirs}
+    ours = load_data(str(place))
+    read = {(row["image"].tobytes(), ours.label_names[row["label"]]) for table in ours.splits.values() for row in table}
+    assert read == expected
+
+
+def test_columns_of_any_name(flat, look, folder, tmp_path, make):
+    place, rows = flat
+    table = make.table(folder).rename_columns({"image": "photo", "label": "species"}).add_column("label", [0] * 40)
+    table.to_parquet(str(tmp_path / "pets.parquet"))
+    path = write_csv(place / "birds.csv", ("photo", "species", "label"), [(file, label, 0) for file, label in rows])
+    for source, streaming in ((path, False), (tmp_path / "pets.parquet", False), (tmp_path / "pets.parquet", True)):
+        data = load_data(str(source), image_column="photo", label_column="species", streaming=streaming)
+        assert look.everything(data) == look.everything(load_data(str(folder)))
+    with pytest.raises(UserError, match=r"has no column 'kind' \(--label-column\); it has photo, species, label"):
+        load_data(str(path), image_column="photo", label_column="kind")
+    with pytest.raises(UserError, match=r"columns photo, species, label; needed: one of image files.* --image-column"):
+        load_data(str(path))
+    with pytest.raises(UserError, match=r"has no column 'x' \(--image-column\)"):
+        load_data(str(folder), image_column="x")
+
+
+@pytest.mark.parametrize("how", ["column", "folders", "lists"])
+def test_splits_of_a_list(how, flat):
+    place, rows = flat
+    parts = ["train"] * 30 + ["val"] * 5 + ["test"] * 5
+    rows = [(*rows[number * 7 % 40], part) for number, part in enumerate(parts)]  # every class in train
+    if how == "column":
+        write_csv(place / "metadata.csv", ("file_name", "label", "split"), rows)
+    else:
+        for file, _, part in rows:
+            (place / part).mkdir(exist_ok=True)
+            (place / file).rename(place / part / file)
+    if how == "folders":
+        listed = [(f"{part}/{file}", label) for file, label, part in rows]
+        write_csv(place / "metadata.csv", ("file_name", "label"), listed)
+    if how == "lists":
+        for part in ("train", "val", "test"):
+            inside = [row[:2] for row in rows if row[2] == part]
+            write_jsonl(place / part / "metadata.jsonl", ("file_name", "label"), inside)
+    data = load_data(str(place))
+    assert [data.num_examples(split) for split in ("train", "validation", "test")] == [30, 5, 5]
+    assert data.notes == [] or "ignored" in data.notes[0]
+
+
+def test_what_a_list_lacks_is_named(flat):
+    place, rows = flat
+    path = write_csv(place / "metadata.csv", ("file_name", "label"), [*rows, ("gone.png", "cat")])
+    with pytest.raises(UserError, match=r"image '.*gone\.png' is not there; replace or remove it"):
+        load_data(str(place))
+    assert load_data(str(place), skip_bad_images=True).skipped == ["flat/gone.png"]
+    write_csv(path, ("file_name", "label", "split"), [(*row, "holiday") for row in rows])
+    with pytest.raises(UserError, match=r"metadata\.csv: split 'holiday' is none; needed: train, validation or test"):
+        load_data(str(place))
+    path.write_text('file_name,label\n"unclosed\n')
+    with pytest.raises(UserError, match=r"^metadata\.csv of 'flat'"):
+        load_data(str(place))
+    path.write_text("")
+    with pytest.raises(UserError, match=r"metadata\.csv of 'flat' cannot be read as a list"):
+        load_data(str(place))
+
+
+NFC, NFD = "cr\u00e8me", "cre\u0300me"
+
+
+def named_images(make, root, names):
+    """Make a folder with four images for each name, and return (file, name) of each."""
+    root.mkdir(parents=True)
+    rows = [(f"{number}-{copy}.png", name) for number, name in enumerate(names) for copy in range(4)]
+    for seed, (file, _) in enumerate(rows):
+        make.picture(seed).save(root / file)
+    return rows
+
+
+@pytest.mark.parametrize("write", [write_csv, write_jsonl])
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["1", "01", "2"], ["01", "1", "2"]),
+        (["001", "0x1", "true"], ["001", "0x1", "true"]),
+        (["NA", "null", "nan"], ["NA", "nan", "null"]),
+        (["2", "10", "1"], ["1", "2", "10"]),
+        (["1.0", "2", "other"], ["1.0", "2", "other"]),
+        (["9" * 20, "1e5"], ["1e5", "9" * 20]),
+        ([NFC, NFD, " b ", "b"], ["b", NFC]),
+    ],
+)
+def test_labels_are_text_and_numbers_where_all_are(make, tmp_path, write, labels, names):
+    rows = named_images(make, tmp_path / "d", labels)
+    path = write(tmp_path / "d" / f"metadata.{write.__name__[6:]}", ("file_name", "label"), rows)
+    assert load_data(str(path)).label_names == names
+
+
+@pytest.mark.parametrize(
+    ("write", "train", "test", "names"),
+    [
+        (write_csv, ["1", "2", "other"], ["1", "2"], ["1", "2", "other"]),
+        (write_csv, ["a", "b"], ["-1"], ["a", "b"]),
+        (write_jsonl, [1, 2, 10], ["2", "1"], ["1", "2", "10"]),
+        (write_jsonl, [1, "x", True], [1, "true"], ["1", "true", "x"]),
+        (write_jsonl, [["a"], ["b", "a"]], ["b", None], ["a", "b"]),
+    ],
+)
+def test_the_labels_of_all_lists_are_typed_together(make, tmp_path, write, train, test, names):
+    suffix = write.__name__[6:]
+    for split, labels in (("train", train), ("test", test)):
+        rows = named_images(make, tmp_path / split, [label for label in labels if label is not None])
+        write(tmp_path / split / f"metadata.{suffix}", ("file_name", "label"), rows)
+    data = load_data(str(tmp_path), multi_label=True)
+    assert data.label_names == names
+    if "-1" not in test:
+        each = [label if isinstance(label, list) else [label] for label in data.splits["test"]["label"]]
+        told = [str(label).lower() for label in test if label is not None for _ in range(4)]
+        assert [names[label] for (label,) in each] == told
+
+
+def test_lists_and_folders_of_names_that_look_alike_are_the_same_data(make, look, tmp_path):
+    """A model of one is evaluated on the other: zeros in front, either Unicode form, and blanks."""
+    rows = []
+    for number, (split, name) in enumerate([(s, n) for s in ("train", "test") for n in ("01", "10", "c", "e")]):
+        spelled = {"c": (NFC, NFD)[split == "test"], "e": ("e ", " e")[split == "test"]}.get(name, name)
+        make.folder(tmp_path / "d" / split, {spelled: 4}, seed=100 * number)
+        rows += [(f"{split}/{spelled.strip().replace(NFD, NFC)}/{copy:03d}.png", spelled) for copy in range(4)]
+    folder = load_data(str(tmp_path / "d"))
+    assert folder.label_names == ["01", "10", NFC, "e"]
+    listed = load_data(str(write_csv(tmp_path / "d" / "l.csv", ("file_name", "label"), rows)))
+    assert listed.fingerprint == folder.fingerprint
+    assert look.contents(listed, "test") == look.contents(folder, "test")
+
+
+@pytest.mark.parametrize("column", ["label", "file_name", "split", " label"])
+def test_a_column_that_is_there_twice_is_refused_if_it_counts(flat, column):
+    place, rows = flat
+    header = ("file_name", "label", "split", "note", "note", column)
+    rows = [(*row, "train", "x", "y", row[0] if column == "file_name" else "train") for row in rows]
+    with pytest.raises(UserError, match=rf"^l\.csv, row 1: '{column.strip()}' is there twice; remove or rename one$"):
+        load_data(str(write_csv(place / "l.csv", header, rows)))
+    fields = ", ".join(f'"{name}": "{value}"' for name, value in zip(header, rows[0], strict=True))
+    (place / "l.jsonl").write_text(f"{{{fields}}}\n")
+    with pytest.raises(UserError, match=rf"^l\.jsonl, row 1: '{column.strip()}' is there twice; remove or rename one$"):
+        load_data(str(place / "l.jsonl"))
+    plain = [row[:-1] for row in rows]
+    assert load_data(str(write_csv(place / "l.csv", header[:-1], plain))).label_names == ["cat", "dog", "owl"]
+
+
+def test_other_columns_and_line_ends_do_not_count(flat, look, folder):
+    """Megabytes in a cell or line, mixed types, line breaks in quotes, CRLF and a byte order mark."""
+    place, rows = flat
+    notes = ['"two\nlines, ""quoted"""', "x" * 3_000_000, *[""] * 38]
+    lines = [
+        "file_name,label,note",
+        *(f"{file}, {label},{note}" for (file, label), note in zip(rows, notes, strict=True)),
+    ]
+    (place / "l.csv").write_bytes("\r\n".join(["\ufeff" + lines[0], *lines[1:], ""]).encode())
+    mixed = [1, "a", None, {"b": [1]}, [2, "c"], "x" * 3_000_000, True, *[0.5] * 33]
+    write_jsonl(
+        place / "l.jsonl", ("file_name", "label", "note"), [(*row, note) for row, note in zip(rows, mixed, strict=True)]
+    )
+    for name in ("l.csv", "l.jsonl"):
+        assert look.everything(load_data(str(place / name))) == look.everything(load_data(str(folder)))
+
+
+# ---- splits: in proportion, others by content; refused where a class is too small
+
+
+def test_parts_are_a_partition_in_proportion():
+    labels = np.random.RandomState(3).permutation(np.repeat([0, 1, 2], [10, 100, 390]))
+    parts = stratified_parts(labels, {"validation": 50, "test": 100}, seed=1)
+    assert sorted(np.concatenate(list(parts.values()))) == list(range(500))
+    counts = [np.bincount(labels[parts[name]]).tolist() for name in ("validation", "test", "train")]
+    assert counts == [[1, 10, 39], [2, 20, 78], [7, 70, 273]]
+    first, again, other = (stratified_parts(labels, {"test": 50}, seed=seed)["test"].tolist() for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def digest(text: object) -> str:
+    return hashlib.sha256(str(text).encode()).hexdigest()
+
+
+def cut(images: list[str], labels: list[int], missing=("validation", "test"), seed: int = 0):
+    """{name of an image: its split}, and the notes."""
+    names = [f"class {number}" for number in range(max(labels) + 1)]
+    parts, notes = cut_rows([digest(image) for image in images], labels, names, missing, seed=seed)
+    assert sorted(np.concatenate(list(parts.values()))) == list(range(len(images)))
+    return {images[row]: part for part, rows in parts.items() for row in rows}, notes
+
+
+@pytest.mark.parametrize("counts", [[3, 3], [3, 500], [4, 7, 9, 3, 3], [3] * 400, [900, 3, 3, 3]])
+@pytest.mark.parametrize("missing", [("validation", "test"), ("test",), ("validation",)])
+def test_no_class_loses_its_training_images_and_no_split_is_empty(counts, missing):
+    labels = np.repeat(np.arange(len(counts)), counts).tolist()
+    images = [f"{label}-{place}" for place, label in enumerate(labels)]
+    parts, notes = cut(images, labels, missing)
+    trained = {labels[place] for place, image in enumerate(images) if parts[image] == "train"}
+    assert trained == set(range(len(counts)))
+    assert set(parts.values()) == {"train", *missing}
+    plain = {image: part_of(digest(image), missing, seed=0) for image in images}
+    assert bool(notes) == (parts != plain), "what is not by content alone is told"
+
+
+def test_an_image_is_never_moved_by_others():
+    """Sets that grow, are renamed and shuffled: what was trained on is never in another split later."""
+    random = np.random.RandomState(0)
+    labels = {f"image {number}": number % 3 for number in range(300)}
+    some = sorted(labels)
+    for _ in range(20):
+        random.shuffle(some)
+        few, notes = cut(some[:150], [labels[image] for image in some[:150]])
+        many, later = cut(some, [labels[image] for image in some])
+        assert notes == later == []
+        assert all(many[image] == part for image, part in few.items())
+
+
+def test_tiny_sets_that_grow_never_test_on_what_they_trained_on():
+    """Splits that would be empty get the images that are last to be given back."""
+    random = np.random.RandomState(0)
+    moved = 0
+    for trial in range(200):
+        images = [f"{trial}-{number}" for number in range(30)]
+        labels = {image: number % 3 for number, image in enumerate(images)}
+        before, notes = cut(images[:15], [labels[image] for image in images[:15]])
+        after, _ = cut(images, [labels[image] for image in images])
+        moved += bool(notes)
+        if not any("no training image" in note for note in notes):
+            assert all(after[image] == "train" for image, part in before.items() if part == "train"), trial
+        random.shuffle(images)
+    assert moved > 50
+
+
+def test_a_split_that_is_given_leaves_the_others_where_they_were():
+    """Whoever adds a folder of validation images later has the same test images."""
+    digests = [digest(number) for number in range(500)]
+    both, one = (
+        [part_of(each, missing, seed=0) for each in digests] for missing in (("validation", "test"), ("test",))
+    )
+    assert [part == "test" for part in both] == [part == "test" for part in one]
+
+
+def test_a_class_with_one_image_is_refused_with_the_remedy():
+    pets, few = [digest(number) for number in range(21)], [0] * 20 + [1]
+    with pytest.raises(UserError, match=r"class 'owl' has 1 image; to cut validation and test .* at least 3: add"):
+        cut_rows(pets, few, ["cat", "owl"], ["validation", "test"], seed=0)
+    with pytest.raises(UserError, match=r"class 'cat' has 2 different images \(2 classes are that small\)"):
+        cut_rows(pets[:3], [0, 0, 1], ["cat", "owl"], ["validation", "test"], seed=0)
+    with pytest.raises(UserError, match="class 'owl' has 1 image"):
+        cut_rows([*pets[:20], *pets[:1] * 5], [0] * 20 + [1] * 5, ["cat", "owl"], ["test"], seed=0)
+    parts, _ = cut_rows(pets[:4], [0, 0, 1, 1], ["cat", "owl"], ["test"], seed=0)
+    assert len(parts["train"]) + len(parts["test"]) == 4
+    parts, _ = cut_rows(pets[:10], [0] * 5 + [2] * 5, ["cat", "dog", "owl"], ["test"], seed=0)
+    assert parts["test"].size, "a class that only a bigger data set has needs no images"
+
+
+def test_names_of_splits():
+    assert [split_name(text) for text in ("Val", "TRAIN", "testing", "a")] == ["validation", "train", "test", None]
+    assert missing_splits(["train"]) == ["validation", "test"]
+    assert missing_splits(["train", "test"]) == ["validation"]
+    assert missing_splits(["test"]) == []
+
+
+def test_the_rule_is_frozen():
+    """By other means: splits of published models must be the same in ten years."""
+    for number, seed in itertools.product(range(200), (0, 1)):
+        place = int(digest(f"{seed} {digest(number)}")[:12], 16) / 16**12
+        part = "validation" if place < 0.1 else "test" if place < 0.2 else "train"
+        assert part_of(digest(number), ("validation", "test"), seed=seed) == part

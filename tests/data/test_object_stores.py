@@ -201,6 +201,22 @@ def test_predictions(given, model, folder, stored):
     assert [each.image for each in there] == [each.image.replace(str(folder), address) for each in here]
 
 
+def test_folders_are_those_of_data(model, folder, caplog):
+    """Hidden files are none, other kinds are told, and a link that leads nowhere is an image that is not there."""
+    for name in ("._000.png", "a.heic"):
+        (folder / "cat" / name).write_bytes(b"no image")
+    (folder / "cat" / "z.png").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"there is no image .*z\.png"):
+        predict(model, str(folder / "cat"))
+    found = predict(model, str(folder / "cat"), skip_bad_images=True)
+    assert [each.problem is None for each in found] == [True] * 12 + [False]
+    assert "1 file in 'cat' that are no images were ignored (1 .heic)" in caplog.text
+    (folder / "cat" / b"caf\xe9.png".decode(errors="surrogateescape")).write_bytes(b"")
+    for given in (folder / "cat", folder / "cat" / "c*.png"):
+        with pytest.raises(UserError, match="is not UTF-8; rename it"):
+            predict(model, str(given))
+
+
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_tables_of_predictions(ending, model, folder, stored, store, monkeypatch, capsys):
     stored(folder)

@@ -16,7 +16,7 @@ from transformers import ViTImageProcessor
 from hf_vit import HfViTForImageClassification, HfViTModel, UserError
 from hf_vit.catalogue.listing import list_models
 from hf_vit.catalogue.published import TOP1
-from hf_vit.data.images import opened
+from hf_vit.data.images import decode_image
 from hf_vit.evaluation import embed, evaluate, evaluate_protocol, predict
 from hf_vit.loading.model import load_model
 from hf_vit.loading.pixels import at_own_size, own_grid
@@ -90,7 +90,7 @@ def test_a_scale_that_covers_both_sides():
                                ("PNG", 40, (300, 100))):  # fmt: skip
         content = io.BytesIO()
         noise.save(content, kind)
-        image = opened(content, side)
+        image = decode_image(content, side)
         assert image.size == wanted
         assert np.asarray(image).shape == (*wanted[::-1], 3)
 
@@ -101,10 +101,10 @@ def test_a_side_that_is_no_multiple_is_not_stretched(side):
     content = io.BytesIO()
     ramp = np.linspace(0, 255, side).round().astype(np.uint8)
     Image.fromarray(np.broadcast_to(ramp, (side, side)).copy()).save(content, "JPEG", quality=95)
-    small = opened(content, 16)
+    small = decode_image(content, 16)
     assert small.width < side
     whole, reduced = (
-        np.asarray(each.resize((16, 16), Image.Resampling.BOX), float) for each in (opened(content), small)
+        np.asarray(each.resize((16, 16), Image.Resampling.BOX), float) for each in (decode_image(content), small)
     )
     assert abs((whole - reduced).mean()) < 0.5  # stretched it would be 0.8 to 4.3
 

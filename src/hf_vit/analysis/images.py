@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self, cast, final
 import numpy as np
 
 from hf_vit.data import ImageData, load_data, to_rgb
+from hf_vit.data.files import images_in, is_image, walk
 from hf_vit.data.images import open_image, short_name
-from hf_vit.data.sources import IMAGE_SUFFIXES
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
 from hf_vit.loading.model import LoadedModel
@@ -84,10 +84,12 @@ def open_images(source: object, num_images: int = 128, *, split: str = "test", s
         return _of_pictures(cast("Sequence[Image]", source), num_images)
     place = Path(source).expanduser()
     if place.is_dir():
-        inside = sorted(path for path in place.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+        inside, notes = images_in(place)
         if inside:
             order = np.random.default_rng(seed).permutation(len(inside)).tolist()
-            return images_of_files(place.resolve().name, [inside[index] for index in order], num_images)[0]
+            images = images_of_files(place.resolve().name, [inside[index] for index in order], num_images)[0]
+            images.notes.extend(notes)
+            return images
     return _of_data(load_data(str(source), skip_bad_images=True), num_images, split, seed)
 
 
@@ -255,7 +257,7 @@ def open_cue_conflicts(folder: str | os.PathLike[str]) -> CueConflicts:
     place = Path(folder).expanduser()
     if not place.is_dir():
         raise UserError(f"{place} is no folder; cue conflicts are a folder of images like cat/cat7-elephant1.png")
-    files = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    files = [place.joinpath(*parts) for parts in walk(place)[0] if is_image(parts[-1])]
     cues = {path: _cues(path, place) for path in files}
     disagreeing = [path for path in files if cues[path][0] != cues[path][1]]
     if not disagreeing:

@@ -11,7 +11,7 @@ from hf_vit.analysis.analysis import AnalysisSettings, Context
 from hf_vit.analysis.head_maps import HeadMaps
 from hf_vit.analysis.images import open_images
 from hf_vit.analysis.rollout import AttentionRollout
-from hf_vit.data.images import to_rgb
+from hf_vit.data.images import decode_image
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
 from hf_vit.loading.model import LoadedModel, load_model
@@ -112,12 +112,9 @@ def _pictures(subject: LoadedModel, image: "Image", obstacle: str) -> str:
 
 
 def _opened(image: "Image | str | os.PathLike[str]") -> "Image":
-    from PIL import Image
-
     if not isinstance(image, str | os.PathLike):
-        return to_rgb(image)
+        return decode_image(image)
     try:
-        with Image.open(image) as opened:
-            return to_rgb(opened)
+        return decode_image(image)
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"{image} cannot be read as an image: {one_line(error)}; give another file") from error

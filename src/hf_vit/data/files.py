@@ -2,10 +2,11 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 from hf_vit.data.labels import plain_name
+from hf_vit.errors import UserError
 from hf_vit.repositories.stores import find, in_store, saying_what
 
 IMAGE_SUFFIXES = (
@@ -24,6 +25,9 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
     """All files and folders below `root` (no deeper than `depth`) as name tuples, sorted.
 
     Hidden ones and __MACOSX are left out, links are followed; one that leads nowhere is a file that is not there.
+
+    Raises:
+        UserError: a name is not UTF-8, which no table can hold.
     """
     if in_store(root):
         inside = (parts for parts in find(root) if not any(map(_is_hidden, parts)))
@@ -41,7 +45,35 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
         files += [(*parts, name) for name in contents if not is_known and not _is_hidden(name)]
         if depth is not None and len(parts) + 1 >= depth:
             names.clear()
+    for inside in (*folders, *files):
+        refuse_name("/".join(inside))
     return sorted(files), sorted(folders)
+
+
+def refuse_name(path: str | os.PathLike[str]) -> None:
+    """Raise UserError where a file's name is not UTF-8, before any work: no table or report can hold it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = str(path).encode("utf-8", "backslashreplace").decode()
+        raise UserError(
+            f"the name of {shown} is not UTF-8; rename it, or copy it from where it came with names in UTF-8"
+        ) from error
+
+
+def images_in(folder: Path) -> tuple[list[Path], list[str]]:
+    """The images directly inside of a folder, and a note on the other files there, if there are any."""
+    names = [parts[-1] for parts in walk(folder, depth=1)[0]]
+    others = [name for name in names if not is_image(name)]
+    return [folder / name for name in names if is_image(name)], tell_ignored(
+        others, (folder if in_store(folder) else folder.resolve()).name
+    )
+
+
+def tell_ignored(names: Sequence[str], folder: str) -> list[str]:
+    """A note on the files of a folder that are no images, with their kinds."""
+    files = "1 file" if len(names) == 1 else f"{len(names)} files"
+    return [f"{files} in '{folder}' that are no images were ignored ({kinds_of(names)})"] if names else []
 
 
 def _is_hidden(name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -86,25 +86,18 @@ def decode_image(
         return to_rgb(image)
     if isinstance(image, Mapping):
         image = io.BytesIO(_content(image))
-    elif isinstance(image, str | os.PathLike) and in_store(image):
-        image = io.BytesIO(read(place_of(image)))
+    elif not hasattr(image, "read") and in_store(cast("str | Path", image)):
+        image = io.BytesIO(read(place_of(cast("str | Path", image))))
     return _decoded(image, draft_side)[0]
-
-
-def opened(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None = None) -> Image.Image:
-    """A picture that nobody has decoded yet, unless there is a part of a pixel at its edge; see `decode_image`."""
-    image = Image.open(file)
-    drafted = None if draft_side is None else image.draft(None, (draft_side, draft_side))
-    if drafted is None or drafted[1][2:] == image.size:
-        return image
-    # Of 511 px halved the last is half filling, which would shift and stretch the picture.
-    with image:
-        return image.resize(image.size, Image.Resampling.BILINEAR, box=drafted[1])
 
 
 def _decoded(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) -> tuple[Image.Image, int]:
     """The image, and its brightest pixel if it has 16 bits."""
-    with opened(file, draft_side) as picture:
+    with Image.open(file) as picture:
+        drafted = None if draft_side is None else picture.draft(None, (draft_side, draft_side))
+        if drafted is not None and drafted[1][2:] != picture.size:
+            # Of 511 px halved the last is half filling, which would shift and stretch the picture.
+            return to_rgb(picture.resize(picture.size, Image.Resampling.BILINEAR, box=drafted[1])), 0
         return to_rgb(picture), int(np.asarray(picture).max()) if picture.mode.startswith("I") else 0
 
 
@@ -126,7 +119,8 @@ def image_problem(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "is not there"
     # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
-    return f"is corrupt or cannot be read ({' '.join(str(error).split()) or type(error).__name__:.200})"
+    detail = " ".join(str(error).split()) or type(error).__name__
+    return f"is corrupt or cannot be read ({detail:.200})"
 
 
 def each_in_threads(function: Callable[..., Result], items: Sequence[Any], *others: Iterable[Any]) -> list[Result]:
@@ -247,7 +241,7 @@ def keep_good(
         for image, problem in zip(seen, problems, strict=True):
             if problem is not None:
                 bad.append(image.name)
-                first = first or _describe(image.name, problem)
+                first = first or describe(image.name, problem)
     if first and not skip_bad_images:
         more = f" ({len(bad) - 1} more bad images)" if len(bad) > 1 else ""
         raise UserError(f"{first}{more}; {_REMEDY}")
@@ -257,13 +251,14 @@ def keep_good(
     return rows, bad
 
 
-def _describe(name: str, problem: str) -> str:
+def describe(name: str, problem: str) -> str:
+    """One image and its problem, as an error begins."""
     return f"image '{name}' {problem}" if problem.startswith(("is ", "has ")) else f"image '{name}': {problem}"
 
 
 def raise_bad(seen: Seen, problem: str) -> NoReturn:
     """The error of a bad image that is met later, in the same words as before training."""
-    raise UserError(f"{_describe(seen.name, problem)}; {_REMEDY}")
+    raise UserError(f"{describe(seen.name, problem)}; {_REMEDY}")
 
 
 def short_name(name: str) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +18,6 @@ from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
 from hf_vit.data.reading import (
     Columns,
     NamedColumns,
-    StreamCut,
     StreamReader,
     Tables,
     broken_file,
@@ -354,9 +353,12 @@ def _stream_data(source: DataSource, tables: Tables, skip_bad_images: bool, seed
     data.cut = missing = tuple(missing_splits(list(read)))
     readers: dict[str, tuple[IterableDataset, StreamReader]] = {}
     for split in (name for name in SPLITS if name in read or name in missing):
-        cut = StreamCut(missing, split, seed) if missing and (split == "train" or split in missing) else None
-        reader = StreamReader(tables.columns, labels, split, (1, 1), skip_bad_images, cut, data.skipped, source)
-        readers[split] = read["train" if cut else split], reader
+        is_cut = bool(missing) and (split == "train" or split in missing)
+        reader = StreamReader(tables.columns, labels, split, (1, 1), skip_bad_images, data.skipped, source)
+        readers[split] = (
+            read["train" if is_cut else split],
+            replace(reader, missing=missing if is_cut else (), seed=seed),
+        )
     if missing:
         data.notes.append(f"about 10% of the training images each go to {' and '.join(missing)} (by content hash)")
     return as_streams(data, readers)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_vit.data.files import FileNames
+from hf_vit.data.files import FileNames, refuse_name
 from hf_vit.data.images import Seen, open_image, raise_bad, short_name, tell_dark
 from hf_vit.data.labels import LabelMap, first_of, plain_label, plain_name, typed_labels
 from hf_vit.data.sources import DataSource
@@ -153,6 +153,8 @@ def image_table(paths: "Iterable[str | Path]") -> "Dataset":
     from datasets import Dataset, Features, Image
 
     stored = [{"bytes": None, "path": str(path)} for path in paths]
+    for row in stored:
+        refuse_name(str(row["path"]))
     return Dataset.from_dict({"image": stored}, features=Features({"image": Image(decode=False)}))
 
 
@@ -650,20 +652,12 @@ def _one_line(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class StreamCut:
-    """Which part of a training stream is wanted, when validation or test are cut from it."""
-
-    missing: tuple[str, ...]
-    wanted: str
-    seed: int
-
-
-@dataclass(frozen=True)
 class StreamReader:
     """Batched map function of a stream: undecoded rows in, RGB images and class numbers out.
 
     A bad image raises UserError, or with skip_bad_images is left out, named in a warning and in `skipped` (of this
-    process: in a loader's worker the list is the worker's own). It is named by its file and row, see `_names`.
+    process: in a loader's worker the list is the worker's own). It is named by its file and row, see `_names`. Where
+    splits are `missing`, this one is the part of a training stream that is cut by content and `seed`.
     """
 
     columns: Columns
@@ -671,16 +665,22 @@ class StreamReader:
     split: str
     min_size: tuple[int, int] = (1, 1)
     skip_bad_images: bool = False
-    cut: StreamCut | None = None
     skipped: list[str] = field(default_factory=list[str])
     source: DataSource | None = None
+    missing: tuple[str, ...] = ()
+    seed: int = 0
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         images: list[Any] = []
         labels: list[int] = []
         for stored, raw in zip(batch[self.columns.image], self.columns.labels(batch), strict=True):
-            if self.cut is not None and not self._is_wanted(stored, self.cut):
-                continue
+            if self.missing:
+                content: bytes | None = stored.get("bytes")
+                if content is None:  # of a file that cannot be read its name must do: whose part it is will tell of it
+                    content = str(stored.get("path")).encode()
+                digest = hashlib.sha256(content).hexdigest()
+                if part_of(digest, self.missing, seed=self.seed) != self.split:
+                    continue
             if stored.get("bytes") is None and self.source is not None:
                 _refuse_foreign(self.source, stored.get("path"))
             seen, image = open_image(stored, "")
@@ -706,13 +706,6 @@ class StreamReader:
             places = _image_places(self.source.kind, tuple(self.source.named_files()), self.columns.image)
             known = places.get(seen.digest, [])
         return known or [seen.name or f"of split {self.split} with SHA-256 {seen.digest[:12]}"]
-
-    @staticmethod
-    def _is_wanted(stored: Mapping[str, Any], cut: StreamCut) -> bool:
-        content: bytes | None = stored.get("bytes")
-        if content is None:  # of a file that cannot be read its name must do: whose part it is will tell of it
-            content = str(stored.get("path")).encode()
-        return part_of(hashlib.sha256(content).hexdigest(), cut.missing, seed=cut.seed) == cut.wanted
 
     def over(self, stream: "IterableDataset") -> "IterableDataset":
         """The stream of {"image": RGB image, "label": class number} that this reader makes of an undecoded one."""

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from hf_vit.data.files import IMAGE_SUFFIXES, Parts, is_image, kinds_of, walk
+from hf_vit.data.files import IMAGE_SUFFIXES, Parts, is_image, kinds_of, tell_ignored, walk
 from hf_vit.data.labels import plain_name
 from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
@@ -222,9 +222,7 @@ def _folder(root: Path, source: str, name: str) -> DataSource:
     if not images:
         instead = f"no images (found: {kinds_of(parts[-1] for parts in files)})" if files else "no files"
         raise UserError(f"'{source}' holds {instead}; needed: one folder of images a class, parquet files or tar files")
-    notes: list[str] = []
-    if len(images) < len(files):
-        notes.append(f"{_count(len(files) - len(images), 'file')} in '{name}' that are no images were ignored")
+    notes = tell_ignored([parts[-1] for parts in files if not _is_image(parts)], name)
     split_folders = {parts[0] for parts in images if len(parts) > 2 and split_name(parts[0])}
     others = sorted({parts[0] for parts in folders if not split_name(parts[0])})
     if split_folders and others:
@@ -244,7 +242,8 @@ def _folder(root: Path, source: str, name: str) -> DataSource:
                 f"'{place}' holds {instead}; put the images of every class into a folder with the class's name"
             )
         if loose:
-            notes.append(f"{_count(len(loose), 'image')} beside the class folders in '{place}' were ignored")
+            number = "1 image" if len(loose) == 1 else f"{len(loose)} images"
+            notes.append(f"{number} beside the class folders in '{place}' were ignored")
         if empty := sorted(set(names) - {parts[depth] for parts in inside if len(parts) > depth + 1}):
             raise UserError(f"class folder '{place}/{empty[0]}' holds no images; add some or remove the folder")
         classes = layout.setdefault(split_name(above[0]) or "" if above else "train", {})
@@ -252,7 +251,3 @@ def _folder(root: Path, source: str, name: str) -> DataSource:
             if len(parts) > depth + 1:
                 classes.setdefault(plain_name(parts[depth]) or parts[depth], []).append(root.joinpath(*parts))
     return DataSource("folder", name, folder=layout, notes=notes)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

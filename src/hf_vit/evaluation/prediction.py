@@ -1,7 +1,8 @@
 """The most likely classes of image files."""
 
-import io
+import functools
 import json
+import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from hf_vit.evaluation.reading import largest, scores
 from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
 from hf_vit.families import problem_type_of
 from hf_vit.loading.model import LoadedModel
-from hf_vit.repositories.stores import StoreError, find, in_store, is_folder, matches, place_of, read, write
+from hf_vit.repositories.stores import StoreError, in_store, is_folder, matches, place_of, write
 from hf_vit.results.facts import Facts, fraction
 from hf_vit.results.writing import new_file, saying_why, scratch_folder
 
@@ -267,43 +268,52 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
     """The files, folders replaced by the image files directly inside them, patterns by those that match."""
     from PIL import Image
 
+    from hf_vit.data.files import images_in, refuse_name
+
     known = Image.registered_extensions()
     for given in paths:
         path, is_remote = place_of(given), in_store(given)
+        notes: list[str] = []
         if has_magic(str(given)) and (is_remote or not path.exists()):
             found = matches(str(given)) if is_remote else sorted(map(Path, glob(str(given), recursive=True)))
             inside = [entry for entry in found if entry.suffix.lower() in known and (is_remote or entry.is_file())]
             if not inside:
                 raise UserError(f"no image matches {given}; give image files, folders, or another pattern")
-            yield from inside
-            continue
-        if not is_folder(path):
-            yield path
-            continue
-        entries = [path / parts[0] for parts in find(path) if len(parts) == 1] if is_remote else path.iterdir()
-        inside = sorted(entry for entry in entries if entry.suffix.lower() in known and (is_remote or entry.is_file()))
-        if not inside:
-            raise UserError(f"folder {path} holds no image; give image files or a folder with images directly inside")
+        elif is_folder(path):
+            inside, notes = images_in(path)
+            if not inside:
+                raise UserError(
+                    f"folder {path} holds no image; give image files or a folder with images directly inside"
+                )
+        else:
+            inside = [path]
+        for note in notes:
+            _warn_once(note)
+        for entry in inside:
+            refuse_name(entry)
         yield from inside
 
 
+@functools.cache
+def _warn_once(note: str) -> None:
+    logging.getLogger(__name__).warning(note)
+
+
 def read_image(path: str | os.PathLike[str], draft_side: int | None = None) -> "Image":
-    """Open an image file of any mode as RGB; `draft_side`: see `hf_vit.data.images.opened`.
+    """Open an image file of any mode as RGB; `draft_side`: see `decode_image`.
 
     Raises:
         UserError: the file is missing, or is not a readable image; the message names it.
     """
     from PIL import Image, UnidentifiedImageError
 
-    from hf_vit.data.images import opened, to_rgb
+    from hf_vit.data.images import decode_image
 
     is_remote = in_store(path)
     if not is_remote and os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
         raise UserError(f"{path} is no file; give an image file")
     try:
-        content = io.BytesIO(read(place_of(path))) if is_remote else path
-        with opened(content, draft_side) as image:
-            return to_rgb(image)
+        return decode_image(path, draft_side)
     except StoreError:  # says nothing of the image
         raise
     except FileNotFoundError as error:

@@ -31,7 +31,7 @@ class Collate:
         prepare: Pillow images in RGB -> [B, C, H, W], or a batch of mixed sizes (see `at_own_size`).
         mapping: for every class of the data the number to call it by, usually the model's class of that name.
         multi_label: a label is a list of classes; of it becomes 0 or 1 for each class of the data, [B, K].
-        draft_side: of images that are not decoded, {"bytes", "path"}: see `hf_vit.data.images.opened`.
+        draft_side: of images that are not decoded, {"bytes", "path"}: see `decode_image`.
     """
 
     def __init__(
