@@ -1,6 +1,9 @@
-"""The built-in data: real, fixed, and honestly split."""
+"""The built-in data: real or by a formula, fixed, and honestly split."""
 
+import functools
 import hashlib
+import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +11,11 @@ import pytest
 from PIL import Image
 
 from hf_vit.data import check_images, load_data
-from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes
+from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes, photograph_tiles
+from hf_vit.data.scenes import SHAPES, Scenes
 from hf_vit.errors import UserError
+
+SPLITS = ("train", "validation", "test")
 
 
 def test_digits_are_scikit_learns_in_a_stratified_split():
@@ -118,3 +124,308 @@ def test_digits_smaller_than_a_patch_are_refused(streaming):
         next(iter(check_images(data, 16).splits["test"]))
     large = load_data("digits", image_size=(16, 16), streaming=streaming)
     assert next(iter(check_images(large, 16).splits["test"]))["image"].size == (16, 16)
+
+
+# ---- fractals: the formula once more, number by number
+
+
+M = 2**64
+
+
+def stream(state, position):
+    """SplitMix64 in plain integers."""
+    value = (state + (position + 1) * 0x9E3779B97F4A7C15) % M
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % M
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % M
+    return value ^ (value >> 31)
+
+
+def key_of(seed, epoch, number):
+    return stream(stream(stream(0, seed), epoch), number)
+
+
+def uniform(key, position):
+    return (stream(key, position) >> 11) * 2.0**-53
+
+
+def system(key):
+    """Maps and cumulative shares of the first attempt that contracts and fills a tenth of 32 x 32 px."""
+    for attempt in range(100_000):
+        draws = [uniform(key_of(key, attempt, 0), position) for position in range(50)]
+        count = 2 + int(draws[0] * 7)
+        maps = [[2 * draws[2 + 6 * row + column] - 1 for column in range(6)] for row in range(count)]
+        sums, largest = 0.0, 0.0
+        for a, b, c, d, _, _ in maps:
+            values = np.linalg.svd([[a, b], [c, d]], compute_uv=False)
+            sums, largest = sums + values[0] + 2 * values[1], max(largest, values[0])
+        scale = (5 + count + draws[1]) / 2 / sums
+        if scale * largest * 1.2 >= 1:
+            continue
+        areas = [abs(a * d - b * c) for a, b, c, d, _, _ in maps]
+        shares = [sum(areas[: row + 1]) / sum(areas) for row in range(count)]
+        scaled = [[a * scale, b * scale, c * scale, d * scale, e, f] for a, b, c, d, e, f in maps]
+        if sum(any(pixel) for pixel in image(scaled, shares, key, 32)) >= 0.1 * 32 * 32:
+            return scaled, shares
+    raise AssertionError
+
+
+def image(maps, shares, key, size, jitter=0.0):
+    """size * size colours of a chaos game of 2 size walkers and 2 size steps after the first 16."""
+    parameter, factor = int(uniform(key, 0) * 6), 0.8 + uniform(key, 1) * 0.4
+    varied = [[v * (factor if column == parameter else 1) for column, v in enumerate(row)] for row in maps]
+    points = []
+    for walker in range(2 * size):
+        x = y = 0.0
+        for step in range(16 + 2 * size):
+            draw = math.floor(uniform(key, 7 + step * 2 * size + walker) * 256)
+            taken = next((row for row, share in enumerate(shares) if share * 256 > draw), len(shares) - 1)
+            a, b, c, d, e, f = varied[taken]
+            x, y = a * x + b * y + e, c * x + d * y + f
+            if step >= 16:
+                points.append((x, y))
+    turn, shrink, right, down = (uniform(key, 7 + (16 + 2 * size) * 2 * size + draw) for draw in range(4))
+    angle = 2 * math.atan(jitter * (2 * turn - 1))
+    points = [(math.cos(angle) * x - math.sin(angle) * y, math.sin(angle) * x + math.cos(angle) * y) for x, y in points]
+    side = size * (1 - 0.5 * jitter * shrink)
+    corner_x, corner_y = ((size - side) / 2 * (1 + jitter * (2 * draw - 1)) for draw in (right, down))
+    left, top = min(x for x, _ in points), min(y for _, y in points)
+    width, height = max(x for x, _ in points) - left, max(y for _, y in points) - top
+    longest = max(width, height)
+    counts = {}
+    for x, y in points:
+        column = min(size - 1, int(corner_x + (x - left + (longest - width) / 2) / longest * side))
+        row = min(size - 1, int(corner_y + (y - top + (longest - height) / 2) / longest * side))
+        column = column if uniform(key, 2) < 0.5 else size - 1 - column
+        row = row if uniform(key, 3) < 0.5 else size - 1 - row
+        counts[row, column] = counts.get((row, column), 0) + 1
+    colour = [96 + int(uniform(key, channel) * 160) for channel in (4, 5, 6)]
+    levels = [round(255 * math.sqrt(min(16, points) / 16)) for points in range(17)]
+    places = ((row, column) for row in range(size) for column in range(size))
+    return [tuple(levels[min(16, counts.get(place, 0))] * value // 255 for value in colour) for place in places]
+
+
+@functools.cache
+def rendered(name, split="train"):
+    return np.stack([np.asarray(row["image"]) for row in load_data(f"fractals:{name}").splits[split]])
+
+
+@pytest.mark.parametrize(
+    ("classes", "seed", "label", "size", "jitter"),
+    [(3, 0, 0, 32, 0), (3, 0, 2, 24, 0), (5, 7, 4, 32, 0), (3, 0, 1, 32, 100), (5, 7, 4, 24, 30)],
+)
+def test_images_are_those_of_the_plain_formula(classes, seed, label, size, jitter):
+    maps, shares = system(key_of(seed, 0, label))
+    for split, epoch, index in (("train", 1, 0), ("train", 1, 1), ("test", 3, 0)):
+        made = rendered(f"classes={classes},images=2,size={size},seed={seed},jitter={jitter}", split)
+        key = key_of(seed, epoch, label * 2**32 + index)
+        plain = np.asarray(image(maps, shares, key, size, jitter / 100), dtype=np.uint8)
+        # The scale comes from another singular value decomposition here: a point may fall into the next pixel.
+        assert (made[index * classes + label].reshape(-1, 3) != plain).any(1).mean() < 0.01
+
+
+def test_fractals_are_the_same_on_every_machine_and_however_many_there_are():
+    # Recorded once. A change here makes every accuracy measured before incomparable.
+    for name, digest in (("classes=10,images=2", "6c5ca343970acdb8"),
+                         ("classes=10,images=2,jitter=50", "42b1d9da1ed89541")):  # fmt: skip
+        assert hashlib.sha256(rendered(name).tobytes()).hexdigest()[:16] == digest
+    few = rendered("classes=4,images=3,size=24,seed=2")
+    # Image 2 of class 3.
+    assert np.array_equal(few[2 * 4 + 3], rendered("classes=9,images=5,size=24,seed=2")[2 * 9 + 3])
+    assert not np.array_equal(few, rendered("classes=4,images=3,size=24,seed=3"))
+    assert not np.array_equal(few, rendered("classes=4,images=3,size=24,seed=2", "test")[:12])
+
+
+def test_images_of_a_class_are_alike_and_no_two_are_equal():
+    pictures = rendered("classes=6,images=30").max(-1).reshape(30, 6, -1) > 0
+    assert len({picture.tobytes() for row in pictures for picture in row}) == 180
+    assert (pictures.mean(-1) > 0.02).all(), "no empty image"
+    # Mirrored ones look otherwise: the nearest of several is of the same class far more often than chance.
+    train, test = pictures[:25].reshape(150, -1).astype(float), pictures[25:].reshape(30, -1).astype(float)
+    distances = ((test[:, None] - train[None]) ** 2).sum(-1)
+    assert (distances.argmin(1) % 6 == np.arange(30) % 6).mean() > 0.5
+
+
+def test_fractals_are_data_like_any_other():
+    data = load_data("fractals:classes=3,images=4,seed=1", image_size=(16, 16))
+    assert [data.num_examples(split) for split in SPLITS] == [12, 60, 60]
+    assert data.label_names == ["fractal-00000", "fractal-00001", "fractal-00002"]
+    assert list(data.splits["train"]["label"]) == [0, 1, 2] * 4
+    expected = rendered("classes=3,size=16,seed=1", "test")
+    for row, pixels in zip(data.splits["test"], expected, strict=True):
+        assert np.array_equal(np.asarray(row["image"]), pixels)
+    digests = [seen.digest for images in data.seen.values() for seen in images]
+    assert len(set(digests)) == len(digests)
+    # The size changes pixels, not identity.
+    assert load_data("fractals:classes=3,images=4,seed=1").fingerprint == data.fingerprint
+    assert load_data("fractals:classes=3,images=4,seed=2").fingerprint != data.fingerprint
+    turned = load_data("fractals:classes=3,images=4,seed=1,jitter=50", image_size=(16, 16))
+    assert turned.name == "fractals:classes=3,images=4,seed=1,jitter=50"
+    assert turned.fingerprint != data.fingerprint
+    sized = load_data("fractals:classes=3,images=4,seed=1,size=24", image_size=(16, 16))
+    assert sized.splits["train"][0]["image"].size == (24, 24)
+    plain = load_data("fractals", streaming=True)
+    assert (plain.name, plain.num_examples("train")) == ("fractals:classes=100,images=100,seed=0", 10_000)
+
+
+def test_a_stream_makes_the_same_images_as_a_table():
+    name = "fractals:classes=3,images=11"
+    table, data = load_data(name), load_data(name, streaming=True)
+    for split in ("train", "test"):
+        stored, streamed = (
+            sorted((row["label"], np.asarray(row["image"]).tobytes()) for row in each.splits[split])
+            for each in (table, data)
+        )
+        assert streamed == stored
+    assert (data.num_examples("train"), data.splits["train"].num_shards) == (33, 16)
+    # A million of them are no more to hold than ten.
+    many = load_data("fractals:classes=10,images=1000000", streaming=True)
+    assert many.num_examples("train") == 10**7
+    assert next(iter(many.splits["train"]))["image"].size == (32, 32)
+
+
+# ---- scenes: exact masks and boxes, correct occlusion
+
+SMALL = "scenes:images=30,size=48"
+
+
+@pytest.fixture(scope="module")
+def objects():
+    return load_data(SMALL, target="objects")
+
+
+@pytest.fixture(scope="module")
+def masks():
+    return load_data(SMALL, target="mask")
+
+
+def test_both_targets_tell_of_the_same_scenes(objects, masks):
+    assert objects.label_names == list(SHAPES)
+    assert masks.label_names == ["background", *SHAPES]
+    for one, other in zip(objects.splits["train"], masks.splits["train"], strict=True):
+        assert one["image"].tobytes() == other["image"].tobytes()
+        classes = np.zeros((48, 48), dtype=int)
+        shapes = one["objects"]
+        for category, mask in zip(shapes["category"], shapes["segmentation"], strict=True):
+            assert mask.mode == "1"
+            assert not classes[np.array(mask)].any(), "masks of one scene do not overlap"
+            classes[np.array(mask)] = category + 1
+        assert other["mask"].mode == "L"
+        assert (classes == np.array(other["mask"])).all()
+
+
+def test_boxes_and_areas_are_those_of_the_masks(objects):
+    for row in objects.splits["validation"]:
+        shapes = row["objects"]
+        for (left, top, width, height), area, mask in zip(
+            shapes["bbox"], shapes["area"], shapes["segmentation"], strict=True
+        ):
+            pixels = [(x, y) for y in range(48) for x in range(48) if mask.getpixel((x, y))]
+            columns, rows = zip(*pixels, strict=True)
+            assert (left, top) == (min(columns), min(rows))
+            assert (left + width, top + height) == (max(columns) + 1, max(rows) + 1)
+            assert area == len(pixels)
+        assert shapes["iscrowd"] == [0] * len(shapes["bbox"])
+        assert 1 <= len(shapes["bbox"]) <= 3
+
+
+def test_without_clutter_shapes_are_of_one_colour_whole_and_apart():
+    """No border or other shape takes anything away from them."""
+    numbers = list[int]()
+    for number in range(100):
+        scene = Scenes(seed=2).render("train", number, 96)
+        numbers.append(len(scene.shapes))
+        for shape, mask in zip(scene.shapes, scene.masks, strict=True):
+            assert (scene.image[mask] == scene.image[mask][0]).all()
+            assert mask[1:-1, 1:-1].sum() == mask.sum()
+            columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
+            sides = np.ptp(columns) + 1, np.ptp(rows) + 1
+            assert min(sides) >= 0.25 * 96
+            if SHAPES[shape] in ("disc", "ring"):  # what these cover follows from their boxes
+                full = np.pi * sides[0] * sides[1] / 4 * (0.7 if SHAPES[shape] == "ring" else 1)
+                assert abs(mask.sum() - full) < 0.06 * full
+    assert set(numbers) == {1, 2, 3}
+
+
+def test_what_lies_on_top_is_what_is_seen():
+    """A plain shape shows its one colour on every pixel of its mask, also where it lies over another."""
+    plain = overlapping = 0
+    scenes = Scenes(clutter=1)
+    for number in range(60):
+        scene = scenes.render("train", number, 64)
+        last = scene.image[scene.masks[-1]]
+        if (last == last[0]).all():
+            plain += 1
+            left, top = np.flatnonzero(scene.masks[-1].any(0)), np.flatnonzero(scene.masks[-1].any(1))
+            around = scene.instances[top[0] : top[-1] + 1, left[0] : left[-1] + 1]
+            overlapping += len(set(np.unique(around)) - {0, len(scene.shapes)}) > 0
+    assert plain >= 15
+    assert overlapping >= 5
+
+
+def test_an_earlier_shape_keeps_half_of_itself_and_discs_are_round():
+    """A disc that nothing hides covers pi r^2 within a few percent, and its box is as wide as high."""
+    whole = 0
+    for number in range(200):
+        scene = Scenes(clutter=1, seed=3).render("test", number, 128)
+        for shape, mask in zip(scene.shapes, scene.masks, strict=True):
+            columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
+            inside = min(columns[0], rows[0]) > 0 and max(columns[-1], rows[-1]) < 127
+            width, height = np.ptp(columns) + 1, np.ptp(rows) + 1
+            if SHAPES[shape] == "disc" and inside and abs(width - height) <= 1:
+                full = np.pi * (width / 2) ** 2
+                assert mask.sum() >= 0.45 * full
+                whole += abs(mask.sum() - full) < 0.05 * full
+    assert whole >= 10
+
+
+def test_a_larger_set_continues_a_smaller_one_and_other_seeds_differ(objects):
+    larger = load_data("scenes:images=40,size=48", target="objects")
+    pixels = [row["image"].tobytes() for row in objects.splits["train"]]
+    assert [row["image"].tobytes() for row in larger.splits["train"]][:30] == pixels
+    assert len(set(pixels)) == 30
+    other = load_data("scenes:images=30,size=48,seed=1", target="objects")
+    assert not {row["image"].tobytes() for row in other.splits["train"]} & set(pixels)
+    assert other.fingerprint != objects.fingerprint != larger.fingerprint
+
+
+def test_splits_have_tiles_of_their_own(objects):
+    assert [objects.num_examples(split) for split in SPLITS] == [30, 200, 200]
+    tiles = {split: {tile.tobytes() for tile in photograph_tiles(split)} for split in objects.splits}
+    assert {split: len(content) for split, content in tiles.items()} == {"train": 64, "validation": 32, "test": 32}
+    assert not tiles["train"] & tiles["test"]
+    assert not tiles["validation"] & (tiles["train"] | tiles["test"])
+
+
+def test_masks_are_the_same_in_every_process_and_order():
+    """As in the process in which this digest was recorded."""
+    scenes = [Scenes(clutter=1, seed=5).render("train", number, 40) for number in reversed(range(20))][::-1]
+    content = b"".join(scene.instances.tobytes() + bytes(scene.shapes) for scene in scenes)
+    digest = hashlib.sha256(content).hexdigest()
+    assert digest == "94304f972245a02ecf26b00c19cc0b0cc8a9bca1d9f107c3f57c897fce125898"
+
+
+def test_a_scene_is_the_same_at_every_size():
+    small, large = (Scenes().render("train", 4, size) for size in (40, 120))
+    assert small.shapes == large.shapes
+    assert (small.instances == large.instances[1::3, 1::3]).mean() == 1.0  # the middles of 3 x 3 px are the same places
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "said"),
+    [
+        ("fractals:classes=1", "label", "classes is 1; choose 2 to 10000"),
+        ("fractals:size=7", "label", "size is 7; choose 8 to 512"),
+        ("fractals:colour=3", "label", "'colour=3' is not understood; write fractals:classes=100"),
+        ("fractals:classes", "label", "'classes' is not understood"),
+        ("fractals:classes=-3", "label", "'classes=-3' is not understood"),
+        ("fractals:classes=10,images=100000", "label", "seed=0: 1,000,000 images of 32x32 px are 2.9 GiB; read them"),
+        ("scenes:images=0", "mask", "images is 0; choose 1 to 1000000"),
+        ("scenes:shapes=3", "mask", "'shapes=3' is not understood; write scenes:images=1000,size=64,clutter=0,seed=0"),
+        ("scenes", "label", "scenes have no label an image"),
+        ("photos", "mask", "'photos' has neither masks nor objects"),
+        ("scenes:images=500000,size=512", "mask", "366.2 GiB; ask for fewer or smaller ones"),
+    ],
+)
+def test_wrong_names_and_targets_are_refused_in_one_line(name, target, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        load_data(name, target=target)

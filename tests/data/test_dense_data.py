@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from datasets import Image as ImageFeature
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.mask import encode, toBbox
-from transformers import SegformerImageProcessor, ViTImageProcessor
+from transformers import SegformerImageProcessor
 
-from hf_vit.data import AugmentationConfig, dense_transforms, load_data, transform_split
+from hf_vit.data import load_data
 from hf_vit.data.load import load_unlabelled
 from hf_vit.errors import UserError
 
@@ -116,21 +115,6 @@ def test_the_training_images_are_dealt_out_and_those_without_objects_are_counted
     assert load_data(str(coco), target=None).fingerprint == data.fingerprint
 
 
-def test_they_are_trained_on_like_any_others(coco):
-    """Run lengths become masks [n, H, W] of the image in the model's size."""
-    data = load_data(str(coco), target="objects")
-    processor = ViTImageProcessor(
-        size={"height": 2 * HEIGHT, "width": 2 * WIDTH}, image_mean=[0.5] * 3, image_std=[0.5] * 3
-    )
-    training, judging = dense_transforms(processor, "objects", AugmentationConfig(horizontal_flip=1.0))
-    flipped, whole = (transform_split(data, "validation", transform)[1] for transform in (training, judging))
-    reference = [np.array(mask) for mask in data.splits["validation"][1]["objects"]["segmentation"]]
-    assert (whole["masks"].numpy() == [mask.repeat(2, 0).repeat(2, 1) for mask in reference]).all()
-    single = whole["iscrowd"] == 0
-    assert torch.equal(flipped["masks"], whole["masks"][single].flip(-1))
-    assert flipped["class_labels"].tolist() == whole["class_labels"][single].tolist()
-
-
 @pytest.mark.parametrize("layout", ["beside", "images", "one file", "roboflow"])
 def test_images_are_found_where_people_put_them(coco, tmp_path, layout):
     data = load_data(str(coco), target="objects")
@@ -211,12 +195,10 @@ BAD_COCO = [
 @pytest.mark.parametrize(("change", "said"), BAD_COCO, ids=[said[:30] for _, said in BAD_COCO])
 def test_bad_annotations_are_refused_in_one_line(coco, change, said):
     refuses(rewrite(coco, change), "objects", said)
-
-
-def test_bad_images_can_be_left_out(coco):
-    data = load_data(str(rewrite(coco, set_first(bbox=[3, 4, 0, 5]))), target="objects", skip_bad_images=True)
-    assert data.skipped == ["train2017/001.png"]
-    assert sum(data.num_examples(split) for split in ("train", "test")) == 11
+    if said.startswith("'train2017/001.png' has"):
+        data = load_data(str(coco), target="objects", skip_bad_images=True)
+        assert data.skipped == ["train2017/001.png"]
+        assert sum(data.num_examples(split) for split in ("train", "test")) == 11
 
 
 def test_what_rounding_put_outside_is_cut_off(coco):
@@ -297,17 +279,24 @@ def test_labels_are_reduced_as_transformers_does(ade):
 
 
 @pytest.mark.parametrize("named", ["classes.txt", "id2label.json", None])
-def test_without_ade20ks_list_values_are_classes(ade, named):
+def test_without_ade20ks_list_values_are_classes(ade, tmp_path, named):
+    """Also of a flat folder, whose masks lie in masks/."""
     (ade / "objectInfo150.txt").unlink()
     names = ["ground", "wall", "floor", "sky"]
-    if named == "classes.txt":
-        (ade / named).write_text("\n".join(names) + "\n")
-    if named == "id2label.json":
-        (ade / named).write_text(json.dumps(dict(enumerate(names))))
+    text = {"classes.txt": "\n".join(names) + "\n", "id2label.json": json.dumps(dict(enumerate(names)))}
+    if named is not None:
+        (ade / named).write_text(text[named])
     data = load_data(str(ade), target="mask")
     assert data.label_names == (names if named else ["0", "1", "2", "3"])
     assert (np.array(data.splits["validation"][0]["mask"]) == mask(50)).all()
     assert ("nothing names the classes, so they are called 0 to 3" in data.notes) == (named is None)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    (ade / "images" / "training").rename(flat / "images")
+    (ade / "annotations" / "training").rename(flat / "masks")
+    data = load_data(str(flat), target=None)
+    assert (data.target, data.cut) == ("mask", ("validation", "test"))
+    assert sum(data.num_examples(split) for split in data.splits) == 12
 
 
 @pytest.mark.parametrize("mode", ["P", "1", "I;16", "L"])
@@ -330,18 +319,6 @@ def test_masks_of_any_mode_hold_the_same_classes(ade, mode):
     data = load_data(str(ade), target="mask")
     assert data.label_names == ["0", "1"]
     assert (np.array(data.splits["validation"][1]["mask"]) == mask(51, 2)).all()
-
-
-def test_images_and_masks_without_splits_and_in_a_folder_of_masks(ade, tmp_path):
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    (ade / "images" / "training").rename(flat / "images")
-    (ade / "annotations" / "training").rename(flat / "masks")
-    (flat / "classes.txt").write_text("a\nb\nc\nd\n")
-    data = load_data(str(flat), target=None)
-    assert data.target == "mask"
-    assert data.cut == ("validation", "test")
-    assert sum(data.num_examples(split) for split in data.splits) == 12
 
 
 def test_the_fingerprint_is_of_images_masks_and_names(ade):
@@ -434,16 +411,16 @@ def test_masks_are_no_images_to_learn_from_and_are_found_in_either_unicode_form(
 # ---- parquet files, as `datasets` and other programs write them
 
 
-def file_of(picture: Image.Image) -> dict:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return {"bytes": buffer.getvalue(), "path": None}
+def stored(picture: Image.Image, make) -> dict:
+    return {"bytes": make.encoded(picture), "path": None}
 
 
 def masks_of(count: int, make) -> tuple[list[dict], list[dict]]:
     random = np.random.RandomState(0)
     drawn = [Image.fromarray(random.randint(0, 3, (9, 12)).astype(np.uint8)) for _ in range(count)]
-    return [file_of(make.picture(number, (12, 9))) for number in range(count)], list(map(file_of, drawn))
+    return [stored(make.picture(number, (12, 9)), make) for number in range(count)], [
+        stored(each, make) for each in drawn
+    ]
 
 
 def boxes_of(count: int) -> list[dict]:

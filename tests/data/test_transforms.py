@@ -55,15 +55,6 @@ def test_evaluation_gives_what_the_reloaded_processor_gives(pictures, tmp_path, 
     assert ours["label"] == [0, 1, 2, 0]
 
 
-def test_evaluation_agrees_with_pillows_resize(pictures):
-    """An independent route to the same numbers; torchvision's 8-bit resize is within one of 255 levels of Pillow's."""
-    ours = eval_transform(make_processor(CONFIG))(batch_of(pictures))["pixel_values"]
-    for image, values in zip(pictures, ours, strict=True):
-        resized = np.asarray(image.resize((24, 24), Image.Resampling.BILINEAR), dtype=np.float64)
-        expected = (resized / 255 - 0.5) / 0.5
-        assert np.abs(values.permute(1, 2, 0).numpy() - expected).max() <= 1.01 * 2 / 255
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -200,14 +191,6 @@ def test_shift_moves_every_image_on_its_own():
     np.testing.assert_array_equal(moved.numpy(), expected)
 
 
-@pytest.mark.parametrize("height", [6, 7])
-def test_rotation_by_right_angles_is_numpys(height):
-    pixels = numbered(height, height)
-    turned = affine(pixels, np.asarray([90.0, -90.0]))
-    expected = np.stack([np.rot90(pixels[0].numpy(), 1, (1, 2)), np.rot90(pixels[1].numpy(), -1, (1, 2))])
-    np.testing.assert_array_equal(turned.numpy(), expected)
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -302,18 +285,6 @@ def test_random_crops_show_parts_of_the_asked_share():
     assert share.max() - share.min() > 0.15
     assert ratio.min() > 0.68
     assert ratio.max() < 1.45
-
-
-def test_full_crop_is_the_resize():
-    image = torch.randint(0, 256, (3, 40, 40), dtype=torch.uint8)
-    config = AugmentationConfig(random_resized_crop=(1.0, 1.0))
-    train = train_transform(make_processor(CONFIG), config)
-    train.set_epoch(0)
-    ours = train(batch_of([Image.fromarray(image.permute(1, 2, 0).numpy())] * 30))["pixel_values"]
-    whole = functional.resize(image, [24, 24], antialias=True).float() / 127.5 - 1
-    same = [(values - whole).abs().max() < 1e-5 for values in ours]
-    # A share of 1 leaves the ratio free; only a square crop is the whole image, as is torchvision's fallback.
-    assert any(same)
 
 
 @pytest.mark.parametrize(
@@ -456,20 +427,6 @@ def test_variation_depends_on_seed_epoch_and_image_alone(pictures):
             assert torch.equal(values, first[index])
     for other in (varied(1, 0, [0, 1, 2, 3]), varied(0, 1, [0, 1, 2, 3])):
         assert not any(torch.equal(other[index], first[index]) for index in first)
-
-
-def test_uniform_numbers_are_uniform_and_independent():
-    keys = random_keys(3, 1, np.arange(20_000, dtype=np.uint64))
-    assert len(np.unique(keys)) == 20_000
-    draws = uniforms(keys, 3)
-    assert draws.min() >= 0
-    assert draws.max() < 1
-    assert np.abs(np.histogram(draws[:, 1], 20, (0, 1))[0] - 1000).max() < 160  # five standard deviations
-    # Between draws, neighbouring images, epochs and seeds: correlations of 20,000 pairs are below 0.035 (5 sigma).
-    others = [draws[:, 0], draws[:, 2], np.roll(draws[:, 1], 1)]
-    others += [uniforms(random_keys(*pair, np.arange(20_000, dtype=np.uint64)), 3)[:, 1] for pair in ((3, 2), (4, 1))]
-    for other in others:
-        assert abs(np.corrcoef(draws[:, 1], other)[0, 1]) < 0.035
 
 
 def splitmix64(state: int, position: int) -> int:

@@ -65,7 +65,7 @@ class Fractals:
 
     @classmethod
     def parse(cls, name: str) -> "Fractals":
-        """Read "fractals" or "fractals:classes=100,images=1000,size=32,seed=0,jitter=0", in which any may be missing."""
+        """Read "fractals" or "fractals:classes=100,images=1000,size=32,seed=0,jitter=0", or a part of it."""
         return cls(**read_numbers(name, _LIMITS, _EXAMPLE))
 
     @property

@@ -139,6 +139,8 @@ class TrainTransform(_Varied):
         seed: int = 0,
         distort: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
+        from torchvision.transforms import v2
+
         super().__init__(augmentation, seed)
         if self.augmentation.scale_jitter is not None:
             raise UserError("augmentation scale_jitter is of segmentation and detection; use random_resized_crop")
@@ -146,7 +148,9 @@ class TrainTransform(_Varied):
         size, interpolation = input_size(processor), interpolation_of(processor)
         self._augment = Augmenter(self.augmentation, size, interpolation, mean_color(processor))
         self._distort = Seeded(distort, 2) if distort else None
-        self._erase = _eraser(self.augmentation.random_erasing)
+        # Normal noise a pixel, of normalised images, as DeiT's (arXiv 2012.12877, table 9).
+        erasing = self.augmentation.random_erasing
+        self._erase = Seeded(v2.RandomErasing(erasing, value=cast(Any, "random")), 3) if erasing else None
         self._factor, self._offset = scaling(processor)
 
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
@@ -301,13 +305,6 @@ _DIRECT = {"ViTImageProcessorPil": _DirectPillow, "ViTImageProcessor": _DirectTo
 _OF_TORCHVISION = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)  # of others it makes something else
 
 
-def _eraser(probability: float) -> Seeded | None:
-    """Random erasing with normal noise a pixel, of normalised images, as DeiT's (arXiv 2012.12877, table 9)."""
-    from torchvision.transforms import v2
-
-    return Seeded(v2.RandomErasing(probability, value=cast(Any, "random")), 3) if probability else None
-
-
 def _content_key(image: torch.Tensor) -> int:
     """A number that tells images apart: a checksum of about 32x32 of the pixels of [3, H, W]."""
     rows, columns = (max(1, side // 32) for side in image.shape[1:])
@@ -392,7 +389,7 @@ class DenseTrainTransform(_Varied):
             labels = [Mask(torch.from_numpy(np.array(mask))) for mask in rows["mask"]]
             return [{"pixels": image, "labels": mask} for image, mask in zip(pixels, labels, strict=True)]
         return [
-            {"pixels": values, **_tensors(image.size, _without_crowds(objects))}
+            {"pixels": values, **_tensors(image.size, objects, with_crowds=False)}
             for values, image, objects in zip(pixels, images, rows["objects"], strict=True)
         ]
 
@@ -484,10 +481,12 @@ def _per_object(example: Example) -> tuple[torch.Tensor, ...]:
     return tuple(example[name] for name in _PER_OBJECT if name in example)
 
 
-def _tensors(size: tuple[int, int], objects: Mapping[str, Sequence[Any]]) -> Example:
+def _tensors(size: tuple[int, int], objects: Mapping[str, Sequence[Any]], with_crowds: bool = True) -> Example:
     """The objects of an image of (width, height) px, in its own size."""
     from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat, Mask
 
+    rows = [row for row, is_crowd in enumerate(objects["iscrowd"]) if with_crowds or not is_crowd]
+    objects = {name: [values[row] for row in rows] for name, values in objects.items()}
     width, height = size
     corners = torch.tensor(objects["bbox"], dtype=torch.float32).reshape(-1, 4)
     corners[:, 2:] += corners[:, :2]
@@ -506,11 +505,6 @@ def _tensors(size: tuple[int, int], objects: Mapping[str, Sequence[Any]]) -> Exa
         stacked = np.stack(drawn) if drawn else np.zeros((0, height, width))
         tensors["masks"] = Mask(torch.from_numpy(stacked.astype(np.uint8)))
     return tensors
-
-
-def _without_crowds(objects: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    single = [row for row, crowd in enumerate(objects["iscrowd"]) if not crowd]
-    return {name: [values[row] for row in single] for name, values in objects.items()}
 
 
 def _scaled(size: tuple[int, int], objects: Mapping[str, Sequence[Any]], target: tuple[int, int]) -> Example:

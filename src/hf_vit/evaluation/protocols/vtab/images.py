@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from hf_vit.data.images import decode_image
 from hf_vit.errors import UserError
 
 # Of the cuts that were never published as a list of files: the same on every machine, whatever --seed is.
@@ -65,9 +66,7 @@ class ImageFiles:
 
     def __getitem__(self, row: int, /) -> tuple[Image.Image, int]:
         try:
-            with Image.open(self.files[row]) as image:
-                image.load()
-                return self.shown(image), self.labels[row]
+            return self.shown(decode_image(self.files[row])), self.labels[row]
         except OSError as error:
             raise UserError(f"{self.files[row]} is no readable image ({error}); copy it again") from error
 

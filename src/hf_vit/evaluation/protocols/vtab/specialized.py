@@ -53,12 +53,12 @@ def scaled_retina(image: Image.Image) -> Image.Image:
     """
     from scipy.ndimage import gaussian_filter
 
-    pixels = np.asarray(image.convert("RGB"))
+    pixels = np.asarray(image)
     middle = pixels[len(pixels) // 2].sum(axis=1, dtype=np.float64)
     radius = (middle > middle.mean() / 10).sum() / 2
     scale = RETINA_RADIUS / (radius if radius >= 1 else len(pixels) / 2)
     size = round(image.width * scale), round(image.height * scale)
-    scaled = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR), dtype=np.float64)
+    scaled = np.asarray(image.resize(size, Image.Resampling.BILINEAR), dtype=np.float64)
     sigma = RETINA_RADIUS / 30
     blurred = np.rint(gaussian_filter(scaled, (sigma, sigma, 0), mode="mirror", truncate=3))
     height, width = scaled.shape[:2]

@@ -12,6 +12,7 @@ from typing import final
 
 from PIL import Image
 
+from hf_vit.data.images import decode_image
 from hf_vit.errors import UserError
 
 _BYTES_LIST, _INT64_LIST = 1, 3
@@ -39,8 +40,7 @@ class RecordedImages:
             image, label = values["image"], values["label"]
             if not isinstance(image, bytes) or not isinstance(label, int):
                 raise ValueError("image or label is of another type")
-            picture = Image.open(io.BytesIO(image))
-            picture.load()
+            picture = decode_image(io.BytesIO(image))
         except (OSError, ValueError, LookupError) as error:
             raise UserError(f"record {row:,} of {path} is no picture with a class ({error}); copy it again") from error
         return picture, label
