@@ -101,10 +101,10 @@ class EvalTransform(_Unvaried):
 
     def batch(self, images: Sequence[Any]) -> torch.Tensor:
         """The same in one tensor, [B, 3, H, W]."""
-        if (direct := self._direct) is None:
-            in_rgb = each_in_threads(decode_image, images)
+        rgb = each_in_threads(decode_image, images)
+        if self._direct is None:
             try:
-                return self.processor(images=in_rgb, return_tensors="pt")["pixel_values"]
+                return self.processor(images=rgb, return_tensors="pt")["pixel_values"]
             except ValueError as error:
                 raise UserError(
                     f"the image processor makes no batch of these images ({first_line(error):.200}); have it resize or "
@@ -112,7 +112,7 @@ class EvalTransform(_Unvaried):
                 ) from error
         with torch.inference_mode(False):  # which is each thread's own, and what it makes no other may write to
             values = torch.empty(len(images), 3, *input_size(self.processor))
-            each_in_threads(lambda image, place: direct(decode_image(image), place), images, values)
+            each_in_threads(self._direct, rgb, values)
         return values
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
