@@ -21,8 +21,7 @@ from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_axial_vit import HfAxialViTLayer
 from hf_vit.models.modeling_hf_vit import HfViTLayer
-from hf_vit.speed.measuring import peak_memory, quartiles, speed_ratio, take_turns
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.measuring import Script, parser, peak_memory, quartiles, speed_ratio, take_turns
 
 SIZES: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
 SIDES = (28, 32, 56, 64, 96)
@@ -72,7 +71,7 @@ def main() -> None:
             row["share_of_speed_without_attention"] = speed_ratio(seconds, "axial", "without attention")
             if side == max(report.options.sides):
                 row["peak_memory_MB"] = round(peak_memory(turns["axial"]) / 1e6, 1)
-            report.add(**row)
+            report.record(**row)
         low, high = min(medians), max(medians)
         if low != high:
             exponents[dtype] = round(math.log(medians[high] / medians[low]) / math.log((high / low) ** 2), 3)

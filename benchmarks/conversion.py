@@ -20,8 +20,7 @@ import torch
 import hf_vit.conversion as conversion
 from hf_vit.conversion.building.weights import load_weights
 from hf_vit.conversion.readers.npz import NpzReader
-from hf_vit.speed.measuring import quartiles, speed_ratio
-from hf_vit.speed.script import Script, parser, run_program
+from hf_vit.speed.measuring import Script, parser, quartiles, run_program, speed_ratio
 
 # Prints seconds, and bytes of peak memory above the imports. VmHWM is the highest resident size so far.
 PROGRAM = """
@@ -128,7 +127,7 @@ def main() -> None:
             seconds = turns_of(path, report.options.turns)
             found = run_program(PROGRAM, path, Path(temporary) / f"out-{form}")
             size = (Path(temporary) / "stored.npz").stat().st_size
-            report.add(
+            report.record(
                 form=form,
                 megabytes=round(path.stat().st_size / 1e6),
                 **{f"{way}_time_of_numpys": speed_ratio(seconds, "numpy", way) for way in WAYS},

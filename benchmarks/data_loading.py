@@ -38,8 +38,7 @@ from transformers import TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import AugmentationConfig, ImageCollator, image_transforms, load_data, make_processor, transform_split
-from hf_vit.speed.measuring import quartiles
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.measuring import Script, parser, quartiles
 from hf_vit.training import HfViTTrainer
 
 BATCH, WORKERS, SHARDS, SMALL, EPOCHS = 32, 2, 8, 32, 2
@@ -242,7 +241,7 @@ def main() -> None:
                 row[f"hf_vit_{title}"] = quartiles(
                     [theirs[epoch] / own[epoch] for theirs, own in zip(turns, mine, strict=True)]
                 )
-        report.add(**row)
+        report.record(**row)
     report.finish(images=given.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__)
 
 

@@ -20,8 +20,7 @@ from hf_vit.data import load_data
 from hf_vit.data.images import decode_image
 from hf_vit.evaluation import evaluate_protocol, predict
 from hf_vit.loading.model import load_model
-from hf_vit.speed.measuring import speed_ratio, take_turns
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.measuring import Script, parser, speed_ratio, take_turns
 from hf_vit.training import FinetuneOptions, finetune
 
 SIDE, SIZES = 384, (48, 112)  # px
@@ -90,7 +89,7 @@ def main() -> None:
     for size in SIZES:
         if not (root / str(size)).exists():
             train(size, data, root / str(size))
-        report.add(**measured(size, data, root / str(size), report.options.turns))
+        report.record(**measured(size, data, root / str(size), report.options.turns))
     report.finish(quality=QUALITY, px_of_files=SIDE)
 
 

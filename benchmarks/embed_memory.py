@@ -23,7 +23,7 @@ from pyarrow import parquet
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import make_processor
 from hf_vit.data.builtin import netpbm
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.measuring import Script, parser
 
 PER_FILE, SIDE, PROCESSES, PAUSE = 10_000, 8, 2, 0.2
 
@@ -100,7 +100,7 @@ def main() -> None:
                 rows = sum(parquet.read_metadata(path).num_rows for path in (folder / output).glob("*.parquet"))
                 if rows > images or rows < 0.7 * images:  # validation and test are cut from it
                     raise RuntimeError(f"{rows} rows of {images} images")
-                report.add(runner=runner, images=images, rows=rows, mib=round(most / 2**20))
+                report.record(runner=runner, images=images, rows=rows, mib=round(most / 2**20))
     report.finish(px=SIDE, processes=PROCESSES)
 
 

@@ -8,8 +8,7 @@ has the function leave the process alone. Memory is the most the process ever he
 
 import os
 
-from hf_vit.speed.measuring import quartiles, speed_ratio
-from hf_vit.speed.script import Script, parser, run_program
+from hf_vit.speed.measuring import Script, parser, quartiles, run_program, speed_ratio
 
 PROGRAM = """
 import json, resource, statistics, time
@@ -67,7 +66,7 @@ def main() -> None:
                 runs[name].append(run(*cell, report.options.threads, environment))
         measured = {name: [one["seconds"] for one in found] for name, found in runs.items()}
         memory = {name: quartiles([one["bytes"] for one in found]).median for name, found in runs.items()}
-        report.add(
+        report.record(
             variant=cell[0],
             work=cell[1],
             batch=cell[2],

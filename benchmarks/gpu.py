@@ -19,9 +19,8 @@ from pathlib import Path
 import torch
 
 from hf_vit.errors import UserError
-from hf_vit.speed.cells import Cell, Work, measure_cell
-from hf_vit.speed.peers import COMPILED, Shape
-from hf_vit.speed.speed_file import SpeedFile
+from hf_vit.speed.measuring import SpeedFile
+from hf_vit.speed.peers import COMPILED, Cell, Shape, Work, measure_cell
 from hf_vit_cli.measure.bench_models import print_cell
 
 VARIANTS = ("B/16", "L/16", "S/16", "R50+B/16", "Axial-B/16")

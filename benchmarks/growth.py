@@ -22,8 +22,7 @@ import torch
 from hf_vit.cost.flops import forward_flops
 from hf_vit.environment import keep_freed_memory
 from hf_vit.families import FAMILIES
-from hf_vit.speed.measuring import peak_memory
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.measuring import Script, parser, peak_memory
 
 PATCH = 8  # px
 AXES: dict[str, tuple[int, ...]] = {
@@ -98,7 +97,7 @@ def main() -> None:
             points = [{**BASE, axis: value} for value in values[: report.options.points]]
             rows = [measured(name, point, report.options.turns) for point in points]
             fits.append(exponents(name, axis, rows))
-            report.add(**fits[-1], points=rows)
+            report.record(**fits[-1], points=rows)
     report.finish(
         worse=[f"{fit['family']}, {fit['axis']}" for fit in fits if fit["seconds_worse"] or fit["bytes_worse"]]
     )

@@ -31,8 +31,7 @@ from PIL import Image, ImageOps
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
 from hf_vit.environment import hardware, versions
 from hf_vit.results.writing import write_atomically
-from hf_vit.speed.measuring import others_load, quartiles, speed_ratio, take_turns
-from hf_vit.speed.script import parser
+from hf_vit.speed.measuring import others_load, parser, quartiles, speed_ratio, take_turns
 
 WIDTHS = {
     "hidden_size": 64,
@@ -176,7 +175,7 @@ def random_model(variant: str, work: Path) -> Path:
 
 
 class Noise:
-    """Eight images in batches of one, as quantisers ask for them (`conversion.targets.graphs.calibration.Images`)."""
+    """Eight images in batches of one, as quantisers ask for them (`conversion.targets.graphs.int8.Images`)."""
 
     takes = "pixel_values"
 
@@ -189,7 +188,7 @@ class Noise:
 
 def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
     """A graph of random weights in int8 throughout: nothing to judge, so without a certificate."""
-    from hf_vit.conversion.targets.graphs.quantizing import QUANTIZERS
+    from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS
 
     quantizer = next(each for each in QUANTIZERS.values() if each.runtime.target == to)
     file = quantizer.runtime.file

@@ -22,8 +22,7 @@ from transformers import ViTImageProcessor, ViTImageProcessorPil
 
 from hf_vit.data import eval_transform
 from hf_vit.data.images import decode_image, each_in_threads
-from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.measuring import Script, parser, quartiles, speed_ratio, take_turns
 
 
 def write_images(folder: Path, count: int, size: int) -> list[Path]:
@@ -105,7 +104,7 @@ def main() -> None:
                 {each: lambda loader=loader: sum(len(batch) for batch in loader) for each, loader in loaders.items()},
                 given.turns,
             )
-            report.add(
+            report.record(
                 processor=name,
                 **{
                     f"times_as_fast_as_{name.replace(' ', '_')}": speed_ratio(seconds, "hf_vit", name)

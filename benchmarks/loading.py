@@ -10,8 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from hf_vit.speed.measuring import quartiles, speed_ratio
-from hf_vit.speed.script import Script, parser, run_program
+from hf_vit.speed.measuring import Script, parser, quartiles, run_program, speed_ratio
 
 PROGRAM = """
 import json, re, sys, time
@@ -68,13 +67,13 @@ def main() -> None:
                     runs[name].append(found)
     for what in ("seconds", "cpu", "loaded"):
         measured = {name: [one[what] for one in found] for name, found in runs.items()}
-        report.add(
+        report.record(
             what={"seconds": "to first logits", "cpu": "CPU seconds of that", "loaded": "from_pretrained alone"}[what],
             time_of_transformers=speed_ratio(measured, "transformers", "hf_vit"),
             seconds=round(quartiles(measured["hf_vit"]).median, 3),
         )
     for name in names:
-        report.add(
+        report.record(
             what=f"peak memory of {name}, in weights", peak=quartiles([one["bytes"] / weights for one in runs[name]])
         )
     report.finish()

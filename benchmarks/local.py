@@ -20,8 +20,7 @@ from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.embeddings_hf_vit import Tokens
 from hf_vit.models.modeling_hf_local_vit import HfLocalViTModel
 from hf_vit.models.modeling_hf_vit import HfViTModel
-from hf_vit.speed.measuring import peak_memory, quartiles, speed_ratio, take_turns
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.measuring import Script, parser, peak_memory, quartiles, speed_ratio, take_turns
 
 SIZES: dict[str, Any] = {
     "hidden_size": 384,
@@ -85,10 +84,10 @@ def main() -> None:
         if name in models:
             row["attention_alone_times_as_fast_as_full"] = speed_ratio(of_attention, name, "full")
             row["once_milliseconds"] = round(1e3 * quartiles(of_masks[name]).median, 1)
-        report.add(**row)
+        report.record(**row)
     for side in SIDES:
         memory = peak_memory(turns_of(models["local"], side)[0])
-        report.add(side=side, peak_memory_MB=round(memory / 1e6, 1), bytes_a_token=round(memory / side**2))
+        report.record(side=side, peak_memory_MB=round(memory / 1e6, 1), bytes_a_token=round(memory / side**2))
     report.finish()
 
 

@@ -13,9 +13,8 @@ import torch
 
 from hf_vit import optimize_for_inference
 from hf_vit.inference.mixed_sizes import without_padding
-from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import Script, parser, quartiles, speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
-from hf_vit.speed.script import Script, parser
 
 
 def draw_grids(count: int, sides: tuple[int, int], patch: int) -> list[tuple[int, int]]:
@@ -69,7 +68,7 @@ def main() -> None:
         expected = logits(model, alone)
         difference = float((logits(unpadded, batches) - expected).abs().max() / expected.abs().max())
         seconds = take_turns(contestants, given.turns, warm_up=1)
-        report.add(
+        report.record(
             model=f"{given.variant}, {form}",
             times_as_fast_as_padded=speed_ratio(seconds, "without padding", "padded"),
             times_as_fast_as_one_by_one=speed_ratio(seconds, "without padding", "one by one"),

@@ -27,8 +27,7 @@ from hf_vit.data import make_processor
 from hf_vit.evaluation import embed
 from hf_vit.loading.model import load_model
 from hf_vit.loading.optimizing import optimize
-from hf_vit.speed.measuring import quartiles
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.measuring import Script, parser, quartiles
 from hf_vit.variants import variant_config
 
 WORKERS, BATCH, ROWS_PER_FILE, EDGE = 2, 8, 32, 4
@@ -122,7 +121,7 @@ def main() -> None:
             print(f"turn {turn + 1}:", {name: round(each[-1], 2) for name, each in rates.items()}, flush=True)
     for name in contestants:
         shares = [rate / base for rate, base in zip(rates[name], rates["model alone"], strict=True)]
-        report.add(
+        report.record(
             contestant=name,
             share_of_model_alone=quartiles(shares),
             images_per_second=round(quartiles(rates[name]).median, 2),

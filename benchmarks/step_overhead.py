@@ -16,8 +16,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments, get_cosine_schedule_with_warmup
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.speed.measuring import quartiles, speed_ratio
-from hf_vit.speed.script import Script, parser
+from hf_vit.speed.measuring import Script, parser, quartiles, speed_ratio
 from hf_vit.training import HfViTTrainer
 
 BATCH, RATE, WARM_UP = 64, 1e-3, 5
@@ -110,7 +109,7 @@ def main() -> None:
         for name, run in contestants.items():
             seconds[name].append(a_step(run()))
     for name, each in seconds.items():
-        report.add(
+        report.record(
             contestant=name,
             time_of_a_plain_loop=speed_ratio(seconds, "a plain loop", name),
             milliseconds=round(1000 * quartiles(each).median, 2),

@@ -16,9 +16,8 @@ import torch
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, optimize_for_inference
 from hf_vit.data import load_data, make_processor
-from hf_vit.speed.measuring import speed_ratio, take_turns
+from hf_vit.speed.measuring import Script, parser, speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
-from hf_vit.speed.script import Script, parser
 from hf_vit.training import FinetuneOptions, finetune
 
 MERGED = (2, 4, 8, 12, 16, 20, 24)  # r; six blocks of 128 tokens lose up to 5 x 24, half of those left at most
@@ -102,7 +101,7 @@ def main() -> None:
         found = rows_of(name, model, images, report.options.turns)
         rows += found
         for row in found:
-            report.add(**row)
+            report.record(**row)
     report.finish(chosen=chosen(rows))
     print(chosen(rows))
 

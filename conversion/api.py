@@ -18,11 +18,10 @@ from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
 from hf_vit.conversion.planning.planner import make_plan
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.readers.checkpoint import CheckpointReader
-from hf_vit.conversion.targets.graphs.calibration import Calibration, Mode
 from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
 from hf_vit.conversion.targets.graphs.certificate import Certificate
+from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS, Calibration, Mode
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES
-from hf_vit.conversion.targets.graphs.quantizing import QUANTIZERS
 from hf_vit.conversion.targets.registry import find_target
 from hf_vit.conversion.targets.target import OutgoingModel, has_head
 from hf_vit.conversion.verification.comparing import ArrayCheck, Verification, verify

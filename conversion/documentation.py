@@ -10,8 +10,7 @@ from hf_vit.conversion.origins.registry import NOT_HERE, ORIGINS, STRANGERS
 from hf_vit.conversion.origins.transforms import COMPUTATIONS, TRANSFORMS
 from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.conversion.targets.target import ANY, Target
-from hf_vit.conversion.targets.transformers_classes import KINDS
-from hf_vit.conversion.targets.transformers_folder import TransformersFolder
+from hf_vit.conversion.targets.transformers_folder import KINDS, TransformersFolder
 
 README = Path(__file__).parent / "README.md"
 

@@ -24,7 +24,7 @@ RANKS = {
     **dict.fromkeys(("repositories", "models"), 2),
     "families": 3,
     **dict.fromkeys((PACKAGE, "variants"), 4),  # the package itself registers the families
-    **dict.fromkeys(("data", "results", "rewriting", "model_cards"), 5),
+    **dict.fromkeys(("data", "results", "model_cards"), 5),
     "conversion": 6,
     "inference": 7,
     "loading": 8,

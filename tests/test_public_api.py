@@ -38,7 +38,7 @@ TABLES = {
     "splits": "data.splits:SPLITS",
     "engines of optimize_for_inference": "inference.engines:ENGINES",
     "runtimes of exported graphs": "conversion.targets.graphs.runtimes:RUNTIMES",
-    "int8 quantizers of exported graphs": "conversion.targets.graphs.quantizing:QUANTIZERS",
+    "int8 quantizers of exported graphs": "conversion.targets.graphs.int8:QUANTIZERS",
     "runners": "evaluation.runners:RUNNERS",
     "contestants of bench models": "speed.peers:OURS",
     "peers of bench models": "speed.peers:PEERS",

@@ -1,12 +1,14 @@
 """The targets by name."""
 
-from hf_vit.conversion.targets.executorch_program import ExecuTorchProgram
-from hf_vit.conversion.targets.onnx_graph import OnnxGraph
-from hf_vit.conversion.targets.openvino_graph import OpenVinoGraph
+from hf_vit.conversion.targets.graph_targets import (
+    ExecuTorchProgram,
+    OnnxGraph,
+    OpenVinoGraph,
+    TransformersJsFolder,
+)
 from hf_vit.conversion.targets.target import Target
 from hf_vit.conversion.targets.timm_folder import TimmFolder
 from hf_vit.conversion.targets.transformers_folder import TransformersFolder
-from hf_vit.conversion.targets.transformers_js_folder import TransformersJsFolder
 from hf_vit.conversion.targets.vit_jax_file import VitJaxFile
 from hf_vit.errors import UserError
 

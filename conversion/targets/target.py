@@ -3,8 +3,9 @@
 What a target cannot express is refused by name; every parameter finds its place, or nothing is written.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,16 +16,16 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.origin import Origin
-from hf_vit.conversion.planning.layout import listing
-from hf_vit.conversion.planning.plan import HEADS
-from hf_vit.conversion.targets.backwards import array_of, rules_for
-from hf_vit.conversion.targets.graphs.calibration import Calibration, Mode
-from hf_vit.conversion.targets.graphs.dense import DenseSizes, dense_outputs, refuse_dense
+from hf_vit.conversion.origins.origin import KeyRule, Origin
+from hf_vit.conversion.origins.transforms import COMPUTATIONS, TRANSFORMS
+from hf_vit.conversion.planning.layout import axis_factor, listing
+from hf_vit.conversion.planning.plan import HEADS, POSITION_TABLE
+from hf_vit.conversion.targets.graphs.int8 import Calibration, Mode
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.errors import UserError
-from hf_vit.families import DENSE_HEADS, problem_type_of
+from hf_vit.families import DENSE_HEADS, dense_head_of, problem_type_of
 from hf_vit.models.configuration_hf_vit import PROBLEM_TYPES, as_pair
+from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 
 # Settings of training, of feature maps and of pre-training heads: no logits depend on them.
 WITHOUT_EFFECT = frozenset(
@@ -46,6 +47,60 @@ SIZES: Mapping[str, Sequence[Any]] = dict.fromkeys(
 )
 # As in `verification`; of the models that are not named, 1e-5.
 TOLERANCE = {"hf_hybrid_vit": 6e-5, "hf_bit": 6e-5, **{head.model_type: 1e-4 for head in DENSE_HEADS.values()}}
+# By the name of a dense head: what its graph gives, [B, ...] each. Mask R-CNN is none: which boxes it looks at, it
+# decides in Python, image by image.
+DENSE_OUTPUTS = {
+    "linear": ["logits"],
+    "upernet": ["logits"],
+    "mask2former": ["class_queries_logits", "masks_queries_logits"],
+    "detr": ["logits", "pred_boxes"],
+    "deformable-detr": ["logits", "pred_boxes"],
+}
+
+
+def dense_outputs(model: PreTrainedModel) -> list[str] | None:
+    """Return the names of what the graph of a model of dense prediction gives; None for a model of another kind."""
+    head = dense_head_of(getattr(model.config, "model_type", None))
+    return None if head is None else DENSE_OUTPUTS.get(head.name, [])
+
+
+@dataclass(frozen=True)
+class DenseSizes:
+    """The images that a dense predictor's graph for any size takes, as a configuration of a family tells them.
+
+    Attributes:
+        patch_stride: (height, width) in px that sides must be multiples of, so that all maps are whole.
+        grid: (h, w) of these in the nominal image.
+        stage_depths: () says that only multiples are taken; see `only_whole_patches`.
+    """
+
+    backbone: Any
+    num_channels: int
+    patch_stride: tuple[int, int]
+    grid: tuple[int, int]
+    stage_depths: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "DenseSizes":
+        (backbone,) = (module for module in model.modules() if isinstance(module, HfBaseBackbone))
+        config: Any = backbone.config
+        unit_h, unit_w = (math.lcm(side, *backbone.strides) for side in config.patch_stride)
+        height, width = config.nominal_size
+        return cls(config, config.num_channels, (unit_h, unit_w), (height // unit_h, width // unit_w))
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Raises ValueError where the backbone takes no images of this size."""
+        return self.backbone.grid_of(height, width)
+
+    def refuse_nominal(self) -> None:
+        """Raise a UserError where the graph would not take the model's own images."""
+        height, width = self.backbone.nominal_size
+        stride_h, stride_w = self.patch_stride
+        if height % stride_h or width % stride_w:
+            raise UserError(
+                f"a graph for any size takes multiples of {stride_h}x{stride_w} px, and the model's own images have "
+                f"{height}x{width}; add --static for a graph of that size alone"
+            )
 
 
 @dataclass(frozen=True)
@@ -120,7 +175,24 @@ class OutgoingModel:
     def outcome(self, images: torch.Tensor) -> torch.Tensor:
         """What the model makes of images [B, C, H, W]: logits, tokens of a bare model, or all that is `compared`."""
         output = self.model(images)
-        return joined([output[name] for name in self.compared])
+        return join_outputs([output[name] for name in self.compared])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What takes the models of some configs.
+
+    Attributes:
+        title: what messages call it.
+        table: key table that is read backwards.
+        expresses: as `Target.expresses`.
+        objections: (config, whether there is a head) -> what else it cannot express, in words.
+    """
+
+    title: str
+    table: Origin
+    expresses: Mapping[str, Sequence[Any]]
+    objections: Callable[[Any, bool], list[str]]
 
 
 class Target(ABC):
@@ -159,17 +231,9 @@ class Target(ABC):
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         """The largest difference between the written model's results and ours, and with what it was measured."""
 
-    def table_of(self, config: PreTrainedConfig) -> Origin:
-        """The key table of a model that the target takes."""
-        return (self.tables or {})[config.model_type]
-
-    def expressed(self, config: PreTrainedConfig) -> Mapping[str, Sequence[Any]]:
-        """`expresses`, for a model of this config."""
-        return self.expresses
-
-    def title_of(self, config: PreTrainedConfig) -> str:
-        """What messages call the part of the target that takes a model of this config."""
-        return self.title
+    def part_for(self, config: PreTrainedConfig) -> Part:
+        """Return the part of the target that takes a model of this config."""
+        return Part(self.title, (self.tables or {})[config.model_type], self.expresses, self.objections)
 
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
         """What else the target cannot express, in words."""
@@ -202,8 +266,15 @@ class Target(ABC):
     def refuse_inexpressible(self, model: PreTrainedModel) -> None:
         """Raise a UserError that names everything the target cannot express; return if there is nothing."""
         config, kind = model.config, type(model).__name__
-        refuse_dense(model, self.title, self.takes_dense)
-        if dense_outputs(model) is not None:
+        if (outputs := dense_outputs(model)) is not None:
+            if not outputs:
+                names = ", ".join(f"'{name}'" for name in DENSE_OUTPUTS if DENSE_HEADS[name].task == "detection")
+                raise UserError(
+                    f"{kind} is torchvision's Mask R-CNN, which chooses its boxes in Python and is no graph; the heads "
+                    f"{names} can be exported"
+                )
+            if not self.takes_dense:
+                raise UserError(f"{kind} does not go to {self.title}; models of dense prediction go to ONNX")
             return
         if not kind.endswith(("Model", "ForImageClassification")):
             raise UserError(f"{kind} is neither a classifier nor a bare model; only those can be exported")
@@ -217,15 +288,15 @@ class Target(ABC):
         if config.model_type not in self.tables:
             known = " and ".join(self.tables)
             raise UserError(f"{self.title} cannot express model_type='{config.model_type}'; it takes {known}")
-        wrong, expressed = list[str](), self.expressed(config)
+        wrong, part = list[str](), self.part_for(config)
         for name, value in _settings(config).items():
-            allowed = expressed.get(name, (_default(config, name),))
+            allowed = part.expresses.get(name, (_default(config, name),))
             if allowed is not ANY and value not in allowed:
-                choice = f" (it has {' or '.join(map(repr, allowed))})" if name in expressed else ""
+                choice = f" (it has {' or '.join(map(repr, allowed))})" if name in part.expresses else ""
                 wrong.append(f"{name}={value!r}{choice}")
-        wrong += self.objections(config, has_head(model))
+        wrong += part.objections(config, has_head(model))
         if wrong:
-            raise UserError(f"{self.title_of(config)} cannot express {', '.join(wrong)}; nothing is written")
+            raise UserError(f"{part.title} cannot express {', '.join(wrong)}; nothing is written")
 
     @final
     def arrays_of(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -240,21 +311,59 @@ class Target(ABC):
         state = {name.removeprefix(prefix): value.detach().cpu() for name, value in model.state_dict().items()}
         arrays: dict[str, torch.Tensor] = {}
         placed: set[str] = set()
-        table = self.table_of(model.config)
-        for rule in rules_for(table, model.config):
+        part = self.part_for(model.config)
+        sizes = _sizes(model.config, state)
+        for rule in _rules_for(part.table, model.config):
             if all(name in state for name in rule.parameters) and not placed.issuperset(rule.parameters):
-                arrays[self.spell(rule.key, model)] = array_of(rule, state, model.config)
+                shape = [factor * (sizes[letter] if letter else 1) for factor, letter in map(axis_factor, rule.axes)]
+                shape[0] //= len(rule.parameters)
+                reverted = [TRANSFORMS[rule.transform].revert(state[name], shape) for name in rule.parameters]
+                arrays[self.spell(rule.key, model)] = torch.cat(reverted)
                 placed.update(rule.parameters)
-        lacked = {name for names in table.zeros.values() for name in names}
+        lacked = {name for names in part.table.zeros.values() for name in names}
         left = [name for name in state if name not in placed and not (name in lacked and not state[name].any())]
-        told = [f"{name} (which is not zero)" if name in lacked else name for name in left]
+        words = [f"{name} (which is not zero)" if name in lacked else name for name in left]
         if left:
-            title = self.title_of(model.config)
-            raise UserError(f"{title} has no place for {listing('parameters', told)}; nothing is written")
+            raise UserError(f"{part.title} has no place for {listing('parameters', words)}; nothing is written")
         return arrays
 
 
-def joined(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+def _rules_for(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
+    """Return a key table for a model, one rule a key, without what is computed from several arrays."""
+    rules = tuple(rule for rule in origin.rules if rule.transform not in COMPUTATIONS)
+    if origin.rules_of is not None:  # for a stem of these depths
+        depths = getattr(config, "stage_depths", ())
+        units = [(stage, unit) for stage, depth in enumerate(depths, start=1) for unit in range(1, depth + 1)]
+        numbered = {one.key: () for unit in units for rule in rules if (one := rule.in_unit(*unit)) != rule}
+        rules = origin.rules_of(rules, numbered)
+    blocks = range(config.num_hidden_layers)
+    return [one for rule in rules for one in ([rule.at(i) for i in blocks] if rule.in_block else [rule])]
+
+
+def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Size of every letter that the legends of key tables use."""
+    patch = config.patch_stride
+    if hasattr(config, "stem_patch_size"):
+        patch = (config.stem_patch_size, config.stem_patch_size)
+    heads = getattr(config, "num_attention_heads", 1)
+    return {
+        "P": patch[0],
+        "Q": patch[1],
+        "C": config.num_channels,
+        "D": config.hidden_size,
+        "T": state[POSITION_TABLE].shape[1] if POSITION_TABLE in state else math.prod(config.grid),
+        "G": getattr(config, "num_register_tokens", 0),
+        "A": heads,
+        "K": config.hidden_size // heads,
+        "S": getattr(config, "token_intermediate_size", 0),
+        "M": config.intermediate_size,
+        "R": getattr(config, "representation_size", None) or config.hidden_size,
+        "L": config.num_labels,
+        "W": getattr(config, "stem_width", 0),
+    }
+
+
+def join_outputs(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """One output as it is, several [B, ...] as one [B, M]."""
     return outputs[0] if len(outputs) == 1 else torch.cat([each.flatten(1) for each in outputs], dim=1)
 

@@ -1,6 +1,10 @@
-"""A folder for transformers: its ViT, DeiT, CLIP, SigLIP or DINOv2, whichever has what the model has."""
+"""A folder for transformers: its ViT, DeiT, CLIP, SigLIP or DINOv2, whichever has what the model has.
 
-from collections.abc import Mapping, Sequence
+The class follows from what the model has, so that what came from one of these goes back to it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, final
@@ -9,13 +13,171 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.origin import Origin
+from hf_vit.conversion.origins.transformers import (
+    transformers_clip,
+    transformers_deit,
+    transformers_dinov2,
+    transformers_siglip,
+)
+from hf_vit.conversion.origins.transformers.transformers_clip import dense
 from hf_vit.conversion.planning.plan import HEADS
-from hf_vit.conversion.targets.target import OutgoingModel, Target, has_head, largest_difference
-from hf_vit.conversion.targets.transformers_classes import CLIP, DINOV2, SIGLIP, VIT, kind_of
+from hf_vit.conversion.sizes import square_or_pair
+from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, has_head, largest_difference
 
 VIT_TYPE = "hf_vit"
 _OWN_HEADS = (*HEADS, "visual_projection.")  # outside of the bare model
+_COPIED = (
+    *("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"),
+    *("initializer_range", "problem_type"),
+)
+_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "qkv_bias")
+_ANY_CONSTANTS = {**SIZES, **dict.fromkeys(("hidden_act", "layer_norm_eps"), ANY)}
+
+
+@dataclass(frozen=True)
+class Kind(Part):
+    """A family of transformers' classes.
+
+    Attributes:
+        class_name: (config, whether there is a head) -> name of the class.
+        fields: config -> fields of the class's config, beside those that all have.
+    """
+
+    class_name: Callable[[Any, bool], str]
+    fields: Callable[[Any], dict[str, Any]]
+
+    def config_fields(self, config: Any) -> dict[str, Any]:
+        """Return the fields of transformers' config."""
+        sizes = {"image_size": square_or_pair(config.nominal_size), "patch_size": square_or_pair(config.patch_stride)}
+        sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in sizes.items()}
+        return {name: getattr(config, name) for name in _COPIED} | sizes | self.fields(config)
+
+
+def _vit_class(config: Any, has_head: bool) -> str:
+    if not config.use_distillation_token:
+        return "ViTForImageClassification" if has_head else "ViTModel"
+    teacher = "WithTeacher" if config.has_distillation_head else ""
+    return f"DeiTForImageClassification{teacher}" if has_head else "DeiTModel"
+
+
+def _vit_fields(config: Any) -> dict[str, Any]:
+    pooler = {"pooler_output_size": config.representation_size or config.hidden_size, "pooler_act": "tanh"}
+    return {name: getattr(config, name) for name in ("intermediate_size", *_DROPOUT)} | pooler
+
+
+def _vit_objections(config: Any, has_head: bool) -> list[str]:
+    if has_head and config.representation_size is not None:
+        return [f"representation_size={config.representation_size} before a classifier"]
+    return []
+
+
+VIT = Kind(
+    "transformers' ViT and DeiT",
+    transformers_deit.ORIGIN,  # transformers_vit's rules, and those of the second token
+    _ANY_CONSTANTS
+    | dict.fromkeys(("qkv_bias", "representation_size", "use_distillation_token", "use_distillation_head"), ANY),
+    _vit_objections,
+    _vit_class,
+    _vit_fields,
+)
+
+
+def _tower_fields(config: Any) -> dict[str, Any]:
+    return {
+        "intermediate_size": config.intermediate_size,
+        "attention_dropout": config.attention_probs_dropout_prob,
+    }
+
+
+def _tower_objections(config: Any, has_head: bool) -> list[str]:
+    """Before a head only CLIP's class token counts: whether it is normed before or after it is taken is the same."""
+    is_clip = config.norm_before_layers
+    sides = {"image_size": config.nominal_size, "patch_size": config.patch_stride}
+    wrong = {
+        "norm_after_pooling=False without a head": is_clip and not (config.norm_after_pooling or has_head),
+        "pooling='map' before a classifier": not is_clip and has_head and config.pooling == "map",
+        **{f"{name}={pair} (it has squares)": pair[0] != pair[1] for name, pair in sides.items()},
+    }
+    return [words for words, holds in wrong.items() if holds]
+
+
+CLIP = Kind(
+    "transformers' CLIP",
+    transformers_clip.ORIGIN,
+    _ANY_CONSTANTS | {"norm_before_layers": (True,), "norm_after_pooling": (True, False)},
+    _tower_objections,
+    lambda config, has_head: "CLIPVisionModel" + ("WithProjection" if has_head else ""),
+    lambda config: _tower_fields(config) | {"projection_dim": config.num_labels},
+)
+SIGLIP = Kind(
+    "transformers' SigLIP",
+    transformers_siglip.ORIGIN,
+    _ANY_CONSTANTS | {"pooling": ("map", "gap")},
+    _tower_objections,
+    lambda config, has_head: "SiglipForImageClassification" if has_head else "SiglipVisionModel",
+    lambda config: _tower_fields(config) | {"vision_use_head": config.pooling == "map"},
+)
+
+
+def swiglu_width(hidden: int) -> int:
+    """Return what DINOv2 makes of the MLP's nominal width: two thirds, rounded up to a multiple of 8."""
+    return (int(hidden * 2 / 3) + 7) // 8 * 8
+
+
+def mlp_ratio(config: Any) -> float | None:
+    """Return the `mlp_ratio` that gives the width of the MLP; whole numbers first, as released models have it."""
+    width, hidden = config.intermediate_size, config.hidden_size
+    made = swiglu_width if config.mlp_type == "swiglu" else int
+    fractions = (width / hidden, (width + 0.5) / hidden, 1.5 * width / hidden, (1.5 * width + 0.5) / hidden)
+    ratios = (*range(1, 17), *fractions)
+    return next((ratio for ratio in ratios if made(int(hidden * ratio)) == width), None)
+
+
+def _dinov2_fields(config: Any) -> dict[str, Any]:
+    registers = config.num_register_tokens
+    return {name: getattr(config, name) for name in _DROPOUT} | {
+        "mlp_ratio": mlp_ratio(config),
+        "use_swiglu_ffn": config.mlp_type == "swiglu",
+        "layerscale_value": config.layer_scale_init_value,
+        "drop_path_rate": config.drop_path_rate,
+        **({"num_register_tokens": registers} if registers else {"use_mask_token": False}),
+    }
+
+
+def _dinov2_objections(config: Any, has_head: bool) -> list[str]:
+    if not has_head and config.pooling != "token":
+        return [f"pooling={config.pooling!r} without a head"]
+    return [] if mlp_ratio(config) else [f"intermediate_size={config.intermediate_size} (no mlp_ratio gives it)"]
+
+
+def _dinov2_class(config: Any, has_head: bool) -> str:
+    registers = "WithRegisters" if config.num_register_tokens else ""
+    return f"Dinov2{registers}{'ForImageClassification' if has_head else 'Model'}"
+
+
+DINOV2 = Kind(
+    "transformers' DINOv2",
+    replace(
+        transformers_dinov2.ORIGIN,
+        rules=(*transformers_dinov2.RULES, *dense("classifier", ("L", "D"), "classifier", "head")),
+    ),
+    _ANY_CONSTANTS
+    | dict.fromkeys(("qkv_bias", "layer_scale_init_value", "num_register_tokens", "mlp_type"), ANY)
+    | {"pooling": ("token", "gap"), "use_class_token": (None, True)},
+    _dinov2_objections,
+    _dinov2_class,
+    _dinov2_fields,
+)
+KINDS = (VIT, CLIP, SIGLIP, DINOV2)
+
+
+def kind_of(config: Any) -> Kind:
+    """Return the classes that this model goes to, or comes nearest to."""
+    if config.norm_before_layers:
+        return CLIP
+    if config.layer_scale_init_value is not None:
+        return DINOV2
+    return SIGLIP if not config.has_class_token else VIT
 
 
 @final
@@ -26,17 +188,8 @@ class TransformersFolder(Target):
     title = "transformers"
     tables = MappingProxyType({VIT_TYPE: VIT.table})
 
-    def table_of(self, config: PreTrainedConfig) -> Origin:
-        return kind_of(config).table
-
-    def expressed(self, config: PreTrainedConfig) -> Mapping[str, Sequence[Any]]:
-        return kind_of(config).expresses
-
-    def title_of(self, config: PreTrainedConfig) -> str:
-        return kind_of(config).title if config.model_type == VIT_TYPE else self.title
-
-    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
-        return kind_of(config).objections(config, has_head)
+    def part_for(self, config: PreTrainedConfig) -> Part:
+        return kind_of(config)
 
     def write(self, outgoing: OutgoingModel) -> None:
         ours = outgoing.config
@@ -84,14 +237,14 @@ def _model_class(config: PreTrainedConfig, has_head: bool) -> Any:
 
 
 def _options(outgoing: OutgoingModel) -> dict[str, Any]:
-    """Arguments of the class beside the config: a bare ViT has a pooler or not; a classifier has none."""
+    """Return arguments of the class beside the config: a bare ViT has a pooler or not; a classifier has none."""
     if outgoing.has_head or kind_of(outgoing.config) is not VIT:
         return {}
     return {"add_pooling_layer": outgoing.config.representation_size is not None}
 
 
 def _arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
-    """With what only transformers' classes have: of DINOv2 a mask token, and a head that reads class token and mean."""
+    """Add what only transformers' classes have: of DINOv2 a mask token, and a head that reads class token and mean."""
     arrays, config = outgoing.arrays, outgoing.config
     if kind_of(config) is not DINOV2:
         return arrays

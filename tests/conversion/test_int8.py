@@ -18,10 +18,10 @@ from models.families import FAMILIES
 from PIL import Image
 
 from hf_vit.conversion.api import export
-from hf_vit.conversion.targets.graphs import certified_int8, quantizing
-from hf_vit.conversion.targets.graphs.calibration import expected_agreement
+from hf_vit.conversion.targets.graphs import certificate as certificates
+from hf_vit.conversion.targets.graphs import int8
 from hf_vit.conversion.targets.graphs.certificate import verify
-from hf_vit.conversion.targets.graphs.quantizing import choose
+from hf_vit.conversion.targets.graphs.int8 import choose, expected_agreement
 from hf_vit.conversion.targets.graphs.runtimes import openvino_core
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
@@ -138,9 +138,9 @@ def test_a_name_of_two_classes_judges_no_accuracy():
     for names, wanted in ((["cat", "crane"], (1.0, None, None)), (["cat"], (1.0, 1 / 3, 1 / 3))):
         batch = (logits.numpy(), logits, torch.zeros(3, dtype=torch.long))
         data: Any = SimpleNamespace(
-            data=SimpleNamespace(label_names=names), judging=SimpleNamespace(labelled=lambda batch=batch: [batch])
+            data=SimpleNamespace(label_names=names), judging=SimpleNamespace(labeled=lambda batch=batch: [batch])
         )
-        assert certified_int8._judged(outgoing, runtime, data) == pytest.approx(wanted)
+        assert certificates.judge(outgoing, runtime, data) == pytest.approx(wanted)
 
 
 def int8_weights(folder: Path) -> list[np.ndarray]:
@@ -208,7 +208,7 @@ def test_what_breaks_answers_stays_in_float():
         return lambda given: given.pixels @ broken + 1e-3 * ("a.1" in layers)
 
     chosen = choose(answers, lambda given: given.pixels, parts, data)  # pyright: ignore[reportArgumentType]
-    assert list(chosen.in_float) == ["b", "d"]
+    assert list(chosen) == ["b", "d"]
 
     def all_broken(layers: Any, _: torch.Tensor) -> Any:
         return lambda given: -given.pixels
@@ -241,7 +241,7 @@ def test_the_share_that_stays_is_foretold_better_than_counted():
 def test_a_missed_bound_stops_the_export_with_the_figure(
     places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(certified_int8, "AGREEMENT", 1.01)
+    monkeypatch.setattr(certificates, "AGREEMENT", 1.01)
     with pytest.raises(UserError, match=r"in int8 \d+\.\d\d% of 210 held-out images .*nothing is written"):
         export(
             places["model"], tmp_path / "out", "onnx", static=True, quantize="dynamic", calibrate=str(places["data"])
@@ -278,7 +278,7 @@ def test_why_nothing_could_be_written_is_told(
         starve()
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), files[1])
 
-    choose_first = quantizing.choose
+    choose_first = int8.choose
 
     def forbid_when_chosen(*arguments: Any) -> Any:
         chosen = choose_first(*arguments)
@@ -286,7 +286,7 @@ def test_why_nothing_could_be_written_is_told(
         return chosen
 
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes_path", infer_when_it_begins)
-    monkeypatch.setattr(quantizing, "choose", forbid_when_chosen)
+    monkeypatch.setattr(int8, "choose", forbid_when_chosen)
     given: Any = {"static": True, "quantize": "dynamic", "calibrate": str(places["data"])}
     try:
         with pytest.raises(UserError) as told:

@@ -8,8 +8,8 @@ import torch
 from models.families import FAMILIES, RESNETS, Family
 
 import hf_vit
-from hf_vit.inference import compiling
-from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm
+from hf_vit.inference import optimize
+from hf_vit.inference.layers import ChannelwiseGroupNorm
 
 PRECISION = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -74,7 +74,7 @@ def test_products_by_onednn_are_of_processors_without_lower_precision(
 
     model = torch.nn.Linear(2, 2)
     monkeypatch.setattr(model, "compile", lambda **_: setattr(model, "_compiled_call_impl", passed))
-    compiling.compile_frozen(model)
+    optimize.compile_frozen(model)
     model(torch.ones(2))
     with pytest.raises(ValueError, match="no image"):
         model(torch.ones(2))
@@ -88,7 +88,7 @@ def test_passes_that_overlap_leave_the_setting_as_it_was():
     """As those of several threads do: the second began when it was set already."""
     before, first, second = PRECISION.fp32_precision, ExitStack(), ExitStack()
     for each in (first, second):
-        each.enter_context(compiling._products_by_onednn())
+        each.enter_context(optimize._products_by_onednn())
     first.close()
     assert PRECISION.fp32_precision == "tf32" != before
     second.close()

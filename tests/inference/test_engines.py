@@ -1,6 +1,7 @@
 """A model that an engine computes answers as the plain one does, and what its graph does not give comes from torch."""
 
 import copy
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -13,18 +14,15 @@ import pytest
 import torch
 from models.families import FAMILIES, OTHERS, Family, assert_near, tensors_of
 from torch.nn import functional as F
-from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_vit
 from hf_vit.conversion.targets.graphs import runtimes
-from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches, onnx_of_linear
-from hf_vit.inference import encoders, engines
-from hf_vit.inference.attention import take_apart
-from hf_vit.inference.encoders import EngineEncoder
-from hf_vit.rewriting.convolutions import ChannelwiseGroupNorm
-from hf_vit.rewriting.planning import plan_for
-from hf_vit.rewriting.transformer import FusedAttention
+from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
+from hf_vit.inference import engines
+from hf_vit.inference.engines import EngineEncoder, separate_projections
+from hf_vit.inference.layers import ChannelwiseGroupNorm, FusedAttention
+from hf_vit.inference.plan import make_plan
 
 OF_FAMILIES = pytest.mark.parametrize(  # exporting and compiling take seconds
     "row",
@@ -62,7 +60,7 @@ def _exported_once() -> Iterator[None]:
 
     def exported(module: Any, example: torch.Tensor, names: list[str]) -> Any:
         weights = tuple(float(each.sum()) for each in [*module.parameters(), *module.buffers()])
-        asked = str(module.asked) + module.model.config.to_json_string()
+        asked = str(module.options) + module.model.config.to_json_string()
         kinds = tuple(map(type, module.modules()))  # the engines' forms of a model differ
         key = tuple(names), tuple(example.shape), asked, kinds, weights
         if key not in programs:
@@ -70,7 +68,7 @@ def _exported_once() -> Iterator[None]:
         return programs[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoders, "onnx_of_batches", exported)
+        patch.setattr(engines, "onnx_of_batches", exported)
         yield
 
 
@@ -92,7 +90,7 @@ def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...
                 seen.append(tuple(images.shape))
                 return run(images, names)
 
-            monkeypatch.setattr(encoder.graph, "run", run)
+            monkeypatch.setattr(encoder, "graph", dataclasses.replace(encoder.graph, run=run))
     return seen
 
 
@@ -217,12 +215,22 @@ def test_channelwise_group_norm(offset: float):
     assert torch.equal(flat, norm.bias[None, :, None, None].expand_as(flat))
 
 
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What OpenVINO compiles from now on."""
+    graphs, compile_graph = list[Any](), runtimes._compile_openvino
+    monkeypatch.setattr(
+        runtimes, "_compile_openvino", lambda *given: graphs.append(compile_graph(*given)) or graphs[-1]
+    )
+    return graphs
+
+
 @torch.no_grad()
-def test_a_group_norm_is_computed_in_the_layout_of_the_convolutions():
+def test_a_group_norm_is_computed_in_the_layout_of_the_convolutions(compiled: list[Any]):
     """Of what the engine normalises at once, which takes another one, there are the layer norms alone."""
     fast = hf_vit.optimize_for_inference(build(FAMILIES["hybrid"]), engine="openvino")
     fast(FAMILIES["hybrid"].images(fast.config))
-    operations = fast.base_model.graph._for_first.get_runtime_model().get_ops()
+    operations = compiled[0].get_runtime_model().get_ops()
     kinds = [operation.get_rt_info()["layerType"] for operation in operations]
     assert kinds.count("MVN") == 2 * fast.config.num_hidden_layers + 1
 
@@ -232,13 +240,11 @@ def test_a_classifier_is_one_graph(plain: tuple[Any, Any], monkeypatch):
     """A pass runs its graph once and no other; where its head is listened to, the encoder's outputs are the graph's."""
     model, fast = plain
     seen, images = calls_of(fast, monkeypatch), PLAIN.images(model.config)
-    monkeypatch.setattr(fast.classifier.graph, "run", lambda *_: pytest.fail("another graph"))
     labels = torch.tensor([0, 1])
     for asked in ({}, {"labels": labels}, {"labels": labels, "num_items_in_batch": 5}):
         assert_same(fast(images, **asked), model(images, **asked), 1e-5)
     assert len(seen) == 3
-    monkeypatch.undo()
-    seen = calls_of(fast, monkeypatch)
+    seen.clear()
     heard: list[torch.Tensor] = []
     for each in (model, fast):
         handle = each.classifier.register_forward_pre_hook(lambda _, arguments: heard.append(arguments[0]))
@@ -376,7 +382,7 @@ def test_what_an_engine_does_not_take(make: Any, options: dict[str, Any], messag
 
 def test_an_engine_that_is_not_installed(monkeypatch):
     """By its name it is refused with the remedy; "auto" takes what there is."""
-    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "openvino" else True)
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None if name == "openvino" else True)
     model = build(PLAIN)
     with pytest.raises(hf_vit.UserError, match=r'needs openvino: pip install "hf-vit\[openvino,export\]"'):
         hf_vit.optimize_for_inference(model, engine="openvino")
@@ -393,7 +399,7 @@ def test_auto_is_openvino_where_it_is_installed_and_faster(
     model, tests of "auto" in test_changed_models.py show.)
     """
     processor("AVX2" if with_avx2_alone else "AVX512")
-    chosen = encoders.choose_engine("auto", build(FAMILIES[name]).to(dtype), (dtype, torch.device("cpu")), {})
+    chosen = engines.choose_engine("auto", build(FAMILIES[name]).to(dtype), (dtype, torch.device("cpu")), {})
     is_torchs = (name, dtype, with_avx2_alone) == ("axial", torch.float32, False)
     assert chosen is (None if is_torchs else engines.ENGINES["openvino"])
 
@@ -405,43 +411,14 @@ def test_products_of_their_own_give_the_same(choice: str):
     family = PLAIN
     model = family.build("model", choice, dtype=torch.float64)
     images = family.images(model.config, dtype=torch.float64)
-    plan_for(model, torch.float64).carry_out()
+    make_plan(model, torch.float64).carry_out()
     wanted = model(images).last_hidden_state
     attentions = [part for part in model.modules() if isinstance(part, FusedAttention)]
     assert attentions
     for attention in attentions:
-        take_apart(attention)
+        separate_projections(attention)
         assert len(attention.qkv) == 3
     torch.testing.assert_close(model(images).last_hidden_state, wanted, rtol=0, atol=1e-10)
-
-
-def _no_bias(layer: torch.nn.Linear) -> None:
-    layer.bias = None  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _weight_after_bias(layer: torch.nn.Linear) -> None:
-    parametrize.register_parametrization(layer, "weight", torch.nn.Identity())
-    parametrize.remove_parametrizations(layer, "weight")
-    assert [name for name, _ in layer.named_parameters()] == ["bias", "weight"]
-
-
-def _bias_as_buffer(layer: torch.nn.Linear) -> None:
-    bias = layer.bias.detach()
-    del layer.bias
-    layer.register_buffer("bias", bias)
-
-
-@pytest.mark.parametrize("engine", engines.ENGINES.values(), ids=engines.ENGINES)
-@pytest.mark.parametrize("change", [lambda layer: None, _no_bias, _weight_after_bias, _bias_as_buffer])
-def test_a_layer_alone(engine: type[engines.Engine], change: Callable[[torch.nn.Linear], None]):
-    """Written by hand, it answers as torch's, whatever number of rows came first."""
-    layer = torch.nn.Linear(5, 5)
-    change(layer)
-    graph = engine.of(onnx_of_linear(layer, "logits"), torch.float32)
-    for rows in (2, 1, 7):
-        values = torch.randn(rows, 5)
-        (given,) = graph.run(values, ["logits"]).values()
-        torch.testing.assert_close(given, layer(values), rtol=1e-6, atol=1e-6)
 
 
 @functools.cache
@@ -458,14 +435,14 @@ def gelu_behind_a_product(approximate: str) -> Any:
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @torch.no_grad()
 def test_openvino_computes_gelus_apart_with_avx2_alone(
-    approximate: str, with_avx2_alone: bool, tmp_path: Path, processor: Callable[..., None]
+    approximate: str, with_avx2_alone: bool, tmp_path: Path, processor: Callable[..., None], compiled: list[Any]
 ):
     """To the same numbers, from those of which nothing is left to those that stay as they are; NaN stays NaN. So it
     does in a graph that is opened from a file.
     """
     processor("AVX2" if with_avx2_alone else "AVX512")
     values, program = torch.linspace(-12, 12, 4000).reshape(-1, 8), gelu_behind_a_product(approximate)
-    engine = engines.OpenVinoEngine.of(program, torch.float32)
+    engine = runtimes.OPENVINO.compile(program, torch.float32)
     (given,) = engine.run(values, ["outputs"]).values()
     exact = F.gelu(values.double() + 0.125, approximate=approximate)
     torch.testing.assert_close(given.double(), exact, rtol=1e-6, atol=1e-6)
@@ -473,14 +450,11 @@ def test_openvino_computes_gelus_apart_with_avx2_alone(
     (given,) = engine.run(values, ["outputs"]).values()
     assert given[0].isnan().all()
     assert float(given[1, 0]) == pytest.approx(1e10, rel=1e-6)
-    operations = [each.get_type_name() for each in engine._graph.get_ops()]
-    assert ("Gelu" in operations) != with_avx2_alone
     openvino.save_model(
-        engines.openvino_graph(program), file := tmp_path / "openvino_model.xml", compress_to_fp16=False
+        runtimes.openvino_graph(program), file := tmp_path / "openvino_model.xml", compress_to_fp16=False
     )
     opened = runtimes.OPENVINO.open(file)
     torch.testing.assert_close(opened.run(values)["outputs"], given, rtol=1e-6, atol=1e-6, equal_nan=True)
-    for compiled in (engine._for_first, opened.run.args[0]) if with_avx2_alone else ():
-        parts = compiled.get_runtime_model().get_ops()
-        computed_as_one = {part.get_rt_info()["originalLayersNames"].astype(str) for part in parts}
-        assert "node_linear,outputs" not in computed_as_one
+    for graph in compiled:
+        layers = [part.get_rt_info()["originalLayersNames"].astype(str) for part in graph.get_runtime_model().get_ops()]
+        assert ("node_linear,outputs" in layers) != with_avx2_alone

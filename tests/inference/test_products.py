@@ -12,14 +12,18 @@ from torch.nn import functional as F
 
 import hf_vit
 from hf_vit import environment
-from hf_vit.inference import attention, memory, packing
-from hf_vit.inference.attention import ProductAttention, attend_by_products
-from hf_vit.inference.int8 import QuantizedDense
-from hf_vit.inference.packing import PackedConv2d, PackedDense, PackedPointwise, pack
+from hf_vit.inference import memory, packing
+from hf_vit.inference.layers import Dense, FusedAttention, StandardizedConv2d
+from hf_vit.inference.packing import (
+    PackedConv2d,
+    PackedDense,
+    PackedPointwise,
+    ProductAttention,
+    QuantizedDense,
+    attend_by_products,
+    pack,
+)
 from hf_vit.models.resnet_hf_vit import STANDARDIZATIONS, StdConv2d
-from hf_vit.rewriting.convolutions import StandardizedConv2d
-from hf_vit.rewriting.dense import Dense
-from hf_vit.rewriting.transformer import FusedAttention
 
 PLAIN = FAMILIES["plain"]
 # Where oneDNN has no bfloat16, nothing in it is packed.
@@ -214,15 +218,15 @@ BFLOAT16 = {"avx512_bf16": True, "amx_bf16": False}
 def products(processor: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As on a processor with instructions for bfloat16; how many images each portion had."""
     portions: list[int] = []
-    attended = attention._attended
+    attended = packing._attend
 
     def watched(query: torch.Tensor, *others: Any) -> torch.Tensor:
         portions.append(len(query))
         return attended(query, *others)
 
     processor(**BFLOAT16)
-    monkeypatch.setattr(attention, "_attended", watched)
-    monkeypatch.setattr(attention, "_FEWEST_PAIRS", 0)
+    monkeypatch.setattr(packing, "_attend", watched)
+    monkeypatch.setattr(packing, "_FEWEST_PAIRS", 0)
     return portions
 
 
@@ -238,7 +242,7 @@ def fused(**fields: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("portion", [1, 2**20])
 @torch.no_grad()
 def test_the_formula_in_portions(products: list[int], monkeypatch: pytest.MonkeyPatch, portion: int):
-    monkeypatch.setattr(attention, "_PORTION", portion)
+    monkeypatch.setattr(packing, "_PORTION", portion)
     part = fused()[1]
     query, key, value = torch.randn(3, 5, 2, 7, part.head_dim, generator=torch.Generator().manual_seed(0))
     given, probabilities = part.interface(query, key, value, None)
@@ -264,7 +268,7 @@ def test_what_is_masked_biased_explicit_large_or_small_is_not_its_matter(product
     pairs_of_an_image = 5 * 5 * part.config.num_attention_heads
     for name, value in (("_MOST_PAIRS", pairs_of_an_image - 1), ("_FEWEST_PAIRS", 2 * pairs_of_an_image + 1)):
         with monkeypatch.context() as bounds:
-            bounds.setattr(attention, name, value)
+            bounds.setattr(packing, name, value)
             assert torch.equal(part(tokens)[0], by_products(tokens)[0])
     biased, biased_by_products = fused(position_embedding="relative_bias")
     grids = {"grid": (2, 2)}

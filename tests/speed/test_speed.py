@@ -11,9 +11,23 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit.errors import UserError
-from hf_vit.speed.cells import Cell, MeasuredCell, Outcome, measure_cell
-from hf_vit.speed.peers import COMPILED, FROZEN, OURS, PACKED, PEERS, PRODUCTS, Shape, build, engine_forms, obstacle
-from hf_vit.speed.speed_file import SpeedFile
+from hf_vit.speed.measuring import SpeedFile
+from hf_vit.speed.peers import (
+    COMPILED,
+    FROZEN,
+    OURS,
+    PACKED,
+    PEERS,
+    PRODUCTS,
+    Cell,
+    MeasuredCell,
+    Outcome,
+    Shape,
+    build,
+    engine_forms,
+    measure_cell,
+    obstacle,
+)
 from hf_vit_cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +130,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
         build("keras", SHAPE)
     with pytest.raises(UserError, match="dtype 'float8' is unknown"):
         Cell("inference", SHAPE, dtype="float8")
-    monkeypatch.setattr("hf_vit.inference.engines.find_spec", lambda name: None)
+    monkeypatch.setattr("hf_vit.conversion.targets.graphs.runtimes.find_spec", lambda name: None)
     assert obstacle("timm, openvino", SHAPE, training=False).startswith("openvino and onnx")
     assert engine_forms(["timm"]) == []
 
@@ -151,7 +165,7 @@ def bare(monkeypatch):
     """As on a machine that has neither datasets nor evaluate nor pydantic; what speed needs is imported anew."""
     for name in ("datasets", "evaluate", "pydantic"):
         monkeypatch.setitem(sys.modules, name, None)
-    rooms = ("speed", "results", "rewriting", "inference", "environment")
+    rooms = ("speed", "results", "inference", "environment")
     anew = ("hf_vit_cli.", *(f"hf_vit.{room}" for room in rooms))
     for name in [name for name in sys.modules if name.startswith(anew)]:
         parent, _, child = name.rpartition(".")
@@ -183,7 +197,7 @@ def test_a_chosen_contestant_is_compiled_too(monkeypatch):
         measured.extend(names)
         return MeasuredCell(cell, {name: Outcome(1.0, {}) for name in names})
 
-    monkeypatch.setattr("hf_vit.speed.cells.measure_cell", measure_cell)
+    monkeypatch.setattr("hf_vit.speed.peers.measure_cell", measure_cell)
     chosen = ["--contestant", "timm", "--contestant", "hf_vit optimized", "--compiled"]
     with pytest.raises(SystemExit) as stopped:
         main(["bench", "models", "Ti/16", "--work", "inference", "--batch", "1", *chosen])
@@ -236,7 +250,7 @@ def test_a_frozen_peer_answers_as_it_does_plain():
 def test_products_alone_are_a_ceiling_of_training_too(monkeypatch):
     """Every weight has a gradient and moves."""
     kept = []
-    monkeypatch.setattr("hf_vit.speed.cells.build", lambda *given: kept.append(build(*given)) or kept[-1])
+    monkeypatch.setattr("hf_vit.speed.peers.build", lambda *given: kept.append(build(*given)) or kept[-1])
     step = Cell("training", SHAPE, "bfloat16", 2).step(PRODUCTS)
     before = {name: value.clone() for name, value in kept[0].state_dict().items()}
     step()

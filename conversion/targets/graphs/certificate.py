@@ -4,7 +4,7 @@
 kept: they follow from the check.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from zipfile import BadZipFile
@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from pydantic import BaseModel
 
+from hf_vit.conversion.targets.graphs.int8 import Calibration, quantize_file
 from hf_vit.conversion.targets.graphs.preprocessing import (
     ENCODED,
     PIXEL_VALUES,
@@ -23,13 +24,17 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
 )
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Runtime
 from hf_vit.conversion.targets.graphs.tracing import only_whole_patches
-from hf_vit.conversion.targets.target import OutgoingModel, joined, largest_difference
+from hf_vit.conversion.targets.target import OutgoingModel, join_outputs, largest_difference
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 from hf_vit.results.documents import Document
 
 NAME, RESULTS = "export.json", "export.npz"
 BATCHES = (1, 3, 2, 1, 2, 1)
+# Of int8: answers as the model's on held-out images, and accuracy that may be lost.
+AGREEMENT, ACCURACY = 0.995, 0.003
+# Of results in int8 that are computed again elsewhere: a float that is rounded the other way is a whole step.
+INT8_TOLERANCE = 0.05
 
 
 class Check(BaseModel):
@@ -110,10 +115,10 @@ class Quantization(BaseModel):
     in_float: dict[str, float]
 
     def describe(self) -> str:
-        told = f"in int8 {self.agreement:.2%} of {self.held_out_images:,} held-out images are answered as by the model"
+        text = f"in int8 {self.agreement:.2%} of {self.held_out_images:,} held-out images are answered as by the model"
         if self.accuracy is not None and self.float_accuracy is not None:
-            told += f", {self.accuracy:.2%} rightly (in float {self.float_accuracy:.2%})"
-        return f"{told}; {', '.join(self.in_float)} stayed in float" if self.in_float else told
+            text += f", {self.accuracy:.2%} rightly (in float {self.float_accuracy:.2%})"
+        return f"{text}; {', '.join(self.in_float)} stayed in float" if self.in_float else text
 
 
 class Certificate(Document):
@@ -156,11 +161,11 @@ class Certificate(Document):
 
     def describe(self) -> str:
         """The differences, with their bounds."""
-        told = f"results differ by at most {self.largest_difference:.1e} ({self.tolerance:.0e} is allowed)"
+        text = f"results differ by at most {self.largest_difference:.1e} ({self.tolerance:.0e} is allowed)"
         if self.pixel_tolerance is None:
-            return told
+            return text
         pixels = self._largest("preprocessed")
-        return f"{told}, pixel values of resized images by {pixels:.1e} ({self.pixel_tolerance:.1e}, a step of 1/255)"
+        return f"{text}, pixel values of resized images by {pixels:.1e} ({self.pixel_tolerance:.1e}, a step of 1/255)"
 
     def holds(self) -> bool:
         """Whether every bound is kept; NaN keeps none."""
@@ -175,32 +180,63 @@ class Certificate(Document):
 def certify(
     outgoing: OutgoingModel, runtime: Runtime, sizes: list[tuple[int, int]], tolerance: float, words: str
 ) -> Certificate:
-    """Run the model and its graph at these sizes (H, W), and write the certificate beside the graph."""
+    """Run the model and its graph at these sizes (H, W), and write the certificate beside the graph.
+
+    Where int8 is asked for and the graph keeps its bounds, it is quantized, judged, and certified again.
+
+    Returns:
+        The certificate of the graph in float.
+
+    Raises:
+        UserError: in int8 it answers too many held-out images otherwise, or too many wrongly.
+    """
     file = outgoing.folder / runtime.file
-    given = _checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.sizes))
-    compared = outgoing.compared if outgoing.is_dense else []
+    checks = _make_checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.sizes))
     with torch.no_grad():
-        results = [result_of(outgoing, check) for check in given]
-    np.savez(outgoing.folder / RESULTS, *(result.numpy() for result in results))
+        results = [_result_of(outgoing, check) for check in checks]
     certificate = Certificate(
         file=file.name,
-        sha256=runtime.sha256(file),
+        sha256="",
         runtime=runtime.package,
         model_type=outgoing.config.model_type,
         image_sizes=words,
         takes=outgoing.takes,
         tolerance=tolerance,
         pixel_tolerance=None if outgoing.takes == PIXEL_VALUES else Preprocessing.of(outgoing.processor).step,
-        outputs=tuple(compared),
-        checks=list(compared_checks(runtime, file, outgoing.takes, given, results, compared)),
+        outputs=tuple(outgoing.compared if outgoing.is_dense else ()),
+        checks=checks,
         versions=_versions(runtime),
         hardware=hardware(),
     )
-    certificate.write(outgoing.folder / NAME)
+    certificate = _write(certificate, runtime, file, results)
+    if outgoing.quantize is None or outgoing.calibration is None or not certificate.holds():
+        return certificate
+    quantization = _quantize(outgoing, runtime, outgoing.quantize, outgoing.calibration)
+    # Its checks repeat the results of the quantized graph, without the image of NaN: a range that holds NaN is none.
+    checks, graph = [check for check in certificate.checks if check.pixels != "not finite"], runtime.open(file)
+    results = [
+        graph.run(as_given(outgoing.takes, check.images()))["logits"]
+        if check.compares == "results"
+        else _result_of(outgoing, check)
+        for check in checks
+    ]
+    changed = {"tolerance": INT8_TOLERANCE, "checks": checks, "quantization": quantization}
+    in_int8 = _write(certificate.model_copy(update=changed), runtime, file, results)
+    if not in_int8.holds():
+        raise UserError(f"in int8 the graph repeats nothing: {in_int8.describe()}; nothing is written, please report")
     return certificate
 
 
-def _checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]], keeps_nan: bool) -> list[Check]:
+def _write(certificate: Certificate, runtime: Runtime, file: Path, results: list[torch.Tensor]) -> Certificate:
+    """Do the checks of a certificate, and write it with what they are compared with."""
+    np.savez(file.with_name(RESULTS), *(result.numpy() for result in results))
+    checks = list(_compare(certificate, runtime, file, results))
+    certificate = certificate.model_copy(update={"sha256": runtime.sha256(file), "checks": checks})
+    certificate.write(file.with_name(NAME))
+    return certificate
+
+
+def _make_checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]], keeps_nan: bool) -> list[Check]:
     """A batch of every size, and one that is not finite; where the graph resizes images, all sizes but the first."""
     channels = outgoing.sizes.num_channels
     given = [
@@ -218,8 +254,8 @@ def _checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]], keeps_nan: bo
     ]
 
 
-def result_of(outgoing: OutgoingModel, check: Check) -> torch.Tensor:
-    """What the model, or its image processor alone, makes of the images."""
+def _result_of(outgoing: OutgoingModel, check: Check) -> torch.Tensor:
+    """Return what the model, or its image processor alone, makes of the images."""
     images = check.images()
     if outgoing.takes == PIXEL_VALUES:
         return outgoing.outcome(images)
@@ -228,8 +264,58 @@ def result_of(outgoing: OutgoingModel, check: Check) -> torch.Tensor:
     return pixel_values if check.compares == "preprocessed" else outgoing.outcome(pixel_values)
 
 
+def _compare(certificate: Certificate, runtime: Runtime, file: Path, results: list[torch.Tensor]) -> Iterator[Check]:
+    """Iterate over the checks, with the differences of a graph's results from these."""
+    graph = runtime.open(file)
+    for check, ours in zip(certificate.checks, results, strict=True):
+        outputs = graph.run(as_given(certificate.takes, check.images()))
+        names = [PREPROCESSED] if check.compares == PREPROCESSED else certificate.outputs or graph.outputs[:1]
+        yield check.compared(ours, join_outputs([outputs[name] for name in names]))
+
+
+def _quantize(outgoing: OutgoingModel, runtime: Runtime, mode: Any, data: Calibration) -> Quantization:
+    """Quantize the graph, and judge it by held-out images."""
+    layers, in_float = quantize_file(runtime, outgoing.folder / runtime.file, mode, data)
+    agreement, accuracy, float_accuracy = judge(outgoing, runtime, data)
+    quantization = Quantization(
+        mode=mode,
+        data=data.data.name,
+        data_fingerprint=data.data.fingerprint,
+        calibration_images=len(data.ranging) + len(data.choosing),
+        held_out_images=len(data.judging),
+        agreement=agreement,
+        accuracy=accuracy,
+        float_accuracy=float_accuracy,
+        layers=layers,
+        in_float={part: round(change, 5) for part, change in in_float.items()},
+    )
+    lost = 0.0 if accuracy is None or float_accuracy is None else float_accuracy - accuracy
+    if agreement < AGREEMENT or lost > ACCURACY:
+        raise UserError(
+            f"{quantization.describe()}; needed are {AGREEMENT:.1%} and at most {100 * ACCURACY:.1f} points less, so "
+            "nothing is written: give more images (--calibrate), try the other --quantize, or leave it out"
+        )
+    return quantization
+
+
+def judge(outgoing: OutgoingModel, runtime: Runtime, data: Calibration) -> tuple[float, float | None, float | None]:
+    """Return the share of held-out images answered as by the model, and the accuracy of graph and model where the
+    labels of the data are the model's.
+    """
+    names = [outgoing.config.id2label[index] for index in range(outgoing.config.num_labels)]
+    known = [names.index(name) if names.count(name) == 1 else -1 for name in data.data.label_names]
+    classes, graph = torch.tensor(known), runtime.open(outgoing.folder / runtime.file)
+    answers = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
+    with torch.no_grad():
+        for given, pixel_values, labels in data.judging.labeled():
+            ours, theirs = outgoing.outcome(pixel_values).argmax(-1), graph.run(given)["logits"].argmax(-1)
+            answers.append((ours == theirs, theirs == classes[labels], ours == classes[labels]))
+    agreement, *accuracies = (float(torch.cat(each).double().mean()) for each in zip(*answers, strict=True))
+    return (agreement, None, None) if -1 in known else (agreement, accuracies[0], accuracies[1])
+
+
 def verify(folder: Path) -> Certificate:
-    """Repeat the checks of an exported folder on this machine; its certificate, with the differences of today.
+    """Repeat the checks of an exported folder on this machine, and return its certificate with today's differences.
 
     Raises:
         UserError: a file is missing, damaged or another than the certified one, or a difference exceeds the bound.
@@ -253,7 +339,7 @@ def verify(folder: Path) -> Certificate:
         raise UserError(f"{folder} lacks {file.name} or {RESULTS}, whole; export the model again") from error
     if sha256 != certificate.sha256:
         raise UserError(f"{file} is not the file that {NAME} certifies: it was changed; export the model again")
-    checks = list(compared_checks(runtime, file, certificate.takes, certificate.checks, results, certificate.outputs))
+    checks = list(_compare(certificate, runtime, file, results))
     repeated = certificate.model_copy(update={"checks": checks, "versions": _versions(runtime), "hardware": hardware()})
     if not repeated.holds():
         raise UserError(
@@ -265,19 +351,3 @@ def verify(folder: Path) -> Certificate:
 
 def _versions(runtime: Runtime) -> dict[str, str]:
     return {**versions(), runtime.package: runtime.version()}
-
-
-def compared_checks(
-    runtime: Runtime,
-    file: Path,
-    takes: str,
-    checks: list[Check],
-    results: list[torch.Tensor],
-    compared: Sequence[str] = (),
-) -> Iterator[Check]:
-    """The checks, with the differences of a graph's results from these."""
-    graph = runtime.open(file)
-    for check, ours in zip(checks, results, strict=True):
-        outputs = graph.run(as_given(takes, check.images()))
-        names = [PREPROCESSED] if check.compares == PREPROCESSED else compared or graph.outputs[:1]
-        yield check.compared(ours, joined([outputs[name] for name in names]))

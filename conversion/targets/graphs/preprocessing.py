@@ -1,4 +1,5 @@
-"""The saved image processor as the first nodes of a graph: uint8 images of any size -> what the model takes.
+"""What stands first in a graph: a check of sizes, or the saved image processor, uint8 images of any size -> what the
+model takes.
 
 Legend: B images, H x W px, C channels.
 
@@ -141,96 +142,106 @@ def prepend(model: Any, preprocessing: Preprocessing, takes: str = IMAGES) -> No
     """
     from onnxscript import ir
 
-    graph, pixel_values, nodes, output_size = model.graph, model.graph.inputs[0], _Nodes(), preprocessing.output_size
-    given = _input(takes, PIXEL_VALUES if takes == LEVELS else takes)
+    graph, pixel_values, nodes, output_size = (
+        model.graph,
+        model.graph.inputs[0],
+        Nodes(OF_NODES),
+        preprocessing.output_size,
+    )
+    # What a graph takes -> name, shape and kind of its input.
+    name, shape, kind = {
+        IMAGES: (IMAGES, ("batch", "height", "width", 3), ir.DataType.UINT8),
+        ENCODED: (ENCODED, ("bytes",), ir.DataType.UINT8),
+        LEVELS: (PIXEL_VALUES, ("batch", 3, "height", "width"), ir.DataType.FLOAT),
+    }[takes]
+    given = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(kind))
     values = given
     if takes != LEVELS:
         images = _decoded(nodes, given) if takes == ENCODED else given
-        values = nodes.add("Cast", nodes.add("Transpose", images, perm=[0, 3, 1, 2]), to=_FLOAT)
+        values = nodes.Cast(nodes.Transpose(images, perm=[0, 3, 1, 2]), to=_FLOAT)
     values = _resized(nodes, values, preprocessing)
     if preprocessing.crop is not None:
         values = _cropped(nodes, values, preprocessing.crop)
-    values = nodes.add("Reshape", values, nodes.integers(0, 3, *output_size))  # or shapes are not inferred
-    values = nodes.add("Sub", values, nodes.channels(preprocessing.mean))
-    values = nodes.add("Div", values, nodes.channels(preprocessing.std))
-    for usage in list(pixel_values.uses()):
-        usage.node.replace_input_with(usage.idx, values)
+    values = nodes.Reshape(values, nodes.ints(0, 3, *output_size))  # or shapes are not inferred
+    values = nodes.Sub(values, nodes.constant([[[each]] for each in preprocessing.mean], _FLOAT))
+    values = nodes.Div(values, nodes.constant([[[each]] for each in preprocessing.std], _FLOAT))
     values.name, values.type = PREPROCESSED, ir.TensorType(ir.DataType.FLOAT)
     values.shape = ir.Shape(["batch", 3, *output_size])
     graph.inputs[0] = given
     graph.outputs.append(values)
-    graph.insert_before(graph[0], nodes.nodes)
+    nodes.put_before(graph, pixel_values, values)
     if takes == ENCODED:
         model.opset_imports[DECODING] = 1
 
 
-def _input(takes: str, name: str) -> Any:
-    from onnxscript import ir
+class Nodes:
+    """Nodes one after the other: `nodes.Add(a, b)` adds one by the name of its operator and returns its output."""
 
-    sides: tuple[str, str] = ("height", "width")
-    shape = {IMAGES: ("batch", *sides, 3), ENCODED: ("bytes",), LEVELS: ("batch", 3, *sides)}[takes]
-    kind = ir.DataType.FLOAT if takes == LEVELS else ir.DataType.UINT8
-    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(kind))
+    def __init__(self, prefix: str) -> None:
+        self.prefix, self.nodes = prefix, list[Any]()
 
-
-class _Nodes:
-    """Nodes one after the other."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-
-    def add(self, operator: str, *inputs: Any, domain: str = "", name: str = "", **attributes: Any) -> Any:
-        """The output of a new node."""
+    def __getattr__(self, operator: str) -> Any:
         from onnxscript import ir
 
-        name = f"{OF_NODES}{name or len(self.nodes)}"
-        node = ir.node(operator, inputs, attributes, domain=domain, name=name)
-        self.nodes.append(node)
-        return node.outputs[0]
+        def add(*inputs: Any, domain: str = "", name: str = "", **attributes: Any) -> Any:
+            name = f"{self.prefix}{name or len(self.nodes)}"
+            self.nodes.append(ir.node(operator, inputs, attributes, domain=domain, name=name))
+            return self.nodes[-1].outputs[0]
 
-    def integers(self, *values: int) -> Any:
+        return add
+
+    def constant(self, values: Any, kind: int = _DOUBLE) -> Any:
+        """Numbers in nested sequences or a scalar; attributes of ints in their place leave shapes unknown."""
         from onnxscript import ir
 
-        return self.add("Constant", value=ir.tensor(values, ir.DataType.INT64))  # of ints, shapes are not inferred
+        return self.Constant(value=ir.tensor(values, ir.DataType(kind)))
 
-    def numbers(self, *values: float, kind: int = _DOUBLE) -> Any:
-        from onnxscript import ir
+    def ints(self, *values: int) -> Any:
+        return self.constant(values, _INT64)
 
-        return self.add("Constant", value=ir.tensor(values, ir.DataType(kind)))
-
-    def number(self, value: float) -> Any:
-        """A scalar of float32."""
-        from onnxscript import ir
-
-        return self.add("Constant", value=ir.tensor(value, ir.DataType.FLOAT))
+    def slice(self, values: Any, start: int, end: int) -> Any:
+        return self.Slice(values, self.ints(start), self.ints(end))
 
     def count(self, number: Any) -> Any:
         """[N] float64: 0 to N - 1, of N as [1]."""
-        from onnxscript import ir
-
-        zero, one = (self.add("Constant", value=ir.tensor(value, ir.DataType.INT64)) for value in (0, 1))
-        return self.add("Cast", self.add("Range", zero, self.add("Squeeze", number), one), to=_DOUBLE)
-
-    def whole(self, values: Any, half: Any) -> Any:
-        """Rounded to integers, halves up."""
-        return self.add("Floor", self.add("Add", values, half))
+        zero, one = (self.constant(value, _INT64) for value in (0, 1))
+        return self.Cast(self.Range(zero, self.Squeeze(number), one), to=_DOUBLE)
 
     def polynomial(self, values: Any, *factors: float) -> Any:
         """Of the values, highest power first."""
-        first, *others = map(self.numbers, factors)
+        first, *others = [self.constant([factor]) for factor in factors]
         for factor in others:
-            first = self.add("Add", self.add("Mul", first, values), factor)
+            first = self.Add(self.Mul(first, values), factor)
         return first
 
-    def channels(self, values: tuple[float, ...]) -> Any:
-        """[3, 1, 1] of float32."""
-        from onnxscript import ir
+    def put_before(self, graph: Any, value: Any, checked: Any) -> None:
+        """Put the nodes first in a graph, where `checked` takes the place of `value` in all that reads it."""
+        for usage in list(value.uses()):
+            if usage.node not in self.nodes:
+                usage.node.replace_input_with(usage.idx, checked)
+        graph.insert_before(graph[0], self.nodes)
 
-        return self.add("Constant", value=ir.tensor([[[value]] for value in values], ir.DataType.FLOAT))
 
-    def sides(self, values: Any) -> Any:
-        """[2]: height and width of [B, C, H, W]."""
-        return self.add("Shape", values, start=2)
+def refuse_other_sizes(model: Any, stride: tuple[int, int], whole: bool) -> None:
+    """Let a graph refuse images smaller than a patch and, where `whole`, of sides that are no multiples of it.
+
+    ONNX has no operator that raises, but every runtime refuses to reshape to more values.
+
+    Args:
+        model: an `onnx_ir.Model` whose first input is [B, C, H, W]; it is changed.
+        stride: (height, width) of a patch in px.
+    """
+    images = model.graph.inputs[0]
+    nodes = Nodes(f"image_sides_{'must_be_multiples_of' if whole else 'are_smaller_than'}_{stride[0]}x{stride[1]}_px/")
+    sides, patch = nodes.Shape(images, start=2), nodes.Constant(value_ints=list(stride))
+    wrong = nodes.Less(sides, patch)
+    if whole:
+        nothing = nodes.Constant(value_ints=[0, 0])
+        wrong = nodes.Or(wrong, nodes.Less(nothing, nodes.Mod(sides, patch)))
+    longer = nodes.Add(sides, nodes.Cast(wrong, to=_INT64))
+    checked = nodes.Reshape(images, nodes.Concat(nodes.Shape(images, start=0, end=2), longer, axis=0))
+    checked.dtype, checked.shape = images.dtype, images.shape
+    nodes.put_before(model.graph, images, checked)
 
 
 def as_given(takes: str, images: torch.Tensor) -> torch.Tensor:
@@ -242,98 +253,82 @@ def as_given(takes: str, images: torch.Tensor) -> torch.Tensor:
     return images.permute(0, 3, 1, 2).float().contiguous() if takes == LEVELS else images
 
 
-def _resized(nodes: _Nodes, values: Any, preprocessing: Preprocessing) -> Any:
+def _resized(nodes: Nodes, values: Any, preprocessing: Preprocessing) -> Any:
     """Levels [B, 3, H, W] -> of the processor's size."""
     size, resample = preprocessing.size, preprocessing.resample
     if size is None:
         return values
-    sides = nodes.sides(values)
-    there = nodes.add("Concat", nodes.integers(0, 0), nodes.add("Max", sides, nodes.integers(1)), axis=0)
-    values = nodes.add("Reshape", values, there, name="images_are_empty")
+    sides = nodes.Shape(values, start=2)
+    there = nodes.Concat(nodes.ints(0, 0), nodes.Max(sides, nodes.ints(1)), axis=0)
+    values = nodes.Reshape(values, there, name="images_are_empty")
     if isinstance(size, int):  # the longer side, rounded down
-        wanted = nodes.add(
-            "Div", nodes.add("Mul", sides, nodes.integers(size)), nodes.add("ReduceMin", sides, keepdims=1)
-        )
+        wanted = nodes.Div(nodes.Mul(sides, nodes.ints(size)), nodes.ReduceMin(sides, keepdims=1))
     else:
-        wanted = nodes.integers(*size)
+        wanted = nodes.ints(*size)
     for axis in (1, 0):  # across, then down
-        old, new = (_piece(nodes, pair, axis, axis + 1) for pair in (sides, wanted))
+        old, new = (nodes.slice(pair, axis, axis + 1) for pair in (sides, wanted))
         weights, unit = _weights(nodes, old, new, resample)
-        factors = (values, nodes.add("Transpose", weights, perm=[1, 0])) if axis else (weights, values)
-        levels = nodes.whole(nodes.add("Div", nodes.add("MatMul", *factors), unit), nodes.numbers(0.5, kind=_FLOAT))
-        values = nodes.add("Clip", levels, nodes.number(0.0), nodes.number(255.0))
+        factors = (values, nodes.Transpose(weights, perm=[1, 0])) if axis else (weights, values)
+        levels = nodes.Floor(nodes.Add(nodes.Div(nodes.MatMul(*factors), unit), nodes.constant([0.5], _FLOAT)))
+        values = nodes.Clip(levels, nodes.constant(0.0, _FLOAT), nodes.constant(255.0, _FLOAT))
     return values
 
 
-def _weights(nodes: _Nodes, old: Any, new: Any, resample: Image.Resampling) -> tuple[Any, Any]:
+def _weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resampling) -> tuple[Any, Any]:
     """The share of every pixel of a line in every one of the resized, [new, old] integers, and what stands for 1."""
-    half, one, zero = (nodes.numbers(value) for value in (0.5, 1.0, 0.0))
-    scale = nodes.add("Div", nodes.add("Cast", old, to=_DOUBLE), nodes.add("Cast", new, to=_DOUBLE))
-    centres = nodes.add("Mul", nodes.add("Add", nodes.count(new), half), scale)
-    apart = nodes.add(
-        "Sub", nodes.add("Add", nodes.count(old), half), nodes.add("Unsqueeze", centres, nodes.integers(1))
-    )
-    apart = nodes.add("Abs", nodes.add("Div", apart, nodes.add("Max", scale, one)))  # smaller images take more pixels
+    half, one, zero = (nodes.constant([value]) for value in (0.5, 1.0, 0.0))
+    scale = nodes.Div(nodes.Cast(old, to=_DOUBLE), nodes.Cast(new, to=_DOUBLE))
+    centres = nodes.Mul(nodes.Add(nodes.count(new), half), scale)
+    apart = nodes.Sub(nodes.Add(nodes.count(old), half), nodes.Unsqueeze(centres, nodes.ints(1)))
+    apart = nodes.Abs(nodes.Div(apart, nodes.Max(scale, one)))  # smaller images take more pixels
     if resample is Image.Resampling.BILINEAR:
-        shares = nodes.add("Max", nodes.add("Sub", one, apart), zero)
+        shares = nodes.Max(nodes.Sub(one, apart), zero)
     else:  # Keys' cubic with a = -0.5
         near, far = nodes.polynomial(apart, 1.5, -2.5, 0.0, 1.0), nodes.polynomial(apart, -0.5, 2.5, -4.0, 2.0)
-        far = nodes.add("Where", nodes.add("Less", apart, nodes.numbers(2.0)), far, zero)
-        shares = nodes.add("Where", nodes.add("Less", apart, one), near, far)
-    shares = nodes.add("Div", shares, nodes.add("ReduceSum", shares, nodes.integers(1)))
-    units = nodes.numbers(*(2.0**bits for bits in range(23)))  # the largest with which all weights have 16 bits
-    largest = nodes.add(
-        "Floor", nodes.add("Add", nodes.add("Mul", nodes.add("ReduceMax", shares, keepdims=0), units), half)
-    )
-    unit = nodes.add("ReduceMax", nodes.add("Where", nodes.add("Less", largest, nodes.numbers(2.0**15)), units, one))
-    size = nodes.add("Floor", nodes.add("Add", nodes.add("Mul", nodes.add("Abs", shares), unit), half))
-    weights = nodes.add("Mul", size, nodes.add("Sign", shares))
-    return nodes.add("Cast", weights, to=_FLOAT), nodes.add("Cast", unit, to=_FLOAT)
+        far = nodes.Where(nodes.Less(apart, nodes.constant([2.0])), far, zero)
+        shares = nodes.Where(nodes.Less(apart, one), near, far)
+    shares = nodes.Div(shares, nodes.ReduceSum(shares, nodes.ints(1)))
+    units = nodes.constant([2.0**bits for bits in range(23)])  # the largest with which all weights have 16 bits
+    largest = nodes.Floor(nodes.Add(nodes.Mul(nodes.ReduceMax(shares, keepdims=0), units), half))
+    unit = nodes.ReduceMax(nodes.Where(nodes.Less(largest, nodes.constant([2.0**15])), units, one))
+    size = nodes.Floor(nodes.Add(nodes.Mul(nodes.Abs(shares), unit), half))
+    weights = nodes.Mul(size, nodes.Sign(shares))
+    return nodes.Cast(weights, to=_FLOAT), nodes.Cast(unit, to=_FLOAT)
 
 
-def _cropped(nodes: _Nodes, values: Any, crop: tuple[int, int]) -> Any:
+def _cropped(nodes: Nodes, values: Any, crop: tuple[int, int]) -> Any:
     """The middle; where the image is smaller, zeros around it."""
-    two, wanted = nodes.integers(2), nodes.integers(*crop)
-    lacking = nodes.add("Max", nodes.add("Sub", wanted, nodes.sides(values)), nodes.integers(0))
-    before = nodes.add("Div", lacking, two)
-    values = nodes.add(
-        "Pad",
+    two, wanted = nodes.ints(2), nodes.ints(*crop)
+    lacking = nodes.Max(nodes.Sub(wanted, nodes.Shape(values, start=2)), nodes.ints(0))
+    before = nodes.Div(lacking, two)
+    values = nodes.Pad(
         values,
-        nodes.add("Concat", before, nodes.add("Sub", lacking, before), axis=0),
+        nodes.Concat(before, nodes.Sub(lacking, before), axis=0),
         None,
-        nodes.integers(2, 3),
+        nodes.ints(2, 3),
     )
-    start = nodes.add("Div", nodes.add("Sub", nodes.sides(values), wanted), two)
-    return nodes.add("Slice", values, start, nodes.add("Add", start, wanted), nodes.integers(2, 3))
+    start = nodes.Div(nodes.Sub(nodes.Shape(values, start=2), wanted), two)
+    return nodes.Slice(values, start, nodes.Add(start, wanted), nodes.ints(2, 3))
 
 
-def _decoded(nodes: _Nodes, file: Any) -> Any:
+def _decoded(nodes: Nodes, file: Any) -> Any:
     """Bytes of a file -> uint8 [1, H, W, 3]. Of gray, all three channels are the one there is; CMYK is refused.
 
     So is a file without the marks of a PNG or a whole JPEG: of others the decoder ends the process, or never ends.
     """
-    ends = nodes.add(
-        "Concat", _piece(nodes, file, 0, 2), _piece(nodes, file, -2, _END), _piece(nodes, file, 0, 4), axis=0
+    ends = nodes.Concat(nodes.slice(file, 0, 2), nodes.slice(file, -2, _END), nodes.slice(file, 0, 4), axis=0)
+    marks = nodes.ints(0xFF, 0xD8, 0xFF, 0xD9, 0x89, 0x50, 0x4E, 0x47)
+    right = nodes.Cast(nodes.Equal(nodes.Cast(ends, to=_INT64), marks), to=_INT64)
+    known = nodes.ReduceMax(nodes.ReduceMin(nodes.Reshape(right, nodes.ints(2, 4)), nodes.ints(1)))
+    length = nodes.Add(
+        nodes.Shape(file),
+        nodes.Sub(nodes.ints(1), nodes.Reshape(known, nodes.ints(1))),
     )
-    marks = nodes.integers(0xFF, 0xD8, 0xFF, 0xD9, 0x89, 0x50, 0x4E, 0x47)
-    right = nodes.add("Cast", nodes.add("Equal", nodes.add("Cast", ends, to=_INT64), marks), to=_INT64)
-    known = nodes.add(
-        "ReduceMax", nodes.add("ReduceMin", nodes.add("Reshape", right, nodes.integers(2, 4)), nodes.integers(1))
-    )
-    length = nodes.add(
-        "Add",
-        nodes.add("Shape", file),
-        nodes.add("Sub", nodes.integers(1), nodes.add("Reshape", known, nodes.integers(1))),
-    )
-    checked = nodes.add("Reshape", file, length, name="the_file_must_be_a_png_or_a_whole_jpeg")
-    image = nodes.add("DecodeImage", checked, domain=DECODING, color_space="rgb")  # [H, W, 1, 3 or 4]
-    channels = nodes.add("Shape", image, start=2)
-    step = nodes.add("Div", nodes.add("Sub", channels, nodes.integers(1)), nodes.integers(2))
-    beyond = nodes.add("Mul", nodes.add("Div", channels, nodes.integers(4)), channels)
-    chosen = nodes.add("Add", nodes.add("Mul", nodes.integers(0, 1, 2), step), beyond)
-    rgb = nodes.add("Gather", image, chosen, axis=2, name="images_of_four_channels_are_refused")
-    return nodes.add("Unsqueeze", rgb, nodes.integers(0))
-
-
-def _piece(nodes: _Nodes, values: Any, start: int, end: int) -> Any:
-    return nodes.add("Slice", values, nodes.integers(start), nodes.integers(end))
+    checked = nodes.Reshape(file, length, name="the_file_must_be_a_png_or_a_whole_jpeg")
+    image = nodes.DecodeImage(checked, domain=DECODING, color_space="rgb")  # [H, W, 1, 3 or 4]
+    channels = nodes.Shape(image, start=2)
+    step = nodes.Div(nodes.Sub(channels, nodes.ints(1)), nodes.ints(2))
+    beyond = nodes.Mul(nodes.Div(channels, nodes.ints(4)), channels)
+    chosen = nodes.Add(nodes.Mul(nodes.ints(0, 1, 2), step), beyond)
+    rgb = nodes.Gather(image, chosen, axis=2, name="images_of_four_channels_are_refused")
+    return nodes.Unsqueeze(rgb, nodes.ints(0))

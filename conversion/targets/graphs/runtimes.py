@@ -1,9 +1,13 @@
-"""The runtimes that graphs are run in, one class and one line in `RUNTIMES` each: a file in, a function out."""
+"""The runtimes that graphs run in, one class and one line in `RUNTIMES` each: a file in, a function out.
+
+Some of them also compute the passes of models as engines of `optimize_for_inference`.
+"""
 
 import hashlib
 import math
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stderr
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,27 +20,27 @@ from typing import Any, ClassVar, final
 import torch
 
 from hf_vit.conversion.targets.graphs.preprocessing import DECODING
-from hf_vit.environment import has_avx2_alone
+from hf_vit.environment import emulates_bfloat16, has_avx2_alone
 from hf_vit.errors import UserError
+from hf_vit.results.writing import scratch_folder
 
 Outputs = dict[str, torch.Tensor]
 EXTENSIONS = "onnxruntime_extensions"
-_PROVIDERS = ["CPUExecutionProvider"]
 OUTPUTS = "outputs"  # under which an ExecuTorch program says what its outputs are called
 FRAMEWORK = "framework"  # under which OpenVINO keeps the metadata of the ONNX graph that it read
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A file that was opened.
+    """A graph that was opened or compiled.
 
     Attributes:
-        run: images, of the graph's input -> outputs by name; raises what the runtime raises.
+        run: images -> outputs by name, of an engine (images, names) -> those; raises what the runtime raises.
         outputs: their names.
         about: what the file says of itself.
     """
 
-    run: Callable[[torch.Tensor], Outputs]
+    run: Callable[..., Outputs]
     outputs: list[str]
     about: Mapping[str, str]
 
@@ -52,6 +56,8 @@ class Runtime(ABC):
         file: name of a folder's graph.
         extra: of this package, with which the runtime comes.
         keeps_nan: whether NaN stays what it is in a ReLU and in max pooling, as a ResNet has them.
+        dtypes: of the models that it computes as an engine; none where it is no engine.
+        has_channels_last: in convolutions.
     """
 
     package: ClassVar[str]
@@ -59,18 +65,34 @@ class Runtime(ABC):
     file: ClassVar[str]
     extra: ClassVar[str]
     keeps_nan: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
+    has_channels_last: ClassVar[bool] = False
 
     @abstractmethod
     def open(self, file: Path) -> Graph:
         """Read a file; raises what the runtime raises."""
 
+    def compile(self, program: Any, dtype: torch.dtype) -> Graph:
+        """Return torch's ONNXProgram as an engine's graph for a model of this dtype; it may be run by any thread."""
+        raise NotImplementedError(f"{self.package} is no engine")
+
     def parts(self, file: Path) -> list[Path]:
-        """All files of a graph."""
+        """Return all files of a graph."""
         return [file]
 
     @final
+    def missing(self) -> list[str]:
+        """Return what is not installed of what an engine needs."""
+        return [name for name in (self.package, "onnx", "onnxscript") if find_spec(name) is None]
+
+    @property
+    @final
+    def engine_extra(self) -> str:
+        return ",".join(dict.fromkeys((self.extra, "export")))
+
+    @final
     def sha256(self, file: Path) -> str:
-        """Of all parts, one after the other."""
+        """Hash all parts, one after the other."""
         digest = hashlib.sha256()
         for part in self.parts(file):
             with part.open("rb") as opened:
@@ -90,9 +112,10 @@ class Runtime(ABC):
 
 @final
 class OnnxRuntime(Runtime):
-    """`model.onnx`."""
+    """`model.onnx`; as an engine it has no bfloat16 on CPUs."""
 
     package, target, file, extra = "onnxruntime", "onnx", "model.onnx", "export"
+    dtypes = (torch.float32,)
 
     def open(self, file: Path) -> Graph:
         import onnxruntime
@@ -101,8 +124,9 @@ class OnnxRuntime(Runtime):
         options.log_severity_level = 4  # what is wrong is said once, by the error
         options.intra_op_num_threads = torch.get_num_threads()
         options.add_session_config_entry("session.force_spinning_stop", "1")  # or it takes cores from who comes next
+        start = partial(onnxruntime.InferenceSession, str(file), options, providers=["CPUExecutionProvider"])
         try:
-            session = onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS)
+            session = start()
         except Exception as error:  # it has a class for every reason
             if DECODING not in str(error):
                 raise
@@ -111,29 +135,42 @@ class OnnxRuntime(Runtime):
             from onnxruntime_extensions import get_library_path
 
             options.register_custom_ops_library(get_library_path())
-            session = onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS)
+            session = start()
         names = [output.name for output in session.get_outputs()]
-        return Graph(partial(_run_onnx, session, names), names, session.get_modelmeta().custom_metadata_map)
+        return Graph(partial(_run_onnx, session), names, session.get_modelmeta().custom_metadata_map)
+
+    def compile(self, program: Any, dtype: torch.dtype) -> Graph:
+        with scratch_folder("engine") as folder:
+            program.save(str(file := folder / self.file))
+            return self.open(file)
 
 
-def _run_onnx(session: Any, names: list[str], images: torch.Tensor) -> Outputs:
+def _run_onnx(session: Any, images: torch.Tensor, names: Sequence[str] | None = None) -> Outputs:
+    names = names or [output.name for output in session.get_outputs()]
     arrays = session.run(names, {session.get_inputs()[0].name: images.numpy()})
     return {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
 
 
 @cache
 def openvino_core() -> Any:
-    """One for the process, kept to its end. Whoever compiles first gives the thread another stack for signals and puts
-    the former back when it goes: of two, the one that goes last may put back one that is freed, and the next signal
-    ends the process."""
+    """Return the one core of the process, kept to its end.
+
+    Whoever compiles first gives the thread another stack for signals and puts the former back when it goes: of two, the
+    one that goes last may put back one that is freed, and the next signal ends the process.
+    """
     import openvino
 
     return openvino.Core()
 
 
+def _compile_openvino(graph: Any, precision: str) -> Any:
+    hints = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    return openvino_core().compile_model(graph, "CPU", hints | {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
+
+
 def with_fast_gelus(graph: Any) -> Any:
-    """The graph of OpenVINO, where AVX2 is all there is with every GELU in the terms of its definition, in a form that
-    OpenVINO does not take for one: it leaves a product with a GELU in it to a slower library there than others.
+    """Return an OpenVINO graph; where AVX2 is all there is with every GELU in the terms of its definition, in a form
+    that OpenVINO does not take for one: it leaves a product with a GELU in it to a slower library there than others.
     """
     if not has_avx2_alone():
         return graph
@@ -160,20 +197,22 @@ class OpenVino(Runtime):
 
     package, target, file, extra = "openvino", "openvino", "openvino_model.xml", "openvino"
     keeps_nan = False
+    dtypes = (torch.float32, torch.bfloat16)
+    has_channels_last = True
 
     def open(self, file: Path) -> Graph:
         with file.open("rb") as opened:
             if b"<net" not in opened.read(1024):  # OpenVINO would try other libraries' files, and log how that goes
                 raise ValueError("it is no graph of OpenVINO's")
         model = with_fast_gelus(openvino_core().read_model(file))
-        hints = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-        compiled = openvino_core().compile_model(
-            model, "CPU", hints | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        )
         names = [output.get_any_name() for output in model.outputs]
         keys = model.get_rt_info([FRAMEWORK]).value if model.has_rt_info([FRAMEWORK]) else {}
         about = {key: model.get_rt_info([FRAMEWORK, key]).astype(str) for key in keys}
+        compiled = _compile_openvino(model, "f32")
         return Graph(partial(_run_openvino, compiled, names, about.get("image_sizes", "others")), names, about)
+
+    def compile(self, program: Any, dtype: torch.dtype) -> Graph:
+        return openvino_engine(openvino_graph(program), dtype)
 
     def parts(self, file: Path) -> list[Path]:
         return [file, file.with_suffix(".bin")]
@@ -189,6 +228,53 @@ def _run_openvino(compiled: Any, names: list[str], sizes: str, images: torch.Ten
     return {name: torch.from_numpy(results[name].copy()) for name in names}
 
 
+def openvino_graph(program: Any) -> Any:
+    """Return torch's ONNXProgram as a graph of OpenVINO's."""
+    import openvino
+
+    with scratch_folder("engine") as folder:
+        program.save(str(file := folder / ONNXRUNTIME.file))
+        return openvino.convert_model(file)
+
+
+def openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
+    """Return a graph of OpenVINO's as an engine's, which takes and gives this dtype.
+
+    The batch that comes first is compiled for exactly; all others share a graph for any, which is slower. bfloat16 is
+    computed in float32 where the processor has no instructions for it.
+    """
+    import openvino
+
+    is_half = dtype == torch.bfloat16
+    graph = with_fast_gelus(graph)
+    if is_half:  # torch's threads, which would convert it, wait on the engine's cores
+        steps = openvino.preprocess.PrePostProcessor(graph)
+        steps.input().tensor().set_element_type(openvino.Type.bf16)
+        for number in range(len(graph.outputs)):
+            steps.output(number).tensor().set_element_type(openvino.Type.bf16)
+        graph = steps.build()
+    precision = "bf16" if is_half and not emulates_bfloat16() else "f32"
+    compiled: dict[torch.Size | None, Any] = {}
+    lock = threading.Lock()  # a compiled graph computes one pass at a time
+
+    def run(images: torch.Tensor, names: Sequence[str]) -> Outputs:
+        # bfloat16, which NumPy lacks, goes in and out as another type of 16 bits.
+        array = images.view(torch.int16).numpy() if is_half else images.numpy()
+        tensor = openvino.Tensor(array, array.shape, openvino.Type.bf16 if is_half else openvino.Type.f32)
+        with lock:
+            shape = images.shape if not compiled or images.shape in compiled else None
+            if shape not in compiled:
+                exact = graph if shape is None else graph.clone()
+                if shape is not None:
+                    exact.reshape(list(shape))
+                compiled[shape] = _compile_openvino(exact, precision)
+            results = compiled[shape]([tensor])
+            outputs = {name: torch.from_numpy(results[name].copy()) for name in names}
+        return {name: output.view(images.dtype) for name, output in outputs.items()}
+
+    return Graph(run, [output.get_any_name() for output in graph.outputs], {})
+
+
 @final
 class ExecuTorch(Runtime):
     """`model.pte`."""
@@ -200,19 +286,16 @@ class ExecuTorch(Runtime):
 
         with _without_its_log():
             program = Interpreter.get().load_program(file)
-            said = {name: str(_constant(program, name)) for name in program.method_names if name != "forward"}
+            constants = (name for name in program.method_names if name != "forward")
+            about = {name: str(program.load_method(name).execute([])[0]) for name in constants}
             method = program.load_method("forward")
-        names = said.pop(OUTPUTS).split()
-        return Graph(partial(_run_executorch, method, names), names, said)
+        names = about.pop(OUTPUTS).split()
+        return Graph(partial(_run_executorch, method, names), names, about)
 
 
 def _without_its_log() -> AbstractContextManager[object]:
     """What ExecuTorch's C++ side writes goes to `sys.stderr` (its pull request 6390), errors by exceptions as well."""
     return redirect_stderr(StringIO())
-
-
-def _constant(program: Any, name: str) -> object:
-    return program.load_method(name).execute([])[0]
 
 
 def _run_executorch(method: Any, names: list[str], images: torch.Tensor) -> Outputs:

@@ -137,24 +137,6 @@ def onnx_of_batches(module: nn.Module, example: torch.Tensor, output_names: Sequ
     return _exported(module, (example,), output_names=output_names, dynamic_shapes=({0: Dim("batch")},))
 
 
-def onnx_of_linear(layer: nn.Linear, output_name: str) -> ONNXProgram:
-    """A layer as an ONNX graph for any batch [B, D], by hand: torch's exporter takes seconds for its one operator."""
-    from onnx import TensorProto, helper, numpy_helper
-    from onnxscript import ir
-
-    # By their names, of whatever kind and in whatever order they are registered.
-    tensors = {name: getattr(layer, name) for name in ("weight", "bias")}
-    arrays = {name: each.detach().float().cpu().numpy() for name, each in tensors.items() if each is not None}
-    node = helper.make_node("Gemm", ["pixel_values", *arrays], [output_name], transB=1)
-    given = helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["batch", layer.in_features])
-    made = helper.make_tensor_value_info(output_name, TensorProto.FLOAT, ["batch", layer.out_features])
-    constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = helper.make_graph([node], "linear", [given], [made], constants)
-    # What runtimes of the oldest allowed versions read.
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    return ONNXProgram(ir.from_proto(model), None)
-
-
 def _exported(*given: Any, **options: Any) -> ONNXProgram:
     program = torch.onnx.export(*given, input_names=["pixel_values"], dynamo=True, verbose=False, **options)
     assert program is not None

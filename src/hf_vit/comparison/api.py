@@ -40,8 +40,7 @@ from hf_vit.results.documents import differing
 from hf_vit.results.facts import append_record, exclusive, is_recorded, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.writing import refuse_address, saying_why, write_atomically
-from hf_vit.speed.forwards import measure_forwards
-from hf_vit.speed.measuring import BUSY
+from hf_vit.speed.measuring import BUSY, measure_forwards
 
 PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "speed.json"
 

@@ -14,8 +14,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.corruptions import known_corruptions
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact
-from hf_vit.speed.forwards import ForwardSpeed
-from hf_vit.speed.measuring import Quartiles
+from hf_vit.speed.measuring import ForwardSpeed, Quartiles
 
 
 @final

@@ -1,153 +1,346 @@
-"""The engines that a model's graph is computed by, one class and one line in `ENGINES` each; and which is fastest.
+"""Bare models and classifiers whose passes an engine computes: what is made a graph, and when the graph answers.
 
 Legend: B batch, C channels, H x W px.
 """
 
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, ClassVar, Self, final
+import copy
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
+import numpy as np
 import torch
-from torch.onnx import ONNXProgram
+from torch import nn
+from torch.nn.modules import module as modules
+from transformers.utils.generic import can_return_tuple
 
-from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, openvino_core, with_fast_gelus
-from hf_vit.environment import emulates_bfloat16
-from hf_vit.results.writing import scratch_folder
+from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Graph, Runtime
+from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
+from hf_vit.environment import has_avx2_alone
+from hf_vit.errors import UserError, one_line
+from hf_vit.families import FAMILIES
+from hf_vit.inference.freezing import precede
+from hf_vit.inference.layers import Dense, FusedAttention
+from hf_vit.inference.plan import (
+    Change,
+    Plan,
+    attends_otherwise,
+    channelwise_norms,
+    has_listeners,
+    make_plan,
+    num_read_tokens,
+)
+from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.models.loss_hf_vit import classifier_loss
+from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 
-_FILE = "model.onnx"
+ENGINES: dict[str, Runtime] = {name: RUNTIMES[name] for name in ("openvino", "onnxruntime")}
+_Placement = tuple[torch.dtype, torch.device]
+_KINDS: frozenset[type[nn.Module]] = frozenset(family.classes["model"] for family in FAMILIES.values())
+_CLASSIFIERS = frozenset(family.classes["classification"] for family in FAMILIES.values())
+# They ask their bare model for what no graph gives: maps of all depths, masked patches.
+_ASK_FOR_MORE = tuple(
+    family.classes[head]
+    for family in FAMILIES.values()
+    for head in ("backbone", "masked_prediction")
+    if head in family.classes
+)
+_LARGEST = 2.0**20  # of what a graph is given: what overflows on the way comes out of engines as numbers, not as NaN
+_OF_NO_EFFECT = ("return_dict", "interpolate_pos_encoding", "only_for_head")  # the last decides which graph it is
 
 
-class Engine(ABC):
-    """Abstract: a graph of float32 weights, on the CPU, on as many threads as torch has when it is made.
+class Outputs(NamedTuple):
+    """The class that a graph's outputs of these names are put into."""
+
+    kind: type[Any]
+    names: tuple[str, ...]
+
+
+class EngineEncoder(HfPreTrainedModel):
+    """Goes before the class of a bare model; what its graph cannot answer, torch does, as it would have without.
 
     Attributes:
-        package: its name on PyPI.
-        extra: of this package, with which it comes.
-        needs: what has to be installed.
-        dtypes: of models that it computes.
-        has_channels_last: in convolutions.
+        graph: what computes.
+        outputs: which of the graph's are this model's.
+        is_cut: the graph computes what the classifier's head reads, and no more.
     """
 
-    package: ClassVar[str]
-    extra: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]]
-    dtypes: ClassVar[tuple[torch.dtype, ...]]
-    has_channels_last: ClassVar[bool] = False
+    graph: Graph
+    outputs: Outputs
+    is_cut: bool
 
-    @classmethod
-    @abstractmethod
-    def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
-        """Of a graph, and the dtype of the model: products may be computed in it."""
+    @functools.cached_property
+    def hook_tables(self) -> list[Mapping[int, Any]]:
+        """Where hooks on parts would be; first asked for by a pass, when parts are what they will be."""
+        parts = [part for part in self.modules() if part is not self]
+        return [table for part in parts for table in (part._forward_hooks, part._forward_pre_hooks)]
 
-    @abstractmethod
-    def run(self, pixel_values: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Images [B, C, H, W], or what the graph takes instead -> outputs of these names, all in the dtype of the
-        model; from any thread.
-        """
+    def forward(
+        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        answers = self.answer(self.outputs.names, pixel_values, patch_attention_mask, kwargs)
+        if answers is not None:
+            return self.outputs.kind(**answers)
+        return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
 
-    @classmethod
-    @final
-    def missing(cls) -> list[str]:
-        return [name for name in cls.needs if find_spec(name) is None]
+    def answer(
+        self,
+        names: Sequence[str],
+        pixel_values: torch.Tensor,
+        patch_attention_mask: torch.Tensor | None,
+        options: Mapping[str, Any],
+    ) -> dict[str, torch.Tensor] | None:
+        """Return the graph's outputs of these names; None where torch has to compute the pass."""
+        if patch_attention_mask is None and self._is_plain(options) and self._takes(pixel_values):
+            images = pixel_values.detach().to(self.dtype).contiguous()
+            if _are_usual(images):
+                return self.graph.run(images, names)
+        return None
+
+    def _is_plain(self, options: Mapping[str, Any]) -> bool:
+        """Whether nothing is asked for, or listened to, but the outputs of the graph."""
+        config = self.config
+        if bool(options.get("only_for_head")) != self.is_cut or not options.get("return_dict", config.return_dict):
+            return False
+        if any(
+            value is not None and value is not False for name, value in options.items() if name not in _OF_NO_EFFECT
+        ):
+            return False
+        if config.output_hidden_states or config.output_attentions or modules._has_any_global_hook():
+            return False
+        if attends_otherwise(config):
+            return False
+        return not any(self.hook_tables) or not any(has_listeners(each) for each in self.modules() if each is not self)
+
+    def _takes(self, values: Any) -> bool:
+        """Whether they are a batch of what the graph takes, and nothing is asked for but the result."""
+        shape = (self.config.num_channels, *as_pair(self.config.image_size))
+        if type(values) is not torch.Tensor or tuple(values.shape[1:]) != shape or not values.is_floating_point():
+            return False
+        return (
+            len(values) > 0
+            and values.device.type == "cpu"
+            and not values.is_neg()  # of which NumPy makes nothing
+            and not (values.requires_grad and torch.is_grad_enabled())
+            and not torch.is_autocast_enabled("cpu")
+            and not torch._C._functorch.is_functorch_wrapped_tensor(values)  # pyright: ignore[reportAttributeAccessIssue]
+            and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # pyright: ignore[reportPrivateImportUsage]
+        )
+
+
+class EngineClassifier(HfPreTrainedModel):
+    """Goes before the class of a classifier, whose encoder's graph has the logits too; a pass is one call of it then.
+
+    Attributes:
+        outputs: which of the graph's are this model's.
+        parts: that the graph was made of, encoder and heads.
+    """
+
+    outputs: Outputs
+    parts: tuple[nn.Module, ...]
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if self.parts == tuple(self.children()) and not any(has_listeners(part) for part in self.parts):
+            encoder: Any = self.base_model
+            options = {name: value for name, value in kwargs.items() if name != "num_items_in_batch"}
+            answers = encoder.answer(self.outputs.names, pixel_values, patch_attention_mask, options)
+            if answers is not None:
+                loss = classifier_loss(answers["logits"], labels, self.config, kwargs.get("num_items_in_batch"))
+                return self.outputs.kind(loss=loss, **answers)
+        return super().forward(pixel_values, labels=labels, patch_attention_mask=patch_attention_mask, **kwargs)
+
+
+def _are_usual(values: torch.Tensor) -> bool:
+    """Whether all are numbers of a usual size: runtimes drop NaN and infinity in some operators.
+
+    By NumPy, in one thread: torch's threads, woken for it, would wait for more on the engine's cores.
+    """
+    if values.dtype == torch.bfloat16:
+        largest = torch.tensor(_LARGEST, dtype=values.dtype).view(torch.int16).item()
+        return bool((values.view(torch.int16).numpy() & 0x7FFF).max() < largest)
+    array = values.numpy()
+    with np.errstate(invalid="ignore"):
+        return bool(array.max() < _LARGEST and array.min() > -_LARGEST)
+
+
+def _encoders_in(model: nn.Module) -> list[nn.Module]:
+    """Return the bare models in a model that an engine can compute."""
+    taken = {part for module in model.modules() if isinstance(module, _ASK_FOR_MORE) for part in module.modules()}
+    return [each for each in model.modules() if type(each) in _KINDS and each not in taken]
+
+
+def _is_classifier(model: nn.Module) -> bool:
+    """Whether it is one of the package's, with its own heads."""
+    heads = (child for child in model.children() if child is not getattr(model, "base_model", None))
+    return type(model) in _CLASSIFIERS and all(type(head) in (nn.Linear, nn.Identity) for head in heads)
+
+
+def choose_engine(name: str, model: nn.Module, placement: _Placement, options: Mapping[str, object]) -> Runtime | None:
+    """Return what computes a model; None for torch. "auto" is OpenVINO where that is installed, can and is faster.
+
+    Measured: see "Which engine" in docs/inference.md.
+
+    Args:
+        options: what else was asked for, which only torch can.
+
+    Raises:
+        UserError: the engine that was asked for is not there, or cannot compute the model.
+    """
+    if name == "torch" or (name == "auto" and _is_faster_by_torch(model, placement[0])):
+        return None
+    engine = ENGINES["openvino" if name == "auto" else name]
+    obstacle = _find_obstacle(engine, model, placement, options)
+    if obstacle is not None and name != "auto":
+        raise UserError(f"engine={name!r} {obstacle}")
+    return engine if obstacle is None else None
+
+
+def _is_faster_by_torch(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether products are nearly all (of axial models), and OpenVINO's in float32 are no faster than oneDNN's."""
+    axial = FAMILIES["axial"].classes["model"]
+    is_axial = any(type(each) is axial for each in _encoders_in(model))
+    return dtype == torch.float32 and not has_avx2_alone() and is_axial
+
+
+def _find_obstacle(
+    engine: Runtime, model: nn.Module, placement: _Placement, options: Mapping[str, object]
+) -> str | None:
+    dtype, device = placement
+    if missing := engine.missing():
+        return f'needs {", ".join(missing)}: pip install "hf-vit[{engine.engine_extra}]"'
+    if given := next((f"{name}={value!r}" for name, value in options.items() if value), None):
+        return f"does not go with {given}; leave one of them out"
+    if device.type != "cpu":
+        return f"is for CPUs, and the model is on {device}; leave it out"
+    if dtype not in engine.dtypes:
+        known = " or ".join(str(each).removeprefix("torch.") for each in engine.dtypes)
+        return f"computes models in {known}, and this one is in {str(dtype).removeprefix('torch.')}; load it in float32"
+    encoders = _encoders_in(model)
+    if not encoders:
+        return f"is for bare models and classifiers, and a {type(model).__name__} is neither; leave it out"
+    inside = {part for each in (*encoders, *filter(_is_classifier, model.modules())) for part in each.modules()}
+    for name, part in model.named_modules():
+        if part in inside and has_listeners(part):
+            there = f"{name or 'the model'} has a hook; leave one of them out, or set it afterwards"
+            return f"computes no parts that could be listened to, and {there}"
+    return None
+
+
+def engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, plan: Plan) -> list[Change]:
+    """Return other classes for the bare models in a model and their classifiers, each with its graph.
+
+    Raises:
+        UserError: the graph cannot be made.
+    """
+    num_read: dict[nn.Module, int | None] = {each.vit: num_read_tokens(each) for each in plan.classifiers}
+    try:
+        with torch.no_grad():
+            return list(_changes(model, engine, dtype, num_read))
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:  # exporter and engines have a class for every reason
+        reason = f"{engine.package} cannot take this {type(model).__name__} ({one_line(error)})"
+        raise UserError(f"{reason}; use engine='torch'") from error
+
+
+def _changes(
+    model: nn.Module, engine: Runtime, dtype: torch.dtype, num_read: Mapping[nn.Module, int | None]
+) -> Iterator[Change]:
+    classifiers = {each.base_model: each for each in model.modules() if _is_classifier(each)}
+    for encoder in _encoders_in(model):
+        classifier = classifiers.get(encoder)
+        whole = encoder if classifier is None else classifier
+        graph, outputs, *of_classifier = _make_graph(whole, engine, dtype, num_read.get(encoder))
+        yield from (Change(encoder, "graph", graph), Change(encoder, "outputs", outputs))
+        yield Change(encoder, "is_cut", encoder in num_read)
+        yield Change(encoder, "__class__", precede(type(encoder), by=EngineEncoder))
+        if classifier is not None:
+            yield Change(classifier, "outputs", of_classifier[0])
+            yield Change(classifier, "parts", tuple(classifier.children()))
+            yield Change(classifier, "__class__", precede(type(classifier), by=EngineClassifier))
+
+
+def computed_parts(model: nn.Module) -> set[nn.Module]:
+    """Return the modules that graphs were made of."""
+    encoders = [each for each in model.modules() if isinstance(each, EngineEncoder)]
+    heads = [part for each in model.modules() if isinstance(each, EngineClassifier) for part in each.parts]
+    return {part for each in (*encoders, *heads) for part in each.modules()}
 
 
 @final
-class OpenVinoEngine(Engine):
-    """OpenVINO. The batch that comes first is compiled for exactly; all others share a graph for any, which is slower.
+class _Pass(nn.Module):
+    """Pixels in, tensors out: what is not None of a bare model's output, then of that of the classifier around it."""
 
-    bfloat16 is computed in float32 where the processor has no instructions for it.
+    def __init__(self, model: Any, only_for_head: bool) -> None:
+        super().__init__()
+        self.model, self.options = model, {"only_for_head": True} if only_for_head else {}
+
+    def outputs(self, pixel_values: torch.Tensor) -> list[Any]:
+        heard: list[Any] = []
+        encoder = self.model.base_model
+        listener = encoder.register_forward_hook(lambda _, __, output: heard.append(output))
+        output = self.model(pixel_values, **self.options)
+        listener.remove()
+        return heard if encoder is self.model else [*heard, output]
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor for output in self.outputs(pixel_values) for tensor in output.to_tuple())
+
+
+def _make_graph(
+    model: nn.Module, engine: Runtime, dtype: torch.dtype, num_read: int | None
+) -> tuple[Graph, *tuple[Outputs, ...]]:
+    """Return the rewritten form of a model in float32 as an engine's graph, and which outputs are whose."""
+    twin: Any = copy.deepcopy(model).float().eval()
+    twin.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias; engines fuse it themselves
+    plan = make_plan(twin, torch.float32)
+    if engine.has_channels_last:
+        plan.changes += channelwise_norms(twin)
+    plan.carry_out()
+    for attention in (part for part in twin.modules() if isinstance(part, FusedAttention)):
+        separate_projections(attention)
+    if num_read is not None:
+        twin.base_model.layers[-1].num_read = num_read
+    one_pass, size = _Pass(twin, num_read is not None).eval(), as_pair(twin.config.image_size)
+    # Whatever torch's default dtype and device are.
+    images = torch.zeros(2, twin.config.num_channels, *size, dtype=torch.float32, device="cpu")
+    answers = one_pass.outputs(images)
+    if any(bool(tensor.isnan().any()) for output in answers for tensor in output.to_tuple()):
+        raise UserError(
+            f"engine={engine.package!r} might make numbers of the NaN that this {type(model).__name__} answers: its "
+            "weights are damaged or diverged; give others, or engine='torch'"
+        )
+    outputs = [Outputs(type(output), tuple(output)) for output in answers]
+    # Of one size, which is faster to make and to run; torch computes the others.
+    program = onnx_of_batches(one_pass, images, [name for each in outputs for name in each.names])
+    return engine.compile(program, dtype), *outputs
+
+
+class SeparateAttention(FusedAttention):
+    """Goes before the class of an attention whose q, k and v are three products, q scaled by its weights.
+
+    Engines copy what is cut out of one product, and scale in a pass of its own.
     """
 
-    package, extra = "openvino", "openvino,export"
-    needs = ("openvino", "onnx", "onnxscript")
-    dtypes = (torch.float32, torch.bfloat16)
-    has_channels_last = True
+    qkv: nn.ModuleList
 
-    @classmethod
-    def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
-        return cls(with_fast_gelus(openvino_graph(program)), dtype)
-
-    def __init__(self, graph: Any, dtype: torch.dtype) -> None:
-        self._is_half = dtype == torch.bfloat16
-        self._graph = _of_half(graph) if self._is_half else graph
-        precision = "bf16" if self._is_half and not emulates_bfloat16() else "f32"
-        self._options = {
-            "INFERENCE_PRECISION_HINT": precision,
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        }
-        self._lock = threading.Lock()  # a compiled graph computes one pass at a time
-        self._first_shape: torch.Size | None = None
-        self._for_first: Any = None
-        self._for_any: Any = None
-
-    def run(self, pixel_values: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        import openvino
-
-        # bfloat16, which NumPy lacks, goes in and out as other types of 16 bits.
-        array = pixel_values.view(torch.int16).numpy() if self._is_half else pixel_values.numpy()
-        images = openvino.Tensor(array, array.shape, openvino.Type.bf16 if self._is_half else openvino.Type.f32)
-        with self._lock:
-            results = self._compiled_for(pixel_values.shape)([images])
-            outputs = {name: torch.from_numpy(results[name].copy()) for name in names}
-        return {name: output.view(pixel_values.dtype) for name, output in outputs.items()}
-
-    def _compiled_for(self, shape: torch.Size) -> Any:
-        if self._first_shape is None:
-            exact = self._graph.clone()
-            exact.reshape(list(shape))
-            self._for_first = openvino_core().compile_model(exact, "CPU", self._options)
-            self._first_shape = shape
-        if shape == self._first_shape:
-            return self._for_first
-        if self._for_any is None:
-            self._for_any = openvino_core().compile_model(self._graph, "CPU", self._options)
-        return self._for_any
+    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        query, key, value = (self.heads(dense(hidden_states)) for dense in self.qkv)
+        return query, key, value
 
 
-def openvino_graph(program: ONNXProgram) -> Any:
-    import openvino
-
-    with scratch_folder("engine") as folder:
-        program.save(str(file := folder / _FILE))
-        return openvino.convert_model(file)
-
-
-def _of_half(graph: Any) -> Any:
-    """A graph that takes and gives bfloat16: torch's threads, which would convert it, wait on the engine's cores."""
-    from openvino import Type
-    from openvino.preprocess import PrePostProcessor
-
-    steps = PrePostProcessor(graph)
-    steps.input().tensor().set_element_type(Type.bf16)
-    for number in range(len(graph.outputs)):
-        steps.output(number).tensor().set_element_type(Type.bf16)
-    return steps.build()
-
-
-@final
-class OnnxRuntimeEngine(Engine):
-    """ONNX Runtime, which has no bfloat16 on CPUs."""
-
-    package, extra = "onnxruntime", "export"
-    needs = ("onnxruntime", "onnx", "onnxscript")
-    dtypes = (torch.float32,)
-
-    @classmethod
-    def of(cls, program: ONNXProgram, dtype: torch.dtype) -> Self:
-        with scratch_folder("engine") as folder:
-            program.save(str(file := folder / _FILE))
-            return cls(file)
-
-    def __init__(self, file: Path) -> None:
-        self._graph = ONNXRUNTIME.open(file)
-
-    def run(self, pixel_values: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        outputs = self._graph.run(pixel_values)
-        return {name: outputs[name] for name in names}
-
-
-ENGINES: dict[str, type[Engine]] = {engine.package: engine for engine in (OpenVinoEngine, OnnxRuntimeEngine)}
+def separate_projections(part: FusedAttention) -> None:
+    merged: Any = part.qkv
+    biases = (None,) * 3 if merged.merged_bias is None else merged.merged_bias.chunk(3)
+    query, key, value = map(Dense, merged.merged_weight.chunk(3), biases)
+    for tensor in query.buffers():
+        tensor.mul_(part.scaling)
+    part.qkv, part.scaling = nn.ModuleList((query, key, value)), 1.0
+    part.__class__ = precede(type(part), by=SeparateAttention)

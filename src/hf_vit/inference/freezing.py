@@ -8,16 +8,25 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from hf_vit.errors import UserError, one_line
-from hf_vit.rewriting.dense import Merged
+from hf_vit.errors import UserError
+from hf_vit.inference.layers import Merged
 
 Module = TypeVar("Module", bound=nn.Module)
 REMEDY = "load the model again with from_pretrained"
+RECORDING = "transformers.utils.output_capturing"  # whose hooks are asked for by output_hidden_states=True
+
+
+def _refuse(what: str, remedy: str = REMEDY) -> NoReturn:
+    raise UserError(f"a model optimized for inference cannot be {what}; {remedy}")
+
+
+_PARTS = ("given another part here", "put it there before it is optimized")
+_WEIGHTS = ("given other weights", "load them before it is optimized")
 
 
 @final
 class ReadOnly(torch.Tensor):
-    """A weight as an optimized model shows it: to be read, as it was; written to, it would part from packed ones."""
+    """A weight as an optimized model shows it: readable; written to, it would differ from the packed ones."""
 
     is_meta = False  # asked for by every pass; what has no values is shown as it is
     _base = None  # or those who ask for what it is a view of, and of that again, would never end
@@ -31,15 +40,15 @@ class ReadOnly(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if _writes(func.__name__, args, kwargs):
-            _refuse_weights()
+            _refuse(*_WEIGHTS)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             weights = [each for each in args if isinstance(each, cls)]
 
-            def shown(tensor: torch.Tensor) -> torch.Tensor:
+            def show(tensor: torch.Tensor) -> torch.Tensor:
                 return tensor.as_subclass(cls) if any(_share(tensor, each) for each in weights) else tensor
 
-            result = tree_map_only(torch.Tensor, shown, result)
+            result = tree_map_only(torch.Tensor, show, result)
         if hasattr(result, "setflags"):  # numpy's view
             result.setflags(write=False)
         return result
@@ -69,7 +78,7 @@ class Guarded:
     """Goes before the class of an optimized model. What it refuses has changed nothing, nowhere.
 
     Attributes:
-        engine: what computes, "torch" or another; of a user's class that has one, its own.
+        engine: what computes, "torch" or another; a user's class that has an attribute of this name keeps it.
     """
 
     _placement: tuple[torch.dtype, torch.device]  # of the model when it was optimized
@@ -86,7 +95,7 @@ class Guarded:
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Moves and casts: those that change nothing may stay in a user's code."""
+        """Refuse moves and casts, except those that change nothing."""
         dtype, device = self._placement
         moved = fn(torch.empty(0, dtype=dtype, device=device))
         if (moved.dtype, moved.device) != self._placement:
@@ -94,36 +103,16 @@ class Guarded:
         return self
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in super().named_parameters(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
-            yield name, _shown(parameter)
+        return _shown(super().named_parameters(*args, **kwargs))  # pyright: ignore[reportAttributeAccessIssue]
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, buffer in super().named_buffers(*args, **kwargs):  # pyright: ignore[reportAttributeAccessIssue]
-            yield name, _shown(buffer)
+        return _shown(super().named_buffers(*args, **kwargs))  # pyright: ignore[reportAttributeAccessIssue]
 
-    def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        _refuse("saved")
 
-    def save_pretrained(self, *args: object, **kwargs: object) -> NoReturn:
-        _refuse("saved")
-
-    def push_to_hub(self, *args: object, **kwargs: object) -> NoReturn:
-        _refuse("saved")
-
-    def load_state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        _refuse_weights()
-
-    def resize_to(self, *args: object, **kwargs: object) -> NoReturn:
-        _refuse("resized (it takes images of any size)")
-
-    def compile(self, *args: object, **kwargs: object) -> NoReturn:
-        _refuse("compiled afterwards", "load it again and give optimize_for_inference compile=True")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        _refuse("copied")
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        _refuse("copied or pickled")
+def _shown(named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, weight in named:
+        # A compiler, which only reads, would split its graph at every one that is of a class of ours.
+        yield name, weight if weight.is_meta or torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
 
 
 class Frozen(Guarded):
@@ -139,9 +128,9 @@ class Frozen(Guarded):
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, torch.Tensor):
-            _refuse_weights()
+            _refuse(*_WEIGHTS)
         if name == "forward" or (isinstance(value, nn.Module) and isinstance(self, Merged)):
-            _refuse_parts()
+            _refuse(*_PARTS)
         super().__setattr__(name, value)
 
     def register_forward_hook(self, hook: Any, **kwargs: Any) -> Any:
@@ -153,7 +142,7 @@ class Frozen(Guarded):
         return super().register_forward_pre_hook(hook, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _refuse_listener(self, hook: Any) -> None:
-        if isinstance(self, Merged) and hook.__module__ != "transformers.utils.output_capturing":
+        if isinstance(self, Merged) and hook.__module__ != RECORDING:
             _refuse("listened to here, where parts are merged", "use the model as loaded, or hook a whole block")
 
 
@@ -162,97 +151,67 @@ class Sealed(Frozen):
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, nn.Module) or name in vars(self)["_modules"]:
-            _refuse_parts()
+            _refuse(*_PARTS)
         if name in vars(self)["_parameters"] or name in vars(self)["_buffers"]:
-            _refuse_weights()
+            _refuse(*_WEIGHTS)
         super().__setattr__(name, value)
 
-    def __delattr__(self, name: str) -> None:
-        _refuse_parts()
 
-    def add_module(self, name: str, module: nn.Module | None) -> None:
-        _refuse_parts()
-
-    def insert(self, index: int, module: nn.Module) -> None:
-        """Of a ModuleList."""
-        _refuse_parts()
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        _refuse_weights()
-
-    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
-        _refuse_weights()
+# What is refused whatever it is given.
+_METHODS: dict[type, dict[str, tuple[str, ...]]] = {
+    Guarded: {
+        **dict.fromkeys(("state_dict", "save_pretrained", "push_to_hub"), ("saved",)),
+        "load_state_dict": _WEIGHTS,
+        "resize_to": ("resized (it takes images of any size)",),
+        "compile": ("compiled afterwards", "load it again and give optimize_for_inference compile=True"),
+        "__deepcopy__": ("copied",),
+        "__reduce_ex__": ("copied or pickled",),
+    },
+    Sealed: {
+        **dict.fromkeys(("__delattr__", "add_module", "insert"), _PARTS),  # the last of a ModuleList
+        **dict.fromkeys(("register_parameter", "register_buffer"), _WEIGHTS),
+    },
+}
+for _kind, _methods in _METHODS.items():
+    for _name, _words in _methods.items():
+        setattr(_kind, _name, lambda *_, words=_words, **__: _refuse(*words))
 
 
 def refuse_gradients(inputs: torch.Tensor) -> None:
-    """Of a pass; they would stop in front of the weights."""
+    """Raise a UserError for a pass whose gradients would stop in front of the weights."""
     if inputs.requires_grad and torch.is_grad_enabled():
         raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
 
 
-def _shown(weight: torch.Tensor) -> torch.Tensor:
-    # A compiler, which only reads, would split its graph at every one that is of a class of ours.
-    return weight if weight.is_meta or torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
-
-
-def _refuse(what: str, remedy: str = REMEDY) -> NoReturn:
-    raise UserError(f"a model optimized for inference cannot be {what}; {remedy}")
-
-
-def _refuse_parts() -> NoReturn:
-    _refuse("given another part here", "put it there before it is optimized")
-
-
-def _refuse_weights() -> NoReturn:
-    _refuse("given other weights", "load them before it is optimized")
-
-
 @functools.cache
-def preceded(kind: type[Module], by: type[nn.Module]) -> type[Module]:
-    """A class that goes by the same name, as transformers asks for it, with another before it."""
+def precede(kind: type[Module], by: type[nn.Module]) -> type[Module]:
+    """Return a class of the same name, as transformers asks for it, with another class before it."""
     mixed: Any = type(kind.__name__, (by, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
     return mixed
 
 
+def guard_of(model: object) -> type[Any]:
+    return Frozen if type(model).__module__.startswith("hf_vit.") else Guarded
+
+
 def freeze(
-    model: nn.Module,
-    placement: tuple[torch.dtype, torch.device],
-    engine: str,
-    computed: tuple[type[nn.Module], ...],
+    model: nn.Module, placement: tuple[torch.dtype, torch.device], engine: str, computed: set[nn.Module]
 ) -> None:
     """Guard the model itself and all its modules of the package, dropouts too; others of torch stay torch's.
 
     Args:
-        computed: classes of what an engine computes; of that, all parts and weights are out of reach.
+        computed: the parts that an engine computes, of which all parts and weights are out of reach.
     """
-    sealed = {part for each in model.modules() if isinstance(each, computed) for part in each.modules()}
     ours = {part for part in model.modules() if type(part).__module__.startswith("hf_vit.")}
     # One of several that would train, of which the others are gone.
     ours |= {child for part in ours for child in part.children() if type(child) is nn.Dropout}
     guarded: Any
     for guarded in list(model.modules()):
-        if guarded in sealed:
+        if guarded in computed:
             for tensors in (guarded._parameters, guarded._buffers):
                 tensors.update({name: each.as_subclass(ReadOnly) for name, each in tensors.items() if each is not None})
-        if guarded in sealed or guarded is model or guarded in ours:
+        if guarded in computed or guarded is model or guarded in ours:
             vars(guarded)["_placement"] = placement
             if not hasattr(guarded, "engine"):
                 guarded.engine = engine
-            guarded.__class__ = preceded(type(guarded), by=Sealed if guarded in sealed else _guard_of(guarded))
-
-
-def _guard_of(model: object) -> type[Any]:
-    return Frozen if type(model).__module__.startswith("hf_vit.") else Guarded
-
-
-def check_freezable(model: object) -> None:
-    """Raise UserError for a model that was optimized before, or that holds one, and for one that takes no guard."""
-    if not isinstance(model, nn.Module):
-        return
-    if any(isinstance(module, Guarded) for module in model.modules()):
-        raise UserError(f"the model was optimized before; use it as it is, or {REMEDY}")
-    try:
-        preceded(type(model), by=_guard_of(model))
-    except Exception as error:  # whatever making a subclass of a user's class does
-        kind = type(model).__name__
-        raise UserError(f"nothing can guard a {kind} ({one_line(error)}); optimize the model in it") from error
+            guarded.__class__ = precede(type(guarded), by=Sealed if guarded in computed else guard_of(guarded))

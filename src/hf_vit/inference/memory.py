@@ -9,15 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hf_vit.inference.layers import derive, scale_and_shift
+from hf_vit.inference.plan import Change, has_listeners
 from hf_vit.models.configuration_hf_axial_resnet import HEADS
 from hf_vit.models.embeddings_hf_vit import HfViTEmbeddings
 from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
 from hf_vit.models.positions_hf_vit import Grid, PositionTable, Rows
 from hf_vit.models.resnet_hf_vit import ResNetBottleneck, channels_last
-from hf_vit.rewriting.convolutions import as_affine
-from hf_vit.rewriting.dense import derived
-from hf_vit.rewriting.heads import has_listeners
-from hf_vit.rewriting.planning import Change
 
 KEPT_GRIDS = 16  # sizes of images whose tables are kept; of more, the oldest is computed anew
 SMALL_MAP = 1024  # places, below which torch has another way to normalise
@@ -57,7 +55,7 @@ class PortionedAttention(HfAxialResNetAttention):
         if has_listeners(self.content_norm) or has_listeners(self.position_norm):
             return super().normed_sum(content, position)
         (scale, shift), (other_scale, other_shift) = (
-            [each.view(content.shape[2:]) for each in as_affine(norm)]
+            [each.view(content.shape[2:]) for each in scale_and_shift(norm)]
             for norm in (self.content_norm, self.position_norm)
         )
         return torch.addcmul(torch.addcmul(shift + other_shift, content, scale), position, other_scale)
@@ -103,7 +101,7 @@ def memory_changes(model: nn.Module) -> list[Change]:
     for module in model.modules():
         if type(module) is HfViTEmbeddings:
             within_reach = {name: each for name, each in module._parameters.items() if "position" not in name}
-            tables: Any = derived(HfViTEmbeddings, module, without=tuple(module._modules))
+            tables: Any = derive(HfViTEmbeddings, module, without=tuple(module._modules))
             tables._parameters = {name: each.detach() for name, each in module.named_parameters(recurse=False)}
             changes += [
                 *(Change(module, "kept", {}), Change(module, "tables", (tables,))),

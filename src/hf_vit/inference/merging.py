@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.errors import UserError
-from hf_vit.inference.freezing import REMEDY, preceded
+from hf_vit.inference.freezing import REMEDY, precede
+from hf_vit.inference.layers import FusedLayer
+from hf_vit.inference.plan import Change, attends_otherwise
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 from hf_vit.models.modeling_hf_vit import (
     AttentionMaps,
@@ -21,9 +23,6 @@ from hf_vit.models.modeling_hf_vit import (
     patch_token_slice,
 )
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
-from hf_vit.rewriting.heads import attends_otherwise
-from hf_vit.rewriting.planning import Change
-from hf_vit.rewriting.transformer import FusedLayer
 
 
 @final
@@ -200,4 +199,4 @@ def merging_changes(model: nn.Module, changes: list[Change], num_merged: int) ->
     return added
 
 
-_MERGING = {kind: preceded(kind, by=MergingModel) for kind in (HfViTModel, HfHybridViTModel)}
+_MERGING = {kind: precede(kind, by=MergingModel) for kind in (HfViTModel, HfHybridViTModel)}

@@ -16,13 +16,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-from hf_vit.inference.freezing import Frozen, preceded
+from hf_vit.inference.freezing import Frozen, precede
+from hf_vit.inference.layers import derive
+from hf_vit.inference.plan import attends_otherwise, has_listeners
 from hf_vit.models.embeddings_hf_vit import image_grids_of
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 from hf_vit.models.modeling_hf_vit import HfViTBaseModel, HfViTModel, patch_token_slice
 from hf_vit.models.positions_hf_vit import Grid, own_places
-from hf_vit.rewriting.dense import derived
-from hf_vit.rewriting.heads import attends_otherwise, has_listeners
 
 Model = TypeVar("Model", bound=nn.Module)
 WITHIN_IMAGES = "within_images"
@@ -78,7 +78,7 @@ ALL_ATTENTION_FUNCTIONS.register(WITHIN_IMAGES, attend_within_images)
 
 def _within_images(layer: Any, config: Any) -> Any:
     """Another object around the same weights: the layer itself may be computing somebody else's pass."""
-    attention, new = derived(type(layer.attention), layer.attention), derived(type(layer), layer)
+    attention, new = derive(type(layer.attention), layer.attention), derive(type(layer), layer)
     vars(attention)["config"] = config
     new._modules["attention"] = attention
     return new
@@ -176,7 +176,7 @@ def without_padding(model: Model) -> Model:
     encoders = {name: child for name, child in model.named_children() if _needs_no_grid(child)}
     if not encoders:
         return model
-    new = derived(type(model), model)
+    new = derive(type(model), model)
     new._modules |= {name: _shared(encoder) for name, encoder in encoders.items()}
     return new
 
@@ -184,4 +184,4 @@ def without_padding(model: Model) -> Model:
 def _shared(encoder: Any) -> Any:
     """Another object around the same layers, on which transformers' recording hooks must not be put by both."""
     maybe_install_capturing_hooks(encoder)
-    return derived(preceded(type(encoder), by=UnpaddedModel), encoder)
+    return derive(precede(type(encoder), by=UnpaddedModel), encoder)

@@ -1,22 +1,21 @@
 """`optimize_for_inference`: what it takes, and in which order, so that a model is optimized wholly or not at all."""
 
-from typing import TypeVar
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from hf_vit.environment import emulates_bfloat16, keep_freed_memory
+from hf_vit.environment import cpu_capabilities, emulates_bfloat16, keep_freed_memory
 from hf_vit.errors import UserError, enough_memory
-from hf_vit.inference import int8
-from hf_vit.inference.compiling import compile_frozen
-from hf_vit.inference.encoders import EngineEncoder, EngineHead, choose_engine, engine_changes
-from hf_vit.inference.engines import ENGINES, Engine
-from hf_vit.inference.freezing import check_freezable, freeze
+from hf_vit.inference.engines import ENGINES, choose_engine, computed_parts, engine_changes
+from hf_vit.inference.freezing import freeze, refuse_gradients
 from hf_vit.inference.memory import memory_changes
 from hf_vit.inference.merging import check_mergeable, merging_changes
-from hf_vit.inference.packing import pack
-from hf_vit.rewriting.looking import check_rewritable
-from hf_vit.rewriting.planning import Change, Plan, channelwise_norms, plan_for
+from hf_vit.inference.packing import check_int8, pack, quantize_parts
+from hf_vit.inference.plan import Change, as_built, channelwise_norms, check_model, make_plan
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -63,21 +62,29 @@ def optimize_for_inference(
     Raises:
         UserError: no such option; a model that would lose something (the message names the part); too little memory.
     """
-    _check_options(engine, quantize)
-    check_freezable(model)
-    dtype, device = check_rewritable(model)
+    names = ("auto", "torch", *ENGINES)
+    if engine not in names:
+        raise UserError(f"engine={engine!r}: there is {', '.join(map(repr, names))}")
+    if quantize not in (None, "int8"):
+        raise UserError(f"quantize={quantize!r}: there is None and 'int8'")
+    dtype, device = placement = check_model(model)
     if quantize is not None:
-        int8.check_int8(model, device, compile)
+        check_int8(model, device, compile)
     if merge_tokens is not None:
         check_mergeable(model, merge_tokens)
-    others = {"compile": compile, "quantize": quantize, "merge_tokens": merge_tokens}
-    computes = choose_engine(engine, model, (dtype, device), others)
+    options = {"compile": compile, "quantize": quantize, "merge_tokens": merge_tokens}
+    runtime, by_engine = choose_engine(engine, model, placement, options), list[Change]()
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
     # A compiler cannot look into packed weights, and folds by itself what depends on weights alone.
+    finish = quantize_parts if quantize is not None else as_built if compile else pack
     with enough_memory("the model's weights a second time", "use the model as it is, or where there is more"):
-        finish = int8.quantize if quantize is not None else _as_it_is if compile else pack
-        plan = plan_for(model, torch.float32 if is_emulated or quantize is not None else dtype, finish=finish)
-        by_engine = _changes_by(computes, model, dtype, plan, must=engine != "auto")
+        plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
+        if runtime is not None:
+            try:
+                by_engine = engine_changes(model, runtime, dtype, plan)
+            except UserError:
+                if engine != "auto":
+                    raise
     if merge_tokens is not None:
         plan.changes += merging_changes(model, plan.changes, merge_tokens)
     plan.changes += [*(channelwise_norms(model) if compile else memory_changes(model)), *by_engine]
@@ -85,30 +92,53 @@ def optimize_for_inference(
     model.eval().requires_grad_(False)
     if compile:
         compile_frozen(model)
-    freeze(model, (dtype, device), computes.package if computes and by_engine else "torch", (EngineEncoder, EngineHead))
+    freeze(model, placement, runtime.package if runtime and by_engine else "torch", computed_parts(model))
     if device.type == "cpu":
         keep_freed_memory()
     return model
 
 
-def _changes_by(
-    engine: type[Engine] | None, model: nn.Module, dtype: torch.dtype, plan: Plan, *, must: bool
-) -> list[Change]:
-    """Of an engine; none where there is none, or where it cannot take the model and need not."""
+def compile_frozen(model: nn.Module) -> None:
+    """`model.compile()` by torch's inductor, frozen; on CPUs C++ calls the operators, which saves calls of Python.
+
+    All has to be set while dynamo traces too, and as options it comes too late.
+    """
+    from torch._inductor import config  # not before it is needed: it takes a second
+
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    # Products of float32 are slower by Intel's MKL, which inductor takes, than by oneDNN on AMD's CPUs. Not on one with
+    # AMX, should it come: there oneDNN could take the lower precision that it is allowed below.
+    known = cpu_capabilities()
+    is_slow = str(known.get("cpu_name")).startswith("AMD") and not known.get("amx_tile")
+    by_onednn = _products_by_onednn if on_cpu and is_slow else nullcontext
+    model.compile(dynamic=False)
+    compiled: Any = model._compiled_call_impl
+
+    def frozen(*args: Any, **kwargs: Any) -> Any:
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, torch.Tensor):
+                refuse_gradients(given)
+        with torch.no_grad(), config.patch(freezing=True, cpp_wrapper=on_cpu), by_onednn():
+            return compiled(*args, **kwargs)
+
+    model._compiled_call_impl = frozen
+
+
+_lock = threading.Lock()
+_passes_by_onednn: list[str] = []  # of each that is on its way, what was set before the first
+
+
+@contextmanager
+def _products_by_onednn() -> Generator[None]:
+    """Inductor takes oneDNN where lower precision is allowed; without instructions for one, none is lost."""
+    products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    with _lock:
+        _passes_by_onednn.append(_passes_by_onednn[0] if _passes_by_onednn else products.fp32_precision)
+        products.fp32_precision = "tf32"
     try:
-        return [] if engine is None else engine_changes(model, engine, dtype, plan.classifiers)
-    except UserError:
-        if must:
-            raise
-        return []
-
-
-def _as_it_is(part: nn.Module) -> nn.Module:
-    return part
-
-
-def _check_options(engine: str, quantize: object) -> None:
-    if engine not in ("auto", "torch", *ENGINES):
-        raise UserError(f"engine={engine!r}: there is {', '.join(map(repr, ('auto', 'torch', *ENGINES)))}")
-    if quantize not in (None, "int8"):
-        raise UserError(f"quantize={quantize!r}: there is None and 'int8'")
+        yield
+    finally:
+        with _lock:
+            before = _passes_by_onednn.pop()
+            if not _passes_by_onednn:
+                products.fp32_precision = before

@@ -11,12 +11,11 @@ from dataclasses import replace
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
 from hf_vit.environment import versions
 from hf_vit.errors import UserError, enough_memory
-from hf_vit.inference.encoders import choose_engine
-from hf_vit.inference.freezing import check_freezable
+from hf_vit.inference.engines import choose_engine
 from hf_vit.inference.optimize import optimize_for_inference
+from hf_vit.inference.plan import check_model
 from hf_vit.loading.model import LoadedModel
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
-from hf_vit.rewriting.looking import check_rewritable
 
 PACKED_FROM, GRAPH_FROM = 16, 10_000  # images, twice what repays it
 GRAPH_PARAMETERS = 5_000_000  # smaller models answer sooner than a graph is made
@@ -34,8 +33,7 @@ def engine_for(subject: LoadedModel, num_images: int | None) -> str | None:
     if not isinstance(model, HfPreTrainedModel) or (num_images is not None and num_images < PACKED_FROM):
         return None
     try:
-        check_freezable(model)
-        placement = check_rewritable(model)
+        placement = check_model(model)
     except UserError:
         return None
     if placement[1].type != "cpu":

@@ -10,7 +10,7 @@ from typing import Any
 from hf_vit.conversion.fetch.addresses import HUB_ID, is_local
 from hf_vit.conversion.loading import open_model
 from hf_vit.conversion.progress import progress, without_transformers_bars
-from hf_vit.conversion.targets.onnx_graph import OnnxGraph
+from hf_vit.conversion.targets.graph_targets import OnnxGraph
 from hf_vit.conversion.targets.target import has_head
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import to_rgb

@@ -1,1 +1,1 @@
-"""Measuring hf_vit beside its peers on identical shapes: contestants (`peers`), cells of a table (`cells`)."""
+"""Measuring hf_vit beside its peers on identical shapes: contestants and cells of a table (`peers`)."""

@@ -1,29 +1,49 @@
-"""hf_vit and its peers with random weights and identical shapes, each as a module from images to logits.
+"""hf_vit and its peers with random weights and identical shapes, each as a module from images to logits; cells of the
+table of speeds, in which all contestants take turns in one process, and only their paired ratios count.
 
 Legend: B batch, C channels, H x W px, N tokens, D hidden size, K labels.
 """
 
+import functools
+import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
-from hf_vit.conversion.targets.graphs.tracing import only_whole_patches
+from hf_vit.conversion.targets.graphs.runtimes import (
+    ONNXRUNTIME,
+    OPENVINO,
+    Graph,
+    Runtime,
+    openvino_engine,
+    openvino_graph,
+)
+from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, onnx_of_batches
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
-from hf_vit.inference.compiling import compile_frozen
-from hf_vit.inference.optimize import optimize_for_inference
+from hf_vit.inference.engines import ENGINES
+from hf_vit.inference.layers import Dense
+from hf_vit.inference.optimize import compile_frozen, optimize_for_inference
 from hf_vit.inference.packing import pack
+from hf_vit.inference.plan import make_plan
 from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
-from hf_vit.rewriting.dense import Dense
-from hf_vit.rewriting.planning import plan_for
-from hf_vit.speed.engines import FORMS, INT8, obstacle_of, on_engine, without_form
+from hf_vit.results.writing import scratch_folder
+from hf_vit.speed.measuring import (
+    Quartiles,
+    counted_flops,
+    others_load,
+    peak_memory,
+    quartiles,
+    speed_ratio,
+    take_turns,
+)
 from hf_vit.variants import variant_config
 
 NUM_LABELS = 1000
@@ -48,10 +68,6 @@ class Shape:
     def any_config(self, **fields: Any) -> HfBaseConfig:
         """The same, of any family."""
         return variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
-
-    @property
-    def is_plain(self) -> bool:
-        return type(self.any_config()) is HfViTConfig
 
     def images(self, batch: int, dtype: torch.dtype, device: str) -> torch.Tensor:
         """[B, 3, H, W] of noise."""
@@ -96,11 +112,6 @@ class TorchViT(nn.Module):
         return self.head(self.encoder(tokens)[:, 0])
 
 
-def _random_dense(inputs: int, outputs: int) -> Dense:
-    linear = nn.Linear(inputs, outputs)
-    return Dense(linear.weight, linear.bias)
-
-
 @final
 class MatrixProducts(nn.Module):
     """A plain ViT's own matrix products and nothing else: what no ViT can be faster than by the same library.
@@ -108,12 +119,17 @@ class MatrixProducts(nn.Module):
     Every layer has weights of its own, as they come from memory. The classifier's head is not among them.
     """
 
-    def __init__(self, config: HfViTBaseConfig, dense: Callable[[int, int], nn.Module] = nn.Linear) -> None:
+    def __init__(self, config: HfViTBaseConfig, packed: bool) -> None:
         super().__init__()
         width, mlp = config.hidden_size, config.intermediate_size
         self.depth, self.heads, self.patch = config.num_hidden_layers, config.num_attention_heads, config.patch_size
-        self.patches = dense(3 * self.patch**2, width)
         sizes = {"qkv": (width, 3 * width), "output": (width, width), "fc1": (width, mlp), "fc2": (mlp, width)}
+
+        def dense(inputs: int, outputs: int) -> nn.Module:
+            linear = nn.Linear(inputs, outputs)
+            return Dense(linear.weight, linear.bias) if packed else linear
+
+        self.patches = dense(3 * self.patch**2, width)
         self.layers = nn.ModuleList(
             nn.ModuleDict({name: dense(*size) for name, size in sizes.items()}) for _ in range(self.depth)
         )
@@ -147,29 +163,21 @@ def _transformers(shape: Shape, attention: str) -> nn.Module:
 def _timm(shape: Shape) -> nn.Module:
     import timm
 
-    if shape.variant in _TIMM_HYBRIDS:
-        return timm.create_model(_TIMM_HYBRIDS[shape.variant], img_size=shape.image_size)
-    if shape.variant.startswith("BiT-"):
-        return timm.create_model(_timm_bit(shape.variant), num_classes=NUM_LABELS)
-    options: dict[str, Any] = {"img_size": shape.image_size, "num_classes": NUM_LABELS}
-    if shape.variant.startswith("Mixer-"):
-        return timm.create_model(_timm_mixer(shape.variant), **options)
+    variant, options = shape.variant, dict[str, Any](num_classes=NUM_LABELS)
+    if variant in _TIMM_HYBRIDS:
+        return timm.create_model(_TIMM_HYBRIDS[variant], img_size=shape.image_size)
+    if variant.startswith("BiT-"):  # BiT-R50x1
+        return timm.create_model(f"resnetv2_{variant.removeprefix('BiT-R')}_bit", **options)
+    options["img_size"] = shape.image_size
+    if variant.startswith("Mixer-"):  # Mixer-B/16
+        name = variant.replace("Mixer-", "mixer_").replace("/", "").lower()
+        return timm.create_model(f"{name}_224", **options)
     config = shape.config()
-    if config.hidden_size not in _TIMM_WIDTHS:  # a shape of no name: any of its ViTs with these sizes
-        sizes = {"embed_dim": config.hidden_size, "depth": config.num_hidden_layers, "patch_size": config.patch_size}
-        return timm.models.VisionTransformer(**options, **sizes, num_heads=config.num_attention_heads)  # pyright: ignore
     options["patch_size"] = config.patch_size
+    if config.hidden_size not in _TIMM_WIDTHS:  # a shape of no name: any of its ViTs with these sizes
+        sizes = {"embed_dim": config.hidden_size, "depth": config.num_hidden_layers}
+        return timm.models.VisionTransformer(**options, **sizes, num_heads=config.num_attention_heads)  # pyright: ignore
     return timm.create_model(f"vit_{_TIMM_WIDTHS[config.hidden_size]}_patch16_224", **options)
-
-
-def _timm_bit(variant: str) -> str:
-    """BiT-R50x1 -> resnetv2_50x1_bit."""
-    return f"resnetv2_{variant.removeprefix('BiT-R')}_bit"
-
-
-def _timm_mixer(variant: str) -> str:
-    """Mixer-B/16 -> mixer_b16_224."""
-    return f"{variant.replace('Mixer-', 'mixer_').replace('/', '').lower()}_224"
 
 
 def _vit_pytorch(shape: Shape) -> nn.Module:
@@ -189,19 +197,20 @@ def _vit_pytorch(shape: Shape) -> nn.Module:
     )
 
 
-# hf_vit's contestants: as loaded with the peers' GELU, with the original's, with explicit attention.
+# hf_vit's contestants: as loaded with the peers' GELU, with explicit attention, with the original's GELU.
 OURS: dict[str, Callable[[Shape], nn.Module]] = {
-    "hf_vit": lambda shape: _hf_vit(shape, hidden_act="gelu"),
-    "hf_vit eager": lambda shape: _hf_vit(shape, "eager", hidden_act="gelu"),
-    "hf_vit flash": lambda shape: _hf_vit(shape, "flash_attention_2", hidden_act="gelu"),
-    "hf_vit tanh": lambda shape: _hf_vit(shape),
-    "hf_vit optimized": lambda shape: _hf_vit(shape, hidden_act="gelu"),
-    "hf_vit optimized, compiled": lambda shape: _hf_vit(shape, hidden_act="gelu"),
-    "hf_vit optimized, int8": lambda shape: _hf_vit(shape, hidden_act="gelu"),
+    "hf_vit": functools.partial(_hf_vit, hidden_act="gelu"),
+    "hf_vit eager": functools.partial(_hf_vit, attention="eager", hidden_act="gelu"),
+    "hf_vit flash": functools.partial(_hf_vit, attention="flash_attention_2", hidden_act="gelu"),
+    "hf_vit tanh": _hf_vit,
+    **dict.fromkeys(
+        ("hf_vit optimized", "hf_vit optimized, compiled", "hf_vit optimized, int8"),
+        functools.partial(_hf_vit, hidden_act="gelu"),
+    ),
 }
 PEERS: dict[str, Callable[[Shape], nn.Module]] = {
-    "transformers eager": lambda shape: _transformers(shape, "eager"),
-    "transformers": lambda shape: _transformers(shape, "sdpa"),
+    "transformers eager": functools.partial(_transformers, attention="eager"),
+    "transformers": functools.partial(_transformers, attention="sdpa"),
     "timm": _timm,
     "vit-pytorch": _vit_pytorch,
     "torch encoder": lambda shape: TorchViT(shape.config()),
@@ -212,52 +221,67 @@ _PACKAGES = {"timm": "timm", "vit-pytorch": "vit_pytorch", "hf_vit flash": "flas
 COMPILED = ", compiled"
 # As `optimize_for_inference(model, compile=True)` compiles: with the weights frozen into the graph.
 FROZEN = ", compiled and frozen"
+INT8 = " int8"
+# What stands at the end of a contestant's name that an engine computes in torch's place, as its own converter takes it
+# -> the engine, and whether in int8.
+FORMS: dict[str, tuple[Runtime, bool]] = {
+    f", {name}{form}": (engine, form == INT8) for name, engine in ENGINES.items() for form in ("", INT8)
+}
 
 
-def obstacle(
-    name: str, shape: Shape, training: bool, dtype: torch.dtype = torch.float32, device: str = "cpu"
-) -> str | None:
-    """Why a contestant cannot take part; None if it can."""
-    name, form = without_form(name)
-    plain = _plain(name)
-    if form and training:
-        return "it is for inference"
-    if form and (engine_obstacle := obstacle_of(form, dtype, device)) is not None:
-        return engine_obstacle
-    package = _PACKAGES.get(plain)
-    if package is not None and find_spec(package) is None:
-        return f"{package} is not installed"
-    if training and ("optimized" in name or name.endswith((FROZEN, PACKED))):
-        return "it is for inference"
-    config = shape.any_config()
-    if plain in ("hf_vit eager", "hf_vit flash") and not isinstance(config, HfViTBaseConfig):
-        return f"{shape.variant} has no attention"
-    if plain == "hf_vit tanh" and not hasattr(config, "hidden_act"):
-        return f"{shape.variant} has no GELU"
-    mixer = shape.variant.startswith("Mixer-") and shape.variant != "Mixer-H/14"
-    has_timm = shape.variant in _TIMM_HYBRIDS or shape.variant.startswith("BiT-") or mixer
-    if not shape.is_plain and plain in (PRODUCTS, *PEERS) and not (plain == "timm" and has_timm):
-        return f"{plain} has no {shape.variant}"
-    return None
-
-
-def compiled_forms(names: Sequence[str]) -> list[str]:
-    """Each of these contestants compiled, frozen and not; what is optimized is always frozen."""
-    plain = [name for name in names if name == _plain(name) != PRODUCTS and not without_form(name)[1]]
-    return [name + form for name in plain for form in ((COMPILED,) if "optimized" in name else (COMPILED, FROZEN))]
+def _without_form(name: str) -> tuple[str, str]:
+    """(the contestant itself, how it is computed: a key of `FORMS` or nothing)."""
+    form = next((each for each in FORMS if name.endswith(each)), "")
+    return name.removesuffix(form), form
 
 
 def _plain(name: str) -> str:
     return name.removesuffix(COMPILED).removesuffix(FROZEN).removesuffix(PACKED).removesuffix(INT8)
 
 
+def obstacle(
+    name: str, shape: Shape, training: bool, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> str | None:
+    """Return why a contestant cannot take part; None if it can."""
+    name, form = _without_form(name)
+    plain, config = _plain(name), shape.any_config()
+    if training and (form or "optimized" in name or name.endswith((FROZEN, PACKED))):
+        return "it is for inference"
+    if form:
+        engine, in_int8 = FORMS[form]
+        if missing := engine.missing():
+            return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        if torch.device(device).type != "cpu":
+            return f"{engine.package} is measured on CPUs"
+        if (in_int8 and dtype != torch.float32) or dtype not in engine.dtypes:
+            return f"{form.removeprefix(', ')} has no {str(dtype).removeprefix('torch.')}"
+    package = _PACKAGES.get(plain)
+    if package is not None and find_spec(package) is None:
+        return f"{package} is not installed"
+    if plain in ("hf_vit eager", "hf_vit flash") and not isinstance(config, HfViTBaseConfig):
+        return f"{shape.variant} has no attention"
+    if plain == "hf_vit tanh" and not hasattr(config, "hidden_act"):
+        return f"{shape.variant} has no GELU"
+    is_mixer = shape.variant.startswith("Mixer-") and shape.variant != "Mixer-H/14"
+    is_timms = plain == "timm" and (shape.variant in _TIMM_HYBRIDS or shape.variant.startswith("BiT-") or is_mixer)
+    if type(config) is not HfViTConfig and plain in (PRODUCTS, *PEERS) and not is_timms:
+        return f"{plain} has no {shape.variant}"
+    return None
+
+
+def compiled_forms(names: Sequence[str]) -> list[str]:
+    """Return each of these contestants compiled, frozen and not; what is optimized is always frozen."""
+    plain = [name for name in names if name == _plain(name) != PRODUCTS and not _without_form(name)[1]]
+    return [name + form for name in plain for form in ((COMPILED,) if "optimized" in name else (COMPILED, FROZEN))]
+
+
 def engine_forms(names: Sequence[str]) -> list[str]:
-    """Each of these contestants by every engine that is installed, in float and in int8."""
+    """Return each of these contestants by every engine that is installed, in float and in int8."""
     return [name + form for form, (engine, _) in FORMS.items() if not engine.missing() for name in names]
 
 
 def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
-    """A contestant with random weights, [B, 3, H, W] -> [B, K] ("products alone": to tokens).
+    """Build a contestant with random weights, [B, 3, H, W] -> [B, K] ("products alone": to tokens).
 
     Args:
         name: of `OURS`, `PEERS` or `PRODUCTS`; with `COMPILED` or `FROZEN` at its end through `torch.compile`, with a
@@ -266,18 +290,18 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
     Raises:
         UserError: there is no such contestant.
     """
-    whole, (name, form) = name, without_form(name)
+    whole, (name, form) = name, _without_form(name)
     if form and not (name == "hf_vit optimized" and INT8 not in form):
-        plain_model = build("hf_vit" if name == "hf_vit optimized" else name, shape).eval()
+        model = build("hf_vit" if name == "hf_vit optimized" else name, shape).eval()
         if name == "hf_vit optimized":  # packed for torch, it could not be exported
-            plan_for(plain_model, torch.float32).carry_out()
+            make_plan(model, torch.float32).carry_out()
         # OpenVINO 2026.4 crashes on kernels that are standardised in the graph, as its own converter has them.
         through_onnx = only_whole_patches(shape.any_config())
-        return on_engine(plain_model, shape.images(8, torch.float32, "cpu"), form, dtype, through_onnx=through_onnx)
+        return OnEngine(_make_graph(model, shape.images(8, torch.float32, "cpu"), form, dtype, through_onnx))
     plain = name if name in OURS else _plain(name)
     torch.manual_seed(0)
     if plain == PRODUCTS:
-        model: nn.Module = MatrixProducts(shape.config(), _random_dense if name.endswith(PACKED) else nn.Linear)
+        model = MatrixProducts(shape.config(), packed=name.endswith(PACKED))
     elif plain in OURS | PEERS:
         model = (OURS | PEERS)[plain](shape)
     else:
@@ -294,3 +318,222 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
     elif name.endswith(COMPILED):
         model.compile()
     return model
+
+
+@final
+class OnEngine(nn.Module):
+    """[B, 3, H, W] -> what an engine's graph makes of it."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.graph.run(images.contiguous(), ("outputs",))["outputs"]
+
+
+@torch.no_grad()
+def _make_graph(model: nn.Module, images: torch.Tensor, form: str, dtype: torch.dtype, through_onnx: bool) -> Graph:
+    """Return a model in float32, as OpenVINO's own converter or torch's exporter gives it to the engine.
+
+    Args:
+        images: [B, 3, H, W], of the size that the graph is for; in int8 they also set ranges.
+        form: of `FORMS`.
+        through_onnx: torch's exporter for OpenVINO too.
+    """
+    engine, in_int8 = FORMS[form]
+    if engine is OPENVINO and not through_onnx:
+        import openvino
+
+        graph = openvino.convert_model(model, example_input=images, input=[-1, *images.shape[1:]])
+        graph.outputs[0].get_tensor().set_names({"outputs"})
+    else:
+        program: Any = onnx_of_batches(model, images, ["outputs"])
+        if engine is not OPENVINO:
+            return _in_int8(program) if in_int8 else engine.compile(program, dtype)
+        graph = openvino_graph(program)
+    if in_int8:
+        import nncf  # pyright: ignore[reportMissingImports]
+
+        data = nncf.Dataset([images.numpy()])
+        graph = nncf.quantize(graph, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=1)
+    return openvino_engine(graph, dtype)
+
+
+def _in_int8(program: Any) -> Graph:
+    """Dense layers in int8 by onnxruntime, what enters them by every batch's range."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    graph = program.model.graph
+    inside = [value for node in graph.all_nodes() for value in node.outputs if not value.is_graph_output()]
+    for value in (*inside, *graph.initializers.values()):  # whoever needs shapes infers them; quantizing changes them
+        value.shape = value.type = None
+    with scratch_folder("engine") as folder:
+        program.save(str(folder / "float.onnx"))
+        quantize_dynamic(folder / "float.onnx", file := folder / "int8.onnx", per_channel=True)
+        return ONNXRUNTIME.open(file)
+
+
+Work = Literal["inference", "training"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What contestants are compared in.
+
+    Attributes:
+        work: "inference" (in the dtype), or "training": forward, backward and AdamW (bfloat16 by autocast).
+        shape: what all contestants share.
+        dtype: a name of `DTYPES`.
+        batch: images a step.
+        device: torch device.
+        checkpointing: recompute activations in training; the contestants that can.
+    """
+
+    work: Work
+    shape: Shape
+    dtype: str = "float32"
+    batch: int = 1
+    device: str = "cpu"
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.work not in ("inference", "training"):
+            raise UserError(f"work '{self.work}' is unknown; choose inference or training")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype '{self.dtype}' is unknown; choose {' or '.join(DTYPES)}")
+        if self.batch < 1:
+            raise UserError(f"a batch of {self.batch} images; it must be at least 1")
+
+    def step(self, name: str) -> Callable[[], Any]:
+        """Return one step of a contestant, ready to be called again and again."""
+        dtype, is_training = DTYPES[self.dtype], self.work == "training"
+        model = build(name, self.shape, torch.float32 if is_training else dtype, self.device).train(is_training)
+        images = self.shape.images(self.batch, torch.float32 if is_training else dtype, self.device)
+        if is_training and self.checkpointing:
+            model.model.gradient_checkpointing_enable()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4) if is_training else None
+        labels = torch.arange(self.batch, device=self.device) % NUM_LABELS
+        kind = torch.device(self.device).type
+
+        @torch.inference_mode()
+        def infer() -> None:
+            model(images)
+
+        def train() -> None:
+            with torch.autocast(kind, dtype, enabled=dtype != torch.float32):
+                outputs = model(images)
+                # Products alone have no head: the class token stands for one.
+                loss = F.cross_entropy(outputs if outputs.ndim == 2 else outputs[:, 0], labels)
+            loss.backward()
+            assert optimizer is not None
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def step() -> None:
+            train() if is_training else infer()
+            if kind == "cuda":
+                torch.cuda.synchronize(self.device)
+
+        return step
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a contestant did in a cell.
+
+    Attributes:
+        images_per_second: median.
+        ratios: other contestant -> how many times as fast this one is, paired by turns.
+        memory: bytes held at most during a step, beyond weights and input (training: and beyond optimizer state).
+        utilisation: share of the peak FLOP/s that was given; a multiply-add counts 2, training three forwards. What
+            an optimized model leaves out does not count.
+    """
+
+    images_per_second: float
+    ratios: dict[str, Quartiles]
+    memory: int | None = None
+    utilisation: float | None = None
+
+
+@dataclass
+class MeasuredCell:
+    """A cell, its outcomes by contestant, who did not take part and why, and the load that others made (cores)."""
+
+    cell: Cell
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    load: float = 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values, as results keep them."""
+        return asdict(self)
+
+
+def measure_cell(
+    cell: Cell,
+    contestants: Sequence[str],
+    turns: int,
+    *,
+    builds: int = 1,
+    memory: bool = False,
+    peak_flops: float | None = None,
+) -> MeasuredCell:
+    """Let contestants take turns at a cell.
+
+    Args:
+        contestants: names as `build` takes them; who cannot take part is told in `absent`.
+        turns: of every contestant in a build, after two that are not counted.
+        builds: how often all are built anew, who comes first changing: where a model's weights and maps happen to lie
+            in memory makes it some per cent faster or slower for as long as it lives.
+        memory: measure the peak as well (one more step of each).
+        peak_flops: FLOP/s of the device, for the utilisation.
+
+    Raises:
+        UserError: nobody can take part.
+    """
+    made, names = MeasuredCell(cell), list[str]()
+    for name in contestants:
+        reason = obstacle(name, cell.shape, cell.work == "training", DTYPES[cell.dtype], cell.device)
+        if reason is None and cell.checkpointing and not name.startswith(("hf_vit", "transformers")):
+            reason = "it has no checkpointing of the same kind"
+        if reason is None:
+            names.append(name)
+        else:
+            made.absent[name] = reason
+    if not names:
+        raise UserError(f"nobody can take part: {'; '.join(made.absent.values())}")
+    steps: dict[str, Callable[[], Any]] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for built in range(builds):
+        steps.clear()
+        gc.collect()
+        first = built % len(names)
+        steps.update((name, cell.step(name)) for name in names[first:] + names[:first])
+        for name, of_build in take_turns(steps, turns).items():
+            seconds[name] += of_build
+    made.load = others_load()
+    for name in names:
+        rate = cell.batch / quartiles(seconds[name]).median
+        made.outcomes[name] = Outcome(
+            images_per_second=rate,
+            ratios={other: speed_ratio(seconds, name, other) for other in names if other != name},
+            memory=peak_memory(steps[name], cell.device) if memory else None,
+            utilisation=rate * _step_flops(cell, optimized="optimized" in name) / peak_flops if peak_flops else None,
+        )
+    steps.clear()
+    gc.collect()
+    torch.compiler.reset()  # its limit of recompilations would have later cells run uncompiled
+    return made
+
+
+@functools.cache
+def _step_flops(cell: Cell, *, optimized: bool) -> float:
+    """Return the FLOPs of one image in the work of a cell; a training step is three forwards."""
+    with torch.device("meta"):
+        model = build("hf_vit", cell.shape, device="meta").eval()
+        if optimized:
+            make_plan(model, torch.float32).carry_out()
+    images = torch.empty(1, 3, cell.shape.image_size, cell.shape.image_size, device="meta")
+    return counted_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)

@@ -8,7 +8,7 @@ import typer
 from hf_vit_cli.command_line import command_line
 
 if TYPE_CHECKING:
-    from hf_vit.speed.cells import MeasuredCell
+    from hf_vit.speed.peers import MeasuredCell
 
 
 def model_speed(
@@ -35,10 +35,18 @@ def model_speed(
     import torch
 
     from hf_vit.environment import pick_device
-    from hf_vit.speed.cells import Cell, measure_cell
-    from hf_vit.speed.measuring import BUSY, others_load
-    from hf_vit.speed.peers import OURS, PACKED, PEERS, PRODUCTS, Shape, compiled_forms, engine_forms
-    from hf_vit.speed.speed_file import SpeedFile
+    from hf_vit.speed.measuring import BUSY, SpeedFile, others_load
+    from hf_vit.speed.peers import (
+        OURS,
+        PACKED,
+        PEERS,
+        PRODUCTS,
+        Cell,
+        Shape,
+        compiled_forms,
+        engine_forms,
+        measure_cell,
+    )
 
     device = str(pick_device(device))
     if threads is not None:

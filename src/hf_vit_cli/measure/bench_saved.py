@@ -10,7 +10,7 @@ from hf_vit_cli.command_line import command_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hf_vit.speed.forwards import ForwardSpeed
+    from hf_vit.speed.measuring import ForwardSpeed
 
 
 def saved_speed(
@@ -31,8 +31,7 @@ def saved_speed(
     import torch
 
     from hf_vit.loading import load_models
-    from hf_vit.speed.forwards import measure_forwards, noise_for
-    from hf_vit.speed.speed_file import SpeedFile
+    from hf_vit.speed.measuring import SpeedFile, measure_forwards, noise_for
 
     if threads is not None:
         torch.set_num_threads(threads)

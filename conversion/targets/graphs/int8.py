@@ -1,7 +1,7 @@
-"""Dense layers of a graph in int8, by the runtimes' own quantisers; what stays in float is chosen by measuring.
+"""A certified graph in int8: its dense layers by the runtimes' own quantizers, judged by images it has not seen.
 
-All of them are quantised first. Where that misses the bound on images that set no ranges, every part (an attention, an
-MLP, a head) is quantised alone, and those that move the logits most stay in float: one, two, four and so on. On a
+All layers are quantized first. Where that misses the bound on images that set no ranges, every part (an attention, an
+MLP, a head) is quantized alone, and those that move the logits most stay in float: one, two, four and so on. On a
 processor without VNNI weights take half of their range, as its sums would be cut off otherwise.
 """
 
@@ -11,65 +11,145 @@ import logging
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
+import numpy as np
 import torch
 
-from hf_vit.conversion.targets.graphs.calibration import Calibration, Images, Mode, expected_agreement
-from hf_vit.conversion.targets.graphs.preprocessing import OF_NODES
+from hf_vit.conversion.targets.graphs.preprocessing import OF_NODES, PIXEL_VALUES, as_given
 from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, OPENVINO, Runtime, openvino_core
+from hf_vit.data import ImageData, eval_transform, load_data, to_rgb
 from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.results.writing import asking_why
 
-DENSE = ("MatMul", "Gemm")
+Mode = Literal["dynamic", "static"]
+RANGING, CHOOSING, JUDGING = 320, 1000, 5000  # by 64 images ranges were too narrow: others were cut off
+LEAST_LEARNING, LEAST_CHOOSING, LEAST_JUDGING = 64, 400, 200
 RANKING = 16  # images by which parts are ranked
 # Expected of images like those that choose what stays in float; of a thousand that judge, chance may take some more.
 CHOOSING_AGREEMENT = 0.998
+DENSE = ("MatMul", "Gemm")
+BATCH = 8
+
+
+@final
+@dataclass(frozen=True)
+class Images:
+    """Images of a data set, in batches of what a graph takes; read anew whenever they are iterated over.
+
+    Attributes:
+        rows: (split, row) of every image.
+        processor: makes the pixel values.
+        takes: see `preprocessing`; images that the graph resizes itself come one by one.
+    """
+
+    data: ImageData
+    rows: list[tuple[str, int]]
+    processor: Any
+    takes: str = PIXEL_VALUES
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (given for given, _, _ in self.labeled())
+
+    def first(self, count: int) -> "Images":
+        return replace(self, rows=self.rows[:count])
+
+    def labeled(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """(what the graph takes, pixel values [B, C, H, W], classes of the data [B]), batch by batch."""
+        size = BATCH if self.takes == PIXEL_VALUES else 1
+        for start in range(0, len(self.rows), size):
+            tables: list[tuple[Any, int]] = [(self.data.split(split), row) for split, row in self.rows[start:][:size]]
+            examples = [table[row] for table, row in tables]
+            images = [to_rgb(example["image"]) for example in examples]
+            given = pixel_values = torch.stack(eval_transform(self.processor).prepare(images))
+            if self.takes != PIXEL_VALUES:
+                given = as_given(self.takes, torch.from_numpy(np.array(images[0]))[None])
+            yield given, pixel_values, torch.tensor([example["label"] for example in examples])
+
+
+@final
+@dataclass(frozen=True)
+class Calibration:
+    """Images of a data set.
+
+    Attributes:
+        data: where they are from.
+        ranging: of the train split, which set ranges and tell how much a part matters.
+        choosing: of the validation split and, where it has few, others of the train split, whose answers are surer;
+            they decide what stays in float.
+        judging: of the test split.
+    """
+
+    data: ImageData
+    ranging: Images
+    choosing: Images
+    judging: Images
+
+    @classmethod
+    def of(cls, source: str, processor: Any, image_size: tuple[int, int], takes: str = PIXEL_VALUES) -> "Calibration":
+        """Read a data set; see `load_data`.
+
+        Raises:
+            UserError: it cannot be read, or has too few images.
+        """
+        data = load_data(source, image_size=image_size)
+        learning, validation, judging = (data.num_examples(split) or 0 for split in ("train", "validation", "test"))
+        if learning < LEAST_LEARNING or judging < LEAST_JUDGING:
+            raise UserError(
+                f"{data.name} has {learning} training and {judging} test images; int8 needs {LEAST_LEARNING} to set "
+                f"its ranges, and {LEAST_JUDGING} others to be judged by; give more (--calibrate)"
+            )
+        train = _shuffle("train", learning)
+        ranging = min(RANGING, max(LEAST_LEARNING, learning // 2))
+        choosing = _shuffle("validation", validation)[:CHOOSING]
+        choosing += train[ranging:][: max(LEAST_CHOOSING - len(choosing), 0)]
+        judges = sorted(_shuffle("test", judging)[:JUDGING])
+        return cls(
+            data, *(Images(data, rows, processor, takes) for rows in (train[:ranging], choosing or train, judges))
+        )
+
+
+def _shuffle(split: str, count: int) -> list[tuple[str, int]]:
+    return [(split, row) for row in np.random.default_rng(0).permutation(count).tolist()]
+
+
+def expected_agreement(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Return the share of answers that a change of logits [n, K] is expected to leave, of images like these.
+
+    Of a thousand images a handful are so near to another answer that they turn or do not by chance. So every image's
+    lead of the first class over the second is held against every image's change of that lead.
+    """
+    leads, classes = ours.topk(2).values, ours.topk(2).indices
+    lead = leads[:, 0] - leads[:, 1]
+    lost = (ours - theirs).gather(1, classes)
+    lost = lost[:, 0] - lost[:, 1]
+    return 1 - float((lost > lead[:, None]).double().mean())
 
 
 # Images -> logits [n, K].
 Answers = Callable[[Images], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What was chosen.
-
-    Attributes:
-        parts: part of the graph -> its dense layers.
-        in_float: part that stays in float -> relative change of the logits when it alone is quantised.
-    """
-
-    parts: dict[str, list[str]]
-    in_float: dict[str, float]
-
-
 class Quantizer(ABC):
-    """Abstract: int8 of one runtime's files.
-
-    Attributes:
-        runtime: what runs the files.
-        modes: what it can do.
-    """
+    """Abstract: int8 of one runtime's files, in the modes that it has."""
 
     runtime: Runtime
     modes: tuple[Mode, ...]
 
     @abstractmethod
     def layers(self, file: Path) -> list[str]:
-        """Names of the dense layers that have weights, in order."""
+        """Return the names of the dense layers that have weights, in order."""
 
     @abstractmethod
     def quantize(self, file: Path, to: Path, mode: Mode, images: Images, layers: Sequence[str]) -> None:
-        """Write `file` with these layers in int8.
-
-        Args:
-            images: set the ranges of what enters the layers.
-        """
+        """Write `file` with these layers in int8; `images` set the ranges of what enters the layers."""
 
 
 @final
@@ -118,7 +198,7 @@ class OpenVinoQuantizer(Quantizer):
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
             model = openvino_core().read_model(file)
-            # NNCF would quantise convolutions, attention's own products and sums as well, which costs answers, and
+            # NNCF would quantize convolutions, attention's own products and sums as well, which costs answers, and
             # cut ranges off at the mean of the images' extremes.
             in_float = [
                 operation.get_friendly_name()
@@ -145,16 +225,19 @@ QUANTIZERS: dict[str, Quantizer] = {
 }
 
 
-def quantize_file(quantizer: Quantizer, file: Path, mode: Mode, data: Calibration) -> Choice:
-    """Put a quantised graph in the place of the float one.
+def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -> tuple[int, dict[str, float]]:
+    """Put a quantized graph in the place of the float one.
+
+    Returns:
+        How many dense layers there are, and what stays in float; see `choose`.
 
     Raises:
         UserError: the graph has no dense layers, or no choice keeps to the bound.
     """
-    layers = quantizer.layers(file)
+    quantizer = QUANTIZERS[runtime.package]
+    layers, parts = quantizer.layers(file), dict[str, list[str]]()
     if not layers:
         raise UserError(f"{file.name} has no dense layers to quantise; leave --quantize out")
-    parts: dict[str, list[str]] = {}
     for layer in layers:
         module = layer.partition("/")[0]
         parts.setdefault(module.rpartition(".")[0] or module, []).append(layer)
@@ -164,21 +247,20 @@ def quantize_file(quantizer: Quantizer, file: Path, mode: Mode, data: Calibratio
     to = scratch / file.name
 
     def answers(chosen: Sequence[str], images: Images) -> Answers:
-        with asking_why(*quantizer.runtime.parts(file)):
+        with asking_why(*runtime.parts(file)):
             quantizer.quantize(file, to, mode, images, chosen)
-        return logits_of(quantizer.runtime, to)
+        return _logits_of(runtime, to)
 
     try:
-        choice = choose(answers, logits_of(quantizer.runtime, file), parts, data)
-        for part, place in zip(quantizer.runtime.parts(to), quantizer.runtime.parts(file), strict=True):
+        in_float = choose(answers, _logits_of(runtime, file), parts, data)
+        for part, place in zip(runtime.parts(to), runtime.parts(file), strict=True):
             part.replace(place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return choice
+    return len(layers), in_float
 
 
-def logits_of(runtime: Runtime, file: Path) -> Answers:
-    """A graph's answers."""
+def _logits_of(runtime: Runtime, file: Path) -> Answers:
     graph = runtime.open(file)
     return lambda images: torch.cat([graph.run(batch)["logits"] for batch in images])
 
@@ -188,8 +270,9 @@ def choose(
     in_float: Answers,
     parts: dict[str, list[str]],
     data: Calibration,
-) -> Choice:
-    """The fewest parts in float, of 0, 1, 2, 4 and so on, with which images like the choosing ones are answered alike.
+) -> dict[str, float]:
+    """Return the fewest parts in float, of 0, 1, 2, 4 and so on, with which images like the choosing ones are answered
+    alike, with the relative change of the logits when each alone is quantized.
 
     Args:
         answers: of the graph with these layers in int8, their ranges set by these images.
@@ -209,7 +292,7 @@ def choose(
         left = [layer for part, own in parts.items() if part not in order[:count] for layer in own]
         agreement = expected_agreement(wanted, answers(left, data.ranging)(data.choosing))
         if agreement >= CHOOSING_AGREEMENT:
-            return Choice(parts, {part: change[part] for part in order[:count]})
+            return {part: change[part] for part in order[:count]}
         count = 2 * count or 1
     raise UserError(
         f"in int8 only {agreement:.2%} of the answers would stay as in float, to judge by {len(data.choosing)} images, "
@@ -230,7 +313,7 @@ def _temporary_files_in(folder: Path) -> Any:
 
 @contextlib.contextmanager
 def _silent() -> Any:
-    """Without the quantisers' own advice and progress."""
+    """Without the quantizers' own advice and progress."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
