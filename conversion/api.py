@@ -190,6 +190,7 @@ def export(
     decoding: bool = False,
     quantize: str | None = None,
     calibrate: str | None = None,
+    opset: int | None = None,
 ) -> ExportResult:
     """Write a model in the files of another library; the folder appears complete or not at all.
 
@@ -206,6 +207,7 @@ def export(
         quantize: dense layers of a graph in int8, "static" or (ONNX) "dynamic".
         calibrate: the data for that; see `load_data`. Its train split sets ranges, its validation split chooses what
             stays in float, its test split judges.
+        opset: of ONNX, 14 or later, for runtimes that do not read torch's default (20).
 
     Raises:
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
@@ -213,7 +215,8 @@ def export(
     """
     target, started = find_target(to), time.perf_counter()
     given: dict[str, object] = {"static": static, "spelling": spelling, "preprocessing": preprocessing}
-    target.refuse_options(given | {"decoding": decoding, "quantize": quantize, "calibrate": calibrate})
+    given |= {"decoding": decoding, "quantize": quantize, "calibrate": calibrate, "opset": opset}
+    target.refuse_options(given)
     if spelling not in (None, *SPELLINGS):
         raise UserError(f"--spelling {spelling!r} is none; give one of {', '.join(SPELLINGS)}")
     mode = _mode_of(to, quantize, calibrate)
@@ -235,7 +238,7 @@ def export(
             images = Calibration.of(calibrate, processor, size, takes)
         with new_folder(place, force) as folder:
             outgoing = OutgoingModel(
-                loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], takes, mode, images
+                loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], takes, mode, images, opset
             )
             with progress(f"writing {place.name}"), saying_why(place):
                 target.write(outgoing)

@@ -24,7 +24,13 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
     refuse_other_sizes,
 )
 from hf_vit.conversion.targets.graphs.runtimes import EXECUTORCH, EXTENSIONS, ONNXRUNTIME, OPENVINO, OUTPUTS, Runtime
-from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, onnx_program, takes_other_sizes
+from hf_vit.conversion.targets.graphs.tracing import (
+    OPSETS,
+    lower_opset,
+    only_whole_patches,
+    onnx_program,
+    takes_other_sizes,
+)
 from hf_vit.conversion.targets.target import DenseSizes, OutgoingModel, Target
 from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of
@@ -74,7 +80,7 @@ class OnnxGraph(_GraphTarget):
     name = "onnx"
     title = "ONNX"
     libraries = (("onnx", "onnxscript", "onnxruntime"), "export")
-    options = ("static", "preprocessing", "decoding", "quantize", "calibrate")
+    options = ("static", "preprocessing", "decoding", "quantize", "calibrate", "opset")
     takes_dense = True
     runtime = ONNXRUNTIME
 
@@ -84,8 +90,12 @@ class OnnxGraph(_GraphTarget):
         size, sizes = _one_size(outgoing), outgoing.sizes
         if size is None and isinstance(sizes, DenseSizes):
             sizes.refuse_nominal()
-        program = onnx_program(Outcome(outgoing).eval(), sizes, outgoing.output_names, size)
+        if outgoing.opset is not None and outgoing.opset not in OPSETS:
+            raise UserError(f"--opset {outgoing.opset} is not available; give one from {OPSETS[0]} to {OPSETS[-1]}")
+        program = onnx_program(Outcome(outgoing).eval(), sizes, outgoing.output_names, size, outgoing.opset)
         self._finish(program.model, outgoing)
+        if outgoing.opset is not None:
+            lower_opset(program.model, outgoing.opset)
         program.save(str(outgoing.folder / self.runtime.file))
         outgoing.processor.save_pretrained(outgoing.folder)
 

@@ -117,6 +117,7 @@ class OutgoingModel:
         takes: what the graph is fed with, see `graphs.preprocessing`; unless that is pixel values, the image processor
             is in the graph.
         quantize, calibration: in int8, and with which images.
+        opset: of ONNX; None for torch's default.
     """
 
     model: PreTrainedModel
@@ -128,6 +129,7 @@ class OutgoingModel:
     takes: str = PIXEL_VALUES
     quantize: Mode | None = None
     calibration: Calibration | None = None
+    opset: int | None = None
 
     @property
     def config(self) -> Any:

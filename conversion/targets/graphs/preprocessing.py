@@ -25,8 +25,8 @@ PIXEL_VALUES, IMAGES, ENCODED, LEVELS = "pixel_values", "images", "file", "level
 DECODING = "com.microsoft.extensions"  # onnxruntime-extensions' operators
 
 _FILTERS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
-_INT64, _DOUBLE, _FLOAT = 7, 11, 1  # as ONNX numbers them
-_END = 2**31 - 1
+_INT64, _DOUBLE, FLOAT = 7, 11, 1  # as ONNX numbers them
+END = 2**31 - 1
 # Methods that make a processor of transformers another than the usual one, were it to have its own.
 _STEPS = ("preprocess", "_preprocess", "process_image", "resize", "center_crop", "rescale_and_normalize", "normalize")
 
@@ -158,13 +158,13 @@ def prepend(model: Any, preprocessing: Preprocessing, takes: str = IMAGES) -> No
     values = given
     if takes != LEVELS:
         images = _decoded(nodes, given) if takes == ENCODED else given
-        values = nodes.Cast(nodes.Transpose(images, perm=[0, 3, 1, 2]), to=_FLOAT)
+        values = nodes.Cast(nodes.Transpose(images, perm=[0, 3, 1, 2]), to=FLOAT)
     values = _resized(nodes, values, preprocessing)
     if preprocessing.crop is not None:
         values = _cropped(nodes, values, preprocessing.crop)
     values = nodes.Reshape(values, nodes.ints(0, 3, *output_size))  # or shapes are not inferred
-    values = nodes.Sub(values, nodes.constant([[[each]] for each in preprocessing.mean], _FLOAT))
-    values = nodes.Div(values, nodes.constant([[[each]] for each in preprocessing.std], _FLOAT))
+    values = nodes.Sub(values, nodes.constant([[[each]] for each in preprocessing.mean], FLOAT))
+    values = nodes.Div(values, nodes.constant([[[each]] for each in preprocessing.std], FLOAT))
     values.name, values.type = PREPROCESSED, ir.TensorType(ir.DataType.FLOAT)
     values.shape = ir.Shape(["batch", 3, *output_size])
     graph.inputs[0] = given
@@ -269,8 +269,8 @@ def _resized(nodes: Nodes, values: Any, preprocessing: Preprocessing) -> Any:
         old, new = (nodes.slice(pair, axis, axis + 1) for pair in (sides, wanted))
         weights, unit = _weights(nodes, old, new, resample)
         factors = (values, nodes.Transpose(weights, perm=[1, 0])) if axis else (weights, values)
-        levels = nodes.Floor(nodes.Add(nodes.Div(nodes.MatMul(*factors), unit), nodes.constant([0.5], _FLOAT)))
-        values = nodes.Clip(levels, nodes.constant(0.0, _FLOAT), nodes.constant(255.0, _FLOAT))
+        levels = nodes.Floor(nodes.Add(nodes.Div(nodes.MatMul(*factors), unit), nodes.constant([0.5], FLOAT)))
+        values = nodes.Clip(levels, nodes.constant(0.0, FLOAT), nodes.constant(255.0, FLOAT))
     return values
 
 
@@ -293,20 +293,15 @@ def _weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resampling) -> tu
     unit = nodes.ReduceMax(nodes.Where(nodes.Less(largest, nodes.constant([2.0**15])), units, one))
     size = nodes.Floor(nodes.Add(nodes.Mul(nodes.Abs(shares), unit), half))
     weights = nodes.Mul(size, nodes.Sign(shares))
-    return nodes.Cast(weights, to=_FLOAT), nodes.Cast(unit, to=_FLOAT)
+    return nodes.Cast(weights, to=FLOAT), nodes.Cast(unit, to=FLOAT)
 
 
 def _cropped(nodes: Nodes, values: Any, crop: tuple[int, int]) -> Any:
     """The middle; where the image is smaller, zeros around it."""
     two, wanted = nodes.ints(2), nodes.ints(*crop)
     lacking = nodes.Max(nodes.Sub(wanted, nodes.Shape(values, start=2)), nodes.ints(0))
-    before = nodes.Div(lacking, two)
-    values = nodes.Pad(
-        values,
-        nodes.Concat(before, nodes.Sub(lacking, before), axis=0),
-        None,
-        nodes.ints(2, 3),
-    )
+    before, others = nodes.Div(lacking, two), nodes.ints(0, 0)
+    values = nodes.Pad(values, nodes.Concat(others, before, others, nodes.Sub(lacking, before), axis=0))
     start = nodes.Div(nodes.Sub(nodes.Shape(values, start=2), wanted), two)
     return nodes.Slice(values, start, nodes.Add(start, wanted), nodes.ints(2, 3))
 
@@ -316,7 +311,7 @@ def _decoded(nodes: Nodes, file: Any) -> Any:
 
     So is a file without the marks of a PNG or a whole JPEG: of others the decoder ends the process, or never ends.
     """
-    ends = nodes.Concat(nodes.slice(file, 0, 2), nodes.slice(file, -2, _END), nodes.slice(file, 0, 4), axis=0)
+    ends = nodes.Concat(nodes.slice(file, 0, 2), nodes.slice(file, -2, END), nodes.slice(file, 0, 4), axis=0)
     marks = nodes.ints(0xFF, 0xD8, 0xFF, 0xD9, 0x89, 0x50, 0x4E, 0x47)
     right = nodes.Cast(nodes.Equal(nodes.Cast(ends, to=_INT64), marks), to=_INT64)
     known = nodes.ReduceMax(nodes.ReduceMin(nodes.Reshape(right, nodes.ints(2, 4)), nodes.ints(1)))

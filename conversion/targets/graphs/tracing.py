@@ -17,6 +17,11 @@ from torch.nn import functional as F
 from torch.onnx import ONNXProgram
 from torch.overrides import TorchFunctionMode
 
+from hf_vit.conversion.targets.graphs.preprocessing import END, FLOAT, Nodes
+from hf_vit.errors import UserError
+
+OPSETS, TORCHS_OLDEST_OPSET = range(14, 26), 18
+
 # That it leaves what has several outputs to the engine, once for each such operator.
 logging.getLogger("onnxscript.optimizer._constant_folding").addFilter(lambda record: "Skipping" not in record.msg)
 
@@ -124,23 +129,89 @@ def traced_for_any_size(model: nn.Module, config: Any) -> ExportedProgram:
 
 
 def onnx_program(
-    module: nn.Module, config: Any, output_names: Sequence[str], size: tuple[int, int] | None = None
+    module: nn.Module,
+    config: Any,
+    output_names: Sequence[str],
+    size: tuple[int, int] | None = None,
+    opset: int | None = None,
 ) -> ONNXProgram:
-    """A module that takes images [B, C, H, W] as an ONNX graph: for any B, and any H and W unless they are given."""
+    """Return a module of images [B, C, H, W] as an ONNX graph: for any B, and any H and W unless they are given.
+
+    Args:
+        opset: of ONNX; what torch cannot write is left to `lower_opset`.
+    """
+    traced = None if opset is None else max(opset, TORCHS_OLDEST_OPSET)
     if size is None:
-        return _exported(traced_for_any_size(module, config), output_names=output_names)
-    return onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names)
+        return _export(traced_for_any_size(module, config), output_names=output_names, opset_version=traced)
+    return onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names, traced)
 
 
-def onnx_of_batches(module: nn.Module, example: torch.Tensor, output_names: Sequence[str]) -> ONNXProgram:
-    """A module that takes a tensor like `example` [B, ...] as an ONNX graph for any B."""
-    return _exported(module, (example,), output_names=output_names, dynamic_shapes=({0: Dim("batch")},))
+def onnx_of_batches(
+    module: nn.Module, example: torch.Tensor, output_names: Sequence[str], opset: int | None = None
+) -> ONNXProgram:
+    """Return a module that takes a tensor like `example` [B, ...] as an ONNX graph for any B."""
+    shapes = ({0: Dim("batch")},)
+    return _export(module, (example,), output_names=output_names, dynamic_shapes=shapes, opset_version=opset)
 
 
-def _exported(*given: Any, **options: Any) -> ONNXProgram:
+def _export(*given: Any, **options: Any) -> ONNXProgram:
     program = torch.onnx.export(*given, input_names=["pixel_values"], dynamo=True, verbose=False, **options)
     assert program is not None
     return program
+
+
+def lower_opset(model: Any, opset: int) -> None:
+    """Write an `onnx_ir.Model` as torch exported it for an older opset, in place.
+
+    Raises:
+        UserError: an operator, or what is asked of it, is younger.
+    """
+    from onnx import defs
+    from onnxscript import ir
+
+    if opset >= TORCHS_OLDEST_OPSET:
+        return
+    graph = model.graph
+    for node in list(graph):
+        nodes, options = Nodes(f"{node.name}/"), {name: each.value for name, each in node.attributes.items()}
+        output = None
+        if node.op_type == "LayerNormalization" and opset < 17:
+            output = _layer_norm(nodes, options, *node.inputs)
+        elif node.op_type == "Shape" and opset < 15 and options:
+            output = nodes.slice(nodes.Shape(node.inputs[0]), options.get("start", 0), options.get("end", END))
+        elif node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and len(node.inputs) > 1:
+            axes: Any = ir.convenience.get_const_tensor(node.inputs[1])
+            kept = {"axes": axes.numpy().tolist(), "keepdims": options.get("keepdims", 1)}
+            output = getattr(nodes, node.op_type)(node.inputs[0], **kept)
+        elif node.op_type == "Resize" and not options.get("antialias"):
+            for name in ("antialias", "keep_aspect_ratio_policy"):
+                node.attributes.pop(name, None)
+        elif node.op_type == "Split":
+            node.attributes.pop("num_outputs", None)  # equal ones without it
+        if output is not None:
+            ir.convenience.replace_nodes_and_values(graph, node, [node], nodes.nodes, node.outputs, [output])
+    for node in graph:
+        try:
+            known = None if node.domain else defs.get_schema(node.op_type, opset)
+            fits = known is None or (
+                len(node.inputs) <= known.max_input and node.attributes.keys() <= known.attributes.keys()
+            )
+        except defs.SchemaError:
+            fits = False
+        if not fits:
+            younger = f"--opset {opset} has no {node.op_type} as this model needs it"
+            raise UserError(f"{younger}; give {TORCHS_OLDEST_OPSET} or more")
+    model.opset_imports[""] = opset
+
+
+def _layer_norm(nodes: Nodes, options: Mapping[str, Any], values: Any, scale: Any, bias: Any = None) -> Any:
+    """LayerNormalization over the last axis, by its definition."""
+    mean: Any = {"axes": [-1], "keepdims": 1}
+    centered = nodes.Sub(values, nodes.ReduceMean(values, **mean))
+    variance = nodes.ReduceMean(nodes.Mul(centered, centered), **mean)
+    deviation = nodes.Sqrt(nodes.Add(variance, nodes.constant(options["epsilon"], FLOAT)))
+    scaled = nodes.Mul(nodes.Div(centered, deviation), scale)
+    return scaled if bias is None else nodes.Add(scaled, bias)
 
 
 def takes_other_sizes(config: Any) -> bool:

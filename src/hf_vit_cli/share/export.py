@@ -40,6 +40,10 @@ def export(
         str | None,
         typer.Option(metavar="DATA", help="With --quantize: images (train) to set it, and others (test) to judge it."),
     ] = None,
+    opset: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --to onnx: version of ONNX's operators, 14 or later (default 20)."),
+    ] = None,
 ) -> None:
     """Write a model in the files of another library, and compare its results there; all or nothing."""
     from hf_vit import conversion
@@ -55,6 +59,7 @@ def export(
         decoding=decoding,
         quantize=quantize,
         calibrate=calibrate,
+        opset=opset,
     )
     typer.echo(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     if result.int8 is not None:
