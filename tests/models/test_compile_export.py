@@ -69,6 +69,46 @@ def test_inductor(family: Family):
         torch.testing.assert_close(given, model(images).logits, rtol=0, atol=1e-5)
 
 
+class Logits(torch.nn.Module):
+    """What a user traces."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.model(pixel_values).logits
+
+
+# Those whose positions or attention depend on the grid each in a way of its own.
+TRACED = [
+    *(("plain", choice) for choice in ("default", "learned_2d", "sincos_1d", "relative", "relative_bias", "bicubic")),
+    *((name, "default") for name in ("hybrid", "axial", "local")),
+    *(("local", "strided"), ("local", "criss_cross")),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.jit, about everything that it keeps
+@pytest.mark.parametrize(("name", "choice"), TRACED)
+@torch.no_grad()
+def test_traced_at_the_nominal_size_it_answers_at_others(name: str, choice: str):
+    """It raised there, or torch.export called the sides constant: the position table was the nominal one."""
+    family, dynamic = FAMILIES[name], torch.export.Dim.DYNAMIC
+    model = Logits(family.build("classification", choice, **ONE))
+    images, shapes = family.images(model.model.config), ({0: dynamic, 2: dynamic, 3: dynamic},)
+    traced = [torch.jit.trace(model, images, check_trace=False)]
+    if (name, choice) in (
+        ("plain", "default"),
+        ("plain", "relative"),
+        ("axial", "default"),
+    ):  # the hybrid takes a minute
+        traced.append(torch.export.export(model, (images,), dynamic_shapes=shapes, strict=False).module())
+    for batch, grid in ((2, None), (1, (3, 5)), (3, (6, 4))):
+        other = family.images(model.model.config, batch=batch, grid=grid)
+        for given in traced:
+            torch.testing.assert_close(given(other), model(other), rtol=0, atol=1e-5)
+
+
 def exported(family: Family, model, exporter: str):
     """By transformers' exporter, from a batch of 3, for batches of any size."""
     from transformers.exporters import configs, exporter_dynamo, exporter_onnx

@@ -245,7 +245,8 @@ class HfLocalViTModel(HfLocalViTPreTrainedModel, HfViTBaseModel):
         return layer
 
     def _attention_mask(self, tokens: Tokens) -> torch.Tensor | Tiles | Lines:
-        if (self.config._attn_implementation or "eager") == "eager":
+        # A trace by torch.jit would keep the tiles and lines of its own size.
+        if (self.config._attn_implementation or "eager") == "eager" or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return dense_mask(self.config, tokens)
         special_mask = None
         if tokens.token_mask is not None:

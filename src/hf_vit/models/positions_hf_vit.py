@@ -5,6 +5,7 @@ Sources: arXiv 2010.11929 section 3.2 (resampling) and appendix D.4 (kinds); sin
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,12 @@ from .configuration_hf_vit import HfViTBaseConfig
 Grid = tuple[int, int]
 # For patches [1, h*w, D] and for special tokens [1, T, D].
 Rows = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+def is_grid(grid: Grid, other: Grid) -> bool:
+    """Whether two grids are one; no for sides that a trace holds as symbols or tensors, which stand for any size."""
+    sides: list[Any] = [*grid, *other]
+    return all(isinstance(side, int) for side in sides) and tuple(grid) == tuple(other)
 
 
 def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str) -> torch.Tensor:
@@ -57,7 +64,7 @@ def resample_position_table(
             f"position table of shape {tuple(table.shape)} does not fit grid {old_grid[0]}x{old_grid[1]} with "
             f"{num_prefix_tokens} special tokens; it needs [1, {expected}, D]"
         )
-    if tuple(old_grid) == tuple(new_grid):
+    if is_grid(old_grid, new_grid):
         return table
     prefix, patches = table[:, :num_prefix_tokens], table[0, num_prefix_tokens:]
     stretched = resample_grid(patches.reshape(*old_grid, -1), new_grid, mode)
@@ -180,7 +187,7 @@ def learned_rows(table: PositionTable, grid: Grid, like: torch.Tensor) -> Rows:
 
 def learned_2d_rows(table: PositionTable, grid: Grid, like: torch.Tensor) -> Rows:
     rows, columns = table.row_position_embeddings[0], table.column_position_embeddings[0]
-    if grid != table.grid:
+    if not is_grid(grid, table.grid):
         # A one-axis table is a grid of height 1; of width 1 torch antialiases wrongly (seen in 2.15).
         rows = resample_grid(rows[None], (1, grid[0]), table.interpolation)[0]
         columns = resample_grid(columns[None], (1, grid[1]), table.interpolation)[0]
@@ -239,7 +246,7 @@ class RelativePositions(nn.Module):
     def _table(self, grid: Grid) -> torch.Tensor:
         """[2h-1, 2w-1, width] for a grid."""
         table = self.offset_embeddings.reshape(2 * self.grid[0] - 1, 2 * self.grid[1] - 1, -1)
-        if grid == self.grid:
+        if is_grid(grid, self.grid):
             return table
         return resample_grid(table, (2 * grid[0] - 1, 2 * grid[1] - 1), self.interpolation)
 
