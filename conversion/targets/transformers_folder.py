@@ -124,13 +124,11 @@ def swiglu_width(hidden: int) -> int:
     return (int(hidden * 2 / 3) + 7) // 8 * 8
 
 
-def mlp_ratio(config: Any) -> float | None:
-    """Return the `mlp_ratio` that gives the width of the MLP; whole numbers first, as released models have it."""
+def mlp_ratio(config: Any) -> int | None:
+    """Return the `mlp_ratio` that gives the width of the MLP; transformers takes whole numbers alone."""
     width, hidden = config.intermediate_size, config.hidden_size
     made = swiglu_width if config.mlp_type == "swiglu" else int
-    fractions = (width / hidden, (width + 0.5) / hidden, 1.5 * width / hidden, (1.5 * width + 0.5) / hidden)
-    ratios = (*range(1, 17), *fractions)
-    return next((ratio for ratio in ratios if made(int(hidden * ratio)) == width), None)
+    return next((ratio for ratio in range(1, 17) if made(hidden * ratio) == width), None)
 
 
 def _dinov2_fields(config: Any) -> dict[str, Any]:

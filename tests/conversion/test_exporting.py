@@ -247,6 +247,8 @@ REFUSED: tuple[tuple[dict[str, Any], tuple[str, ...], str], ...] = (
         "image_size=(12, 8) (it has squares)"),
     ({"intermediate_size": 21, "mlp_type": "swiglu", "layer_scale_init_value": 1.0}, TRANSFORMERS,
         "intermediate_size=21 (no mlp_ratio gives it)"),
+    ({"intermediate_size": 36, "layer_scale_init_value": 1.0}, TRANSFORMERS,
+        "intermediate_size=36 (no mlp_ratio gives it)"),
     ({"layer_norm_eps": 1e-5, "mlp_type": "swiglu"}, TIMM_ALONE, "layer_norm_eps=1e-05 with mlp_type='swiglu'"),
     ({"mlp_type": "swiglu", "layer_norm_eps": 1e-5}, TRANSFORMERS, ""),
     ({"qkv_bias": False}, JAX, ""),
