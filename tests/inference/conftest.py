@@ -1,11 +1,60 @@
-"""The families and choices of the contract tests, here too; and an attention that no library has."""
+"""The families and choices of the contract tests, here too; models with answers, and what engines are given once."""
 
+import copy
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+import torch
 from models.conftest import pytest_generate_tests  # noqa: F401 (a hook of pytest)
+from models.families import FAMILIES, Family, assert_near, tensors_of
 from transformers import AttentionInterface
 
+import hf_vit
+from hf_vit.inference import engines
 from hf_vit.models.modeling_hf_vit import eager_attention_forward
+
+PLAIN = FAMILIES["plain"]
+
+
+@torch.no_grad()
+def build(
+    choice: str = "default",
+    head: str = "classification",
+    family: Family = PLAIN,
+    random_head: bool = True,
+    **settings: Any,
+) -> Any:
+    """A model with answers: batch norms have seen images."""
+    model = family.build(head, choice, **settings)
+    for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
+        if "running" in name:
+            tensor.copy_(torch.rand_like(tensor) + 0.5)
+        if "classifier" in name and random_head:
+            tensor.copy_(torch.randn_like(tensor))
+    return model
+
+
+def optimize(model: Any, engine: str = "torch", **options: Any) -> Any:
+    """Its optimized copy."""
+    return hf_vit.optimize_for_inference(copy.deepcopy(model), engine=engine, **options)
+
+
+def all_tensors(outputs: Any) -> list[torch.Tensor]:
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    if isinstance(outputs, tuple):
+        return [tensor for each in outputs for tensor in all_tensors(each)]
+    return tensors_of(outputs)
+
+
+def assert_same(given: Any, wanted: Any, tolerance: float = 1e-5) -> None:
+    assert type(given) is type(wanted)
+    if not isinstance(given, tuple | torch.Tensor):
+        assert list(given) == list(wanted)
+    for fast, plain in zip(all_tensors(given), all_tensors(wanted), strict=True):
+        assert_near(fast, plain, tolerance)
 
 
 def attend_to_twice_the_values(model: Any) -> None:
@@ -16,3 +65,47 @@ def attend_to_twice_the_values(model: Any) -> None:
 
     AttentionInterface.register("twice_the_values", attend)
     model.set_attn_implementation("twice_the_values")
+
+
+PROGRAMS = dict[Any, Any]()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _exported_once() -> Iterator[None]:
+    """Exporting takes seconds: of the same model of a family, engines are given the same graph."""
+    export = engines.onnx_of_batches
+
+    def exported(module: Any, example: torch.Tensor, names: list[str]) -> Any:
+        weights = tuple(float(each.sum()) for each in [*module.parameters(), *module.buffers()])
+        asked = str(module.options) + module.model.config.to_json_string()
+        kinds = tuple(map(type, module.modules()))  # the engines' forms of a model differ
+        key = tuple(names), tuple(example.shape), asked, kinds, weights
+        if key not in PROGRAMS:
+            PROGRAMS[key] = export(module, example, names)
+        return PROGRAMS[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "onnx_of_batches", exported)
+        yield
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    """A plain classifier, and its form by OpenVINO."""
+    torch.manual_seed(0)
+    model = build()
+    return model, optimize(model, "openvino")
+
+
+def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes that engines computed, from now on."""
+    seen: list[tuple[int, ...]] = []
+    for encoder in model.modules():
+        if isinstance(encoder, engines.EngineEncoder):
+
+            def run(images: torch.Tensor, names: Any, run: Any = encoder.graph.run) -> Any:
+                seen.append(tuple(images.shape))
+                return run(images, names)
+
+            monkeypatch.setattr(encoder, "graph", dataclasses.replace(encoder.graph, run=run))
+    return seen

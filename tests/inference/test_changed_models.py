@@ -1,6 +1,5 @@
 """Models that somebody changed, holds or listens to: optimized they answer as they did before."""
 
-import copy
 import threading
 import types
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from inference.conftest import attend_to_twice_the_values
+from inference.conftest import PLAIN, attend_to_twice_the_values, build, optimize
 from models.families import FAMILIES, OTHERS, assert_near
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,16 +17,7 @@ from hf_vit.inference.layers import Dense
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
 from hf_vit.models.modeling_hf_vit import HfViTMeanPooler, HfViTModel, HfViTTokenPooler
 
-PLAIN = FAMILIES["plain"]
 IMAGES = PLAIN.images(PLAIN.config(), batch=3)
-
-
-def build(choice: str = "gap", head: str = "classification", **settings: Any) -> Any:
-    """A model whose head is not zero."""
-    model = PLAIN.build(head, choice, **settings)
-    if head == "classification":
-        nn.init.normal_(model.classifier.weight)
-    return model
 
 
 def doubled(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -101,13 +91,6 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair() -> tuple[Any, Any]:
-    """A model, and an engine's form of it."""
-    model = build()
-    return model, hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino")
-
-
 @torch.no_grad()
 # The last layer is cut to what the head reads, or is not.
 @pytest.mark.parametrize(("engine", "choice"), [("auto", "default"), ("torch", "default"), ("torch", "gap")])
@@ -123,55 +106,44 @@ def test_a_changed_classifier(change: Callable[[Any], object], computes: str, en
 
 @torch.no_grad()
 @pytest.mark.parametrize("change", [another_pooler_of_the_package, a_pooler_of_ones_own])
-def test_a_pooler_that_comes_later(change: Callable[[Any], None], pair: tuple[Any, Any]):
-    """It may read what the last layer computed for nobody before; an engine's graph has the old one."""
-    model = build("default")
-    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")
+def test_a_pooler_that_comes_later(change: Callable[[Any], None]):
+    """It may read what the last layer computed for nobody before."""
+    model = build()
+    fast = optimize(model)
     change(model)
     change(fast)
     assert_near(fast(IMAGES).logits, model(IMAGES).logits)
-    with pytest.raises(hf_vit.UserError, match="given another part here"):
-        change(pair[1])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("value", [torch.nan, 3e38])
 def test_weights_whose_answers_are_not_numbers(value: float):
     """OpenVINO's ReLU makes numbers of NaN: a model that has diverged would look as if it worked."""
-    model = build(hidden_act="relu")
+    model = build("gap", hidden_act="relu")
     model.vit.layers[0].mlp.fc1.bias[0] = value
     model.vit.layers[0].mlp.fc2.weight[:, 0] = 3.0  # else 3e38 stays a number
     assert model(IMAGES).logits.isnan().all()
     with pytest.raises(hf_vit.UserError, match=r"engine='openvino' might make numbers of the NaN .* engine='torch'"):
-        hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino")
+        optimize(model, "openvino")
     fast = hf_vit.optimize_for_inference(model)
     assert fast.engine == "torch"
     assert fast(IMAGES).logits.isnan().all()
 
 
 @torch.no_grad()
-def test_what_an_engine_computes_takes_nothing_new(pair: tuple[Any, Any]):
+def test_images_and_features_that_are_negated_lazily(pair: tuple[Any, Any]):
+    """Of which NumPy makes nothing."""
     fast = pair[1]
-    wanted = fast(IMAGES).logits
-    weight = nn.Parameter(torch.full_like(fast.classifier.bias, 100.0))
-    for change, message in (
-        (lambda: setattr(fast.classifier, "bias", None), "other weights"),
-        (lambda: fast.classifier.register_parameter("bias", weight), "other weights"),
-        (lambda: fast.vit.register_buffer("more", torch.zeros(1)), "other weights"),
-        (lambda: fast.vit.layers.insert(0, nn.Identity()), "another part here"),
-    ):
-        with pytest.raises(hf_vit.UserError, match=message):
-            change()
     features = torch.randn(2, fast.classifier.in_features)
     assert_near(fast.classifier(torch._neg_view(features)), fast.classifier(-features))
-    assert_near(fast(torch._neg_view(-IMAGES)).logits, wanted)
+    assert_near(fast(torch._neg_view(-IMAGES)).logits, fast(IMAGES).logits)
 
 
 def test_an_engine_that_is_asked_for_takes_no_hooks():
     """Not on the model itself either: they would be in its graph, and then be called."""
     heard: list[object] = []
     for path, named in (("", "the model"), ("vit", "vit"), ("classifier", "classifier")):
-        model = build()
+        model = build("gap")
         model.get_submodule(path).register_forward_hook(lambda *given: heard.append(given))
         with pytest.raises(hf_vit.UserError, match=f"and {named} has a hook; leave one of them out, or set it after"):
             hf_vit.optimize_for_inference(model, engine="openvino")
@@ -199,14 +171,14 @@ def test_hooks_that_come_later_on_parts_that_are_new(pair: tuple[Any, Any]):
 @torch.no_grad()
 def test_one_block_in_two_towers():
     """It is the last of one, which reads its class token alone, and the first of the other."""
-    towers = nn.ModuleList([build("default"), build("default", seed=1)])
+    towers = nn.ModuleList([build(), build(seed=1)])
     first, second = towers
     second.vit.layers[0] = first.vit.layers[1]  # pyright: ignore[reportIndexIssue]
     wanted = [tower(IMAGES).logits for tower in towers]
     hf_vit.optimize_for_inference(towers, engine="torch")
     for tower, logits in zip(towers, wanted, strict=True):
         assert_near(tower(IMAGES).logits, logits)
-    one_block_twice(tied := build("default"))
+    one_block_twice(tied := build())
     with pytest.raises(hf_vit.UserError, match="does not go with layers that share blocks"):
         hf_vit.optimize_for_inference(tied, merge_tokens=1)
 
@@ -245,7 +217,7 @@ def test_images_that_overflow_on_the_way(name: str, engine: str):
     ],
 )
 def test_another_default_dtype(default: torch.dtype, engine: str):
-    model = build()
+    model = build("gap")
     wanted = model(IMAGES).logits
     torch.set_default_dtype(default)
     try:
@@ -261,7 +233,7 @@ class Holder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = build(head="model")
+        self.engine = build("gap", "model")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.features, self.dtype, self.placement = self.engine(images).pooler_output, images.dtype, "here"
@@ -275,7 +247,7 @@ class Particular(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.vit = build(head="model")
+        self.vit = build("gap", "model")
 
 
 @torch.no_grad()
@@ -301,7 +273,7 @@ def test_a_class_that_nothing_can_guard_is_refused_before_anything_changes():
 @torch.no_grad()
 def test_a_pass_of_shapes_alone_leaves_nothing_behind():
     """Fake tensors that were kept as the tables of a size would come out of all passes of that size."""
-    model = build("default").double()  # the products of which torch can do without values
+    model = build().double()  # the products of which torch can do without values
     images = torch.randn(1, 3, 24, 24, dtype=torch.float64)
     wanted = model(images).logits
     fast = hf_vit.optimize_for_inference(model, engine="torch")

@@ -1,10 +1,9 @@
 """A model that an engine computes answers as the plain one does, and what its graph does not give comes from torch."""
 
 import copy
-import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import openvino
 import pytest
 import torch
-from models.families import FAMILIES, OTHERS, Family, assert_near, tensors_of
+from inference.conftest import PLAIN, assert_same, build, calls_of, optimize
+from models.families import FAMILIES, OTHERS, Family, assert_near
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,7 +20,7 @@ import hf_vit
 from hf_vit.conversion.targets.graphs import runtimes
 from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.inference import engines
-from hf_vit.inference.engines import EngineEncoder, separate_projections
+from hf_vit.inference.engines import separate_projections
 from hf_vit.inference.layers import ChannelwiseGroupNorm, FusedAttention
 from hf_vit.inference.plan import make_plan
 
@@ -31,67 +31,7 @@ OF_FAMILIES = pytest.mark.parametrize(  # exporting and compiling take seconds
         for name, family in (FAMILIES | OTHERS).items()
     ],
 )
-PLAIN = FAMILIES["plain"]
 TOLERANCE = {"hybrid": 6e-5, "bit": 6e-5}
-
-
-@torch.no_grad()
-def build(family: Family, head: str = "classification", choice: str = "default") -> Any:
-    """A model with answers: batch norms have seen images, and the head is not zero."""
-    model = family.build(head, choice)
-    for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
-        if "running" in name:
-            tensor.copy_(torch.rand_like(tensor) + 0.5)
-        if "classifier" in name:
-            tensor.copy_(torch.randn_like(tensor))
-    return model
-
-
-def assert_same(given: Any, wanted: Any, tolerance: float) -> None:
-    assert list(given) == list(wanted)
-    for fast, plain in zip(tensors_of(given), tensors_of(wanted), strict=True):
-        assert_near(fast, plain, tolerance)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _exported_once() -> Iterator[None]:
-    """Exporting takes seconds: of the same model of a family, engines are given the same graph."""
-    programs: dict[Any, Any] = {}
-
-    def exported(module: Any, example: torch.Tensor, names: list[str]) -> Any:
-        weights = tuple(float(each.sum()) for each in [*module.parameters(), *module.buffers()])
-        asked = str(module.options) + module.model.config.to_json_string()
-        kinds = tuple(map(type, module.modules()))  # the engines' forms of a model differ
-        key = tuple(names), tuple(example.shape), asked, kinds, weights
-        if key not in programs:
-            programs[key] = onnx_of_batches(module, example, names)
-        return programs[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "onnx_of_batches", exported)
-        yield
-
-
-def all_tensors(outputs: Any) -> list[torch.Tensor]:
-    if isinstance(outputs, torch.Tensor):
-        return [outputs]
-    if isinstance(outputs, tuple):
-        return [tensor for each in outputs for tensor in all_tensors(each)]
-    return tensors_of(outputs)
-
-
-def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes that engines computed, from now on."""
-    seen: list[tuple[int, ...]] = []
-    for encoder in model.modules():
-        if isinstance(encoder, EngineEncoder):
-
-            def run(images: torch.Tensor, names: Any, run: Any = encoder.graph.run) -> Any:
-                seen.append(tuple(images.shape))
-                return run(images, names)
-
-            monkeypatch.setattr(encoder, "graph", dataclasses.replace(encoder.graph, run=run))
-    return seen
 
 
 @torch.no_grad()
@@ -99,8 +39,8 @@ def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 def test_every_family(row: Family, engine: str, monkeypatch):
     """A classifier: its own size, another batch, another size, one that is not finite."""
-    model = build(row)
-    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine=engine)
+    model = build(family=row)
+    fast = optimize(model, engine)
     assert fast.engine == engine
     seen, bound = calls_of(fast, monkeypatch), TOLERANCE.get(row.name, 1e-5)
     images = row.images(model.config, batch=3)
@@ -117,10 +57,10 @@ def test_every_family(row: Family, engine: str, monkeypatch):
 @pytest.mark.parametrize("choice", ["relative", "map_with_class_token"])
 def test_bare_models(choice: str, monkeypatch):
     """With every output."""
-    model = build(PLAIN, "model", choice)
-    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino")
+    model = build(choice, "model")
+    fast = optimize(model, "openvino")
     seen, images = calls_of(fast, monkeypatch), PLAIN.images(model.config)
-    assert_same(fast(images), model(images), 1e-5)
+    assert_same(fast(images), model(images))
     assert len(seen) == 1
 
 
@@ -129,13 +69,6 @@ def test_a_model_in_training_mode(caplog):
     model = PLAIN.build("classification", num_hidden_layers=1).train()
     assert not hf_vit.optimize_for_inference(model, engine="openvino").training
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@pytest.fixture(scope="module")
-def plain() -> tuple[Any, Any]:
-    torch.manual_seed(0)  # as `_seeded`: the model of the other tests
-    model = build(PLAIN)
-    return model, hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino")
 
 
 AS_TORCH: dict[str, tuple[dict[str, Any], Any]] = {
@@ -148,20 +81,17 @@ AS_TORCH: dict[str, tuple[dict[str, Any], Any]] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize(("asked", "batch"), AS_TORCH.values(), ids=AS_TORCH)
-def test_what_else_can_be_asked_for(plain: tuple[Any, Any], asked: dict[str, Any], batch: int | None, monkeypatch):
+def test_what_else_can_be_asked_for(pair: tuple[Any, Any], asked: dict[str, Any], batch: int | None, monkeypatch):
     """The engine's outputs or torch's: the same function."""
-    model, fast = plain
+    model, fast = pair
     seen, images = calls_of(fast, monkeypatch), PLAIN.images(model.config)
-    given, wanted = fast(images, **asked), model(images, **asked)
-    assert type(given) is type(wanted)
-    for one, other in zip(all_tensors(given), all_tensors(wanted), strict=True):
-        assert_near(one, other)
+    assert_same(fast(images, **asked), model(images, **asked))
     assert len(seen) == (1 if batch else 0)
 
 
 @torch.no_grad()
-def test_hooks_hear_what_they_heard(plain: tuple[Any, Any], monkeypatch):
-    model, fast = plain
+def test_hooks_hear_what_they_heard(pair: tuple[Any, Any], monkeypatch):
+    model, fast = pair
     seen, images = calls_of(fast, monkeypatch), PLAIN.images(model.config)
     heard: list[Any] = []
     for place in (lambda each: each.vit.layernorm, lambda each: each.vit.layers[0], lambda each: each.vit):
@@ -169,9 +99,7 @@ def test_hooks_hear_what_they_heard(plain: tuple[Any, Any], monkeypatch):
             handle = place(each).register_forward_hook(lambda _, __, output: heard.append(output))
             each(images)
             handle.remove()
-        plain_heard, fast_heard = heard[-2:]
-        for one, other in zip(all_tensors(fast_heard), all_tensors(plain_heard), strict=True):
-            assert_near(one, other)
+        assert_same(heard[-1], heard[-2])
     assert (len(heard), len(seen)) == (6, 0)
     fast(images)
     assert len(seen) == 1
@@ -194,7 +122,7 @@ class _Products(TorchDispatchMode):
 @OF_FAMILIES
 def test_a_pass_has_no_product_of_torch(row: Family):
     """Its threads would wait for more of them on the cores that the engine computes the next pass on."""
-    fast = hf_vit.optimize_for_inference(build(row), engine="openvino")
+    fast = optimize(build(family=row), "openvino")
     with _Products() as products:
         fast(row.images(fast.config))
     assert products.seen == []
@@ -228,7 +156,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @torch.no_grad()
 def test_a_group_norm_is_computed_in_the_layout_of_the_convolutions(compiled: list[Any]):
     """Of what the engine normalises at once, which takes another one, there are the layer norms alone."""
-    fast = hf_vit.optimize_for_inference(build(FAMILIES["hybrid"]), engine="openvino")
+    fast = optimize(build(family=FAMILIES["hybrid"]), "openvino")
     fast(FAMILIES["hybrid"].images(fast.config))
     operations = compiled[0].get_runtime_model().get_ops()
     kinds = [operation.get_rt_info()["layerType"] for operation in operations]
@@ -236,13 +164,13 @@ def test_a_group_norm_is_computed_in_the_layout_of_the_convolutions(compiled: li
 
 
 @torch.no_grad()
-def test_a_classifier_is_one_graph(plain: tuple[Any, Any], monkeypatch):
+def test_a_classifier_is_one_graph(pair: tuple[Any, Any], monkeypatch):
     """A pass runs its graph once and no other; where its head is listened to, the encoder's outputs are the graph's."""
-    model, fast = plain
+    model, fast = pair
     seen, images = calls_of(fast, monkeypatch), PLAIN.images(model.config)
     labels = torch.tensor([0, 1])
     for asked in ({}, {"labels": labels}, {"labels": labels, "num_items_in_batch": 5}):
-        assert_same(fast(images, **asked), model(images, **asked), 1e-5)
+        assert_same(fast(images, **asked), model(images, **asked))
     assert len(seen) == 3
     seen.clear()
     heard: list[torch.Tensor] = []
@@ -257,17 +185,16 @@ def test_a_classifier_is_one_graph(plain: tuple[Any, Any], monkeypatch):
 @torch.no_grad()
 def test_two_heads():
     """Of a distilled model, by names."""
-    model = build(PLAIN, choice="distillation")
-    fast, images = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="openvino"), torch.rand(2, 3, 16, 16)
-    given = fast(images)
+    model, images = build("distillation"), torch.rand(2, 3, 16, 16)
+    given = optimize(model, "openvino")(images)
     assert list(given) == ["logits", "cls_logits", "distillation_logits"]
-    assert_same(given, model(images), 1e-5)
+    assert_same(given, model(images))
 
 
 @torch.no_grad()
-def test_heads(plain: tuple[Any, Any], monkeypatch):
+def test_heads(pair: tuple[Any, Any], monkeypatch):
     """Listened to, given what is not finite, and exchanged, they answer as before."""
-    model, fast = copy.deepcopy(plain[0]), hf_vit.optimize_for_inference(copy.deepcopy(plain[0]), engine="openvino")
+    model, fast = copy.deepcopy(pair[0]), optimize(pair[0], "openvino")
     images, features = PLAIN.images(model.config), torch.randn(2, model.config.hidden_size)
     features[0, 0] = torch.nan
     torch.testing.assert_close(fast.classifier(features), model.classifier(features), equal_nan=True)
@@ -294,6 +221,11 @@ CHANGES: dict[str, Any] = {
     "its data": lambda model: model.vit.layernorm.weight.data.mul_(2),
     "its place": lambda model: model.vit.layernorm.to(torch.bfloat16),
     "another weight": lambda model: setattr(model.vit.layernorm, "weight", torch.nn.Parameter(torch.ones(32))),
+    "no bias": lambda model: setattr(model.classifier, "bias", None),
+    "a parameter": lambda model: model.classifier.register_parameter("bias", model.classifier.bias),
+    "a buffer": lambda model: model.vit.register_buffer("more", torch.zeros(1)),
+    "another layer": lambda model: model.vit.layers.insert(0, torch.nn.Identity()),
+    "another pooler": lambda model: setattr(model.vit, "pooler", torch.nn.Identity()),
     "training": lambda model: model.train(),
     "a file": lambda model: model.save_pretrained("out"),
 }
@@ -301,8 +233,8 @@ CHANGES: dict[str, Any] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changes_that_the_graph_would_not_follow_are_refused(plain: tuple[Any, Any], change: Any):
-    _, fast = plain
+def test_changes_that_the_graph_would_not_follow_are_refused(pair: tuple[Any, Any], change: Any):
+    _, fast = pair
     images = PLAIN.images(fast.config)
     before = fast(images).logits
     with pytest.raises(hf_vit.UserError, match="a model optimized for inference cannot be") as refused:
@@ -316,18 +248,18 @@ def test_changes_that_the_graph_would_not_follow_are_refused(plain: tuple[Any, A
 def test_bfloat16(name: str):
     """As near to the float32 model as torch's own bfloat16 is, or nearer."""
     family = FAMILIES[name]
-    model, images = build(family), family.images(family.config())
+    model, images = build(family=family), family.images(family.config())
     wanted = model(images).logits
     half = copy.deepcopy(model).to(torch.bfloat16)
     plain_error = float((half(images.bfloat16()).logits - wanted).abs().max())
-    given = hf_vit.optimize_for_inference(half, engine="openvino")(images.bfloat16()).logits
+    given = optimize(half, "openvino")(images.bfloat16()).logits
     assert given.dtype == torch.bfloat16
     assert float((given - wanted).abs().max()) <= 1.5 * plain_error
 
 
-def test_from_many_threads(plain: tuple[Any, Any]):
+def test_from_many_threads(pair: tuple[Any, Any]):
     """A server's threads: every one gets its own answers."""
-    model, fast = plain
+    model, fast = pair
     images = [torch.rand(1, *PLAIN.images(model.config).shape[1:]) for _ in range(32)]
     with torch.no_grad():
         wanted = [model(each).logits for each in images]
@@ -337,30 +269,30 @@ def test_from_many_threads(plain: tuple[Any, Any]):
         assert_near(one, other)
 
 
-def test_a_pipeline(plain: tuple[Any, Any]):
+def test_a_pipeline(pair: tuple[Any, Any]):
     from PIL import Image
     from transformers import ViTImageProcessor, pipeline
 
-    side = plain[0].config.image_size
+    side = pair[0].config.image_size
     processor = ViTImageProcessor(size={"height": side, "width": side})
     image = Image.effect_noise((side, side), 90).convert("RGB")
-    answers = [pipeline("image-classification", model=each, image_processor=processor)(image) for each in plain]
+    answers = [pipeline("image-classification", model=each, image_processor=processor)(image) for each in pair]
     assert [each["label"] for each in answers[0]] == [each["label"] for each in answers[1]]
     assert [each["score"] for each in answers[1]] == pytest.approx([each["score"] for each in answers[0]], abs=1e-5)
 
 
 NOT_TAKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "backbone": (lambda: PLAIN.build("backbone"), {}, "is for bare models and classifiers"),
-    "compiled": (lambda: build(PLAIN), {"compile": True}, "does not go with compile=True"),
-    "merged": (lambda: build(PLAIN), {"merge_tokens": 2}, "does not go with merge_tokens=2"),
-    "int8": (lambda: build(PLAIN), {"quantize": "int8"}, "does not go with quantize='int8'"),
-    "float64": (lambda: build(PLAIN).double(), {}, "computes models in float32 or bfloat16, and this one"),
+    "compiled": (lambda: build(), {"compile": True}, "does not go with compile=True"),
+    "merged": (lambda: build(), {"merge_tokens": 2}, "does not go with merge_tokens=2"),
+    "int8": (lambda: build(), {"quantize": "int8"}, "does not go with quantize='int8'"),
+    "float64": (lambda: build().double(), {}, "computes models in float32 or bfloat16, and this one"),
     "bfloat16": (
-        lambda: build(PLAIN).to(torch.bfloat16),
+        lambda: build().to(torch.bfloat16),
         {"engine": "onnxruntime"},
         "engine='onnxruntime' computes models in float32, and this one is in",
     ),
-    "a hook": (lambda: hooked(build(PLAIN)), {}, "vit.layernorm has a hook"),
+    "a hook": (lambda: hooked(build()), {}, "vit.layernorm has a hook"),
 }
 
 
@@ -383,7 +315,7 @@ def test_what_an_engine_does_not_take(make: Any, options: dict[str, Any], messag
 def test_an_engine_that_is_not_installed(monkeypatch):
     """By its name it is refused with the remedy; "auto" takes what there is."""
     monkeypatch.setattr(runtimes, "find_spec", lambda name: None if name == "openvino" else True)
-    model = build(PLAIN)
+    model = build()
     with pytest.raises(hf_vit.UserError, match=r'needs openvino: pip install "hf-vit\[openvino,export\]"'):
         hf_vit.optimize_for_inference(model, engine="openvino")
     assert hf_vit.optimize_for_inference(model).engine == "torch"
@@ -399,7 +331,7 @@ def test_auto_is_openvino_where_it_is_installed_and_faster(
     model, tests of "auto" in test_changed_models.py show.)
     """
     processor("AVX2" if with_avx2_alone else "AVX512")
-    chosen = engines.choose_engine("auto", build(FAMILIES[name]).to(dtype), (dtype, torch.device("cpu")), {})
+    chosen = engines.choose_engine("auto", build(family=FAMILIES[name]).to(dtype), (dtype, torch.device("cpu")), {})
     is_torchs = (name, dtype, with_avx2_alone) == ("axial", torch.float32, False)
     assert chosen is (None if is_torchs else engines.ENGINES["openvino"])
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from models.families import FAMILIES, OTHERS, Family, assert_near, pad, tensors_of
+from inference.conftest import assert_same, build, optimize
+from models.families import FAMILIES, OTHERS, Family, pad
 
 import hf_vit
 from hf_vit.inference.packing import PackedConv2d, PackedDense
@@ -15,19 +16,10 @@ from hf_vit.models.modeling_hf_vit import HfViTPooler
 OTHER_FAMILIES = OTHERS
 
 
-@torch.no_grad()
 def both(family: Family, head: str = "classification", choice: str = "default", **options: Any):
-    """A model, whose batch norms have seen images, and its optimized copy."""
-    model = family.build(head, choice, **options)
-    for name, buffer in model.named_buffers():
-        if "running" in name:
-            buffer.copy_(torch.rand_like(buffer) + 0.5)
-    return model, hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")
-
-
-def assert_same(given: Any, wanted: Any, tolerance: float) -> None:
-    for fast, plain in zip(tensors_of(given), tensors_of(wanted), strict=True):
-        assert_near(fast, plain, tolerance)
+    """A model and its optimized copy."""
+    model = build(choice, head, family, random_head=False, **options)
+    return model, optimize(model)
 
 
 @torch.no_grad()
@@ -39,7 +31,7 @@ def test_every_choice_of_a_classifier(family: Family, choice: str):
     model, images = model.double(), images.double()
     if family.name in FAMILIES:
         model.set_attn_implementation("eager")
-    fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")
+    fast = optimize(model)
     labels = torch.tensor([0, 1]) if model.config.num_labels else None
     for grid in ((3, 5), None):
         images = family.images(model.config, grid=grid, dtype=torch.float64)
