@@ -87,7 +87,7 @@ class Records:
             while left := [(job, needed) for job, needed in jobs if self.find(job) is None]:
                 ready = [(job, found) for job, needed in left if all(found := [self.find(one) for one in needed])]
                 if ray is not None:
-                    from hf_vit.evaluation.ray_tasks import independent
+                    from hf_vit.evaluation.ray_runner import independent
 
                     for number, done in independent(ray, _done, ready, do):
                         self._keep(ready[number][0], done)

@@ -31,7 +31,7 @@ BOUND = 600  # seconds for a command on a busy machine
 IMAGES, ROWS_PER_FILE, BATCH = 160, 4, 2
 MOMENTS = 40  # that a run's files are divided into
 SPLIT = ("--split", "train")
-TITLES = {"actor": "ray::_ModelProcess", "reader": "ray::_read"}
+TITLES = {"actor": "ray::MapWorker", "reader": "MapBatches(_read)"}
 # What fails -> how often.
 KINDS = {
     "actor": 20, "reader": 20, "driver": 15, "Ctrl-C": 5, "raylet": 10, "store of the cluster": 5, "slow actor": 3,

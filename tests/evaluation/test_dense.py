@@ -17,8 +17,8 @@ import hf_vit
 from hf_vit import UserError
 from hf_vit.data import ImageData
 from hf_vit.evaluation import evaluate_protocol, predict
-from hf_vit.evaluation.dense_prediction import each_dense_prediction, write_dense_predictions
-from hf_vit.evaluation.protocols.dense.meters import IGNORED, DetectionMeter, SegmentationMeter
+from hf_vit.evaluation.prediction import each_dense_prediction, write_dense_predictions
+from hf_vit.evaluation.protocols.dense import IGNORED, DetectionMeter, SegmentationMeter
 from hf_vit.families import DENSE_HEADS
 from hf_vit.loading.model import load_model
 from hf_vit.loading.outputs import dense_task_of, detect, segment
@@ -172,7 +172,7 @@ def test_what_gives_nothing_to_judge_by_is_refused(monkeypatch):
             each.values(["one", "other"])
     meter.update(answer, objects([[0, 0, 9, 9]], [0]))
     assert meter.values(["one"])["ap"] == pytest.approx(1.0)
-    monkeypatch.setattr("hf_vit.evaluation.protocols.dense.meters.find_spec", lambda name: None)
+    monkeypatch.setattr("hf_vit.evaluation.protocols.dense.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"torchmetrics and pycocotools, not .* pip install 'hf-vit\[dense"):
         SegmentationMeter(2)
 

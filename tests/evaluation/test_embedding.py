@@ -25,8 +25,7 @@ from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.data import eval_transform, load_data, make_processor
-from hf_vit.evaluation.embedding import job
-from hf_vit.evaluation.embedding.job import embed
+from hf_vit.evaluation import embed, embedding
 from hf_vit.results.delivery import free_folder
 from hf_vit.results.writing import beside, write_atomically
 from hf_vit_cli.main import main
@@ -113,7 +112,7 @@ def test_predictions_by_command(model, images, tmp_path, capsys):
 
 def test_two_calls_at_once_do_not_mix(model, images, tmp_path, monkeypatch):
     """The second comes while the first, which found an empty folder, is about to say what it will hold."""
-    out, calls, second, write = tmp_path / "out", [], [], job._write_manifest
+    out, calls, second, write = tmp_path / "out", [], [], embedding._write_manifest
 
     def meet(*arguments):
         monkeypatch.undo()
@@ -129,7 +128,7 @@ def test_two_calls_at_once_do_not_mix(model, images, tmp_path, monkeypatch):
         except UserError as error:
             return str(error)
 
-    monkeypatch.setattr(job, "_write_manifest", meet)
+    monkeypatch.setattr(embedding, "_write_manifest", meet)
     first = outcome()
     calls[0].join()
     assert not isinstance(first, str)
@@ -255,7 +254,7 @@ def wait_for_files(folder, is_alive):
 def test_a_killed_run_goes_on_without_duplicates_or_gaps(model, whole, tmp_path, warm):
     folder = tmp_path / "out"
     job = dict(model=str(model), data="digits", output=str(folder), rows_per_file=20, batch_size=8)
-    process = warm.start("hf_vit.evaluation.embedding.job:embed", tmp_path / "process", **job)
+    process = warm.start("hf_vit.evaluation.embedding:embed", tmp_path / "process", **job)
     wait_for_files(folder, lambda: process.wait(0) is None)
     process.kill()
     go_on(model, whole, folder)

@@ -1,25 +1,49 @@
 """Protocols against other implementations: calibration, few shots, probes and neighbors, patches dropped."""
 
+import io
+import itertools
+
 import numpy as np
 import pytest
+import timm
 import torch
 from datasets import Dataset
-from evaluation.tiny import NAMES, examine, make_classifier, make_data, make_processor, our_subject
+from evaluation.tiny import NAMES, examine, make_classifier, make_data, make_images, make_processor, our_subject
 from models.families import FAMILIES, RESNETS
+from PIL import Image
 from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
+from timm.data.config import resolve_model_data_config
+from timm.data.transforms_factory import create_transform
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
-from transformers import ResNetConfig, ResNetForImageClassification
+from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessor
 
+from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums, calibration, fit_temperature
-from hf_vit.evaluation.protocols.few_shot import FewShotRegression, draw_shots, few_shot
-from hf_vit.evaluation.protocols.occlusion import drop, patch_drop, patch_px, saliency
-from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
+from hf_vit.evaluation.protocols.probes import FewShotRegression, draw_shots, few_shot, linear_probe, nearest_neighbors
+from hf_vit.evaluation.protocols.robustness import (
+    CORRUPTIONS,
+    corrupt,
+    corrupt_batch,
+    corruptions,
+    disk_kernel,
+    drop,
+    fgsm,
+    motion_kernel,
+    patch_drop,
+    patch_px,
+    pgd,
+    random_start,
+    robustness,
+    saliency,
+)
 from hf_vit.evaluation.protocols.top1 import top1
+from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.pixels import PixelScale
 
 
 def draws(images, seed=0):
@@ -220,17 +244,8 @@ def test_dropping_replaces_whole_patches_and_more_of_the_same():
         before = changed
 
 
-class Linear(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(3 * 8 * 12, 4, dtype=torch.float64)
-
-    def forward(self, pixel_values):
-        return self.head(pixel_values.flatten(1))
-
-
 def test_saliency_of_a_linear_model_is_what_dropping_does():
-    model, values = Linear(), torch.randn(5, 3, 8, 12, dtype=torch.float64)
+    model, values = Linear(4, 3 * 8 * 12), torch.randn(5, 3, 8, 12, dtype=torch.float64)
     filling = values.mean(dim=(2, 3), keepdim=True)
     found = saliency(model, values, filling, (4, 4))
     assert found.shape == (5, 2, 3)
@@ -351,3 +366,302 @@ def test_without_a_validation_split_nothing_is_fitted_on_it():
     assert (plain.temperature, plain.scaled) == (None, None)
     one = linear_probe(examine(data=without("validation")), strengths=(1.0,), choose_split=None)
     assert one.strengths == [1.0] * 3
+
+
+MEAN, STD = (0.3, 0.45, 0.6), (0.2, 0.25, 0.5)
+
+
+class Linear(nn.Module):
+    """Logits [B, K] of flattened images; a class of its own so that its config can name the classes."""
+
+    def __init__(self, classes=2, inputs=3 * 6 * 6):
+        super().__init__()
+        self.head = nn.Linear(inputs, classes, dtype=torch.float64)
+
+    def forward(self, pixel_values):
+        return self.head(pixel_values.flatten(1))
+
+
+@pytest.fixture
+def linear():
+    processor = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=MEAN, image_std=STD)
+    return LoadedModel(Linear(), lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")
+
+
+def pixel_weights(model):
+    """[3, 6, 6]: how fast the margin of class 0 over class 1 grows with each pixel in 0..1, worked out by hand."""
+    weight = model.head.weight[0] - model.head.weight[1]
+    return weight.detach().view(3, 6, 6) / torch.tensor(STD, dtype=torch.float64)[:, None, None]
+
+
+def margin(subject, scale, pixels):
+    logits = subject.model(scale.values(pixels))
+    return logits[:, 1] - logits[:, 0]
+
+
+def test_the_scale_is_the_processor_s(linear):
+    scale = PixelScale.of(linear)
+    assert scale.mean == pytest.approx(MEAN, rel=1e-6)
+    assert scale.std == pytest.approx(STD, rel=1e-6)
+    assert scale.factor == 1
+    one = PixelScale.of_processor(ViTImageProcessor(image_mean=0.5, image_std=0.25))  # a number for all channels
+    assert (one.mean, one.std) == ((0.5,) * 3, (0.25,) * 3)
+    images = make_images(3, side=6)
+    wanted = torch.tensor(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2) / 255
+    found = scale.pixels(linear.prepare(images).double())
+    torch.testing.assert_close(found, wanted.double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(scale.values(found), linear.prepare(images).double(), atol=1e-6, rtol=0)
+
+
+def test_the_scale_of_a_timm_model():
+    model = timm.create_model("resnet10t", num_classes=3)
+    config = resolve_model_data_config(model)
+    transform = create_transform(**config, is_training=False)
+    scale = PixelScale.of(
+        LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), "timm")
+    )
+    assert scale.mean == pytest.approx(config["mean"], rel=1e-5)
+    assert scale.std == pytest.approx(config["std"], rel=1e-5)
+
+
+def test_processors_that_do_more_than_scale(linear):
+    def squared(images):
+        return linear.prepare(images) ** 2
+
+    def constant(images):
+        return linear.prepare(images) * 0
+
+    def swapped(images):
+        return linear.prepare(images).flip(1)  # MobileViT's processor does
+
+    for prepare in (squared, constant, swapped):
+        with pytest.raises(UserError, match="does more to a pixel than scale it"):
+            PixelScale.of(LoadedModel(linear.model, prepare, "odd"))
+
+
+def test_at_the_border_only_what_is_left_counts(linear):
+    """Some pixels are black or white, or nearer to it than epsilon: the best is still known in closed form."""
+    scale, epsilon = PixelScale.of(linear), 20 / 255
+    pixels = torch.randint(0, 256, (4, 3, 6, 6)).double() / 255
+    pixels[:, :, :2] = pixels[:, :, :2].round()
+    uphill = -pixel_weights(linear.model)
+    room = torch.where(uphill > 0, (1 - pixels).clamp(max=epsilon), pixels.clamp(max=epsilon))
+    expected = (uphill.abs() * room).sum(dim=(1, 2, 3))
+
+    def loss(moved):
+        return margin(linear, scale, moved)
+
+    start = random_start(pixels, 3)
+    for attacked in (fgsm(loss, pixels, epsilon), pgd(loss, pixels, epsilon, steps=8, start=start)):
+        torch.testing.assert_close(loss(attacked) - loss(pixels), expected, rtol=1e-6, atol=0)
+        assert float(attacked.min()) >= 0
+        assert float(attacked.max()) <= 1
+        assert float((attacked - pixels).abs().max()) <= epsilon + 1e-12
+
+
+def test_pgd_stays_in_the_ball_and_beats_fgsm_on_a_curved_loss():
+    model = make_classifier().double()
+    pixels, labels = torch.rand(8, 3, 8, 8, dtype=torch.float64), torch.arange(8) % 6
+
+    def loss(moved):
+        return nn.functional.cross_entropy(model(moved * 2 - 1).logits, labels, reduction="none")
+
+    epsilon, start = 16 / 255, random_start(pixels, 0)
+    assert float(start.abs().max()) <= 1
+    once, often = fgsm(loss, pixels, epsilon), pgd(loss, pixels, epsilon, steps=20)
+    begun = pgd(loss, pixels, epsilon, steps=1, start=start)
+    for attacked in (once, often, begun):
+        assert float((attacked - pixels).abs().max()) <= epsilon + 1e-12
+        assert 0 <= float(attacked.min()) <= float(attacked.max()) <= 1
+    with torch.no_grad():
+        assert float(loss(often).mean()) > float(loss(once).mean()) > float(loss(pixels).mean())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_random_start_belongs_to_the_image():
+    pixels = torch.rand(3, 3, 4, 4)
+    found = random_start(pixels, 7)
+    assert torch.equal(random_start(pixels.flip(0), 7).flip(0), found)
+    assert not torch.equal(random_start(pixels, 8), found)
+    assert not torch.equal(found[0], found[1])
+
+
+class Named(Linear):
+    """A linear classifier that transformers' naming makes a classifier with named classes."""
+
+
+Named.__name__ = "LinearForImageClassification"
+
+
+def test_accuracy_under_attack_equals_the_closed_form():
+    """Of a linear classifier of two classes, exactly the images whose margin exceeds epsilon ||w||_1 survive."""
+    model = Named()
+    model.config = type("Config", (), {"id2label": {0: "ant", 1: "bee"}, "num_labels": 2})()
+    processor = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=MEAN, image_std=STD)
+    subject = LoadedModel(model, lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")
+    data = make_data(test=60, side=6)
+    two = data.splits["test"].map(
+        lambda row: {"image": row["image"].point(lambda value: 60 + value // 2), "label": row["label"] % 2}
+    )
+    data.splits["test"], data.label_names = two, ["ant", "bee"]
+    epsilons = (0.5, 1.0, 2.0, 4.0)
+    result = robustness(examine(subject, data, batch_size=13), epsilons=epsilons, steps=3)
+    with torch.no_grad():
+        logits = model(subject.prepare(two["image"]).double())
+    sign = 1 - 2 * torch.tensor(two["label"])
+    margins = (logits[:, 0] - logits[:, 1]) * sign
+    norm = pixel_weights(model).abs().sum()
+    wanted = [float((margins > epsilon / 255 * norm).double().mean()) for epsilon in epsilons]
+    assert result.clean == float((margins > 0).double().mean())
+    assert result.fgsm == result.pgd == wanted
+    assert 0 < wanted[-1] < wanted[0] < result.clean
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_after_an_ordinary_evaluation(family):
+    """Derived tables and kernels that an evaluation without gradients keeps do not stand in the way."""
+    subject, data = our_subject(family), make_data(test=12)
+    top1(examine(subject, data))
+    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    result = robustness(examine(subject, data), epsilons=(8.0,), steps=2)
+    assert result == robustness(examine(subject, data, batch_size=5), epsilons=[8.0], steps=2)
+    assert all(torch.equal(before[name], value) for name, value in subject.model.state_dict().items())
+
+
+def test_a_classifier_in_half_precision_is_attacked_in_full_pixels():
+    full = robustness(examine(), epsilons=(16.0,), steps=4)
+    half = robustness(examine(make_classifier().to(torch.bfloat16)), epsilons=(16.0,), steps=4)
+    assert full.pgd[0] < full.clean
+    assert half.pgd[0] == pytest.approx(full.pgd[0], abs=0.1)
+
+
+@pytest.mark.parametrize("options", [{"epsilons": ()}, {"epsilons": (0,)}, {"epsilons": (300,)}, {"steps": 0}])
+def test_misuse(options):
+    with pytest.raises(UserError, match="must lie in 0 < epsilon <= 255"):
+        robustness(examine(), **options)
+
+
+def photo(side=64):
+    """A smooth picture with an edge, in steps of 1/255."""
+    rows, columns = np.mgrid[:side, :side] / side
+    channels = [0.5 + 0.3 * np.sin(6 * rows), 0.2 + 0.5 * columns, np.where(rows > columns, 0.8, 0.3)]
+    return np.rint(np.stack(channels, axis=-1) * 255) / 255
+
+
+def seeded():
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_severities_grow_and_stay_pictures(name):
+    picture = photo()
+    distances = []
+    for severity in range(1, 6):
+        found = corrupt(picture, name, severity, seeded())
+        assert found.shape == picture.shape
+        assert (found == corrupt(picture, name, severity, seeded())).all()
+        np.testing.assert_allclose(found * 255, np.rint(found * 255), atol=1e-9)
+        assert found.min() >= 0
+        assert found.max() <= 1
+        distances.append(float(np.abs(found - picture).mean()))
+    assert distances[0] > 0
+    assert all(later > earlier for earlier, later in itertools.pairwise(distances)), distances
+
+
+def test_the_statistics_of_noise():
+    gray = np.full((200, 200, 3), 102 / 255)
+    normal = corrupt(gray, "gaussian_noise", 1, seeded()) - gray
+    assert normal.std() == pytest.approx(0.08, rel=0.02)
+    shot = corrupt(gray, "shot_noise", 1, seeded())
+    assert shot.mean() == pytest.approx(0.4, abs=0.002)
+    assert shot.var() == pytest.approx(0.4 / 60, rel=0.02)
+    impulse = corrupt(gray, "impulse_noise", 3, seeded())
+    assert (impulse == 1).mean() == pytest.approx(0.045, rel=0.05)
+    assert (impulse == 0).mean() == pytest.approx(0.045, rel=0.05)
+    assert ((impulse == 0) | (impulse == 1) | (impulse == gray)).all()
+
+
+def test_kernels_of_blurs():
+    for radius in (0.3, 0.9, 4.0, 7.5):
+        kernel = disk_kernel(radius)
+        assert kernel.sum() == pytest.approx(1)
+        assert (kernel == kernel[::-1]).all()
+        assert (kernel == kernel.T).all()
+    inside = disk_kernel(7.5)[8, 8]
+    assert inside == pytest.approx(1 / (np.pi * 7.5**2), rel=0.01), "a whole pixel weighs one over the disk's area"
+    straight = motion_kernel(3.0, 2.0, 0.0)
+    middle = len(straight) // 2
+    assert straight.sum() == pytest.approx(1)
+    assert straight[middle].sum() == pytest.approx(1), "along a row nothing leaves it"
+    assert straight[middle, :middle].sum() == 0, "it smears to one side"
+    weights = straight[middle, middle : middle + 7]
+    assert (np.diff(weights[1:]) < 0).all()
+    turned = motion_kernel(3.0, 2.0, np.pi / 4)
+    assert np.trace(turned) > 0.4
+    assert np.tril(turned, -2).sum() == np.triu(turned, 2).sum() == 0
+
+
+@pytest.mark.parametrize("name", ["defocus_blur", "motion_blur", "zoom_blur", "contrast", "pixelate"])
+def test_a_picture_of_one_colour_stays(name):
+    flat = np.full((40, 56, 3), (51 / 255, 102 / 255, 1))
+    np.testing.assert_allclose(corrupt(flat, name, 5, seeded()), flat, atol=1e-9)
+
+
+def test_blurs_follow_the_size_of_the_image():
+    """The same edge, four times as large, is blurred over four times as many pixels."""
+    widths = []
+    for side in (56, 224):
+        picture = np.zeros((side, side, 3))
+        picture[:, side // 2 :] = 1
+        found = corrupt(picture, "defocus_blur", 5, seeded())[side // 2, :, 0]
+        widths.append(int(((found > 0.01) & (found < 0.99)).sum()))
+    assert widths[1] == pytest.approx(4 * widths[0], abs=3)
+
+
+def test_those_with_a_formula():
+    picture = photo()
+    mean = picture.mean(axis=(0, 1))
+    np.testing.assert_allclose(
+        corrupt(picture, "contrast", 2, seeded()), (picture - mean) * 0.3 + mean, atol=0.5 / 255 + 1e-9
+    )
+    gray = np.full((4, 4, 3), 0.2)
+    np.testing.assert_allclose(corrupt(gray, "brightness", 3, seeded()), 0.5, atol=0.5 / 255)
+    blocks = corrupt(photo(64), "pixelate", 5, seeded())
+    small = photo(64).reshape(16, 4, 16, 4, 3).mean(axis=(1, 3))
+    np.testing.assert_allclose(blocks, small.repeat(4, axis=0).repeat(4, axis=1), atol=0.5 / 255 + 1e-9)
+    content = io.BytesIO()
+    Image.fromarray((picture * 255).round().astype(np.uint8)).save(content, "JPEG", quality=7)
+    assert (corrupt(picture, "jpeg_compression", 5, seeded()) * 255 == np.asarray(Image.open(content))).all()
+
+
+def test_randomness_belongs_to_the_image():
+    images = [np.asarray(image) / 255 for image in make_images(4, side=16)]
+    pixels = torch.tensor(np.stack(images)).permute(0, 3, 1, 2)
+    for name in ("gaussian_noise", "motion_blur"):
+        found = corrupt_batch(pixels, name, 3, seed=1)
+        assert torch.equal(corrupt_batch(pixels.flip(0), name, 3, seed=1).flip(0), found)
+        assert torch.equal(corrupt_batch(pixels[2:3], name, 3, seed=1)[0], found[2])
+        assert not torch.equal(corrupt_batch(pixels, name, 3, seed=2), found)
+
+
+def test_accuracy_equals_a_plain_loop():
+    data, model = make_data(), make_classifier()
+    result = corruptions(examine(model, data, batch_size=8, seed=4), kinds=["contrast", "shot_noise"])
+    assert list(result.accuracy) == ["shot_noise", "contrast"]
+    whole = top1(examine(model, data))
+    assert result.clean == whole.top1
+    labels = torch.tensor(data.splits["test"]["label"])
+    values = make_processor()(images=list(data.splits["test"]["image"]), return_tensors="pt")["pixel_values"]
+    for name, found in result.accuracy.items():
+        for severity in (1, 5):
+            pixels = corrupt_batch(values / 2 + 0.5, name, severity, seed=4)
+            with torch.no_grad():
+                answers = model(pixels * 2 - 1).logits.argmax(1)
+            assert found[severity - 1] == pytest.approx(float((answers == labels).double().mean()))
+    assert result.mean_error == pytest.approx(1 - np.mean(list(result.accuracy.values())))
+    assert result.values()["error_above_clean"] == pytest.approx(result.mean_error - (1 - result.clean))
+
+
+def test_unknown_corruptions_are_named():
+    with pytest.raises(UserError, match="there is no corruption fog; there are gaussian_noise, shot_noise"):
+        corruptions(examine(), kinds=["fog", "contrast"])

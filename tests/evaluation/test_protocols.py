@@ -2,11 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from evaluation.tiny import make_classifier, make_dataset, make_images, make_processor
 from PIL import Image
 
 from hf_vit.data import ImageData
+from hf_vit.errors import UserError
 from hf_vit.evaluation import PROTOCOLS, evaluate_protocol
 from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts, append_record, new_record
@@ -187,3 +190,199 @@ def test_pictures_show_the_numbers(animals):
     first, second = (container.lines[0] for container in result.draw().axes[0].containers)
     assert first.get_xdata().tolist() == second.get_xdata().tolist() == [0, 1, 8]
     assert second.get_ydata().tolist() == pytest.approx([100 * value for value in (result.clean, *result.pgd)])
+
+
+PUBLISHED = "ILSVRC2012_val_{:08d}"  # names of images
+WNIDS = ("n01440764", "n01443537", "n01484850")
+# Of eight images, three a class at most; published names lie in no order within the classes.
+LABELS = [[0, 1, 2], [], [1, 2], [2], [0, 1], [1], [], [0, 2]]
+ORIGINAL = [0, 2, 1, 1, 0, 2, 1, 2]
+
+
+def predicted(model, images):
+    """The model's classes of every image, the likeliest first."""
+    with torch.no_grad():
+        logits = model(**make_processor()(images, return_tensors="pt")).logits
+    return logits.argsort(dim=-1, descending=True).tolist()
+
+
+@pytest.fixture
+def imagenet(tmp_path):
+    """test/<WordNet number>/<file>, real.json and the images in the order of real.json."""
+
+    def make(name):
+        images = make_images(len(LABELS))
+        for wnid in WNIDS:
+            (tmp_path / "imagenet/test" / wnid).mkdir(parents=True)
+        for index, (image, label) in enumerate(zip(images, ORIGINAL, strict=True)):
+            image.save(tmp_path / "imagenet/test" / WNIDS[label] / f"{name(index)}.png")
+        (tmp_path / "real.json").write_text(json.dumps(LABELS))
+        return tmp_path / "imagenet", tmp_path / "real.json", images
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["ILSVRC2012_val_{:08d}", "image {:02d}"])
+def test_real_labels(imagenet, name):
+    """The file's i-th list is of image i + 1, whatever class its folder is of; images without a label do not count."""
+    data, labels, images = imagenet(lambda index: name.format(index + 1))
+    model = make_classifier(WNIDS)
+    answers = [best[0] for best in predicted(model, images)]
+    result = evaluate_protocol(
+        "real", (model, make_processor()), str(data), real_labels=labels, progress=False, batch_size=3
+    ).result
+    assert result.num_images == 8
+    assert result.num_labelled == 6
+    assert result.top1 == pytest.approx(np.mean([a == b for a, b in zip(answers, ORIGINAL, strict=True)]))
+    judged = [answer in allowed for answer, allowed in zip(answers, LABELS, strict=True) if allowed]
+    assert result.real == pytest.approx(np.mean(judged))
+    assert result.real != result.top1
+    if "ILSVRC" in name:  # fewer images are found by their published numbers
+        (data / "test" / WNIDS[0] / "ILSVRC2012_val_00000001.png").unlink()
+        given = dict(real_labels=labels, progress=False)
+        result = evaluate_protocol("real", (model, make_processor()), str(data), **given).result
+        judged = [answer in allowed for answer, allowed in zip(answers[1:], LABELS[1:], strict=True) if allowed]
+        assert (result.num_images, result.num_labelled) == (7, 5)
+        assert result.real == pytest.approx(np.mean(judged))
+        some = evaluate_protocol("real", (model, make_processor()), str(data), num_images=3, **given).result
+        assert some.num_images == 3
+
+
+def test_a_model_that_orders_its_classes_otherwise(imagenet):
+    """Numbers of the file are those of the data's classes; the model's are matched by their names."""
+    data, labels, _ = imagenet(lambda index: f"ILSVRC2012_val_{index + 1:08d}")
+    found = []
+    for names in (WNIDS, WNIDS[::-1]):
+        model = make_classifier(names)
+        if names is not WNIDS:
+            with torch.no_grad():
+                model.classifier.weight.copy_(make_classifier(WNIDS).classifier.weight.flip(0))
+        run = evaluate_protocol("real", (model, make_processor()), str(data), real_labels=labels, progress=False)
+        found.append(run.result.values())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "told"),
+    [
+        (None, PUBLISHED, "there is no file"),
+        ("[[0], [1", PUBLISHED, "is no JSON"),
+        *(
+            (no, PUBLISHED, "no list with a list of class numbers")
+            for no in ('{"0": [1]}', "[[0], 1]", "[[0], [true]]")
+        ),
+        ("[[0], [3]]", PUBLISHED, "has the class 3, the data has 3; give all of ImageNet's classes"),
+        ("[[0], [1]]", PUBLISHED, "has labels of 2 images, none of image number 8"),
+        ("[[0], [1]]", "{}", "has labels of 2 images, the split has 8, whose names are not ImageNet's"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(imagenet, content, name, told):
+    data, labels, _ = imagenet(lambda index: name.format(index + 1))
+    labels.unlink() if content is None else labels.write_text(content)
+    with pytest.raises(UserError, match=told) as error:
+        evaluate_protocol(
+            "real", (make_classifier(WNIDS), make_processor()), str(data), real_labels=labels, progress=False
+        )
+    assert "\n" not in str(error.value)
+
+
+WORDS = ("analog clock", "digital clock", "backpack, back pack", "tench, Tinca tinca", "barber chair")
+MAPPING = {"Alarm clock": "analog clock; digital clock", "Backpack": "backpack, back pack", "Chair": "barber chair"}
+OBJECTS = {"alarm_clock": "Alarm clock", "backpack": "Backpack", "air_freshener": "Air freshener", "chair": "Chair"}
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """images/<folder>/<file> with a red border of two px, beside the authors' folder of mappings."""
+    root, found, images = tmp_path / "objectnet-1.0", {}, iter(make_images(12, side=12))
+    for folder in OBJECTS:
+        found[folder] = [next(images) for _ in range(3)]
+        (root / "images/test" / folder).mkdir(parents=True)
+        for index, image in enumerate(found[folder]):
+            framed = Image.new("RGB", (16, 16), (255, 0, 0))
+            framed.paste(image, (2, 2))
+            framed.save(root / "images/test" / folder / f"{index}.png")
+    (root / "mappings").mkdir()
+    (root / "mappings/folder_to_objectnet_label.json").write_text(json.dumps(OBJECTS))
+    (root / "mappings/objectnet_to_imagenet_1k.json").write_text(json.dumps(MAPPING))
+    return root / "images", root / "mappings", found
+
+
+def test_objectnet(photographs):
+    """Any of the classes that the mapping names is right; folders that ImageNet lacks, and the border, do not count."""
+    data, mappings, images = photographs
+    model = make_classifier(WORDS)
+    right = {"alarm_clock": {0, 1}, "backpack": {2}, "chair": {4}}
+    hits = {}
+    for folder, allowed in right.items():
+        for best in predicted(model, images[folder]):
+            shared = next(answer for answer in best if answer != 3)  # the tench is in no folder
+            hits.setdefault(folder, []).append((best[0] in allowed, shared in allowed))
+    run = evaluate_protocol(
+        "objectnet", (model, make_processor()), str(data), mappings=mappings, progress=False, batch_size=2
+    )
+    everything = [hit for each in hits.values() for hit in each]
+    assert run.result.num_images == len(everything) == 9
+    assert run.result.top1 == pytest.approx(np.mean([hit for hit, _ in everything]))
+    assert run.result.top1_of_shared == pytest.approx(np.mean([hit for _, hit in everything]))
+    assert run.result.top5 == 1.0  # of five classes
+    assert run.result.per_class == {name: pytest.approx(np.mean([hit for hit, _ in hits[name]])) for name in right}
+    assert 0 < run.result.top1 < 1
+
+
+def test_a_mapping_that_does_not_fit_is_refused(photographs, tmp_path):
+    data, mappings, _ = photographs
+
+    def refused(names, place, said):
+        with pytest.raises(UserError, match=said):
+            evaluate_protocol(
+                "objectnet", (make_classifier(names), make_processor()), str(data), mappings=place, progress=False
+            )
+
+    words = ("n02708093", "n03196217", "n02769748", "n01440764", "n02791124")
+    refused(words, mappings, r"the model has no class 'analog clock' \(and 3 others of the mapping\)")
+    refused(WORDS, tmp_path, r"there is no .*folder_to_objectnet_label.json; give the folder 'mappings'")
+    (mappings / "objectnet_to_imagenet_1k.json").write_text('["Alarm clock"]')
+    refused(WORDS, mappings, r"objectnet_to_imagenet_1k\.json is no table from names to names")
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["--protocol", "real"], "give the file with --real-labels real.json"),
+        (["--protocol", "objectnet"], "give the folder with --mappings DIR"),
+        (["--mappings", "x"], "protocol top1 has no --mappings; choose --protocol objectnet"),
+    ],
+)
+def test_the_command_asks_for_what_it_needs(photographs, save_classifier, capfd, typed, told):
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(save_classifier()), "--data", str(photographs[0]), *typed, "--device", "cpu"])
+    err = capfd.readouterr().err.strip()
+    assert ended.value.code == 1
+    assert err.startswith("hf-vit: ")
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_both_by_the_command(imagenet, photographs, tmp_path, capfd):
+    """What is printed, the files, and facts that tell no place of this machine."""
+    data, labels, _ = imagenet(lambda index: f"ILSVRC2012_val_{index + 1:08d}")
+    for protocol, names, place, options in (
+        ("real", WNIDS, data, ["--real-labels", str(labels)]),
+        ("objectnet", WORDS, photographs[0], ["--mappings", str(photographs[1])]),
+    ):
+        folder = tmp_path / f"model-{protocol}"
+        make_classifier(names).save_pretrained(folder)
+        make_processor().save_pretrained(folder)
+        with pytest.raises(SystemExit) as ended:
+            main(["evaluate", str(folder), "--data", str(place), "--protocol", protocol, *options, "--output",
+                  str(tmp_path / f"out-{protocol}"), "--device", "cpu"])  # fmt: skip
+        shown = capfd.readouterr().out
+        assert not ended.value.code
+        assert {"real": "reassessed labels (ReaL)", "objectnet": "ObjectNet top-1 accuracy"}[protocol] in shown
+        (record,) = Facts.load(folder).of_kind("evaluation")
+        document = json.loads((tmp_path / f"out-{protocol}/{protocol}.json").read_text())
+        assert document["values"].items() <= record.values.items()
+        assert str(tmp_path) not in (folder / "facts.json").read_text() + json.dumps(document)
+        for headline in document["headline"]:
+            assert headline in (folder / "README.md").read_text().replace("\\", "")

@@ -25,9 +25,7 @@ from safetensors.torch import load_file
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.comparison import compare
 from hf_vit.data import load_data
-from hf_vit.evaluation import embed, evaluate, predict
-from hf_vit.evaluation.embedding import job
-from hf_vit.evaluation.remote_model import RemoteModel
+from hf_vit.evaluation import embed, embedding, evaluate, predict
 from hf_vit.evaluation.runners import running
 from hf_vit.training import finetune
 from hf_vit_cli.main import main
@@ -114,15 +112,17 @@ def test_images_that_change_after_they_were_read_are_refused(runner, request, pl
 
         return changed
 
-    monkeypatch.setattr(job, "run_parts", after_a_change(job.run_parts))
+    monkeypatch.setattr(embedding, "_enter", after_a_change(embedding._enter))
     where = r"^on node [\d.]+: image" if runner == "ray" else "^image"
     said = where + rf" '[^']*{NAMES[0]}/07\.png' is not the one that was looked at when the command began"
     with pytest.raises(UserError, match=said) as told:
         embed(str(place / "model"), str(tmp_path / "images"), tmp_path / "out", runner=runner)
     assert str(told.value).endswith("; give data that all nodes share") == (runner == "ray")
     if runner == "ray":
+        from hf_vit.evaluation.ray_runner import RayRunner
+
         shutil.copy(place / victim, tmp_path / victim)
-        monkeypatch.setattr(RemoteModel, "answers", after_a_change(RemoteModel.answers))
+        monkeypatch.setattr(RayRunner, "answers", after_a_change(RayRunner.answers))
         seen = load_data(str(tmp_path / "images")).seen
         split = next(split for split, images in seen.items() if any(each.name.endswith("07.png") for each in images))
         with pytest.raises(UserError, match=said):
@@ -183,7 +183,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(ray_runner, "compared_versions", lambda: known | {"torch": "1.0"})
         refused(rf"^node {node} has torch {known['torch']}, this run 1\.0; install the")
-    opened, entered = job.NamedModel.opened, job._enter
+    opened, entered = embedding.NamedModel.opened, embedding._enter
     for change, said in (
         (lambda folder: (folder / "model.safetensors").unlink(), rf"^on node {node}: "),
         (lambda folder: shutil.rmtree(folder), rf"^on node {node}: there is no folder"),
@@ -198,7 +198,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
             return subject
 
         with monkeypatch.context() as patched:
-            patched.setattr(job.NamedModel, "opened", open_then_change)
+            patched.setattr(embedding.NamedModel, "opened", open_then_change)
             refused(said, tmp_path / "model")
         shutil.rmtree(tmp_path / "model", ignore_errors=True)
 
@@ -206,7 +206,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
         entered(folder, manifest)
         (folder.path / sorted(files_of(place / "whole"))[3] / "mine").mkdir(parents=True)
 
-    monkeypatch.setattr(job, "_enter", enter)
+    monkeypatch.setattr(embedding, "_enter", enter)
     work |= SETTINGS | {"output": tmp_path / "other"}
     refused("cannot be written")
 
@@ -304,7 +304,7 @@ def _benchmarked(job, needed):
 
 @pytest.mark.slow  # processes that are killed start again
 def test_tasks_run_after_those_they_need_and_again_where_they_are_killed(ray, tmp_path, monkeypatch):
-    from hf_vit.evaluation.ray_tasks import independent
+    from hf_vit.evaluation.ray_runner import independent
 
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     records = importlib.import_module("records")
@@ -362,8 +362,7 @@ def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys)
     with pytest.raises(UserError, match="made in Python stays in one process"):
         compare([(None, None), "x"], make_data(), out, runner="ray")
     monkeypatch.setitem(sys.modules, "ray", None)
-    for name in ("ray_nodes", "ray_runner"):
-        monkeypatch.delitem(sys.modules, f"hf_vit.evaluation.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "hf_vit.evaluation.ray_runner", raising=False)
     with pytest.raises(SystemExit, match="1"):
         main(["embed", str(place / "model"), "--data", "digits", "--output", str(out), "--runner", "ray"])
     assert capsys.readouterr().err.strip() == 'hf-vit: the runner ray is not installed: pip install "hf-vit[ray]"'

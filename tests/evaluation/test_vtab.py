@@ -1,29 +1,251 @@
-"""VTAB-1k on small copies in the layouts of the published archives, and beside a probe that is written out here."""
+"""Small copies of VTAB's data sets in the layouts of their archives; each says which class every image is of.
 
+A tenth of the gray of an image tells which it is: mostly its class.
+"""
+
+import csv
+import hashlib
 import importlib.util
+import io
+import json
+import pickle
 import shutil
+import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
-from evaluation import vtab_copies as copies
 from evaluation.tiny import make_classifier, make_processor
-from evaluation.vtab_copies import number_of
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
+from torchvision.datasets import CIFAR100, SVHN, Flowers102
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation import evaluate_protocol
-from hf_vit.evaluation.protocols.vtab import data as vtab_data
-from hf_vit.evaluation.protocols.vtab import natural, specialized, structured
-from hf_vit.evaluation.protocols.vtab.protocol import VtabResult, group_means
-from hf_vit.evaluation.protocols.vtab.tasks import GROUPS, PUBLISHED, TASKS
+from hf_vit.evaluation.protocols import vtab, vtab_tasks
+from hf_vit.evaluation.protocols.vtab import VtabResult, group_means
+from hf_vit.evaluation.protocols.vtab_tasks import GROUPS, PUBLISHED, TASKS
 from hf_vit.results.facts import Facts
 from hf_vit_cli.main import main
+
+
+def picture(number: int, side: int = 4) -> Image.Image:
+    """All of one gray, which survives JPEG."""
+    return Image.fromarray(np.full((side, side, 3), 10 * (number % 25), dtype=np.uint8))
+
+
+def number_of(image: Image.Image) -> int:
+    return round(np.asarray(image.convert("RGB"))[0, 0, 0] / 10)
+
+
+def folders(root: Path, classes: list[str], images: int) -> None:
+    for label, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for number in range(images):
+            picture(label).save(root / name / f"{name}_{number:04d}.jpg")
+
+
+def _fingerprint(path: Path) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def caltech101(root: Path) -> None:
+    place = root / "caltech101/101_ObjectCategories"
+    folders(place, ["BACKGROUND_Google", "Faces", "accordion"], 34)
+    (place / "BACKGROUND_Google/tmp").write_text("as in the archive")
+
+
+def cifar100(root: Path, patch: pytest.MonkeyPatch) -> None:
+    place = root / "cifar-100-python"
+    place.mkdir(parents=True)
+    lists = {"train": 12, "test": 5}
+    for name, count in lists.items():
+        data = np.stack([np.full(3072, 10 * row, dtype=np.uint8) for row in range(count)])
+        with (place / name).open("wb") as file:
+            pickle.dump({"data": data, "fine_labels": [99 - row for row in range(count)]}, file)
+    with (place / "meta").open("wb") as file:
+        pickle.dump({"fine_label_names": [str(label) for label in range(100)]}, file)
+    patch.setattr(CIFAR100, "train_list", [["train", _fingerprint(place / "train")]])
+    patch.setattr(CIFAR100, "test_list", [["test", _fingerprint(place / "test")]])
+    patch.setattr(CIFAR100, "meta", dict(CIFAR100.meta, md5=_fingerprint(place / "meta")))
+
+
+def dtd(root: Path) -> None:
+    place = root / "dtd/dtd"
+    folders(place / "images", ["banded", "dotted", "woven"], 3)
+    (place / "labels").mkdir()
+    for number, split in enumerate(("train", "val", "test")):
+        lines = [f"{name}/{name}_{number:04d}.jpg\n" for name in ("banded", "dotted", "woven")]
+        (place / f"labels/{split}1.txt").write_text("".join(lines))
+
+
+def flowers102(root: Path, patch: pytest.MonkeyPatch) -> None:
+    place = root / "flowers-102"
+    (place / "jpg").mkdir(parents=True)
+    labels = [3, 1, 2, 2, 1, 3]
+    for number, label in enumerate(labels, 1):
+        picture(label - 1).save(place / f"jpg/image_{number:05d}.jpg")
+    scipy.io.savemat(place / "imagelabels.mat", {"labels": np.array([labels])})
+    scipy.io.savemat(place / "setid.mat", {"trnid": [[1, 4]], "valid": [[2, 3]], "tstid": [[6, 5]]})
+    for name in ("label", "setid"):
+        file = Flowers102._file_dict[name][0]
+        patch.setitem(Flowers102._file_dict, name, (file, _fingerprint(place / file)))
+
+
+def pets(root: Path) -> None:
+    place = root / "oxford-iiit-pet"
+    (place / "images").mkdir(parents=True)
+    (place / "annotations").mkdir()
+    for split, numbers in {"trainval": (1, 2), "test": (7,)}.items():
+        lines = []
+        for label, name in enumerate(("Abyssinian", "american_bulldog")):
+            for number in numbers:
+                picture(label).save(place / f"images/{name}_{number}.jpg")
+                lines.append(f"{name}_{number} {label + 1} {label + 1} 1\n")
+        (place / f"annotations/{split}.txt").write_text("".join(lines))
+
+
+def sun397(root: Path) -> None:
+    place = root / "SUN397"
+    names = ["/a/abbey", "/b/badlands", "/d/door/indoor"]
+    for label, name in enumerate(names):
+        folder = place / name[1:]
+        folder.mkdir(parents=True)
+        for number in range(5):
+            picture(label).save(folder / f"sun_{label}{number}.jpg")
+    (place / "ClassName.txt").write_text("".join(f"{name}\n" for name in names))
+
+
+def svhn(root: Path, patch: pytest.MonkeyPatch) -> None:
+    place = root / "svhn"
+    place.mkdir(parents=True)
+    for split, count in {"train": 10, "test": 4}.items():
+        digits = np.arange(1, count + 1)  # the digit 0 is published as 10
+        pixels = np.stack([np.full((32, 32, 3), 10 * (digit % 10), dtype=np.uint8) for digit in digits], axis=-1)
+        path = place / f"{split}_32x32.mat"
+        scipy.io.savemat(path, {"X": pixels, "y": digits[:, None].astype(np.uint8)})
+        patch.setitem(SVHN.split_list, split, [*SVHN.split_list[split][:2], _fingerprint(path)])
+
+
+def eurosat(root: Path) -> None:
+    folders(root / "eurosat/2750", ["AnnualCrop", "Forest", "SeaLake"], 10)
+
+
+def resisc45(root: Path) -> None:
+    folders(root / "NWPU-RESISC45", ["airplane", "airport", "wetland"], 5)
+
+
+def retinopathy(root: Path) -> None:
+    place = root / "diabetic-retinopathy-detection"
+    for folder in ("train", "test"):
+        (place / folder).mkdir(parents=True)
+    levels = {"train": [("10_left", 0), ("10_right", 4)], "test": [("1_left", 1), ("1_right", 2), ("2_left", 3)]}
+    usage = {"1_left": "Private", "1_right": "Public", "2_left": "Private"}
+    for folder, rows in levels.items():
+        for name, _ in rows:
+            picture(9, side=60).save(place / folder / f"{name}.jpeg")
+    with (place / "trainLabels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "level"), *levels["train"]])
+    with (place / "retinopathy_solution.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "level", "Usage"), *((*row, usage[row[0]]) for row in levels["test"])])
+
+
+def clevr(root: Path) -> None:
+    """Scene n has 3 + n objects, the closest of which is 7.9 + n / 2 away."""
+    place = root / "clevr/CLEVR_v1.0"
+    (place / "scenes").mkdir(parents=True)
+    for split, count in {"train": 8, "val": 3, "test": 2}.items():
+        (place / "images" / split).mkdir(parents=True)
+        scenes = []
+        for number in range(count):
+            name = f"CLEVR_{split}_{number:06d}.png"
+            picture(number).save(place / "images" / split / name)
+            depths = [20.0] * (number + 2) + [7.9 + number / 2]
+            scenes.append({"image_filename": name, "objects": [{"pixel_coords": [1, 2, depth]} for depth in depths]})
+        if split != "test":
+            (place / f"scenes/CLEVR_{split}_scenes.json").write_text(json.dumps({"scenes": scenes[::-1]}))
+
+
+def dsprites(root: Path) -> None:
+    """Sprite n of 320 has x = n mod 32 and orientation n mod 40, and the bits of n in its first row."""
+    place = root / "dsprites"
+    place.mkdir(parents=True)
+    numbers = np.arange(320)
+    classes = np.stack([0 * numbers, 0 * numbers, 0 * numbers, numbers % 40, numbers % 32, 0 * numbers], axis=1)
+    images = np.zeros((320, 64, 64), dtype=np.uint8)
+    images[:, 0, :9] = (numbers[:, None] >> np.arange(9)) & 1
+    name = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
+    np.savez_compressed(
+        place / name, metadata=np.array({"author": "x"}, dtype=object), imgs=images, latents_classes=classes
+    )
+
+
+KITTI_LINE = "{} 0.00 0 -1.57 10.0 20.0 30.0 40.0 1.5 1.6 3.2 1.0 1.5 {} -1.5\n"
+# What is in front of the camera in image n, and the class of that.
+KITTI_SCENES = (
+    ([("Car", 7.5), ("Truck", 40.0)], 0),
+    ([("Pedestrian", 2.0), ("Van", 8.5)], 1),
+    ([("Truck", 20.5), ("Tram", 3.0)], 2),
+    ([("Cyclist", 4.0), ("DontCare", -1000.0)], 3),
+    ([], 3),
+)
+
+
+def kitti(root: Path, images: int = 40) -> None:
+    """Four images a drive."""
+    place = root / "Kitti/raw"
+    for folder in ("training/image_2", "training/label_2", "mapping"):
+        (place / folder).mkdir(parents=True)
+    for number in range(images):
+        picture(number % 5).save(place / f"training/image_2/{number:06d}.png")
+        lines = [KITTI_LINE.format(*each) for each in KITTI_SCENES[number % 5][0]]
+        (place / f"training/label_2/{number:06d}.txt").write_text("".join(lines))
+    order = np.random.default_rng(1).permutation(images)
+    drives = [f"2011_09_26 2011_09_26_drive_{number // 4:04d}_sync {number:010d}\n" for number in range(images)]
+    (place / "mapping/train_mapping.txt").write_text("".join(drives))
+    (place / "mapping/train_rand.txt").write_text(",".join(str(number + 1) for number in order))
+
+
+def small_norb(root: Path, count: int = 36) -> None:
+    """Image n: elevation n mod 9, azimuth 2 (n mod 18); what the second camera sees is black."""
+    place = root / "smallnorb"
+    place.mkdir(parents=True)
+    for part, instances in {"training": "46789", "testing": "01235"}.items():
+        numbers = np.arange(count)
+        pixels = np.zeros((count, 2, 6, 6), dtype=np.uint8)
+        pixels[:, 0] = (10 * (numbers % 18))[:, None, None]
+        info = np.stack([0 * numbers, numbers % 9, 2 * (numbers % 18), 0 * numbers], axis=1).astype("<i4")
+        for kind, array in {"dat": pixels, "info": info, "cat": info[:, 0]}.items():
+            code = 507333717 if kind == "dat" else 507333716
+            sizes = [*array.shape, *[1] * (3 - array.ndim)]
+            head = struct.pack(f"<{2 + len(sizes)}i", code, array.ndim, *sizes)
+            name = f"smallnorb-5x{instances}x9x18x6x2x96x96-{part}-{kind}.mat"
+            (place / name).write_bytes(head + array.tobytes())
+
+
+def dmlab(root: Path, example: Callable[[bytes, int, str], bytes]) -> None:
+    """Two images a split, in two files where they are of training; `example` writes a tf.train.Example."""
+    place = root / "dmlab"
+    place.mkdir(parents=True)
+    for split, numbers in {"train": (0, 5), "validation": (1,), "test": (2, 3, 4)}.items():
+        records = []
+        for number in numbers:
+            stream = io.BytesIO()
+            picture(number, side=16).save(stream, "JPEG", quality=95)
+            content = example(stream.getvalue(), number, f"{split}-{number}")
+            records.append(struct.pack("<Q", len(content)) + b"crc." + content + b"crc.")
+        if split == "train":
+            for shard, record in enumerate(records):
+                (place / f"dmlab-train.tfrecord-0000{shard}-of-00002").write_bytes(record)
+        else:
+            (place / f"dmlab-{split}.tfrecord").write_bytes(b"".join(records))
+
 
 NAMES = [task.name for task in TASKS]
 
@@ -47,9 +269,9 @@ def test_the_tasks_are_those_of_the_paper():
 @pytest.mark.parametrize(
     ("copy", "read", "test"),
     [
-        (copies.sun397, natural.sun397, 3),
-        (copies.eurosat, specialized.eurosat, 6),
-        (copies.resisc45, specialized.resisc45, 3),
+        (sun397, vtab_tasks.sun397, 3),
+        (eurosat, vtab_tasks.eurosat, 6),
+        (resisc45, vtab_tasks.resisc45, 3),
     ],
 )
 def test_sets_without_published_parts(tmp_path, copy, read, test):
@@ -67,16 +289,16 @@ def test_camelyon_is_read_with_h5py_or_asks_for_it(tmp_path):
     place.mkdir()
     if importlib.util.find_spec("h5py") is None:
         with pytest.raises(UserError, match=r"Camelyon needs .* pip install 'hf-vit\[vtab\]'"):
-            vtab_data.load_vtab(tmp_path)
+            vtab.load_vtab(tmp_path)
         return
     import h5py
 
     for number, split in enumerate(("train", "valid", "test")):
-        images = np.stack([np.asarray(copies.picture(number + row)) for row in range(2)])
+        images = np.stack([np.asarray(picture(number + row)) for row in range(2)])
         for kind, key, array in (("x", "x", images), ("y", "y", np.array([1, 0]).reshape(2, 1, 1, 1))):
             with h5py.File(place / f"camelyonpatch_level_2_split_{split}_{kind}.h5", "w") as file:
                 file[key] = array
-    parts = specialized.camelyon(tmp_path)
+    parts = vtab_tasks.camelyon(tmp_path)
     assert [pairs(part) for part in vars(parts).values()] == [[(n, 1), (n + 1, 0)] for n in range(3)]
 
 
@@ -86,7 +308,7 @@ def test_a_retina_is_scaled_centred_and_freed_of_its_mean():
     distance = np.hypot(rows - 60, columns - 80)
     pixels = np.where(distance <= 50, 150, 0)[..., None].repeat(3, axis=-1).astype(np.uint8)
     pixels[58:62, 88:92] = 220
-    shown = np.asarray(specialized.scaled_retina(Image.fromarray(pixels))).astype(int)
+    shown = np.asarray(vtab_tasks.scaled_retina(Image.fromarray(pixels))).astype(int)
     assert shown.shape == (540, 540, 3)
     assert (shown[0, 0] == 128).all()
     assert abs(int(shown[270, 150, 0]) - 128) <= 4
@@ -99,14 +321,14 @@ def same(*numbers):
 
 # Copy -> reader -> (what the picture shows, its class) of the published parts.
 PARTS = {
-    "cifar100": (copies.cifar100, natural.cifar100,
+    "cifar100": (cifar100, vtab_tasks.cifar100,
                  [[(row, 99 - row) for row in range(12)], [(row, 99 - row) for row in range(5)]]),
-    "dtd": (copies.dtd, natural.dtd, [same(0, 1, 2)] * 3),
-    "flowers102": (copies.flowers102, natural.flowers102, [same(2, 1), same(0, 1), same(0, 2)]),
-    "pets": (copies.pets, natural.pets, [same(0, 0, 1, 1), same(0, 1)]),
-    "svhn": (copies.svhn, natural.svhn, [same(*range(1, 10), 0), same(1, 2, 3, 4)]),
-    "objects": (copies.clevr, structured.clevr_count, [None, None, same(0, 1, 2)]),
-    "records": (lambda root: copies.dmlab(root, example_writer()), structured.dmlab,
+    "dtd": (dtd, vtab_tasks.dtd, [same(0, 1, 2)] * 3),
+    "flowers102": (flowers102, vtab_tasks.flowers102, [same(2, 1), same(0, 1), same(0, 2)]),
+    "pets": (pets, vtab_tasks.pets, [same(0, 0, 1, 1), same(0, 1)]),
+    "svhn": (svhn, vtab_tasks.svhn, [same(*range(1, 10), 0), same(1, 2, 3, 4)]),
+    "objects": (clevr, vtab_tasks.clevr_count, [None, None, same(0, 1, 2)]),
+    "records": (lambda root: dmlab(root, example_writer()), vtab_tasks.dmlab,
                 [same(0, 5), same(1), same(2, 3, 4)]),
 }  # fmt: skip
 
@@ -114,7 +336,7 @@ PARTS = {
 @pytest.mark.parametrize("name", PARTS)
 def test_published_parts_are_read(tmp_path, monkeypatch, name):
     copy, read, expected = PARTS[name]
-    copy(tmp_path, monkeypatch) if copy in (copies.cifar100, copies.flowers102, copies.svhn) else copy(tmp_path)
+    copy(tmp_path, monkeypatch) if copy in (cifar100, flowers102, svhn) else copy(tmp_path)
     parts = read(tmp_path)
     found = [parts.train, *([parts.validation] if len(expected) == 3 else []), parts.test]
     for part, wanted in zip(found, expected, strict=True):
@@ -122,18 +344,18 @@ def test_published_parts_are_read(tmp_path, monkeypatch, name):
     if name == "objects":
         assert pairs(parts.train) == same(*range(8))
         # Depths 7.9, 8.4, 8.9, ... 11.4 against the ends 0, 8, 8.5, 9, 9.5, 10.
-        assert pairs(structured.clevr_distance(tmp_path).train) == list(enumerate([0, 1, 2, 3, 4, 5, 5, 5]))
+        assert pairs(vtab_tasks.clevr_distance(tmp_path).train) == list(enumerate([0, 1, 2, 3, 4, 5, 5, 5]))
 
 
 def test_retinopathy_takes_its_parts_from_the_leaderboards(tmp_path):
-    copies.retinopathy(tmp_path)
-    parts = vars(specialized.retinopathy(tmp_path)).values()
+    retinopathy(tmp_path)
+    parts = vars(vtab_tasks.retinopathy(tmp_path)).values()
     assert [[label for _, label in (part[row] for row in range(len(part)))] for part in parts] == [[0, 4], [2], [1, 3]]
 
 
 def test_caltech101_has_thirty_images_a_class_to_learn_from(tmp_path):
-    copies.caltech101(tmp_path)
-    parts = natural.caltech101(tmp_path)
+    caltech101(tmp_path)
+    parts = vtab_tasks.caltech101(tmp_path)
     for images, count in ((parts.train, 30), (parts.test, 4)):
         assert np.bincount([label for _, label in pairs(images)]).tolist() == [count] * 3
         assert all(seen == label for seen, label in pairs(images))
@@ -142,7 +364,7 @@ def test_caltech101_has_thirty_images_a_class_to_learn_from(tmp_path):
 @pytest.mark.parametrize(("value", "label"), [(0.1, 0), (8.0, 0), (8.0001, 1), (10.0, 4), (10.5, 5)])
 def test_a_depth_on_the_end_of_a_bin_is_of_the_nearer_one(value, label):
     thresholds = np.array([0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0])
-    assert structured.bin_of(value, structured.CLEVR_DEPTHS) == label
+    assert vtab_tasks.bin_of(value, vtab_tasks.CLEVR_DEPTHS) == label
     assert label == np.where((thresholds - value) < 0)[0].max()  # as the paper's code says it
 
 
@@ -182,10 +404,10 @@ def example_writer():
 
 
 def test_dsprites_bins_positions_by_two_and_angles_by_two_and_a_half(tmp_path):
-    copies.dsprites(tmp_path)
+    dsprites(tmp_path)
     for read, label_of in (
-        (structured.dsprites_location, lambda number: number % 32 // 2),
-        (structured.dsprites_orientation, lambda number: int(number % 40 / 2.5)),
+        (vtab_tasks.dsprites_location, lambda number: number % 32 // 2),
+        (vtab_tasks.dsprites_orientation, lambda number: int(number % 40 / 2.5)),
     ):
         parts = read(tmp_path)
         assert (len(parts.train), len(parts.test)) == (288, 32)
@@ -199,12 +421,12 @@ def test_dsprites_bins_positions_by_two_and_angles_by_two_and_a_half(tmp_path):
 
 
 def test_kitti_bins_the_closest_vehicle_and_parts_by_drives(tmp_path):
-    copies.kitti(tmp_path)
-    parts = structured.kitti(tmp_path)
+    kitti(tmp_path)
+    parts = vtab_tasks.kitti(tmp_path)
     order = np.random.default_rng(1).permutation(40)
     drives = []
     for images in (parts.train, parts.validation, parts.test):
-        assert all(label == copies.KITTI_SCENES[seen][1] for seen, label in pairs(images))
+        assert all(label == KITTI_SCENES[seen][1] for seen, label in pairs(images))
         drives.append({int(order[int(file.stem)]) // 4 for file in images.files})
     assert [len(each) for each in drives] == [8, 1, 1]
     assert set.union(*drives) == set(range(10))
@@ -214,11 +436,11 @@ def test_kitti_bins_the_closest_vehicle_and_parts_by_drives(tmp_path):
 
 
 def test_small_norb_reads_the_first_camera(tmp_path):
-    copies.small_norb(tmp_path)
-    parts = structured.norb_azimuth(tmp_path)
+    small_norb(tmp_path)
+    parts = vtab_tasks.norb_azimuth(tmp_path)
     assert pairs(parts.train) == [(number % 18, number % 18) for number in range(36)]
     assert (len(parts.validation), len(parts.test)) == (18, 18)
-    parts = structured.norb_elevation(tmp_path)
+    parts = vtab_tasks.norb_elevation(tmp_path)
     assert all(seen % 9 == label for part in vars(parts).values() for seen, label in pairs(part))
     assert {label for _, label in pairs(parts.train)} == set(range(9))
 
@@ -229,9 +451,9 @@ def small(monkeypatch):
 
     def shrink(**num_test):
         tasks = [replace(task, num_test=num_test.get(task.folder.replace("-", "_"), task.num_test)) for task in TASKS]
-        monkeypatch.setattr(vtab_data, "TASKS", tuple(tasks))
-        monkeypatch.setattr(vtab_data, "TRAIN", 20)
-        monkeypatch.setattr(vtab_data, "VALIDATION", 10)
+        monkeypatch.setattr(vtab, "TASKS", tuple(tasks))
+        monkeypatch.setattr(vtab, "TRAIN", 20)
+        monkeypatch.setattr(vtab, "VALIDATION", 10)
 
     return shrink
 
@@ -243,9 +465,9 @@ def features_of(model, images):
 
 
 def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_path, small):
-    copies.small_norb(tmp_path, count=60)
+    small_norb(tmp_path, count=60)
     small(smallnorb=30)
-    data, model = vtab_data.load_vtab(tmp_path, seed=3), make_classifier()
+    data, model = vtab.load_vtab(tmp_path, seed=3), make_classifier()
     run = evaluate_protocol("vtab", (model, make_processor()), str(tmp_path), seed=3, progress=False)
     for name, task in data.tasks.items():
         found = {}
@@ -268,15 +490,15 @@ def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_
 
 
 def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path, small):
-    copies.eurosat(tmp_path)
+    eurosat(tmp_path)
     with pytest.raises(UserError, match="6 images that judge instead of the published 5,400; copy all of it"):
-        vtab_data.load_vtab(tmp_path)
+        vtab.load_vtab(tmp_path)
     small(eurosat=6)
     with pytest.raises(UserError, match="too few images to draw 20 and 10 from"):
-        vtab_data.load_vtab(tmp_path)
-    copies.folders(tmp_path / "eurosat/2750", ["Highway", "River"], 10)
+        vtab.load_vtab(tmp_path)
+    folders(tmp_path / "eurosat/2750", ["Highway", "River"], 10)
     small(eurosat=10)
-    first, again, other = (vtab_data.load_vtab(tmp_path, seed).tasks["EuroSAT"] for seed in (0, 0, 1))
+    first, again, other = (vtab.load_vtab(tmp_path, seed).tasks["EuroSAT"] for seed in (0, 0, 1))
     rows = {
         name: [list(data.split(split).with_format(None)["row"]) for split in ("train", "validation", "test")]
         for name, data in {"first": first, "again": again, "other": other}.items()
@@ -321,7 +543,7 @@ def typed(capfd, *arguments):
 
 @pytest.mark.filterwarnings("ignore:The number of unique classes")  # of 20 images in place of 800
 def test_typed(tmp_path, small, save_classifier, capfd):
-    copies.small_norb(tmp_path / "vtab", count=60)
+    small_norb(tmp_path / "vtab", count=60)
     small(smallnorb=30)
     model = save_classifier()
     code, out, err = typed(capfd, model, "--data", tmp_path / "vtab", "--output", tmp_path / "out", "--num-images", 7)
@@ -367,29 +589,29 @@ def _cut(name):
 NORB = "smallnorb/smallnorb-5x01235x9x18x6x2x96x96-testing-{}.mat"
 SPRITES = "dsprites/dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 DAMAGE = {
-    "norb lacks a file": (copies.small_norb, _without(NORB.format("info")), "sNORB-Azim needs"),
-    "norb of text": (copies.small_norb, _text(NORB.format("dat")), "is no matrix of small NORB"),
-    "norb cut": (copies.small_norb, _cut(NORB.format("dat")), "sNORB-Azim needs"),
-    "norb packed": (copies.small_norb, _text(NORB.format("info")), "unpacked"),
-    "sprites of text": (copies.dsprites, _text(SPRITES), "dSpr-Loc needs"),
-    "sprites cut": (copies.dsprites, _cut(SPRITES), "dSpr-Loc needs"),
-    "no sprites": (copies.dsprites, _without(SPRITES), "github.com/google-deepmind/dsprites-dataset"),
-    "records cut": (lambda root: copies.dmlab(root, example_writer()), _cut("dmlab/dmlab-test.tfrecord"),
+    "norb lacks a file": (small_norb, _without(NORB.format("info")), "sNORB-Azim needs"),
+    "norb of text": (small_norb, _text(NORB.format("dat")), "is no matrix of small NORB"),
+    "norb cut": (small_norb, _cut(NORB.format("dat")), "sNORB-Azim needs"),
+    "norb packed": (small_norb, _text(NORB.format("info")), "unpacked"),
+    "sprites of text": (dsprites, _text(SPRITES), "dSpr-Loc needs"),
+    "sprites cut": (dsprites, _cut(SPRITES), "dSpr-Loc needs"),
+    "no sprites": (dsprites, _without(SPRITES), "github.com/google-deepmind/dsprites-dataset"),
+    "records cut": (lambda root: dmlab(root, example_writer()), _cut("dmlab/dmlab-test.tfrecord"),
                     "dmlab-test.tfrecord ends within a record"),
-    "records lack": (lambda root: copies.dmlab(root, example_writer()), _without("dmlab/dmlab-validation.tfrecord"),
+    "records lack": (lambda root: dmlab(root, example_writer()), _without("dmlab/dmlab-validation.tfrecord"),
                      "there is no dmlab-validation.tfrecord"),
-    "no mapping": (copies.kitti, _without("Kitti/raw/mapping"), "raw/mapping/ of devkit_object.zip"),
-    "no labels": (copies.kitti, _without("Kitti/raw/training/label_2/000003.txt"), "000003.txt"),
-    "no kitti": (copies.kitti, _without("Kitti/raw"), "Dataset not found); copy all of it"),
-    "no class": (copies.eurosat, _without("eurosat/2750"), "Dataset not found); copy all of it"),
-    "csv of text": (copies.retinopathy, _text("diabetic-retinopathy-detection/trainLabels.csv"), "Retinopathy needs"),
-    "no solution": (copies.retinopathy, _without("diabetic-retinopathy-detection/retinopathy_solution.csv"),
+    "no mapping": (kitti, _without("Kitti/raw/mapping"), "raw/mapping/ of devkit_object.zip"),
+    "no labels": (kitti, _without("Kitti/raw/training/label_2/000003.txt"), "000003.txt"),
+    "no kitti": (kitti, _without("Kitti/raw"), "Dataset not found); copy all of it"),
+    "no class": (eurosat, _without("eurosat/2750"), "Dataset not found); copy all of it"),
+    "csv of text": (retinopathy, _text("diabetic-retinopathy-detection/trainLabels.csv"), "Retinopathy needs"),
+    "no solution": (retinopathy, _without("diabetic-retinopathy-detection/retinopathy_solution.csv"),
                     "posted there, with the column Usage"),
-    "no scenes": (copies.clevr, _without("clevr/CLEVR_v1.0/scenes/CLEVR_val_scenes.json"), "Clevr-Count needs"),
-    "no names": (copies.sun397, _without("SUN397/ClassName.txt"), "Sun397 needs"),
-    "no list": (copies.dtd, _without("dtd/dtd/labels/val1.txt"), "DTD needs"),
-    "no annotations": (copies.pets, _without("oxford-iiit-pet/annotations"), "Pets needs"),
-    "a set of text": (copies.small_norb, lambda root: (shutil.rmtree(root / "smallnorb"), _text("smallnorb")(root)),
+    "no scenes": (clevr, _without("clevr/CLEVR_v1.0/scenes/CLEVR_val_scenes.json"), "Clevr-Count needs"),
+    "no names": (sun397, _without("SUN397/ClassName.txt"), "Sun397 needs"),
+    "no list": (dtd, _without("dtd/dtd/labels/val1.txt"), "DTD needs"),
+    "no annotations": (pets, _without("oxford-iiit-pet/annotations"), "Pets needs"),
+    "a set of text": (small_norb, lambda root: (shutil.rmtree(root / "smallnorb"), _text("smallnorb")(root)),
                       "sNORB-Azim needs"),
 }  # fmt: skip
 
@@ -400,7 +622,7 @@ def test_a_damaged_copy_is_refused_in_one_line_before_any_work(tmp_path, damage)
     copy(tmp_path)
     harm(tmp_path)
     with pytest.raises(UserError) as error:
-        vtab_data.load_vtab(tmp_path)
+        vtab.load_vtab(tmp_path)
     message = str(error.value)
     assert told in message
     assert "copy all of it" in message
@@ -409,7 +631,7 @@ def test_a_damaged_copy_is_refused_in_one_line_before_any_work(tmp_path, damage)
 
 
 def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path, small):
-    copies.retinopathy(tmp_path)
+    retinopathy(tmp_path)
     place = tmp_path / "diabetic-retinopathy-detection"
     with (place / "trainLabels.csv").open("a") as file:
         file.writelines(f"{number}_left,0\n" for number in range(11, 31))
@@ -419,7 +641,7 @@ def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path, small):
     with pytest.raises(
         UserError, match=r"where diabetic-retinopathy-detection/train/\d+_left.jpeg and \d+ others lack"
     ):
-        vtab_data.load_vtab(tmp_path)
+        vtab.load_vtab(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "notes.txt", "empty"])

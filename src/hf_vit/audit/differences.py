@@ -16,8 +16,7 @@ from hf_vit.data import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import Table, percent
-from hf_vit.evaluation.protocols.top1_figures import draw_images, shortened, thumbnail_of
+from hf_vit.evaluation.protocols.frame import Table, draw_images, percent, shortened, thumbnail_of
 from hf_vit.evaluation.reading import scores_of
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact

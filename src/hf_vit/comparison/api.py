@@ -155,7 +155,7 @@ def compare(
                     for place, number in enumerate(missing)
                 )
             else:
-                from hf_vit.evaluation.ray_tasks import independent
+                from hf_vit.evaluation.ray_runner import independent
 
                 named = [(str(models[number]), wanted[number]) for number in missing]
                 finished = independent(ray, measure_named, named, data, settings, device, optimize)

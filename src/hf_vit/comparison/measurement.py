@@ -22,12 +22,11 @@ from hf_vit.comparison.result_files import ComparisonInputs, ComparisonSettings,
 from hf_vit.data import ImageData, to_rgb
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.attacks import fgsm
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
-from hf_vit.evaluation.protocols.corrupted_accuracy import corrupt_batch
 from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe
+from hf_vit.evaluation.protocols.robustness import corrupt_batch, fgsm
 from hf_vit.evaluation.reading import evaluating, finite_logits, largest
-from hf_vit.evaluation.result_warnings import EACH_BY_ITSELF
+from hf_vit.evaluation.saving import EACH_BY_ITSELF
 from hf_vit.families import problem_type_of
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import engine_note, optimized_copy

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, final
 from pydantic import BaseModel, Field
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.protocols.corruptions import known_corruptions
+from hf_vit.evaluation.protocols.robustness import known_corruptions
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact
 from hf_vit.speed.measuring import ForwardSpeed, Quartiles

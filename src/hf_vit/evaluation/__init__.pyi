@@ -1,13 +1,10 @@
 from .api import evaluate, predict
-from .dense_prediction import DensePrediction
-from .embedding.job import Embedded, embed
-from .prediction import Prediction, predict_images
-from .protocols.dense.detection import DetectionResult
-from .protocols.dense.segmentation import SegmentationResult
+from .embedding import Embedded, embed
+from .prediction import DensePrediction, Prediction, predict_images
+from .protocols.dense import DetectionResult, SegmentationResult
 from .protocols.frame import ProtocolResult
 from .protocols.registry import PROTOCOLS, ProtocolRun, evaluate_protocol
-from .protocols.top1 import ClassificationResult
-from .protocols.top1_figures import WrongImage, plot_confusion_matrix, plot_wrong_images
+from .protocols.top1 import ClassificationResult, WrongImage, plot_confusion_matrix, plot_wrong_images
 from .saving import save_protocol
 
 __all__ = [

@@ -9,12 +9,18 @@ from typing import Any, cast
 from hf_vit.conversion.loading import find_source
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.evaluation.dense_prediction import DensePrediction, each_dense_prediction, write_dense_predictions
-from hf_vit.evaluation.prediction import Prediction, each_prediction, image_files, write_predictions
+from hf_vit.evaluation.prediction import (
+    DensePrediction,
+    Prediction,
+    each_dense_prediction,
+    each_prediction,
+    image_files,
+    write_dense_predictions,
+    write_predictions,
+)
 from hf_vit.evaluation.protocols.frame import percent
 from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
-from hf_vit.evaluation.reading import refuse_output_in
-from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
+from hf_vit.evaluation.reading import NamedModel, refuse_output_in
 from hf_vit.evaluation.runners import running
 from hf_vit.evaluation.saving import drawn_before, save_protocol
 from hf_vit.families import DenseTask, regression_reason
@@ -136,24 +142,18 @@ def predict(
         subject = load_model(model, device if ray is None else "cpu", as_classifier=True)
         if report is not None and (reason := regression_reason(subject.model)) is not None:
             report(f"{subject.name} is a regression model ({reason}): its scores are values")
-        engine = _engine(subject, paths, report) if optimize and is_named and not (ray and ray.gpus) else None
-        remote = None if ray is None else RemoteModel(ray, NamedModel(str(model), None, engine))
+        engine = None
+        if optimize and is_named and not (ray and ray.gpus):
+            engine = engine_for(subject, sum(1 for _ in image_files(paths)))
+            if engine is not None and report is not None:
+                report(engine_note(engine))
+        remote = None if ray is None else replace(ray, model=NamedModel(str(model), None, engine))
         if engine is not None and ray is None:
             make_faster(subject, engine)
         given: dict[str, Any] = dict(top=top, batch_size=batch_size, draft=draft, remote=remote)
         if output is not None:
             return write_predictions(subject, paths, output, **given)
         return list(each_prediction(subject, paths, skip_bad_images=skip_bad_images, **given))
-
-
-def _engine(
-    subject: LoadedModel, paths: Sequence[str | os.PathLike[str]], report: Callable[[str], None] | None
-) -> str | None:
-    """The engine that so many images repay, or None."""
-    engine = engine_for(subject, sum(1 for _ in image_files(paths)))
-    if engine is not None and report is not None:
-        report(engine_note(engine))
-    return engine
 
 
 def _dense_task(model: Any) -> DenseTask | None:

@@ -13,16 +13,27 @@ from numpy.typing import NDArray
 from transformers import BatchFeature
 
 from hf_vit.data import ImageData
-from hf_vit.data.fingerprints import short_digests
+from hf_vit.data.fingerprints import digest_of, refuse_changed, short_digests
 from hf_vit.errors import UserError
-from hf_vit.evaluation.reading import Collate, answering, evaluating, finite_logits, image_batches, shown
-from hf_vit.evaluation.remote_model import RemoteModel
+from hf_vit.evaluation.protocols.frame import thumbnail_of
+from hf_vit.evaluation.reading import (
+    Collate,
+    answering,
+    evaluating,
+    finite_features,
+    finite_logits,
+    image_batches,
+    last_features,
+    shown,
+)
 from hf_vit.loading.model import LoadedModel, match_labels
-from hf_vit.loading.outputs import PRE_LOGITS, depth_features, pre_logits
+from hf_vit.loading.outputs import PRE_LOGITS, depth_features
 from hf_vit.results.facts import DataFact
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from hf_vit.evaluation.ray_runner import RayRunner
 
 Features = dict[str, NDArray[np.float32]]
 
@@ -41,7 +52,7 @@ class Examination:
         seed: of every draw.
         progress: show a bar on standard error.
         num_workers: processes that read and prepare images; streams are read in this one.
-        remote: the same model elsewhere, which answers in its place; its images come back small.
+        remote: Ray, whose processes hold the same model and answer in its place; images come back small.
         draft_side: of images that are decoded smaller than they are, see `LoadedModel.draft_side`.
     """
 
@@ -53,7 +64,7 @@ class Examination:
     seed: int = 0
     progress: bool = True
     num_workers: int = 0
-    remote: RemoteModel | None = None
+    remote: "RayRunner | None" = None
     draft_side: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,11 +77,7 @@ class Examination:
 
     @cached_property
     def answers(self) -> list[str]:
-        """The names of the model's classes, in the order of its logits.
-
-        Raises:
-            UserError: the model is no classifier.
-        """
+        """The names of the model's classes, in the order of its logits."""
         if not self.subject.label_sets:
             raise UserError(
                 f"{self.subject.name} has no named classes to answer with; choose few-shot, linear-probe or knn, "
@@ -80,11 +87,7 @@ class Examination:
 
     @cached_property
     def model_classes(self) -> list[int]:
-        """For every class of the data the model's class of that name.
-
-        Raises:
-            UserError: the model is no classifier, or does not know a class.
-        """
+        """For every class of the data the model's class of that name."""
         return match_labels(self.data.label_names, self.answers)
 
     @property
@@ -93,11 +96,7 @@ class Examination:
         return list(range(len(self.data.label_names)))
 
     def learning_split(self, name: str) -> str:
-        """`name`, a split that something is fitted on.
-
-        Raises:
-            UserError: there is no such split, or it is the one that judges.
-        """
+        """`name`, a split that something is fitted on."""
         self.data.split(name)
         if name == self.split:
             raise UserError(f"split '{name}' is fitted on and cannot judge as well; choose another --split")
@@ -146,20 +145,12 @@ class Examination:
             yield logits, labels
 
     def judged_rows(self) -> list[int]:
-        """Rows of the images that judge, ascending.
-
-        Raises:
-            UserError: the split is a stream.
-        """
+        """Rows of the images that judge, ascending."""
         chosen = self._chosen(self.split)
         return list(range(len(self.labels(self.split)))) if chosen is None else chosen
 
     def file_names(self) -> list[str]:
-        """The names of the files of all images of the split that judges, row by row.
-
-        Raises:
-            UserError: the split is a stream, or not made of files.
-        """
+        """The names of the files of all images of the split that judges, row by row."""
         self.labels(self.split)  # refuses streams
         table: Any = self.data.split(self.split)
         paths = [row["path"] for row in table.cast_column("image", datasets.Image(decode=False))["image"]]
@@ -178,11 +169,7 @@ class Examination:
         return None if path is None else Path(path).name
 
     def labels(self, split: str) -> NDArray[np.int64]:
-        """Classes of the data [n] of all images of a split, without reading them.
-
-        Raises:
-            UserError: the split is a stream.
-        """
+        """Classes of the data [n] of all images of a split, without reading them."""
         table: Any = self.data.split(split)
         if not hasattr(table, "__len__"):
             raise UserError(f"'{self.data.name}' is a stream, whose images cannot be chosen; load it without streaming")
@@ -235,8 +222,8 @@ class Examination:
     def _batches(
         self, split: str, classes: Sequence[int], rows: Sequence[int] | None, what: str
     ) -> Iterator[tuple[torch.Tensor | BatchFeature, torch.Tensor, "list[Image]"]]:
+        dtype = torch.promote_types(self.subject.dtype, torch.float32)
         for pixel_values, labels, images in self._read(self._collate(classes), split, rows, what):
-            dtype = torch.promote_types(self.subject.dtype, torch.float32)
             yield pixel_values.to(self.subject.device, dtype), labels.to(self.subject.device), images
 
     def _collate(self, classes: Sequence[int]) -> Collate:
@@ -266,7 +253,8 @@ class Examination:
             digests = short_digests(self.data.seen[split]) if split in self.data.seen else None
             if digests is not None and rows is not None:
                 digests = digests[list(rows)]
-            batches = self.remote.answers(ask, table, collate, self.batch_size, self.subject, digests)
+            work = _Asking(ask, table, collate, self.batch_size, digests)
+            batches: Any = (answer for _, answer in self.remote.answers(work, work.parts(), self.subject))
         else:
             batches = image_batches(table, self.batch_size, collate, self.num_workers)
         with evaluating(self.subject.model):
@@ -277,25 +265,46 @@ class Examination:
             raise UserError(f"split '{split}' holds no image; choose another")
 
 
+@dataclass(frozen=True)
+class _Asking:
+    """A `Work` whose parts are ranges of rows; `digests` tell which images these must have, where that is known."""
+
+    ask: Callable[[torch.nn.Module, Any], Any]
+    table: datasets.Dataset
+    collate: Callable[[Any], Any]
+    batch_size: int
+    digests: NDArray[np.uint64] | None
+
+    def parts(self) -> list[range]:
+        size = 8 * self.batch_size
+        return [range(first, min(first + size, len(self.table))) for first in range(0, len(self.table), size)]
+
+    def batches(self, part: range, prepare: Callable[..., Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+        rows = self.table.select(part)
+        if self.digests is not None:
+            files = rows.cast_column("image", datasets.Image(decode=False))["image"]
+            for stored, wanted in zip(files, self.digests[part], strict=True):
+                if stored["bytes"] is None:  # else it came with the table
+                    refuse_changed(stored["path"], digest_of(stored["path"]), wanted)
+        for pixel_values, labels, images in image_batches(rows, self.batch_size, self.collate):
+            yield pixel_values, (labels, [thumbnail_of(image) for image in images])
+
+    def answer(self, pixel_values: Any, rest: tuple[Any, ...], subject: LoadedModel) -> tuple[Any, ...]:
+        dtype = torch.promote_types(subject.dtype, torch.float32)
+        with torch.inference_mode():
+            return (self.ask(subject.model, pixel_values.to(subject.device, dtype)), *rest)
+
+
 def _logits(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
     return finite_logits(model, pixel_values).cpu()
 
 
 def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
-    with answering(pixel_values):
-        values = pre_logits(model, pixel_values.to(next(model.parameters()).dtype))
-    return {PRE_LOGITS: _finite(values)}
+    return {PRE_LOGITS: last_features(model, pixel_values)}
 
 
 def _depth_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
     assert isinstance(pixel_values, torch.Tensor), "every depth is looked at in images of one size"
     with answering(pixel_values):
         found = depth_features(model, pixel_values.to(next(model.parameters()).dtype))
-    return {name: _finite(values) for name, values in found.items()}
-
-
-def _finite(features: torch.Tensor) -> NDArray[np.float32]:
-    values = features.float().cpu().numpy()
-    if not np.isfinite(values).all():
-        raise UserError("the model's features are not finite (NaN or infinity); its weights are damaged or diverged")
-    return values
+    return {name: finite_features(values) for name, values in found.items()}

@@ -1,10 +1,7 @@
 """Classification metrics as `evaluate.Metric`s that need no network and keep only running sums.
 
-`evaluate.load` fetches a script; these classes are simply instantiated. evaluate's own metrics store every prediction
-in a locked cache file; these fold each batch into counts at once, so memory does not grow with the data set, nothing
-is written to disk, and any number of instances work side by side. (torchmetrics' calibration error keeps every
-confidence, in float32, and scikit-learn's functions want all predictions at once.) Columns have the same names
-everywhere, so that `evaluate.combine` can feed all metrics at once:
+`evaluate.load` fetches a script, and its metrics store every prediction in a locked cache file; these fold each batch
+into counts at once. Columns have the same names everywhere, so that `evaluate.combine` can feed all metrics at once:
 
 | column        | shape  | meaning                                        |
 |---------------|--------|------------------------------------------------|
@@ -27,7 +24,7 @@ from datasets import Features, List, Value
 from numpy.typing import NDArray
 from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
 
-from hf_vit.evaluation.protocols.confidence import ConfidenceBins
+from hf_vit.evaluation.protocols.calibration import ConfidenceBins
 
 _COLUMNS: dict[str, Any] = {
     "predictions": Value("int64"),
@@ -256,23 +253,14 @@ class ConfidenceThresholds(RunningMetric):
 
     def _result(self) -> dict[str, Any]:
         rows: list[dict[str, float]] = []
-        right_answer, wrong_answer, no_answer = 0, 1, 2
         for threshold, right, wrong in zip(self.THRESHOLDS, self._right.tolist(), self._wrong.tolist(), strict=True):
-            precision, recall, f1, _ = precision_recall_fscore_support(
-                [right_answer] * 3,
-                [right_answer, wrong_answer, no_answer],
-                sample_weight=[right, wrong, self.count - right - wrong],
-                labels=[right_answer, wrong_answer],
-                average="micro",
-                zero_division=0,  # pyright: ignore[reportArgumentType] - its hint is of a default alone
-            )
             rows.append(
                 {
                     "threshold": threshold,
                     "answered": (right + wrong) / self.count,
-                    "precision": float(precision),
-                    "recall": float(recall),
-                    "f1": float(f1),
+                    "precision": right / (right + wrong) if right else 0.0,
+                    "recall": right / self.count,
+                    "f1": 2 * right / (self.count + right + wrong),
                 }
             )
         return {"thresholds": rows}

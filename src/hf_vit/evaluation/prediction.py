@@ -1,30 +1,39 @@
-"""The most likely classes of image files."""
+"""What a model says of image files: the most likely classes of each, or its masks or objects."""
 
 import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from glob import glob, has_magic
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.reading import largest, scores
-from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
+from hf_vit.evaluation.reading import enough_for, largest, scores
 from hf_vit.families import problem_type_of
-from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.model import LoadedModel, label_names_of
+from hf_vit.loading.outputs import dense_task_of, detect, segment
 from hf_vit.repositories.stores import StoreError, in_store, is_folder, matches, place_of, write
+from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts, fraction
 from hf_vit.results.writing import new_file, saying_why, scratch_folder
 
 if TYPE_CHECKING:
-    import torch
+    from numpy.typing import NDArray
     from PIL.Image import Image
 
+    from hf_vit.evaluation.ray_runner import RayRunner
+
+    Rest = tuple[Sequence[Path], Sequence[str | None]]
+
+PREDICTIONS_NAME = "predictions.json"
 _ROWS = 1024  # that are written at once
 _BATCHES = 8  # of a part that another process answers
 
@@ -44,6 +53,69 @@ class Prediction:
     problem: str | None = None
     labels: list[str] | None = None
     are_values: bool = False
+
+
+@dataclass(frozen=True)
+class DensePrediction:
+    """What a model of segmentation or detection says of one image file; or why it says nothing.
+
+    Attributes:
+        image: the file.
+        answers: of segmentation every class that was seen, {"label", "share" of the pixels}, the largest first; of
+            detection every object, {"label", "score", "box": [x1, y1, x2, y2] px}, the surest first.
+        problem: why there is no answer.
+        mask: [H, W] uint8: of segmentation the class of every pixel; of a detector with masks the number of the answer
+            that is seen there, from 1 on, and 0 for the ground; None where there is none.
+        picture: the image with the answers drawn into it.
+    """
+
+    image: str
+    answers: list[dict[str, Any]]
+    problem: str | None = None
+    mask: "NDArray[np.uint8 | np.uint16] | None" = field(default=None, compare=False, repr=False)
+    picture: "Image | None" = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """A `Work` whose parts are files; an unreadable one is left out of the batch, if that is wanted."""
+
+    batch_size: int
+    skip_bad_images: bool
+    draft_side: int | None = None
+
+    def batches(self, part: Sequence[Path], prepare: "Callable[[list[Image]], Any]") -> Iterator[tuple[Any, "Rest"]]:
+        for start in range(0, len(part), self.batch_size):
+            files = part[start : start + self.batch_size]
+            opened = opened_images(files, self.skip_bad_images, self.draft_side)
+            images = [one for one in opened if not isinstance(one, str)]
+            problems = [one if isinstance(one, str) else None for one in opened]
+            yield prepare(images) if images else None, (files, problems)
+
+
+@dataclass(frozen=True)
+class _Classifying(_Files):
+    top: int = 5
+    thresholds: Mapping[str, float] | None = None
+
+    def answer(self, pixel_values: torch.Tensor | None, rest: "Rest", subject: LoadedModel) -> list[Prediction]:
+        names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
+        are_values = problem_type_of(subject.model) == "regression"
+        with torch.inference_mode():
+            rows = iter(
+                () if pixel_values is None else scores(subject.model, pixel_values.to(subject.device, subject.dtype))
+            )
+        predictions: list[Prediction] = []
+        for path, problem in zip(*rest, strict=True):
+            if problem is not None:
+                predictions.append(Prediction(str(path), [], problem))
+                continue
+            row, limits = next(rows), self.thresholds
+            places = range(len(row)) if are_values else largest(row[None], self.top)[0].tolist()
+            best = [(names[k], float(row[k])) for k in places]
+            labels = [k for k, value in zip(names, row, strict=True) if value >= limits[k]] if limits else None
+            predictions.append(Prediction(str(path), best, labels=labels, are_values=are_values))
+        return predictions
 
 
 def predict_images(
@@ -79,108 +151,36 @@ def each_prediction(
     batch_size: int = 32,
     skip_bad_images: bool = False,
     draft: bool = False,
-    remote: RemoteModel | None = None,
+    remote: "RayRunner | None" = None,
 ) -> Iterator[Prediction]:
     """As `predict_images`, one after the other: of any number of images a few batches are in memory.
 
-    With `draft` JPEG files are decoded at `draft_side` of the subject. With `remote`, the same model elsewhere, that
-    answers.
+    With `draft` JPEG files are decoded at `draft_side` of the subject; with `remote` that has the same model answers.
     """
     if top < 1:
         raise UserError(f"top {top} must be at least 1")
     files = list(image_files(paths))
     if not subject.label_sets:
         raise UserError(f"{subject.name} has no named classes to answer with; give an image classifier")
-    side = subject.draft_side if draft else None
+    side, limits = subject.draft_side if draft else None, _thresholds(subject, subject.label_sets[-1])
+    work = _Classifying(batch_size, skip_bad_images, side, top, limits)
     if remote is None:
-        work = _Predicting(None, top, batch_size, skip_bad_images, side)
-        yield from work.each(work.batches(files, subject.prepare), subject)
-        return
-    work, size = _Predicting(remote.model, top, batch_size, skip_bad_images, side), _BATCHES * batch_size
-    parts = [files[start : start + size] for start in range(0, len(files), size)]
-    for predictions in remote.runner.in_order(work, parts, subject):
-        yield from predictions
-
-
-class _Opened(NamedTuple):
-    """A batch: files, why some of them are left out, and pixel values of the others, if there are any."""
-
-    files: Sequence[Path]
-    problems: Sequence[str | None]
-    pixel_values: "torch.Tensor | None"
-
-
-@dataclass(frozen=True)
-class _Predicting:
-    """A `Work` whose parts are files."""
-
-    model: NamedModel | None
-    top: int
-    batch_size: int
-    skip_bad_images: bool
-    draft_side: int | None
-
-    def opened(self, device: str | None) -> LoadedModel:
-        assert self.model is not None
-        return self.model.opened(device)
-
-    def batches(self, part: Sequence[Path], prepare: "Callable[[Sequence[Image]], torch.Tensor]") -> Iterator[_Opened]:
-        for start in range(0, len(part), self.batch_size):
-            files = part[start : start + self.batch_size]
-            opened = opened_images(files, self.skip_bad_images, self.draft_side)
-            images = [one for one in opened if not isinstance(one, str)]
-            problems = [one if isinstance(one, str) else None for one in opened]
-            yield _Opened(files, problems, prepare(images) if images else None)
-
-    def done(self, part: Sequence[Path], batches: Iterator[_Opened], subject: LoadedModel) -> list[Prediction]:
-        return list(self.each(batches, subject))
-
-    def each(self, batches: Iterator[_Opened], subject: LoadedModel) -> Iterator[Prediction]:
-        """One after the other."""
-        names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
-        thresholds, are_values = _thresholds(subject, names), problem_type_of(subject.model) == "regression"
-        for files, problems, pixel_values in batches:
-            rows = iter(() if pixel_values is None else _answers(subject, pixel_values))
-            for path, problem in zip(files, problems, strict=True):
-                if problem is not None:
-                    yield Prediction(str(path), [], problem)
-                    continue
-                row = next(rows)
-                places = range(len(row)) if are_values else largest(row[None], self.top)[0].tolist()
-                best = [(names[k], float(row[k])) for k in places]
-                labels = (
-                    None
-                    if thresholds is None
-                    else [name for name, value in zip(names, row, strict=True) if value >= thresholds[name]]
-                )
-                yield Prediction(str(path), best, labels=labels, are_values=are_values)
+        answers = (work.answer(*batch, subject) for batch in work.batches(files, subject.prepare))
+    else:
+        size = _BATCHES * batch_size
+        parts = [files[start : start + size] for start in range(0, len(files), size)]
+        answers = (answer for _, answer in remote.answers(work, parts, subject))
+    yield from chain.from_iterable(answers)
 
 
 def write_predictions(
-    subject: LoadedModel,
-    paths: Sequence[str | os.PathLike[str]],
-    output: str | os.PathLike[str],
-    *,
-    top: int = 5,
-    batch_size: int = 32,
-    draft: bool = False,
-    remote: RemoteModel | None = None,
+    subject: LoadedModel, paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], **options: Any
 ) -> list[Prediction]:
     """Classify image files into a table, a row an image; unreadable ones are passed over, their row has no answer.
 
     The columns are `image`, `label`, `score`, `label_2`, `score_2`, ... and `problem`; for a model of several classes
     an image `labels`, too: those that reach their thresholds, as a list in JSON. The scores of a regression model are
     all its values.
-
-    Args:
-        subject, paths, top, batch_size, remote: as for `each_prediction`.
-        output: .csv or .parquet, of this machine or an object store; it appears complete or not at all.
-
-    Returns:
-        The images that were passed over.
-
-    Raises:
-        UserError: another ending, nothing can be written there, or there is no image.
     """
     import pyarrow as pa
     from pyarrow import csv, parquet
@@ -188,15 +188,14 @@ def write_predictions(
     place, writers = place_of(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if place.suffix not in writers:
         raise UserError(f"the output {place} is no table; give a file that ends in {' or '.join(writers)}")
-    predictions = each_prediction(
-        subject, paths, top=top, batch_size=batch_size, skip_bad_images=True, draft=draft, remote=remote
-    )
+    predictions = each_prediction(subject, paths, skip_bad_images=True, **options)
     classes = len(subject.label_sets[-1]) if subject.label_sets else 1
     kind = problem_type_of(subject.model)
-    endings = ["", *(f"_{rank}" for rank in range(2, (classes if kind == "regression" else min(top, classes)) + 1))]
-    scored = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
+    scored = classes if kind == "regression" else min(options.get("top", 5), classes)
+    endings = ["", *(f"_{rank}" for rank in range(2, scored + 1))]
+    columns = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
     several = [("labels", pa.string())] if kind == "multi_label_classification" else []
-    schema = pa.schema([("image", pa.string()), *scored, *several, ("problem", pa.string())])
+    schema = pa.schema([("image", pa.string()), *columns, *several, ("problem", pa.string())])
     passed_over: list[Prediction] = []
     with _new_table(place) as temporary, writers[place.suffix](temporary, schema) as writer:
         while batch := list(islice(predictions, _ROWS)):
@@ -225,6 +224,152 @@ def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:
     return {**dict(zip(columns, answers, strict=False)), "labels": labels, "problem": prediction.problem}
 
 
+def _thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, float] | None:
+    """Class -> probability from which on it is answered: the last that were fitted, else a half; None for one class."""
+    if problem_type_of(subject.model) != "multi_label_classification":
+        return None
+    records = Facts.load(subject.folder).records if subject.folder is not None else []
+    fitted = [record.values.get("thresholds") for record in records if "mean_average_precision" in record.values]
+    told = fitted[-1] if fitted else dict.fromkeys(names, 0.5)
+    known = {name: fraction(told.get(name)) for name in names} if isinstance(told, dict) else dict.fromkeys(names)
+    if missing := [name for name, threshold in known.items() if threshold is None]:
+        raise UserError(
+            f"facts.json tells no threshold of the class {missing[0]}; evaluate again: --protocol multi-label"
+        )
+    return cast(dict[str, float], known)
+
+
+def each_dense_prediction(
+    subject: LoadedModel,
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    threshold: float = 0.5,
+    batch_size: int = 32,
+    skip_bad_images: bool = False,
+    tiles: bool = False,
+) -> Iterator[DensePrediction]:
+    """Predict masks or objects of image files, and of the images of folders, one after the other."""
+    if not 0 <= threshold < 1:
+        raise UserError(f"threshold {threshold} must be at least 0 and below 1")
+    describe = _segmented if dense_task_of(subject.model) == "segmentation" else _detected
+    names = label_names_of(subject.model)
+    work = _Files(batch_size, skip_bad_images)
+    for images, (files, problems) in work.batches(list(image_files(paths)), list["Image"]):
+        images = images or []
+        if tiles:
+            answers = (_joined_tiles(subject, image, threshold, batch_size) for image in images)
+        else:
+            answers = iter(_predicted(subject, images, threshold))
+        remaining = iter(images)
+        for path, problem in zip(files, problems, strict=True):
+            if problem is not None:
+                yield DensePrediction(str(path), [], problem)
+            else:
+                yield DensePrediction(str(path), **describe(next(remaining), next(answers), names))
+
+
+def _joined_tiles(subject: LoadedModel, image: "Image", threshold: float, batch_size: int) -> Any:
+    """As one of `_predicted`, by tiles, `batch_size` a step."""
+    from hf_vit.data.tiles import Tiles
+
+    tiles = Tiles((image.height, image.width), subject.input_size, min(subject.input_size) // 4)
+    crops, predicted = tiles.crops(image), list[Any]()
+    while batch := list(islice(crops, batch_size)):
+        predicted += _predicted(subject, batch, threshold)
+    if len(tiles) == 1:
+        return predicted[0]
+    is_segmented = dense_task_of(subject.model) == "segmentation"
+    return tiles.join_classes(predicted) if is_segmented else tiles.join_boxes(predicted)
+
+
+def _predicted(subject: LoadedModel, images: "Sequence[Image]", threshold: float) -> list[Any]:
+    """On the CPU: of segmentation the class of every pixel [H, W] of each image, else its objects by name."""
+    if not images:
+        return []
+    model, processor = subject.model, subject.processor
+    pixel_values, sizes = subject.pixel_values(images), [(image.height, image.width) for image in images]
+    with torch.inference_mode(), enough_for(pixel_values):
+        if dense_task_of(model) == "segmentation":
+            return [each.cpu() for each in segment(model, processor, pixel_values, sizes)]
+        objects = detect(model, processor, pixel_values, sizes, threshold=threshold)
+    return [{name: value.cpu() for name, value in each.items()} for each in objects]
+
+
+def _segmented(image: "Image", classes: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
+    from hf_vit.data.overview import paint_classes
+
+    shares = torch.bincount(classes.flatten().long(), minlength=len(names)).double() / classes.numel()
+    order = shares.argsort(descending=True, stable=True).tolist()
+    return {
+        "answers": [{"label": names[k], "share": float(shares[k])} for k in order if shares[k]],
+        "mask": classes.numpy().astype(np.uint8 if len(names) <= 256 else np.uint16),
+        "picture": paint_classes(image, classes, len(names)),
+    }
+
+
+def _detected(image: "Image", objects: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, Any]:
+    from hf_vit.data.overview import paint_objects
+
+    told = zip(objects["labels"].tolist(), objects["scores"].tolist(), objects["boxes"].tolist(), strict=True)
+    mask: NDArray[np.uint8] | None = None
+    if "masks" in objects:
+        mask = np.zeros((image.height, image.width), dtype=np.uint8)
+        for number, seen in reversed(list(enumerate(objects["masks"].numpy()))):  # the surest on top
+            mask[seen] = min(number + 1, 255)
+    return {
+        "answers": [{"label": names[k], "score": score, "box": box} for k, score, box in told],
+        "mask": mask,
+        "picture": paint_objects(image, objects, names),
+    }
+
+
+def write_dense_predictions(
+    predictions: Iterator[DensePrediction], output: str | os.PathLike[str]
+) -> list[DensePrediction]:
+    """Write answers into a new folder, which appears complete or not at all.
+
+    It holds predictions.json, a list of {"image", "answers", "mask", "picture", "problem"} (what there is of them), and
+    the PNG files that these name: masks/NAME.png and pictures/NAME.png.
+    """
+    place, names = free_folder(Path(output)), set[str]()
+    passed_over, listed = list[DensePrediction](), list[dict[str, Any]]()
+    with new_folder(place) as folder:
+        for each in predictions:
+            entry: dict[str, Any] = {"image": each.image}
+            listed.append(entry)
+            if each.problem is not None:
+                passed_over.append(each)
+                entry["problem"] = each.problem
+                continue
+            entry["answers"] = each.answers
+            entry |= _drawn(each, folder, _free_name(Path(each.image).stem, names))
+        with saying_why(place):
+            (folder / PREDICTIONS_NAME).write_text(json.dumps(listed, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    return passed_over
+
+
+def _drawn(prediction: DensePrediction, folder: Path, name: str) -> dict[str, str]:
+    """Write mask and picture; returns what predictions.json says of them."""
+    from PIL import Image
+
+    mask = None if prediction.mask is None else Image.fromarray(prediction.mask)
+    written: dict[str, str] = {}
+    for key, image in (("mask", mask), ("picture", prediction.picture)):
+        if image is not None:
+            written[key] = f"{key}s/{name}.png"
+            with saying_why(folder):
+                (folder / f"{key}s").mkdir(exist_ok=True)
+                image.save(folder / written[key])
+    return written
+
+
+def _free_name(stem: str, names: set[str]) -> str:
+    """A name that no other image has, on file systems that know no case, too."""
+    name = next(each for number in count() if (each := stem + (f"-{number}" if number else "")).lower() not in names)
+    names.add(name.lower())
+    return name
+
+
 def opened_images(paths: Sequence[Path], skip_bad_images: bool, draft_side: int | None = None) -> "list[Image | str]":
     """Every image, or why it is left out; those of a store are fetched one by one."""
     from hf_vit.data.images import each_in_threads
@@ -240,28 +385,6 @@ def opened_images(paths: Sequence[Path], skip_bad_images: bool, draft_side: int 
             return str(error)
 
     return list(map(read_or_told, paths)) if any(map(in_store, paths)) else each_in_threads(read_or_told, paths)
-
-
-def _answers(subject: LoadedModel, pixel_values: "torch.Tensor") -> "torch.Tensor":
-    import torch
-
-    with torch.inference_mode():
-        return scores(subject.model, pixel_values.to(subject.device, subject.dtype))
-
-
-def _thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, float] | None:
-    """Class -> probability from which on it is answered: the last that were fitted, else a half; None for one class."""
-    if problem_type_of(subject.model) != "multi_label_classification":
-        return None
-    records = Facts.load(subject.folder).records if subject.folder is not None else []
-    fitted = [record.values.get("thresholds") for record in records if "mean_average_precision" in record.values]
-    told = fitted[-1] if fitted else dict.fromkeys(names, 0.5)
-    known = {name: fraction(told.get(name)) for name in names} if isinstance(told, dict) else dict.fromkeys(names)
-    if missing := [name for name, threshold in known.items() if threshold is None]:
-        raise UserError(
-            f"facts.json tells no threshold of the class {missing[0]}; evaluate again: --protocol multi-label"
-        )
-    return cast(dict[str, float], known)
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,45 @@ from hf_vit.families import problem_type_of
 from hf_vit.repositories.stores import in_store, place_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from PIL.Image import Image
     from torch import nn
     from transformers import BatchFeature
 
+    from hf_vit.loading.model import LoadedModel
+
 
 PICTURED_PX = 160  # the longer side of an image in a report
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """How any process opens a model as it is used here.
+
+    Attributes:
+        model: see `load_model`.
+        max_num_patches: of images in their own size and shape (`at_own_size`); None for one size.
+        engine: that computes it; None: as it is loaded.
+    """
+
+    model: str
+    max_num_patches: int | None = None
+    engine: str | None = None
+
+    def opened(self, device: str | None) -> "LoadedModel":
+        """The model on a device."""
+        from hf_vit.loading.model import load_model
+        from hf_vit.loading.optimizing import optimize
+        from hf_vit.loading.pixels import at_own_size
+
+        subject = load_model(self.model, device)
+        if self.max_num_patches is not None:
+            subject = at_own_size(subject, self.max_num_patches)
+        if self.engine is not None:
+            optimize(subject, self.engine)
+        return subject
 
 
 class Collate:
@@ -26,12 +59,6 @@ class Collate:
 
     From a loader's worker come images of a whole part of their size, enough for `PICTURED_PX`: to send them whole takes
     longer than to decode them.
-
-    Args:
-        prepare: Pillow images in RGB -> [B, C, H, W], or a batch of mixed sizes (see `at_own_size`).
-        mapping: for every class of the data the number to call it by, usually the model's class of that name.
-        multi_label: a label is a list of classes; of it becomes 0 or 1 for each class of the data, [B, K].
-        draft_side: of images that are not decoded, {"bytes", "path"}: see `decode_image`.
     """
 
     def __init__(
@@ -86,14 +113,7 @@ class Collate:
 def image_batches(
     dataset: Any, batch_size: int, collate: Callable[..., Any], num_workers: int = 0
 ) -> "Iterable[tuple[torch.Tensor, torch.Tensor, list[Image]]]":
-    """What `collate` makes of a table or stream, `batch_size` rows at a time, in their order.
-
-    Args:
-        dataset: with the columns "image" and "label".
-        batch_size: images a batch.
-        collate: see `Collate`.
-        num_workers: processes that read and prepare; streams are read in this one.
-    """
+    """What `collate` makes of a table or stream, `batch_size` rows at a time, in their order."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -114,14 +134,7 @@ def evaluating(model: "nn.Module") -> Generator[None]:
 
 
 def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", progress: bool = True) -> Iterator[Any]:
-    """The batches, with a bar of images on standard error that disappears at the end.
-
-    Args:
-        batches: tuples whose last part has one entry an image.
-        total: number of images, None where it is not known.
-        what: is being done.
-        progress: whether to show the bar.
-    """
+    """The batches, with a bar of images on standard error that disappears at the end."""
     if not progress:
         yield from batches
         return
@@ -138,11 +151,7 @@ def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", p
 
 
 def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> None:
-    """Before any work: what is written among the images would be taken for some of them the next time.
-
-    Raises:
-        UserError: the output is a data folder, or in one.
-    """
+    """Before any work: what is written among the images would be taken for some of them the next time."""
     if output is None or not isinstance(data, str | os.PathLike) or not Path(data).expanduser().is_dir():
         return
     if not in_store(output) and place_of(output).resolve().is_relative_to(Path(data).expanduser().resolve()):
@@ -179,9 +188,6 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature
     """Logits [B, K] in float32 (of a float64 model in float64) of pixel values [B, C, H, W] or of mixed sizes.
 
     They are computed in the dtype of the weights; hf_vit's, transformers' and timm's classifiers all do.
-
-    Raises:
-        UserError: a logit is NaN or infinite; there is too little memory for the batch; the model takes no such images.
     """
     import torch
 
@@ -213,3 +219,21 @@ def scores_of(model: "nn.Module", logits: "torch.Tensor") -> "torch.Tensor":
 def scores(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
     """Return `scores_of` images, [B, K] on the CPU."""
     return scores_of(model, finite_logits(model, pixel_values)).cpu()
+
+
+def last_features(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "NDArray[np.float32]":
+    """Return the pre-logits [B, D] of images."""
+    from hf_vit.loading.outputs import pre_logits
+
+    with answering(pixel_values):
+        return finite_features(pre_logits(model, pixel_values.to(next(model.parameters()).dtype)))
+
+
+def finite_features(features: "torch.Tensor") -> "NDArray[np.float32]":
+    """Return features [B, D] on the CPU, if they are numbers."""
+    import numpy as np
+
+    values = features.float().cpu().numpy()
+    if not np.isfinite(values).all():
+        raise UserError("the model's features are not finite (NaN or infinity); its weights are damaged or diverged")
+    return values

@@ -16,15 +16,7 @@ RUNNERS = ("local", "ray")
 def running(
     runner: str, address: str | None, device: str | None, num_processes: int | None = None
 ) -> "Generator[RayRunner | None]":
-    """A connection to Ray; None for the runner "local", whose processes the caller starts.
-
-    Args:
-        runner: of `RUNNERS`.
-        address, device, num_processes: see `ray_runner.connected`.
-
-    Raises:
-        UserError: there is no such runner, Ray is not installed, or an address is given for none.
-    """
+    """A connection to Ray; None for the runner "local", whose processes the caller starts."""
     if runner not in RUNNERS:
         raise UserError(f"there is no runner '{runner}'; there are {', '.join(RUNNERS)}")
     if runner == "local":

@@ -288,7 +288,7 @@ def _try_all(
     if runner is None:
         yield from ((number, _try(job, task, start, say)) for number, job in enumerate(jobs))
         return
-    from hf_vit.evaluation.ray_tasks import independent
+    from hf_vit.evaluation.ray_runner import independent
 
     # What a lost machine began continues elsewhere, in the precision of this one, which takes the best up again.
     options = jobs[0].options

@@ -41,7 +41,7 @@ def embed(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from hf_vit.evaluation.embedding.job import embed as run
+    from hf_vit.evaluation.embedding import embed as run
     from hf_vit.loading.optimizing import engine_note
 
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())

@@ -10,15 +10,44 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.confidence import ConfidenceBins
 from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
 from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@final
+class ConfidenceBins:
+    """Running sums over M bins of equal width, (0, 1/M], (1/M, 2/M], ..., by the probability of the predicted class.
+
+    Attributes:
+        images: [M].
+        confidence: [M], sums of the images' confidences.
+        hits: [M], images that were classified right.
+    """
+
+    def __init__(self, num_bins: int) -> None:
+        self._edges = np.linspace(0.0, 1.0, num_bins + 1)
+        self.images, self.confidence, self.hits = np.zeros((3, num_bins))
+
+    def add(self, confidences: NDArray[np.floating[Any]], hits: NDArray[np.bool_]) -> None:
+        """A batch: probability of the predicted class [B], and whether it was the true one [B]."""
+        size = len(self.images)
+        bins = np.clip(np.searchsorted(self._edges, confidences, side="left") - 1, 0, size - 1)
+        self.images += np.bincount(bins, minlength=size)
+        self.confidence += np.bincount(bins, weights=confidences, minlength=size)
+        self.hits += np.bincount(bins, weights=hits, minlength=size)
+
+    def expected_error(self) -> float:
+        """Mean over images of their bin's |accuracy - mean confidence| (equation 3)."""
+        # |hits/n - confidence/n| * n/N: the number of images in the bin cancels.
+        return float(np.abs(self.hits - self.confidence).sum() / self.images.sum())
+
 
 BINS = 15
 # A temperature outside of this range means that there is nothing to fit: no mistake at all, or chance.
@@ -57,7 +86,7 @@ class ReliabilitySums:
 
     def add(self, logits: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
         """A batch of logits [B, K] and true classes [B]."""
-        log_probabilities = _log_softmax(logits)
+        log_probabilities = log_softmax(logits, axis=1)
         self._bins.add(np.exp(log_probabilities.max(axis=1)), log_probabilities.argmax(axis=1) == labels)
         self._loss -= float(log_probabilities[np.arange(len(labels)), labels].sum())
 
@@ -81,7 +110,6 @@ class CalibrationResult(OneTableResult):
     """What `calibration` measured.
 
     Attributes:
-        num_images: images that judged.
         top1: accuracy, which a temperature does not change.
         plain: the classifier as it is.
         temperature: the fitted one; None where none was asked for.
@@ -133,15 +161,6 @@ def calibration(
     """Reliability diagram and calibration errors, before and after temperature scaling.
 
     The logits of `fit_split` are in memory, n x K x 8 bytes; those of the images that judge are not.
-
-    Args:
-        examination: the classifier and the data.
-        temperature: whether to fit one.
-        bins: of confidence.
-        fit_split: what the temperature is fitted on.
-
-    Raises:
-        UserError: `fit_split` is missing or judges as well, or the classifier does not know the classes.
     """
     if bins < 1:
         raise UserError(f"{bins} bins; needed: at least 1")
@@ -159,16 +178,11 @@ def calibration(
 
 
 def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """The temperature T of least negative log-likelihood of softmax(logits / T), within 0.01 to 100.
-
-    Args:
-        logits: [n, K].
-        labels: [n].
-    """
+    """The temperature T of least negative log-likelihood of softmax(logits / T), within 0.01 to 100."""
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:
-        scaled = _log_softmax(logits / np.exp(log_temperature))
+        scaled = log_softmax(logits / np.exp(log_temperature), axis=1)
         return -float(scaled[np.arange(len(labels)), labels].mean())
 
     bounds = tuple(np.log(_TEMPERATURES))
@@ -188,18 +202,8 @@ def _fit(examination: Examination, split: str) -> float:
     return fit_temperature(logits, labels)
 
 
-def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    from scipy.special import log_softmax
-
-    return log_softmax(logits, axis=1)
-
-
 def _reliability_diagram(panels: Sequence[tuple[str, NDArray[np.float64], NDArray[np.float64]]]) -> "Figure":
-    """Accuracy over confidence, a panel each.
-
-    Args:
-        panels: title, accuracy [M] of the bins (NaN where a bin is empty), share of the images [M] in each.
-    """
+    """Accuracy over confidence, a panel each."""
     figure = new_figure(4.6 * len(panels), 4.6)
     for place, (title, accuracy, share) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), place + 1)

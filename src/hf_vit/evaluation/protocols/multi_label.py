@@ -28,7 +28,6 @@ class MultiLabelResult(OneTableResult):
     """What `multi_label` measured.
 
     Attributes:
-        num_images: images that judged.
         average_precision: of every class that has images: the area under precision over recall.
         f1: of every class at its threshold.
         images: of every class.
@@ -101,16 +100,7 @@ class MultiLabelResult(OneTableResult):
 def multi_label(
     examination: Examination, *, fit_split: str = "validation", thresholds: Mapping[str, float] | None = None
 ) -> MultiLabelResult:
-    """How well every class is told apart from its absence.
-
-    Args:
-        examination: a classifier, and data whose images have lists of classes.
-        fit_split: on which the thresholds are fitted.
-        thresholds: class -> probability; None fits them.
-
-    Raises:
-        UserError: the data have one class an image, no class has an image that judges, or the split to fit on judges.
-    """
+    """How well every class is told apart from its absence."""
     if not examination.data.multi_label:
         raise UserError(f"the images of '{examination.data.name}' have one class each; choose --protocol top1")
     names, start = examination.data.label_names, time.perf_counter()
@@ -124,11 +114,7 @@ def multi_label(
 def judge(
     logits: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str], thresholds: Mapping[str, float]
 ) -> MultiLabelResult:
-    """The result of logits [n, K] for classes that are there or not, [n, K].
-
-    Raises:
-        UserError: no class is there.
-    """
+    """The result of logits [n, K] for classes that are there or not, [n, K]."""
     from sklearn.metrics import average_precision_score, f1_score
 
     limits = np.asarray([thresholds[name] for name in names])

@@ -2,9 +2,9 @@
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -13,27 +13,20 @@ from hf_vit.data.annotations import Target
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.attacks import robustness
 from hf_vit.evaluation.protocols.calibration import calibration
-from hf_vit.evaluation.protocols.corrupted_accuracy import corruptions
-from hf_vit.evaluation.protocols.dense.detection import detection
-from hf_vit.evaluation.protocols.dense.segmentation import segmentation
-from hf_vit.evaluation.protocols.few_shot import few_shot
+from hf_vit.evaluation.protocols.dense import detection, segmentation
 from hf_vit.evaluation.protocols.frame import ProtocolResult
-from hf_vit.evaluation.protocols.imagenet_real import real
+from hf_vit.evaluation.protocols.imagenet import objectnet, real
 from hf_vit.evaluation.protocols.multi_label import multi_label
-from hf_vit.evaluation.protocols.objectnet import objectnet
-from hf_vit.evaluation.protocols.occlusion import patch_drop
-from hf_vit.evaluation.protocols.probes import linear_probe, nearest_neighbors
+from hf_vit.evaluation.protocols.probes import few_shot, linear_probe, nearest_neighbors
+from hf_vit.evaluation.protocols.robustness import corruptions, patch_drop, robustness
 from hf_vit.evaluation.protocols.top1 import top1
-from hf_vit.evaluation.protocols.vtab.data import load_vtab
-from hf_vit.evaluation.protocols.vtab.protocol import vtab
-from hf_vit.evaluation.reading import evaluating
-from hf_vit.evaluation.remote_model import NamedModel, RemoteModel
+from hf_vit.evaluation.protocols.vtab import load_vtab, vtab
+from hf_vit.evaluation.reading import NamedModel, evaluating
 from hf_vit.evaluation.runners import running
 from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import ON_FEATURES
-from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.model import load_model
 from hf_vit.loading.optimizing import engine_for
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.pixels import at_own_size
@@ -147,10 +140,14 @@ def evaluate_protocol(
     Raises:
         UserError: an unknown protocol or option, or whatever the protocol cannot do with the model or the data.
     """
-    function = _protocol(protocol)
+    if protocol not in PROTOCOLS:
+        raise UserError(f"there is no protocol '{protocol}'; there are {', '.join(PROTOCOLS)}")
+    function = PROTOCOLS[protocol]
     settings = _settings(protocol, function, options) | _fed(protocol, max_num_patches, draft)
-    if runner == "ray":
-        _refuse_one_process(protocol, model)
+    if runner == "ray" and protocol in IN_ONE_PROCESS:
+        raise UserError(f"protocol {protocol} stays in one process; leave --runner ray out")
+    if runner == "ray" and not isinstance(model, str | Path):
+        raise UserError("a model that was made in Python stays in its process; give its folder, or another runner")
     with (
         evaluating(model[0]) if isinstance(model, tuple) else nullcontext(),
         running(runner, address, device) as ray,
@@ -169,14 +166,27 @@ def evaluate_protocol(
         if isinstance(data, str):
             reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
             reading |= dict(image_column=image_column, label_column=label_column)
-            data = _loaded(data, function, TARGETS.get(protocol, "label"), subject, seed, reading)
+            if protocol == "vtab":
+                if given := [name for name, value in reading.items() if value]:
+                    raise UserError(
+                        f"the tasks of VTAB are read as they were published, without {_shown(given)}; leave that out"
+                    )
+                data = load_vtab(data, seed)
+            else:
+                reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))
+                data = load_data(data, image_size=subject.image_size, **reading)
         if ray is not None and data.readers:
             raise UserError("a stream is evaluated in one process; leave --streaming or --runner ray out")
+        engine = None
+        is_named, has_gpus = isinstance(model, str | Path), ray is not None and ray.gpus
+        if optimize and max_num_patches is None and protocol not in (*READING_INSIDE, *TARGETS):
+            if is_named and not has_gpus:
+                known = [number for number in (data.num_examples(split), num_images) if number is not None]
+                engine = engine_for(subject, min(known, default=None))
+            if engine is not None and ray is None:
+                make_faster(subject, engine)
+        remote = None if ray is None else replace(ray, model=NamedModel(str(model), max_num_patches, engine))
         side = subject.draft_side if draft else None
-        only_infers = optimize and max_num_patches is None and protocol not in (*READING_INSIDE, *TARGETS)
-        faster = only_infers and isinstance(model, str | Path) and not (ray is not None and ray.gpus)
-        engine = _engine(subject, data, split, num_images, ray is None) if faster else None
-        remote = None if ray is None else RemoteModel(ray, NamedModel(str(model), max_num_patches, engine))
         examination = Examination(
             subject, data, split, num_images, batch_size, seed, progress, num_workers, remote, side
         )
@@ -186,11 +196,7 @@ def evaluate_protocol(
 
 
 def _fed(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
-    """How images are fed otherwise than the model's image processor says.
-
-    Raises:
-        UserError: the protocol cannot do with it.
-    """
+    """How images are fed otherwise than the model's image processor says."""
     if max_num_patches is not None and protocol in OF_ONE_SIZE:
         raise UserError(f"protocol {protocol} takes images of one size; leave --max-num-patches out")
     if draft and (max_num_patches is not None or protocol in TARGETS):
@@ -199,59 +205,21 @@ def _fed(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, A
     return own_size | ({"draft": True} if draft else {})
 
 
-def _refuse_one_process(protocol: str, model: Any) -> None:
-    if protocol in IN_ONE_PROCESS:
-        raise UserError(f"protocol {protocol} stays in one process; leave --runner ray out")
-    if not isinstance(model, str | Path):
-        raise UserError("a model that was made in Python stays in its process; give its folder, or another runner")
-
-
-def _loaded(
-    data: str, function: Callable[..., Any], target: Target, subject: LoadedModel, seed: int, reading: dict[str, Any]
-) -> ImageData:
-    if function is vtab:
-        return _vtab_data(data, seed, reading)
-    return load_data(data, image_size=subject.image_size, multi_label=function is multi_label, target=target, **reading)
-
-
-def _engine(subject: LoadedModel, data: ImageData, split: str, num_images: int | None, here: bool) -> str | None:
-    """The engine that so many images repay, which then computes the model if it does so here; its name, or None."""
-    known = [number for number in (data.num_examples(split), num_images) if number is not None]
-    engine = engine_for(subject, min(known, default=None))
-    if engine is not None and here:
-        make_faster(subject, engine)
-    return engine
-
-
-def _protocol(name: str) -> Callable[..., ProtocolResult]:
-    if name not in PROTOCOLS:
-        raise UserError(f"there is no protocol '{name}'; there are {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[name]
-
-
-def _vtab_data(root: str, seed: int, reading: Mapping[str, object]) -> ImageData:
-    if given := [name for name, value in reading.items() if value]:
-        shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UserError(f"the tasks of VTAB are read as they were published, without {shown}; leave that out")
-    return load_vtab(root, seed)
-
-
 def _settings(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of a protocol, given or not.
-
-    Raises:
-        UserError: one that the protocol does not have.
-    """
+    """All options of a protocol, given or not."""
     known = {
         key: parameter.default
         for key, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
     if unknown := sorted(set(options) - set(known)):
-        shown = ", ".join(f"--{key.replace('_', '-')}" for key in unknown)
         others = [other for other, each in PROTOCOLS.items() if set(unknown) <= set(inspect.signature(each).parameters)]
         advice = f"choose --protocol {' or '.join(others)}" if others else "leave that out"
-        raise UserError(f"protocol {name} has no {shown}; {advice}")
+        raise UserError(f"protocol {name} has no {_shown(unknown)}; {advice}")
     return {
         key: list(value) if isinstance(value, tuple | list) else value for key, value in {**known, **options}.items()
     }
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)

@@ -1,28 +1,31 @@
 """Accuracy, precision, calibration, loss, every class and the mistakes, in one pass whose memory is one batch's."""
 
-import heapq
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import evaluate
+import numpy as np
 import torch
 
 from hf_vit.evaluation import metrics
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.top1_figures import (
-    WrongImage,
-    plot_confusion_matrix,
-    plot_wrong_images,
+from hf_vit.evaluation.protocols.frame import (
+    Extremes,
+    ProtocolResult,
+    Table,
+    draw_images,
+    percent,
+    shortened,
     thumbnail_of,
 )
 from hf_vit.evaluation.reading import largest
 from hf_vit.loading.model import unique_names
+from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
     from PIL.Image import Image
@@ -31,9 +34,66 @@ if TYPE_CHECKING:
 MAX_MATRIX_CLASSES = 1000
 MAX_WRONG = 64
 _MAX_CLASS_ROWS = 20
+_MAX_NAMED_CLASSES = 40
+_MAX_COUNTED_CLASSES = 20
 # Each of the classes, averaged; and what comes of answering from some probability on.
 OF_CLASSES = ("precision", "recall", "f1", "auc", "thresholds")
 _NAMES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "area under the ROC curve"}
+
+
+@final
+@dataclass(frozen=True, order=True)
+class WrongImage:
+    """A wrongly classified image: its place among those that judge, its true and its predicted class.
+
+    `confidence` is the probability of the latter, `file` the name it has where the data is made of files.
+    """
+
+    confidence: float
+    index: int
+    label: str
+    prediction: str
+    thumbnail: "Image | None" = field(default=None, compare=False, repr=False)
+    file: str | None = field(default=None, compare=False)
+
+
+def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str], title: str = "") -> "Figure":
+    """Draw [K, K] counts, row = true class, column = predicted; the colour is the share of the row.
+
+    Names are written up to 40 classes, counts up to 20.
+    """
+    size = len(label_names)
+    side = float(np.clip(0.45 * size + 2.5, 4.5, 14))
+    figure = new_figure(side, side)
+    axes = figure.add_subplot()
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(picture, ax=axes, label="share of the true class", fraction=0.046, pad=0.04)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    if size <= _MAX_NAMED_CLASSES:
+        names = [shortened(name) for name in label_names]
+        axes.set_xticks(range(size), labels=names, rotation=90, parse_math=False)
+        axes.set_yticks(range(size), labels=names, parse_math=False)
+    if size <= _MAX_COUNTED_CLASSES:
+        for row, column in zip(*np.nonzero(matrix), strict=True):
+            colour = "white" if share[row, column] > 0.5 else "black"
+            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=colour, fontsize=8)
+    if title:
+        axes.set_title(title, parse_math=False)
+    return figure
+
+
+def plot_wrong_images(wrong: Sequence[WrongImage], limit: int = 25) -> "Figure":
+    """Draw the most confident mistakes as a grid: image, "true → predicted", probability of the predicted class."""
+    shown = [entry for entry in wrong if entry.thumbnail is not None][:limit]
+    return draw_images([entry.thumbnail for entry in shown], [_title_of(entry) for entry in shown])
+
+
+def _title_of(entry: WrongImage) -> str:
+    name = f"image {entry.index}" if entry.file is None else shortened(entry.file)
+    answers = f"{shortened(entry.label, 16)} → {shortened(entry.prediction, 16)}"
+    return f"{answers}\n{entry.confidence:.0%} · {name}"
 
 
 @final
@@ -152,12 +212,18 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         UserError: classes the model does not know, labels outside the classes, no images, outputs that are not finite.
     """
     names = unique_names(examination.answers)
-    sums, mistakes = _sums(names), _Mistakes(names, max_wrong)
-    start, seen = time.perf_counter(), 0
+    sums, mistakes = _sums(names), Extremes[WrongImage](max_wrong)
+    start, seen, num_wrong = time.perf_counter(), 0, 0
     for logits, labels, images in examination.pictured_logits():
         columns = _columns(logits, labels)
         sums.add_batch(**columns)
-        mistakes.add(seen, columns, images)
+        wrong = (columns["predictions"] != columns["references"]).nonzero()[0].tolist()
+        num_wrong += len(wrong)
+        for row in wrong:
+            classes = (names[int(columns[name][row])] for name in ("references", "predictions"))
+            confidence, image = float(columns["confidences"][row]), images[row]
+            entry = partial(WrongImage, confidence, seen + row, *classes)
+            mistakes.add(confidence, seen + row, lambda entry=entry, image=image: entry(thumbnail_of(image)))
         seen += len(images)
     values = sums.compute()
     return ClassificationResult(
@@ -170,34 +236,10 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         per_class=values["per_class_accuracy"],
         confusion_matrix=values.get("confusion_matrix"),
         seconds=time.perf_counter() - start,
-        num_wrong=mistakes.count,
+        num_wrong=num_wrong,
         wrong=[replace(entry, file=examination.file_name(entry.index)) for entry in mistakes.kept()],
         **{name: values[name] for name in OF_CLASSES},
     )
-
-
-class _Mistakes:
-    """Counts the wrongly classified images and keeps the most confident ones."""
-
-    def __init__(self, names: Sequence[str], limit: int) -> None:
-        self.names, self.limit, self.count = names, limit, 0
-        self._heap: list[WrongImage] = []
-
-    def add(self, offset: int, columns: "dict[str, NDArray[Any]]", images: "list[Image]") -> None:
-        wrong = (columns["predictions"] != columns["references"]).nonzero()[0]
-        self.count += len(wrong)
-        for row in wrong.tolist():
-            confidence = float(columns["confidences"][row])
-            if len(self._heap) >= self.limit and (not self._heap or confidence <= self._heap[0].confidence):
-                continue
-            label, prediction = (self.names[int(columns[name][row])] for name in ("references", "predictions"))
-            entry = WrongImage(confidence, offset + row, label, prediction, thumbnail_of(images[row]))
-            heapq.heappush(self._heap, entry)
-            if len(self._heap) > self.limit:
-                heapq.heappop(self._heap)
-
-    def kept(self) -> list[WrongImage]:
-        return sorted(self._heap, key=lambda entry: (-entry.confidence, entry.index))
 
 
 def _sums(names: Sequence[str]) -> evaluate.CombinedEvaluations:

@@ -11,9 +11,13 @@ from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData, dense_collator, dense_transforms
 from hf_vit.data.transforms import refuse_apart
 from hf_vit.errors import UserError
-from hf_vit.evaluation.protocols.dense.detection import DetectionResult
-from hf_vit.evaluation.protocols.dense.meters import DetectionMeter, SegmentationMeter, need_metrics
-from hf_vit.evaluation.protocols.dense.segmentation import SegmentationResult
+from hf_vit.evaluation.protocols.dense import (
+    DetectionMeter,
+    DetectionResult,
+    SegmentationMeter,
+    SegmentationResult,
+    need_metrics,
+)
 from hf_vit.families import DENSE_HEADS, DenseTask
 from hf_vit.loading.outputs import class_maps, detections
 from hf_vit.results.facts import Record

@@ -20,8 +20,7 @@ from hf_vit.display import Displayed
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.dense.detection import DetectionResult
-from hf_vit.evaluation.protocols.dense.segmentation import SegmentationResult
+from hf_vit.evaluation.protocols.dense import DetectionResult, SegmentationResult
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult
 from hf_vit.evaluation.protocols.registry import PROTOCOLS, ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult

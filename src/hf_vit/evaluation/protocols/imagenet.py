@@ -1,11 +1,13 @@
-"""ObjectNet (Barbu et al., NeurIPS 2019): photographs of objects in odd places and poses, for ImageNet's classifiers.
+"""ImageNet classifiers on its images with reassessed labels (ReaL, arXiv 2006.07159), and on ObjectNet.
 
-Its authors' mapping tells which of ImageNet's classes are right for each of its own; the others are left out. Every
-image has a red border, which is cut off as their loader does.
+ReaL: all classes that people see in an image; an answer is right if it is one of them; images without any are left out.
+ObjectNet (Barbu et al., NeurIPS 2019): photographs of objects in odd places and poses. Its authors' mapping tells which
+of ImageNet's classes are right for each of its own; the others are left out. The red border of every image is cut off.
 """
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +23,98 @@ from hf_vit.evaluation.reading import largest
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+_PUBLISHED = re.compile(r"ILSVRC2012_val_0*([1-9]\d*)\.\w+")
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class RealResult(ProtocolResult):
+    """What `real` measured.
+
+    Attributes:
+        num_labelled: those of them that have a reassessed label.
+        top1: share of all images whose most likely class is the original label.
+        real: share of the labelled ones whose most likely class is one of the reassessed labels; None without any.
+    """
+
+    title: ClassVar[str] = "ImageNet with reassessed labels (ReaL)"
+    source: ClassVar[str] = "arXiv 2006.07159"
+    num_images: int
+    top1: float
+    real: float | None
+    num_labelled: int
+
+    def headline(self) -> dict[str, float]:
+        return {"top-1 accuracy": self.top1, **({} if self.real is None else {"ReaL accuracy": self.real})}
+
+    def tables(self, judged: str) -> list[Table]:
+        real = "-" if self.real is None else percent(self.real)
+        rows = [
+            ["original labels", f"{self.num_images:,}", percent(self.top1)],
+            ["reassessed labels (ReaL)", f"{self.num_labelled:,}", real],
+        ]
+        return [Table(["labels", "images", "accuracy"], rows, f"{self.title}: {judged}")]
+
+
+def real(examination: Examination, *, real_labels: str | os.PathLike[str] | None = None) -> RealResult:
+    """Accuracy by the original and by the reassessed labels of the same images, in one pass."""
+    if real_labels is None:
+        raise UserError("ReaL needs the labels that were published with it; give the file with --real-labels real.json")
+    labels = read_real_labels(real_labels, examination.file_names(), len(examination.data.label_names))
+    seen = right = labelled = really = 0
+    rows = iter(examination.judged_rows())
+    for logits, truth in examination.logits(examination.split):
+        answers = logits.argmax(dim=-1)
+        right += int((answers == truth).sum())
+        seen += len(truth)
+        for answer in answers.tolist():
+            classes = {examination.model_classes[label] for label in labels[next(rows)]}
+            labelled += bool(classes)
+            really += answer in classes
+    return RealResult(seen, right / seen, really / labelled if labelled else None, labelled)
+
+
+def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], num_classes: int) -> list[list[int]]:
+    """The reassessed labels of every image."""
+    place = Path(path)
+    labels = _read(place, num_classes)
+    numbers = [_PUBLISHED.fullmatch(name) for name in file_names]
+    if all(numbers):
+        indices: Mapping[str, int] = {found[0]: int(found[1]) - 1 for found in numbers if found is not None}
+    else:
+        indices = {name: index for index, name in enumerate(sorted(file_names))}
+        if len(labels) != len(file_names):
+            raise UserError(
+                f"{place.name} has labels of {len(labels):,} images, the split has {len(file_names):,}, whose names "
+                "are not ImageNet's (ILSVRC2012_val_00000001.JPEG); give the images as published, or as many"
+            )
+    if len(indices) != len(file_names):
+        raise UserError(f"the split has two images of one file name, so that {place.name} cannot tell them apart")
+    if (beyond := max(indices.values(), default=-1)) >= len(labels):
+        raise UserError(f"{place.name} has labels of {len(labels):,} images, none of image number {beyond + 1:,}")
+    return [labels[indices[name]] for name in file_names]
+
+
+def _read(place: Path, num_classes: int) -> list[list[int]]:
+    if not place.is_file():
+        raise UserError(f"there is no file {place}; get real.json from google-research/reassessed-imagenet")
+    try:
+        labels: Any = json.loads(place.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place.name} is no JSON ({error}); get real.json again") from error
+    if not isinstance(labels, list) or not all(_is_labels(each) for each in labels):  # pyright: ignore[reportUnknownVariableType]
+        raise UserError(f"{place.name} is no list with a list of class numbers for every image; get real.json again")
+    if outside := sorted({label for each in labels for label in each if not label < num_classes}):  # pyright: ignore[reportUnknownVariableType]
+        raise UserError(
+            f"{place.name} has the class {outside[0]}, the data has {num_classes:,}; give all of ImageNet's classes"
+        )
+    return labels  # pyright: ignore[reportUnknownVariableType]
+
+
+def _is_labels(value: object) -> bool:
+    return isinstance(value, list) and all(type(label) is int and label >= 0 for label in value)  # pyright: ignore[reportUnknownVariableType]
+
 
 FOLDERS, CLASSES = "folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json"
 BORDER = 2  # px
@@ -47,14 +141,6 @@ class ObjectNetResult(ProtocolResult):
     top1_of_shared: float
     per_class: dict[str, float]
 
-    def values(self) -> dict[str, Any]:
-        return {
-            "top1": self.top1,
-            "top5": self.top5,
-            "top1_of_shared": self.top1_of_shared,
-            "per_class": self.per_class,
-        }
-
     def headline(self) -> dict[str, float]:
         return {
             "ObjectNet top-1 accuracy": self.top1,
@@ -71,16 +157,7 @@ class ObjectNetResult(ProtocolResult):
 
 
 def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | None = None) -> ObjectNetResult:
-    """Accuracy of an ImageNet classifier on ObjectNet's images of the classes that both have.
-
-    Args:
-        examination: a classifier that calls ImageNet's classes by their words ("analog clock"), and ObjectNet's images
-            by folder.
-        mappings: the folder "mappings" that lies beside the images.
-
-    Raises:
-        UserError: no folder is given, it is of another layout, the model does not know a class, or no image is left.
-    """
+    """Accuracy of an ImageNet classifier on ObjectNet's images of the classes that both have."""
     if mappings is None:
         raise UserError("ObjectNet needs its authors' mapping to ImageNet; give the folder with --mappings DIR")
     right = right_classes(examination, Path(mappings))
@@ -110,12 +187,8 @@ def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | No
 
 
 def right_classes(examination: Examination, folder: Path) -> dict[int, list[int]]:
-    """Class of the data -> the model's classes that are right for it; without those that ImageNet does not have.
-
-    Raises:
-        UserError: the mapping is of another layout, or the model does not know a class of it.
-    """
-    labels, words = _read(folder / FOLDERS), _read(folder / CLASSES)
+    """Class of the data -> the model's classes that are right for it; without those that ImageNet does not have."""
+    labels, words = _read_names(folder / FOLDERS), _read_names(folder / CLASSES)
     known = {
         index: words[label].split("; ")
         for index, name in enumerate(examination.data.label_names)
@@ -131,7 +204,7 @@ def right_classes(examination: Examination, folder: Path) -> dict[int, list[int]
     return {index: [numbers[word] for word in each] for index, each in known.items()}
 
 
-def _read(place: Path) -> Mapping[str, str]:
+def _read_names(place: Path) -> Mapping[str, str]:
     if not place.is_file():
         raise UserError(f"there is no {place}; give the folder 'mappings' of objectnet-1.0")
     try:

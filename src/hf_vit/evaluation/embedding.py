@@ -1,0 +1,591 @@
+"""Embeddings or predictions of a whole data set, as parquet files.
+
+    OUTPUT/manifest.json                     model, data and settings; at the end also rows, versions and hardware
+    OUTPUT/<split>-<number>-of-<count>.parquet
+
+Every file is made of a fixed part of the data and appears when it is complete: whatever is killed, the same command
+goes on with the files that are missing, and any number of processes writes the same ones.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+
+from hf_vit.display import Displayed
+from hf_vit.environment import hardware, versions
+from hf_vit.errors import UserError
+from hf_vit.evaluation.reading import NamedModel, largest, last_features, refuse_output_in, scores
+from hf_vit.evaluation.runners import running
+from hf_vit.families import refuse_regression
+from hf_vit.loading.optimizing import engine_for
+from hf_vit.loading.optimizing import optimize as make_faster
+from hf_vit.repositories.stores import in_store, installed_for, place_of, saying_what, write
+from hf_vit.results.facts import exclusive
+from hf_vit.results.redaction import redact_values
+from hf_vit.results.writing import refuse_address, remove_remains, saying_why, write_atomically
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+
+    import numpy as np
+    import pyarrow as pa
+    import torch
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+    from transformers import BatchFeature
+
+    from hf_vit.data import ImageData
+    from hf_vit.evaluation.ray_runner import RayRunner
+    from hf_vit.loading.model import LoadedModel
+
+    Row = tuple[int, str | None, str | None, Image]
+    # The rows of a batch, None after the last one of a part; and the unreadable images left out since the last batch.
+    Answer = tuple["pa.Table | None", list[str]]
+
+MANIFEST_NAME = "manifest.json"
+# Rows that wait to be written; also those of a parquet row group.
+_ROW_GROUP = 4096
+# Of a worker process: its job and model.
+_worker: "tuple[Job, LoadedModel] | None" = None
+
+
+@dataclass(frozen=True, repr=False)
+class Embedded(Displayed):
+    """What `embed` left.
+
+    Attributes:
+        folder: holds the files and manifest.json; of an object store its address.
+        files: by name, those of earlier sessions included.
+        rows: images in all of them.
+        done_before: files that were there already.
+        skipped: unreadable images that this call left out.
+        notes: what a user should be told about the data.
+        engine: what computes an optimized model; None for one that is as it was loaded.
+    """
+
+    folder: Path | str
+    files: list[str]
+    rows: int
+    done_before: int
+    skipped: list[str]
+    notes: list[str]
+    engine: str | None = None
+
+    def overview(self) -> dict[str, object]:
+        return {"folder": self.folder, "files": len(self.files), "images": f"{self.rows:,}"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides about the content of the files, see `embed`."""
+
+    predictions: bool
+    top: int
+    batch_size: int
+    rows_per_file: int
+    max_num_patches: int | None = None
+    engine: str | None = None
+    draft_side: int | None = None
+
+
+def embed(
+    model: str,
+    data: str,
+    output: str | Path,
+    *,
+    splits: Sequence[str] | None = None,
+    predictions: bool = False,
+    top: int = 5,
+    num_processes: int | None = None,
+    batch_size: int = 32,
+    max_num_patches: int | None = None,
+    draft: bool = False,
+    rows_per_file: int = 4096,
+    streaming: bool = False,
+    skip_bad_images: bool = False,
+    device: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    seed: int = 0,
+    optimize: bool = False,
+    runner: str = "local",
+    address: str | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> Embedded:
+    """Write what a model makes of every image into parquet files; go on where an earlier call was stopped.
+
+    Columns: `index` (int64, row of the split; of a stream, row of its shard), `image` (the file's last two names, null
+    where there is none), `label` (the class's name), and `embedding` (D x float32: what the classification head sees,
+    the pooled output of a model without one) or `labels` and `probabilities` (of the `top` classes, best first).
+
+    Args:
+        model: folder, Hub id or "timm:NAME", of hf_vit, transformers or timm; for predictions a classifier.
+        data: see `hf_vit.data.load_data`.
+        output: a new or empty folder, or that of the same call before; a path, or the address of a folder in an object
+            store (s3://BUCKET/..., gs://..., hf://datasets/USER/NAME/...) whose library for fsspec is installed.
+        splits: of the data; by default all.
+        predictions: the most likely classes instead of embeddings.
+        top: classes a prediction, at most all.
+        num_processes: each with the model in its memory, and a GPU of its own as long as there are; by default 1, of
+            Ray one a GPU or, where it has none, a machine.
+        batch_size: images a forward pass; part of what decides about the last digits, so fixed for a folder.
+        max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
+        draft: decode JPEG files at the smallest of their own scales that covers the size that images are resized to:
+            faster, and other pixels by a little. Not of streams; fixed for a folder.
+        rows_per_file: images a file. Of a stream every shard becomes a file, whatever its size.
+        streaming: read parquet and webdataset files while computing, without looking at every image beforehand.
+        skip_bad_images: leave out unreadable images instead of stopping.
+        device: torch device; by default a GPU where there is one.
+        image_column, label_column: of a list or table, see `load_data`.
+        seed: of the splits that are cut where the data has none.
+        optimize: compute by what is fastest for so many images (`engine_for`), of one size; fixed for a folder, too.
+        runner: "local": this process, or processes of this machine; "ray": Ray, whose machines share model and data
+            under these names.
+        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
+        report: is told (files done, files in all) after every file.
+
+    Raises:
+        UserError: bad input, an output folder that holds something else, outputs that are not finite, or a process that
+            was killed. Complete files stay.
+    """
+    from hf_vit.data import load_data
+    from hf_vit.data.fingerprints import short_digests
+
+    if min(top, batch_size, rows_per_file, 1 if num_processes is None else num_processes) < 1:
+        raise UserError("top, the numbers of processes, of images a batch and of rows a file must be at least 1")
+    if draft and (streaming or max_num_patches is not None):
+        raise UserError("--draft is for tables of images that are resized to one size; leave it out")
+    refuse_output_in(data, output)
+    folder = output_folder(output)
+    inside = sorted(folder.names())
+    if inside and MANIFEST_NAME not in inside:
+        raise UserError(f"the output folder {folder} holds something else ({inside[0]}); choose a new or empty one")
+    named, settings = NamedModel(model, max_num_patches), Settings(predictions, top, batch_size, rows_per_file,
+                                                                   max_num_patches)  # fmt: skip
+    with running(runner, address, device, num_processes) as ray:
+        start = time.perf_counter()
+        subject = _open(named, predictions, device if ray is None else "cpu")
+        images = load_data(
+            data,
+            image_size=subject.image_size,
+            streaming=streaming,
+            skip_bad_images=skip_bad_images,
+            seed=seed,
+            image_column=image_column,
+            label_column=label_column,
+        )
+        chosen = list(dict.fromkeys(splits or images.splits))
+        if optimize and max_num_patches is None and not (ray is not None and ray.gpus):
+            engine = _engine(subject, images, chosen, folder)
+            named, settings = replace(named, engine=engine), replace(settings, engine=engine)
+        if draft:
+            settings = replace(settings, draft_side=subject.draft_side)
+        manifest = _manifest(subject, images, chosen, settings)
+        parts = [part for split in chosen for part in _parts(images, split, rows_per_file)]
+        with folder.alone():  # else two calls at once could both find no manifest, and mix their files
+            _enter(folder, manifest)
+        there = folder.names()
+        missing = [part for part in parts if part.name not in there]
+        of_chosen = {split: images.splits[split] for split in chosen}
+        digests = {split: short_digests(images.seen[split]) for split in chosen if split in images.seen}
+        job = Job(named, of_chosen, images.readers, images.label_names, settings, digests)
+        if ray is not None:
+            finished = job.write_by(replace(ray, model=named), missing, subject, folder)
+        elif (num_processes or 1) > 1:
+            del subject  # each loads its own
+            finished = _write_in_processes(job, missing, min(num_processes or 1, len(missing)), device, folder)
+        else:
+            if missing and settings.engine is not None:
+                make_faster(subject, settings.engine)
+            finished = (job.write(part, job.answers(part, subject), subject, folder) for part in missing)
+        skipped, before = list[str](), len(parts) - len(missing)
+        for number, left_out in enumerate(finished, start=before + 1):
+            skipped += left_out
+            if report is not None:
+                report(number, len(parts))
+        rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
+    left_out = sorted({*images.skipped, *skipped})
+    place = folder.path if isinstance(folder, Disk) else str(folder)
+    return Embedded(place, [part.name for part in parts], rows, before, left_out, images.notes, settings.engine)
+
+
+def _open(model: NamedModel, predictions: bool, device: str | None) -> "LoadedModel":
+    subject = model.opened(device)
+    if predictions and not subject.label_sets:
+        raise UserError(
+            f"{model.model} is no classifier, so it predicts no classes; leave --predictions out for embeddings"
+        )
+    if predictions:
+        remedy = "hf-vit predict gives its values; leave --predictions out for embeddings"
+        refuse_regression(subject.model, model.model, "--predictions", remedy)
+    return subject
+
+
+def _engine(subject: "LoadedModel", images: "ImageData", splits: list[str], folder: "Disk | ObjectStore") -> str | None:
+    """What repays itself on the images of all splits; of a folder that was begun, what it was begun with."""
+    with suppress(OSError, ValueError, LookupError, TypeError):  # what is wrong with it is told by `_enter`
+        return _manifest_in(folder)["settings"].get("engine")
+    numbers = [images.num_examples(split) for split in splits]
+    return engine_for(subject, None if None in numbers else sum(number or 0 for number in numbers))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file's share of a split: `rows_per_file` rows, or a shard of a stream."""
+
+    split: str
+    number: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
+
+
+def _parts(images: "ImageData", split: str, rows_per_file: int) -> list[Part]:
+    if images.readers:
+        count = images.readers[split][0].num_shards
+    else:
+        rows = images.num_examples(split)
+        assert rows is not None
+        count = max(1, -(-rows // rows_per_file))
+    return [Part(split, number, count) for number in range(count)]
+
+
+class Rows(NamedTuple):
+    """What is written of a batch besides the model's answer; none after the last batch of a part."""
+
+    indices: list[int]
+    images: list[str | None]
+    labels: list[str | None]
+    skipped: list[str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a process needs to know: a `Work` whose parts are `Part`s."""
+
+    model: NamedModel
+    splits: Mapping[str, Any]
+    readers: Mapping[str, tuple[Any, Any]]
+    label_names: Sequence[str]
+    settings: Settings
+    digests: "Mapping[str, NDArray[np.uint64]]"  # of the splits' images
+
+    def batches(self, part: Part, prepare: "Callable[[Sequence[Image]], Any]") -> Iterator[tuple[Any, Rows]]:
+        reader = self.readers[part.split][1] if part.split in self.readers else None
+        rows, told = self._rows(part), 0 if reader is None else len(reader.skipped)
+        while True:
+            batch = list(islice(rows, self.settings.batch_size))
+            skipped: list[str] = [] if reader is None else reader.skipped[told:]
+            told += len(skipped)
+            indices, names, labels, images = (
+                (list(column) for column in zip(*batch, strict=True)) if batch else [[]] * 4
+            )
+            yield prepare(images) if images else None, Rows(indices, names, labels, skipped)
+            if not batch:
+                return
+
+    def answer(
+        self, pixel_values: "torch.Tensor | BatchFeature | None", rest: Rows, subject: "LoadedModel"
+    ) -> "Answer":
+        """The rows as a table."""
+        import pyarrow as pa
+        import torch
+
+        if pixel_values is None:
+            return None, rest.skipped
+        columns: dict[str, Any] = {"index": rest.indices, "image": rest.images, "label": rest.labels}
+        with torch.inference_mode():
+            pixel_values = pixel_values.to(subject.device, subject.dtype)
+            if self.settings.predictions:
+                names, found = subject.label_sets[0], scores(subject.model, pixel_values)
+                best = largest(found, self.settings.top)
+                columns["labels"] = [[names[index] for index in row] for row in best.tolist()]
+                columns["probabilities"] = found.gather(1, best).tolist()
+            else:
+                columns["embedding"] = list(last_features(subject.model, pixel_values))
+        return pa.Table.from_pydict(columns, schema=self._schema(subject)), rest.skipped
+
+    def answers(self, part: Part, subject: "LoadedModel") -> "Iterator[Answer]":
+        """By this process."""
+        for pixel_values, rest in self.batches(part, subject.prepare):
+            yield self.answer(pixel_values, rest, subject)
+
+    def write(
+        self, part: Part, answers: "Iterable[Answer]", subject: "LoadedModel", folder: "Disk | ObjectStore"
+    ) -> list[str]:
+        """Let the file of a part appear when it is complete; returns the names of images left out."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        content, skipped, waiting = pa.BufferOutputStream(), list[str](), list[pa.Table]()
+        with parquet.ParquetWriter(content, self._schema(subject)) as writer:
+            for table, left_out in answers:
+                skipped += left_out
+                if table is not None:
+                    waiting.append(table)
+                if waiting and (table is None or sum(each.num_rows for each in waiting) >= _ROW_GROUP):
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting.clear()
+        folder.write(part.name, content.getvalue().to_pybytes())
+        return skipped
+
+    def write_by(
+        self, ray: "RayRunner", parts: Sequence[Part], subject: "LoadedModel", folder: "Disk | ObjectStore"
+    ) -> Iterator[list[str]]:
+        """As `write` each of the parts, whose answers Ray gives."""
+        for number, answers in groupby(ray.answers(self, parts, subject), key=lambda numbered: numbered[0]):
+            yield self.write(parts[number], (answer for _, answer in answers), subject, folder)
+
+    def _schema(self, subject: "LoadedModel") -> "pa.Schema":
+        import pyarrow as pa
+
+        fields: list[Any] = [("index", pa.int64()), ("image", pa.string()), ("label", pa.string())]
+        if self.settings.predictions:
+            fields += [("labels", pa.list_(pa.string())), ("probabilities", pa.list_(pa.float32()))]
+        else:
+            fields.append(("embedding", pa.list_(pa.float32())))
+        return pa.schema(fields, metadata={"model": subject.fingerprint})
+
+    def _rows(self, part: Part) -> "Iterator[Row]":
+        """(index, image's name, class's name, RGB image) of every row of a part."""
+        if part.split in self.readers:
+            stream, reader = self.readers[part.split]
+            for index, row in enumerate(reader.over(stream.shard(num_shards=part.count, index=part.number))):
+                yield index, None, self._label(row["label"]), row["image"]
+            return
+        import datasets
+
+        from hf_vit.data.fingerprints import refuse_changed
+        from hf_vit.data.images import open_image, raise_bad, short_name
+
+        table = self.splits[part.split].cast_column("image", datasets.Image(decode=False))
+        first = part.number * self.settings.rows_per_file
+        for index in range(first, min(len(table), first + self.settings.rows_per_file)):
+            row = table[index]
+            seen, image = open_image(row["image"], f"{part.split} image {index}", self.settings.draft_side)
+            if image is None:
+                raise_bad(seen, seen.problem or "is corrupt")
+            path = row["image"].get("path")
+            if row["image"].get("bytes") is None and part.split in self.digests:  # else it came with the table
+                refuse_changed(seen.name, seen.digest, self.digests[part.split][index])
+            yield index, short_name(str(path)) if path else None, self._label(row["label"]), image
+
+    def _label(self, number: int | None) -> str | None:
+        return self.label_names[number] if number is not None and 0 <= number < len(self.label_names) else None
+
+
+def _write_in_processes(
+    job: Job, parts: Sequence[Part], count: int, device: str | None, folder: "Disk | ObjectStore"
+) -> Iterator[list[str]]:
+    """As `Job.write` each of the parts, by so many processes of this machine."""
+    from multiprocessing import get_context
+
+    if not parts:
+        return
+    context = get_context("spawn")  # a forked process cannot use CUDA
+    ranks = context.Queue()
+    for rank in range(count):
+        ranks.put(rank)
+    pool = ProcessPoolExecutor(count, context, _start_worker, (job, device, ranks, count))
+    try:
+        for future in as_completed([pool.submit(_do_part, part, folder) for part in parts]):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process ended before its work was done (too little memory for so many?); the files that are complete "
+            "stay, the same command goes on, with a smaller --num-processes if need be"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker(job: Job, device: str | None, ranks: "Queue[int]", count: int) -> None:
+    import multiprocessing
+
+    import torch
+
+    global _worker
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # A process whose parent was killed would wait for work for ever.
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    rank: int = ranks.get()
+    if device in (None, "cuda") and torch.cuda.is_available():
+        device = f"cuda:{rank % torch.cuda.device_count()}"
+    torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    _worker = (job, job.model.opened(device))
+
+
+def _do_part(part: Part, folder: "Disk | ObjectStore") -> list[str]:
+    assert _worker is not None
+    job, subject = _worker
+    return job.write(part, job.answers(part, subject), subject, folder)
+
+
+def _manifest(subject: "LoadedModel", images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:
+    # Without an option that earlier versions did not have and nobody gave: their folders go on.
+    options = {name: value for name, value in asdict(settings).items() if value is not None}
+    manifest: dict[str, Any] = {
+        "model": subject.describe(),
+        "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},
+        "settings": {**options, "streaming": bool(images.readers)},
+    }
+    return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest))))
+
+
+def _manifest_in(folder: "Disk | ObjectStore") -> dict[str, Any]:
+    with folder.open(MANIFEST_NAME) as file:
+        manifest = json.loads(file.read())
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("settings"), dict):
+        raise ValueError("it names no settings")
+    return manifest
+
+
+def _enter(folder: "Disk | ObjectStore", manifest: dict[str, Any]) -> None:
+    """Record what is computed, or make sure that the folder holds the beginning of just that."""
+    try:
+        before = _manifest_in(folder)
+    except FileNotFoundError:
+        _write_manifest(folder, manifest)
+        return
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(
+            f"{folder}/{MANIFEST_NAME} is damaged, or another command's ({error}); give another output folder, or "
+            "delete this one to start anew"
+        ) from error
+    for name, now in manifest.items():
+        if before.get(name) != now:
+            raise UserError(
+                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; give the same again, or another "
+                "output folder"
+            )
+
+
+def _write_manifest(folder: "Disk | ObjectStore", manifest: dict[str, Any]) -> None:
+    folder.write(MANIFEST_NAME, (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _finish(
+    folder: "Disk | ObjectStore", parts: Sequence[Part], manifest: dict[str, Any], seconds: float, device: str | None
+) -> int:
+    """Complete the manifest; returns the number of rows in all files."""
+    from pyarrow import parquet
+
+    rows = 0
+    for part in parts:
+        try:
+            with folder.open(part.name) as file:
+                rows += parquet.read_metadata(file).num_rows
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            raise UserError(
+                f"{folder}/{part.name} is damaged ({error}); delete it and run the command again"
+            ) from error
+    finished = {"rows": rows, "seconds": round(seconds, 3), "versions": versions(), "hardware": hardware(device)}
+    _write_manifest(folder, manifest | finished)
+    return rows
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A folder on a disk, whose files appear when complete; as `ObjectStore` it travels to other processes."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        refuse_address(self.path)
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"the output {self.path} is a file; choose a new or empty folder")
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def names(self) -> set[str]:
+        """Of what is in it, of folders with a / at their end; none where it is not there."""
+        remove_remains(self.path)
+        if not self.path.exists():
+            return set()
+        with os.scandir(self.path) as inside:
+            return {each.name + "/" * each.is_dir() for each in inside}
+
+    def open(self, name: str) -> IO[bytes]:
+        return (self.path / name).open("rb")
+
+    def write(self, name: str, content: bytes) -> None:
+        self._made()
+        write_atomically(self.path / name, content)
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Keep other processes out that ask for it."""
+        self._made()
+        with exclusive(self.path):
+            yield
+
+    def _made(self) -> None:
+        with saying_why(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """A folder in an object store, by fsspec; who may write there is known to the store's own library."""
+
+    address: str
+
+    def __str__(self) -> str:
+        return self.address.rstrip("/")
+
+    def opened(self) -> tuple[Any, str]:
+        """The store (fsspec keeps it), and the folder's place in it."""
+        from fsspec.core import url_to_fs
+
+        with installed_for(self.address), saying_what(self, "opened"):
+            return url_to_fs(self.address)
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def names(self) -> set[str]:
+        store, place = self.opened()
+        with saying_what(self, "listed"):
+            store.invalidate_cache()  # it remembers what was there
+            try:
+                inside: list[dict[str, str]] = store.ls(place, detail=True)
+            except FileNotFoundError:
+                return set()
+        below = f"{place.strip('/')}/"
+        paths = (each["name"].strip("/") + "/" * (each["type"] == "directory") for each in inside)
+        return {path.removeprefix(below) for path in paths if path.startswith(below) and path != below}
+
+    def open(self, name: str) -> IO[bytes]:
+        store, place = self.opened()
+        with saying_what(self, "read"):
+            store.invalidate_cache(place)  # others wrote there
+            return store.open(f"{place}/{name}", "rb")
+
+    def write(self, name: str, content: bytes) -> None:
+        write(f"{self}/{name}", content)
+
+
+def output_folder(place: str | Path) -> Disk | ObjectStore:
+    """The folder of this name, which need not be there."""
+    if not in_store(place):
+        return Disk(place_of(place))
+    store = ObjectStore(str(place))
+    if not store.opened()[1].strip("/"):
+        raise UserError(f"the output {place} names no folder; give one, such as {place}NAME/embeddings")
+    return store

@@ -1,1 +1,0 @@
-"""Embeddings or predictions of a whole data set: the job, and the processes that do it."""

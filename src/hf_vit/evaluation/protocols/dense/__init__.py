@@ -1,1 +1,0 @@
-"""Predictions for every pixel or object: how they are judged, by torchmetrics, and drawn beside the truth."""
