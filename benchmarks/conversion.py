@@ -2,11 +2,9 @@
 
     python benchmarks/conversion.py [--turns 15] [--threads N] [--output benchmarks/results/conversion.json]
 
-`np.load` reads every array and checks the checksums. Mapping is what `hf-vit convert` does before it saves: open, plan,
-turn the axes; a stored file's arrays stay in its mapping, and two threads check checksums and values meanwhile. Checked
-is the same with the wait for those checks, before which no folder appears; reading is what `from_hub` does: all checks,
-and turned copies. Memory is the peak of a process of its own above what the imports take; the promise is at most 1.3 x
-the checkpoint + 300 MB.
+`np.load` reads every array and checks the checksums. Reading is what `hf-vit convert` and `from_hub` do: open, plan,
+all checks, and turned copies. Memory is the peak of a process of its own above what the imports take; the promise is at
+most 1.3 x the checkpoint + 300 MB.
 """
 
 import tempfile
@@ -18,8 +16,8 @@ import numpy as np
 import torch
 
 import hf_vit.conversion as conversion
-from hf_vit.conversion.building.weights import load_weights
-from hf_vit.conversion.readers.npz import NpzReader
+from hf_vit.conversion.fill import load_weights
+from hf_vit.conversion.readers import NpzReader
 from hf_vit.speed.measuring import Script, parser, quartiles, run_program, speed_ratio
 
 # Prints seconds, and bytes of peak memory above the imports. VmHWM is the highest resident size so far.
@@ -37,9 +35,6 @@ before, started = peak(), time.perf_counter()
 hf_vit.conversion.convert(sys.argv[1], sys.argv[2])
 print(json.dumps({"seconds": time.perf_counter() - started, "bytes": peak() - before}))
 """
-
-
-WAYS = ("mapping", "checked", "reading")
 
 
 def make_b16(folder: Path) -> dict[str, Path]:
@@ -83,33 +78,9 @@ def by_us(path: Path) -> dict[str, torch.Tensor]:
         return load_weights(reader, conversion.plan(reader.shapes)).state
 
 
-def map_alone(readers: list[NpzReader], path: Path) -> None:
-    readers.append(NpzReader(path))
-    load_weights(readers[-1], conversion.plan(readers[-1].shapes), mapped=True)
-
-
-def map_checked(path: Path) -> None:
-    with NpzReader(path) as reader:
-        load_weights(reader, conversion.plan(reader.shapes), mapped=True)
-
-
 def turns_of(path: Path, turns: int) -> dict[str, list[float]]:
-    """Seconds of every way in every turn. What checks after its time is up is waited for before the next begins."""
-    readers: list[NpzReader] = []
-
-    def wait() -> None:
-        for reader in readers:
-            reader.confirm()
-            reader.close()
-        readers.clear()
-
-    ways = {
-        "mapping": lambda: map_alone(readers, path),
-        "waiting": wait,
-        "checked": lambda: map_checked(path),
-        "reading": lambda: by_us(path),
-        "numpy": lambda: by_numpy(path),
-    }
+    """Seconds of every way in every turn."""
+    ways = {"reading": lambda: by_us(path), "numpy": lambda: by_numpy(path)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(-2, turns):
         for name, way in ways.items():
@@ -130,7 +101,7 @@ def main() -> None:
             report.record(
                 form=form,
                 megabytes=round(path.stat().st_size / 1e6),
-                **{f"{way}_time_of_numpys": speed_ratio(seconds, "numpy", way) for way in WAYS},
+                reading_time_of_numpys=speed_ratio(seconds, "numpy", "reading"),
                 reading_seconds=round(quartiles(seconds["reading"]).median, 2),
                 conversion_seconds=round(found["seconds"], 2),
                 peak_megabytes=round(found["bytes"] / 1e6),

@@ -396,9 +396,8 @@ TABLES["local"] = rows_of(
 TABLES["conversion"] = rows_of(
     "conversion",
     columns(
-        "B/16 .npz | mapped | mapped with all checks | read | whole conversion, s | peak, MB",
-        "form | mapping_time_of_numpys | checked_time_of_numpys | reading_time_of_numpys | conversion_seconds"
-        " | peak_megabytes",
+        "B/16 .npz | read | whole conversion, s | peak, MB",
+        "form | reading_time_of_numpys | conversion_seconds | peak_megabytes",
     ),
     "Time as a share of plain `np.load` (below 1 is faster).",
 )

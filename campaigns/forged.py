@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from originals.cases import CASES, FORMATS, Case, converted, files_of_model
-from originals.vit_jax import make_checkpoint
+from originals.google import make_checkpoint
 
 import hf_vit
 from campaigns.engine import Campaign
@@ -37,11 +37,7 @@ from campaigns.forgeries.heavy import forge_heavy
 from campaigns.forgeries.pickles import Payload, forge_pickle
 from campaigns.forgeries.storages import forge_storages
 from hf_vit.conversion.origins.registry import ORIGINS
-from hf_vit.conversion.readers.checkpoint import CheckpointReader
-from hf_vit.conversion.readers.npz import NpzReader
-from hf_vit.conversion.readers.safetensors import SafetensorsReader
-from hf_vit.conversion.readers.shards import ShardedReader
-from hf_vit.conversion.readers.torch import TorchReader
+from hf_vit.conversion.readers import CheckpointReader, NpzReader, SafetensorsReader, ShardedReader, TorchReader
 from hf_vit.errors import UserError
 from hf_vit_cli.main import main
 

@@ -24,7 +24,7 @@ from transformers import ViTImageProcessor
 
 from campaigns.engine import Campaign
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.conversion.api import export
+from hf_vit.conversion import export
 
 SEED = 0
 TRAINED = 400  # images that the classifier learns from

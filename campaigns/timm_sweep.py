@@ -18,9 +18,8 @@ from torch import nn
 import hf_vit.conversion as conversion
 from campaigns.engine import Campaign
 from campaigns.timm_page import EXACT, REFUSED
-from hf_vit.conversion.building.model import build_model
-from hf_vit.conversion.building.weights import load_weights
-from hf_vit.conversion.readers.opening import open_checkpoint
+from hf_vit.conversion.fill import build_model, load_weights
+from hf_vit.conversion.readers import open_checkpoint
 from hf_vit.errors import UserError
 
 NAMES = [name for name in timm.list_models() if name.startswith(("vit_", "deit", "flexivit", "test_vit"))]

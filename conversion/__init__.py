@@ -1,21 +1,8 @@
-"""Original checkpoints into hf_vit models, and out again: one module an origin, its key table as data (README.md)."""
+"""Original checkpoints into hf_vit models, and out again: key tables as data, one engine (README.md).
 
-from hf_vit.conversion.account import ConversionResult, assumption, describe
-from hf_vit.conversion.api import ExportResult, convert, export
-from hf_vit.conversion.labels import read_labels
-from hf_vit.conversion.planning.plan import Plan
-from hf_vit.conversion.planning.planner import plan
-from hf_vit.conversion.stem import load_stem
+Nothing is imported before it is used: who converts needs no export.
+"""
 
-__all__ = [
-    "ConversionResult",
-    "ExportResult",
-    "Plan",
-    "assumption",
-    "convert",
-    "describe",
-    "export",
-    "load_stem",
-    "plan",
-    "read_labels",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

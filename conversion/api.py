@@ -1,40 +1,56 @@
-"""The two doors of the command line: a checkpoint into a folder that `from_pretrained` reads, and out again."""
+"""A checkpoint of another code into a folder that `from_pretrained` reads, and what is told of it."""
 
-import os
+import json
 import time
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
-from hf_vit.conversion.account import REPORT_BEGIN, ConversionResult, facts_of, report_of
-from hf_vit.conversion.building.model import build_model, build_processor
-from hf_vit.conversion.building.weights import load_weights
-from hf_vit.conversion.fetch.addresses import fetch
-from hf_vit.conversion.loading import open_model
-from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
-from hf_vit.conversion.planning.planner import make_plan
+from hf_vit.conversion.fetching import fetch, is_within
+from hf_vit.conversion.fill import Weights, build_model, build_processor, load_weights
+from hf_vit.conversion.origins.origin import size_text
+from hf_vit.conversion.planning import DECLARED, Plan, PlanOptions, Wishes, make_plan
 from hf_vit.conversion.progress import progress, without_transformers_bars
-from hf_vit.conversion.readers.checkpoint import CheckpointReader
-from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
-from hf_vit.conversion.targets.graphs.certificate import Certificate
-from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS, Calibration, Mode
-from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES
-from hf_vit.conversion.targets.registry import find_target
-from hf_vit.conversion.targets.target import OutgoingModel, has_head
-from hf_vit.conversion.verification.comparing import ArrayCheck, Verification, verify
-from hf_vit.conversion.verification.recording import Recording
+from hf_vit.conversion.readers import CheckpointReader, Shapes
+from hf_vit.conversion.verification import PRECISION, Recording, Verification, verify
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
-from hf_vit.families import refuse_regression
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.writing import new_file, saying_why
 
-SPELLINGS = ("newer", "older")
+REPORT_BEGIN = b'{"origin": '
+
+
+@dataclass(frozen=True, repr=False)
+class ConversionResult(Displayed):
+    """What was converted, and how well it was shown to be right.
+
+    Attributes:
+        output: the folder that was written.
+        plan: every key and parameter, and the configuration.
+        rounded: key -> values that float32 cannot hold exactly (float64 sources only).
+        verification: the comparison with recorded results, if one was asked for; it agreed, or there were no result.
+        seconds: from opening the source to the finished folder.
+    """
+
+    output: Path
+    plan: Plan
+    rounded: Mapping[str, int]
+    verification: Verification | None
+    seconds: float
+
+    def overview(self) -> dict[str, object]:
+        used = f"{len(self.plan.consumed):,} used, {len(self.plan.ignored):,} ignored"
+        agreed = {} if self.verification is None else {"verified": f"{len(self.verification.checks):,} arrays agree"}
+        model = self.plan.model_class.__name__
+        return {"output": self.output, "origin": self.plan.origin, "model": model, "keys": used, **agreed}
 
 
 def convert(
@@ -50,10 +66,10 @@ def convert(
     """Convert a checkpoint of an original code base; the folder appears complete or not at all.
 
     Args:
-        source: a local file or folder, an https:// or gs:// address, or `hf://owner/name/file`; see `addresses.fetch`.
+        source: a local file or folder, an https:// or gs:// address, or `hf://owner/name/file`; see `fetching.fetch`.
         output: folder to write: weights, code, processor, facts.json. Must be absent or empty.
         recording: .npz with images and results of the original code; the converted model must give the same
-            (see `verification.recording`), or nothing is written.
+            (see `verification`), or nothing is written.
         report: file for a list of every key, its shape, transform and parameter (JSON); an earlier report is replaced,
             another file never.
         sha256: what the source file must be; checked before anything is read.
@@ -66,24 +82,23 @@ def convert(
     """
     started = time.perf_counter()
     wishes, place = Wishes(**options), free_folder(output, force)
-    if recording is not None and _is_within(place, recording):
+    if recording is not None and is_within(place, recording):
         raise UserError(f"the folder {output} holds --verify {recording}; give another one")
     recorded = None if recording is None else Recording(recording)
     # The report comes first: a kill between the two then leaves what the same command replaces.
     with ExitStack() as delivery, ExitStack() as reporting:
         report_file = None if report is None else reporting.enter_context(new_file(_free_report(report, place)))
         checkpoint = fetch(source, sha256)
-        if _is_within(place, checkpoint.path):
+        if is_within(place, checkpoint.path):
             raise UserError(f"the folder {output} holds the source {checkpoint.name}; give another one")
         with checkpoint.open() as reader, without_transformers_bars():
             plan = make_plan(reader.shapes, wishes, reader.companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
-                weights = load_weights(reader, plan, mapped=True, advance=advance)
+                weights = load_weights(reader, plan, advance=advance)
             folder = delivery.enter_context(new_folder(place, force))
             with progress(f"writing {place.name}"), saying_why(place):
                 build_model(plan, weights.state).save_pretrained(folder)
                 build_processor(plan).save_pretrained(folder)
-                reader.confirm()
             with progress(f"comparing {place.name}"):
                 verification = None if recorded is None else _verify(reader, plan, weights.state, folder, recorded)
             with progress(f"finishing {place.name}"), saying_why(place):
@@ -97,20 +112,10 @@ def convert(
     return ConversionResult(Path(output), plan, weights.rounded, verification, seconds)
 
 
-def _is_within(folder: Path, place: str | Path) -> bool:
-    """Whether a place is the folder or lies in it, where links lead."""
-    real = Path(os.path.realpath(place))  # of a link that leads to itself, Path.resolve raises
-    return folder in (real, *real.parents)
-
-
 def _free_report(path: str | Path, output: Path) -> Path:
-    """Where a report can be written.
-
-    Raises:
-        UserError: there is no such folder, it is the model's, or another file is there.
-    """
+    """Where a report can be written; a UserError where it is in the model's folder or in none, or another file is."""
     path = Path(path)
-    if _is_within(output, path):
+    if is_within(output, path):
         raise UserError(f"--report {path} is in the folder of the model; give a place outside")
     if not path.parent.is_dir():
         raise UserError(f"the folder of --report {path} does not exist; create it first")
@@ -139,145 +144,109 @@ def _verify(
         return build_model(plan, load_weights(reader, plan, torch.float64).state)
 
     verification = verify(recording, plan, {torch.float32: written, torch.float64: in_double})
-    if verification.first_difference is not None:
+    if (check := verification.first_difference) is not None:
         raise UserError(
             f"the converted model does not give the results of {recording.name}, so nothing is written: the first "
-            f"stage that differs is {_difference(verification.first_difference)}"
+            f"stage that differs is '{check.stage}' ({check.array}: {check.precision} differs by "
+            f"{check.difference:.1e}, tolerance {check.tolerance:.0e})"
         )
     return verification
 
 
-def _difference(check: ArrayCheck) -> str:
-    return (
-        f"'{check.stage}' ({check.array}: {check.precision} differs by {check.difference:.1e}, tolerance "
-        f"{check.tolerance:.0e})"
-    )
+def report_of(plan: Plan, shapes: Shapes) -> str:
+    """Every key of the file with its shape, transform and parameter, as JSON, one key a line; and what was assumed."""
+    rows = [
+        {
+            "source": key,
+            "shape": row.shape if key is None else shapes[key],
+            "transform": row.transform,
+            "target": plan.parameter_name(row),
+            "target_shape": row.parameter_shape,
+        }
+        | ({"resampled": asdict(row.resample)} if row.resample else {})
+        | ({} if row.block is None else {"block": row.block})
+        | ({} if row.piece is None else {"piece": row.piece})
+        for row in plan.rows
+        for key in (row.key, *row.beside)
+    ]
+    ignored = [{"source": key, "shape": shapes[key], "ignored": reason} for key, reason in plan.ignored.items()]
+    lines = ",\n ".join(json.dumps(line) for line in (*rows, *ignored))
+    head = {"origin": plan.origin} | ({"assumed": dict(plan.assumed)} if plan.assumed else {})
+    return f'{json.dumps(head)[:-1]}, "keys": [\n {lines}\n]}}\n'
 
 
-@dataclass(frozen=True, repr=False)
-class ExportResult(Displayed):
-    """What was written, and how far its results are from the model's.
-
-    Attributes:
-        output: the folder.
-        target: name of the target.
-        difference: largest difference of the results, relative to the largest value where that exceeds 1.
-        measured_with: the library that ran the written model.
-        int8: of a quantised graph, how held-out images are answered; None of others.
-    """
-
-    output: Path
-    target: str
-    difference: float
-    measured_with: str
-    int8: str | None = None
-
-    def overview(self) -> dict[str, object]:
-        difference = f"{self.difference:.1e}, measured with {self.measured_with}"
-        int8 = {} if self.int8 is None else {"int8": self.int8}
-        return {"output": self.output, "target": self.target, "largest difference": difference, **int8}
-
-
-def export(
-    model: str | Path,
-    output: str | Path,
-    to: str,
-    *,
-    force: bool = False,
-    static: bool = False,
-    spelling: str | None = None,
-    preprocessing: bool = False,
-    decoding: bool = False,
-    quantize: str | None = None,
-    calibrate: str | None = None,
-    opset: int | None = None,
-) -> ExportResult:
-    """Write a model in the files of another library; the folder appears complete or not at all.
-
-    Args:
-        model: a folder, a Hub id, or anything that `from_hub` loads.
-        output: new folder.
-        to: name of a target, a key of `TARGETS`.
-        force: replace `output` where it is a folder that this package wrote.
-        static: a graph (ONNX) for the nominal image size alone.
-        spelling: of the keys of vit_jax, "newer" (by default) or "older", as released files have it.
-        preprocessing: the graph (ONNX, OpenVINO) begins with the image processor: it takes `images`, uint8
-            [B, H, W, 3], RGB of any size.
-        decoding: and with the decoder, too: it takes `file`, the bytes of one JPEG or PNG, uint8 [N].
-        quantize: dense layers of a graph in int8, "static" or (ONNX) "dynamic".
-        calibrate: the data for that; see `load_data`. Its train split sets ranges, its validation split chooses what
-            stays in float, its test split judges.
-        opset: of ONNX, 14 or later, for runtimes that do not read torch's default (20).
-
-    Raises:
-        UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
-            written model gives other results.
-    """
-    target, started = find_target(to), time.perf_counter()
-    given: dict[str, object] = {"static": static, "spelling": spelling, "preprocessing": preprocessing}
-    given |= {"decoding": decoding, "quantize": quantize, "calibrate": calibrate, "opset": opset}
-    target.refuse_options(given)
-    if spelling not in (None, *SPELLINGS):
-        raise UserError(f"--spelling {spelling!r} is none; give one of {', '.join(SPELLINGS)}")
-    mode = _mode_of(to, quantize, calibrate)
-    target.require_libraries()
-    place = free_folder(output, force)
-    if Path(model).exists() and _is_within(place, model):
-        raise UserError(f"the folder {output} holds the model itself; give another one")
-    with without_transformers_bars():
-        loaded, processor = open_model(model)
-        target.refuse_inexpressible(loaded)
-        arrays = target.arrays_of(loaded)
-        if mode is not None and not has_head(loaded):
-            raise UserError("--quantize is judged by answers, and a bare model has none; give a classifier")
-        if mode is not None:
-            refuse_regression(loaded, str(model), "--quantize", "leave it out")
-        takes = ENCODED if decoding else IMAGES if preprocessing else target.takes
-        size, images = as_pair(loaded.config.image_size), None
-        if calibrate is not None:
-            images = Calibration.of(calibrate, processor, size, takes)
-        with new_folder(place, force) as folder:
-            outgoing = OutgoingModel(
-                loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], takes, mode, images, opset
-            )
-            with progress(f"writing {place.name}"), saying_why(place):
-                target.write(outgoing)
-            with progress(f"comparing {place.name}"), saying_why(place):
-                difference, measured_with = target.compare(outgoing)
-            if not difference <= target.tolerance(loaded.config):  # refuses NaN too
-                raise UserError(
-                    f"the model for {target.title} gives other results, {difference:.1e} apart (measured with "
-                    f"{measured_with}), so nothing is written; please report this"
-                )
-            values = {"target": to, "largest_difference": difference, "measured_with": measured_with}
-            with saying_why(place):
-                record = new_record("conversion", values=values, seconds=time.perf_counter() - started)
-                append_record(folder, record)
-    int8 = None if mode is None else _int8_of(place)
-    return ExportResult(Path(output), to, difference, measured_with, int8)
+def facts_of(
+    reader: CheckpointReader, plan: Plan, weights: Weights, verification: Verification | None
+) -> dict[str, Any]:
+    """What facts.json says about a conversion."""
+    facts: dict[str, Any] = {
+        "sha256": reader.sha256(),
+        "origin": plan.origin,
+        "keys": {"in_file": len(reader.shapes), "used": len(plan.consumed), "ignored": len(plan.ignored)},
+        "ignored": dict(Counter(plan.ignored.values())),
+        "parameters": sum(tensor.numel() for tensor in weights.state.values()),
+        "new_head": plan.new_head,
+        "rounded_to_float32": sum(weights.rounded.values()),
+    }
+    if plan.assumed:
+        facts["assumed"] = dict(plan.assumed)
+    if plan.resample is not None:
+        facts["positions"] = {"from_grid": list(plan.resample.old_grid), "to_grid": list(plan.resample.new_grid)}
+    if verification is not None:
+        facts["verification"] = {
+            "recording": verification.recording,
+            "arrays_compared": len(verification.checks),
+            "arrays_not_compared": dict(Counter(verification.skipped.values())),
+        } | {
+            precision: {"stage": worst.stage, "largest_difference": worst.difference, "tolerance": worst.tolerance}
+            for precision in PRECISION.values()
+            if (worst := verification.largest(precision)) is not None
+        }
+    return facts
 
 
-def _int8_of(place: Path) -> str | None:
-    """What its certificate says of a quantised graph."""
-    certificate = Certificate.read(place / CERTIFICATE)
-    quantization = None if certificate is None else certificate.quantization
-    return None if quantization is None else quantization.describe()
+def describe(result: ConversionResult) -> str:
+    """A few lines for people: what the model is, what was counted and what was compared."""
+    plan, verification = result.plan, result.verification
+    head = f"{plan.config.num_labels} labels{' (new head)' if plan.new_head else ''}" if plan.has_head else "no head"
+    lines = [
+        f"{plan.origin}: {_network(plan)}, {head}",
+        f"keys: {len(plan.consumed)} used, {len(plan.ignored)} ignored"
+        + "".join(f"; {count} {reason}" for reason, count in Counter(plan.ignored.values()).items()),
+    ]
+    if result.rounded:
+        lines.append(f"rounded: {sum(result.rounded.values())} float64 values that float32 cannot hold exactly")
+    if verification is not None:
+        worst = [one for precision in PRECISION.values() if (one := verification.largest(precision)) is not None]
+        lines.append(
+            f"verified: {len(verification.checks)} recorded arrays agree; nearest to its tolerance: "
+            + ", ".join(f"{one.precision} {one.difference:.1e} at {one.stage}" for one in worst)
+        )
+        lines += [f"not compared: {array} ({reason})" for array, reason in verification.skipped.items()]
+    return "\n".join([*lines, f"saved in {result.output} after {result.seconds:.1f} s"])
 
 
-def _mode_of(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:
-    """How a target's graph is quantised; None: not at all.
-
-    Raises:
-        UserError: in a way that the target does not have, or without images.
-    """
-    if quantize is None:
-        if calibrate is not None:
-            raise UserError("--calibrate is for --quantize; add that, or leave it out")
+def assumption(plan: Plan) -> str | None:
+    """What was assumed and may be wrong, in one line; None where nothing was."""
+    if not plan.assumed:
         return None
-    modes = next(each.modes for each in QUANTIZERS.values() if each.runtime.target == to)
-    for mode in modes:
-        if mode == quantize:
-            if calibrate is None:
-                raise UserError(f"--quantize {mode} needs images to measure with; add --calibrate DATA")
-            return mode
-    raise UserError(f"--quantize {quantize!r} does not go with --to {to}; give {' or '.join(modes)}")
+    options = [option for name, option in (DECLARED | {"image_size": "--image-size"}).items() if name in plan.assumed]
+    remedies = [f"declare it ({', '.join(options)})"] if options else []
+    if "layer_norm_eps" in plan.assumed or "hidden_act" in plan.assumed:
+        remedies.append("give the folder with the config.json")
+    where = f"; where that is wrong, {' or '.join(remedies)}" if remedies else ""
+    return f"assumed, as the source does not tell: {'; '.join(plan.assumed.values())}{where}"
+
+
+def _network(plan: Plan) -> str:
+    """ "12 layers, 768 wide, 12 heads, patch 16x16, 224x224 px, token pooling"."""
+    config, size = plan.config, size_text(as_pair(plan.config.image_size))
+    if plan.family == "bit":
+        units = "+".join(map(str, config.stage_depths)) or "no"
+        form = "pre" if config.pre_activation else "post"
+        return f"{units} {form}-activation units, {config.hidden_size} wide, {size} px"
+    layers = f"{config.num_hidden_layers} layers, {config.hidden_size} wide"
+    patches = f"patch {size_text(config.patch_stride)}, {size} px"
+    if plan.family == "mixer":
+        return f"{layers}, {config.token_intermediate_size} across the tokens, {patches}"
+    return f"{layers}, {config.num_attention_heads} heads, {patches}, {config.pooling} pooling"

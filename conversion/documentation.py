@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_vit.conversion.origins.origin import Origin
-from hf_vit.conversion.origins.pytorch import timm_architectures
+from hf_vit.conversion.origins import timm
+from hf_vit.conversion.origins.origin import COMPUTATIONS, LEGEND, TRANSFORMS, Origin, axis_factor
 from hf_vit.conversion.origins.registry import NOT_HERE, ORIGINS, STRANGERS
-from hf_vit.conversion.origins.transforms import COMPUTATIONS, TRANSFORMS
 from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.conversion.targets.target import ANY, Target
 from hf_vit.conversion.targets.transformers_folder import KINDS, TransformersFolder
@@ -61,9 +60,9 @@ def render() -> str:
     for origin in ORIGINS:
         lines += _origin(origin)
     lines += ["## Recognised, and refused by name", ""]
-    lines += [f"- {stranger.name}" for stranger in STRANGERS]
+    lines += [f"- {name}" for name in STRANGERS]
     lines += [f"- `model_type` {name!r} of transformers: {feature}" for name, feature in NOT_HERE.items()]
-    lines += [f"- timm's `{name}`: {feature}" for name, feature in timm_architectures.NOT_HERE.items()]
+    lines += [f"- timm's `{name}`: {feature}" for name, feature in timm.NOT_HERE.items()]
     lines += ["", "## Out again", "", _OUT]
     for target in TARGETS.values():
         lines += _target(target)
@@ -73,28 +72,29 @@ def render() -> str:
 def _origin(origin: Origin) -> list[str]:
     lines = [f"## {origin.name}", "", f"{origin.title}.", ""]
     lines += [f"- {note}" for note in origin.notes]
-    lines += ["", "Axes: " + "; ".join(f"{letter} {meaning}" for letter, meaning in origin.legend.items()) + ".", ""]
+    letters = dict.fromkeys(axis_factor(axis)[1] for rule in origin.rules for axis in rule.axes)
+    legend = {letter: (LEGEND | dict(origin.legend))[letter] for letter in letters if letter}
+    lines += ["", "Axes: " + "; ".join(f"{letter} {meaning}" for letter, meaning in legend.items()) + ".", ""]
     lines += ["| source key | axes | transform | parameter | optional part |", "|---|---|---|---|---|"]
     lines += [
         f"| `{rule.key}` | {', '.join(rule.axes)} | {rule.transform} | `{rule.parameter}` | {rule.part} |"
         for rule in origin.rules
     ]
-    lines += ["", "| ignored keys (regular expression) | why |", "|---|---|"]
-    escaped = {pattern.replace("|", "\\|"): reason for pattern, reason in origin.ignored.items()}
-    lines += [*(f"| `{pattern}` | {reason} |" for pattern, reason in escaped.items()), ""]
+    lines += ["", *_table("ignored keys (regular expression) | why", origin.ignored)]
     if origin.refused:
-        lines += ["| refused keys (regular expression) | what no model here has |", "|---|---|"]
-        escaped = {pattern.replace("|", "\\|"): reason for pattern, reason in origin.refused.items()}
-        lines += [*(f"| `{pattern}` | {reason} |" for pattern, reason in escaped.items()), ""]
+        lines += _table("refused keys (regular expression) | what no model here has", origin.refused)
     if origin.foreign_heads:
         told = "; ".join(origin.foreign_heads.values())
         lines += [f"Replaced by a new head (`--num-labels`, `--labels`), or refused: {told}.", ""]
     if origin.assumed:
-        lines += [
-            "Assumed, and printed, where the source does not tell: " + "; ".join(origin.assumed.values()) + ".",
-            "",
-        ]
+        assumed = "; ".join(origin.assumed.values())
+        lines += [f"Assumed, and printed, where the source does not tell: {assumed}.", ""]
     return lines
+
+
+def _table(head: str, rows: Mapping[str, str]) -> list[str]:
+    escaped = {pattern.replace("|", "\\|"): reason for pattern, reason in rows.items()}
+    return [f"| {head} |", "|---|---|", *(f"| `{pattern}` | {reason} |" for pattern, reason in escaped.items()), ""]
 
 
 def _target(target: Target) -> list[str]:

@@ -11,12 +11,10 @@ from typing import Any, Unpack, final
 import torch
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.account import assumption
-from hf_vit.conversion.building.model import build_model, build_processor
-from hf_vit.conversion.building.weights import load_weights
-from hf_vit.conversion.fetch.addresses import HUB_ID, TIMM, LocalCheckpoint, fetch, is_local
-from hf_vit.conversion.planning.plan import Plan, PlanOptions, Wishes
-from hf_vit.conversion.planning.planner import make_plan
+from hf_vit.conversion.api import assumption
+from hf_vit.conversion.fetching import HUB_ID, TIMM, LocalCheckpoint, fetch, is_local
+from hf_vit.conversion.fill import build_model, build_processor, load_weights
+from hf_vit.conversion.planning import Plan, PlanOptions, Wishes, make_plan
 from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, Door, Family, dense_head_of, family_of, refuse_own_class

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from originals.kinds import HEADLESS, KINDS, LABELS, NAMELESS, RUN_BY_THEIR_LIBRARY, UNNAMED
+from originals.cases import HEADLESS, KINDS, LABELS, NAMELESS, RUN_BY_THEIR_LIBRARY, UNNAMED
 from pages.small_runtime import SMALL_FILES, save_runtime
 from PIL import Image
 from training.conftest import make_colour_folder

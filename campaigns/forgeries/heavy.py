@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from originals.google import make_checkpoint
 from originals.pytorch import of_timm
-from originals.vit_jax import make_checkpoint
 from safetensors.torch import save
 
 from campaigns.forgeries.archives import archive_of, deflated, stored

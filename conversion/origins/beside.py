@@ -1,12 +1,16 @@
-"""Values of the files beside weights (config.json, preprocessor_config.json), checked before they are used."""
+"""Values of the files beside weights (config.json, preprocessor_config.json, labels), checked before they are used."""
 
 import json
+import math
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hf_vit.conversion.sizes import Pair
+from hf_vit.conversion.origins.origin import Declared, Fields, Pair, square_or_pair
+from hf_vit.conversion.readers import Companions
 from hf_vit.errors import UserError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -14,10 +18,19 @@ Count = Annotated[int, Field(gt=0, le=2**20)]  # px, channels, layers, ...
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
+_Size = Count | dict[str, Count]
+
+# PIL's numbers, which transformers uses.
+RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
+IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+# What Google's code makes, and most others.
+ORIGINAL_PIXELS = "pixels in [-1, 1], resized bilinearly"
+HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # of timm and OpenCLIP; others are 64 wide
 
 
 def checked(model: type[Model], values: Mapping[str, Any], file_name: str) -> Model:
-    """The values that `model` names, none of them turned into what it is not ("4" is no number).
+    """Return the values that `model` names, none of them turned into what it is not ("4" is no number).
 
     Raises:
         UserError: one is of another kind than it needs to be; the file and the value are named.
@@ -32,13 +45,245 @@ def checked(model: type[Model], values: Mapping[str, Any], file_name: str) -> Mo
 
 
 def pair_of(value: object) -> Pair:
-    """(height, width) in px, of one number or two.
-
-    Raises:
-        UserError: the value is neither.
-    """
+    """Return (height, width) in px, of one number or two; raise a UserError for anything else."""
     sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
     counts = [side for side in sides if isinstance(side, int) and side is not True and 0 < side <= 2**20]
     if len(sides) != 2 or len(counts) != 2:
         raise UserError(f"config.json gives the size {value!r:.80}; it needs one number of px, or height and width")
     return counts[0], counts[1]
+
+
+def read_labels(path: str | Path) -> list[str]:
+    """Read class names in order: a text file with one a line, or a JSON list of strings.
+
+    Raises:
+        UserError: the file is missing, is no text, holds no name, an empty one or one twice.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no label file {path}; give a text file with one name a line, or a JSON list")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        names: object = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise UserError(f"{path.name} is no label file: {error}; give UTF-8 text, one name a line") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f'{path.name} is no JSON list of names; give ["cat", "dog"]')
+    labels: list[str] = names
+    if not labels or not all(label.strip() for label in labels):
+        raise UserError(f"{path.name} holds {'an empty name' if labels else 'no name'}; give one name a line")
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise UserError(f"{path.name} names {', '.join(twice[:3])} more than once; every class needs its own name")
+    return labels
+
+
+def names_of(names: object) -> tuple[str, ...] | None:
+    """Return the names of a source's classes in order, or None where they are no list of names.
+
+    A name may stand there twice, as ImageNet's "crane" does.
+    """
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        return None
+    labels: list[str] = names
+    return tuple(labels)
+
+
+class TransformersPixels(BaseModel):
+    """The fields of a preprocessor_config.json that `ViTImageProcessor` has too."""
+
+    do_resize: bool | None = None
+    size: _Size | None = None
+    resample: Annotated[int, Field(ge=0, le=5)] | None = None
+    do_center_crop: bool | None = None
+    crop_size: _Size | None = None
+    do_rescale: bool | None = None
+    rescale_factor: Positive | None = None
+    do_normalize: bool | None = None
+    image_mean: list[Number] | None = None
+    image_std: list[Positive] | None = None
+    do_convert_rgb: bool | None = None
+    do_pad: bool | None = None
+
+
+_COMMON: Fields = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_convert_rgb": True}
+_CROPPED: Fields = {"resample": 3, "do_center_crop": True, "do_convert_rgb": True}
+_CLIP = {**_CROPPED, "size": {"shortest_edge": 224}, "crop_size": 224, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
+# Kind of processor, without the ending of its class -> what it does where its file is silent.
+_PROCESSORS: dict[str, Fields] = {
+    "ViT": {**_COMMON, "size": 224, "resample": 2},
+    "DeiT": {**_COMMON, **_CROPPED, "size": 256, "crop_size": 224},
+    **dict.fromkeys(("ViTHybrid", "CLIP", "Bit"), _CLIP),  # CLIP's constants in all three
+    "Siglip": {**_COMMON, "size": {"height": 224, "width": 224}, "resample": 3},
+}
+
+
+def from_transformers(processor: Mapping[str, Any]) -> Fields:
+    """Return the fields of a preprocessor_config.json, of today or of older versions.
+
+    Raises:
+        UserError: it is of another kind, whose steps are unknown here, or pads.
+    """
+    names = (processor.get(field) for field in ("image_processor_type", "feature_extractor_type"))
+    named = next((name for name in names if name is not None), None)
+    kind = "ViT" if named is None else str(named)
+    for ending in ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor"):
+        kind = kind.removesuffix(ending)
+    if kind not in _PROCESSORS:
+        raise UserError(
+            f"preprocessor_config.json is of {named!s:.80}, whose steps are unknown here; known are "
+            + ", ".join(f"{name}ImageProcessor" for name in _PROCESSORS)
+        )
+    given = checked(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
+    if given.pop("do_pad", False):
+        raise UserError(
+            "preprocessor_config.json gives do_pad=true, and no processor here pads images; set it to false there"
+        )
+    if not given and named is None:
+        raise UserError("preprocessor_config.json says nothing of the pixels; get the file again, or leave it out")
+    fields = {**_PROCESSORS[kind], **given}
+    if isinstance(fields["size"], int) and kind in ("ViTHybrid", "CLIP", "Bit", "Siglip"):
+        fields["size"] = {"shortest_edge": fields["size"]}
+    for name in ("size", "crop_size"):
+        if isinstance(fields.get(name), int):
+            fields[name] = {"height": fields[name], "width": fields[name]}
+    if not fields.get("do_center_crop"):
+        fields.pop("crop_size", None)
+    return fields
+
+
+class TimmPixels(BaseModel):
+    """The fields of timm's pretrained_cfg that decide about pixels."""
+
+    input_size: Annotated[list[Count], Field(min_length=3, max_length=3)] = [3, 224, 224]
+    fixed_input_size: bool | None = None
+    crop_mode: str | None = None
+    crop_pct: Positive | None = None
+    interpolation: str | None = None
+    mean: Annotated[list[Number], Field(min_length=1)] | None = None
+    std: Annotated[list[Positive], Field(min_length=1)] | None = None
+    label_names: list[Text] | None = None
+
+
+def from_timm(pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fields:
+    """Return the fields that give the pixels of timm's evaluation transform (timm/data/transforms_factory.py).
+
+    Args:
+        pretrained: timm's pretrained_cfg.
+        arguments: the model's (`model_args`). Their img_size is that of the pixels where the model takes no other.
+
+    Raises:
+        UserError: the transform has a step that `ViTImageProcessor` does not have, or a value is of another kind.
+    """
+    pixels = checked(TimmPixels, pretrained, "config.json")
+    channels, height, width = pixels.input_size
+    takes_others = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
+    if pixels.fixed_input_size and not takes_others and arguments.get("img_size") is not None:
+        height, width = pair_of(arguments["img_size"])
+    mode, crop, interpolation = (
+        pixels.crop_mode or "center",
+        pixels.crop_pct or 0.875,
+        pixels.interpolation or "bicubic",
+    )
+    if mode not in ("center", "squash") or interpolation not in RESAMPLE or (mode == "center" and height != width):
+        raise UserError(
+            f"timm's preprocessing (crop_mode '{mode:.80}', interpolation '{interpolation:.80}', {height}x{width} px) "
+            "has no counterpart in ViTImageProcessor"
+        )
+    scaled = math.floor(height / crop), math.floor(width / crop)
+    return {
+        "size": {"shortest_edge": scaled[0]} if mode == "center" else {"height": scaled[0], "width": scaled[1]},
+        "do_center_crop": True,
+        "crop_size": {"height": height, "width": width},
+        "resample": RESAMPLE[interpolation],
+        "image_mean": pixels.mean or IMAGENET_MEAN,
+        "image_std": pixels.std or IMAGENET_STD,
+        "do_convert_rgb": channels == 3,
+    }
+
+
+class TransformersConfig(BaseModel):
+    """What is read of transformers' config.json; null where the weights or the class's default tell."""
+
+    hidden_size: Count | None = None
+    num_hidden_layers: Count | None = None
+    num_attention_heads: Count = 12
+    intermediate_size: Count | None = None
+    hidden_act: str = "gelu"
+    layer_norm_eps: Number = 1e-12
+    num_channels: Count | None = None
+    qkv_bias: bool | None = None
+    hidden_dropout_prob: Number | None = None
+    attention_probs_dropout_prob: Number | None = None
+    initializer_range: Number | None = None
+    problem_type: str | None = None
+    drop_path_rate: Number | None = None
+    num_register_tokens: Annotated[int, Field(ge=0, le=2**20)] | None = None
+    attention_dropout: Number | None = None
+    layerscale_value: Number | None = None
+    image_size: object = 224
+    patch_size: object = None
+
+
+class Classes(BaseModel):
+    """The names of the classes in a config.json."""
+
+    id2label: dict[str, Text] | None = None
+
+
+# Field of their config -> field here.
+_RENAMED = {"attention_dropout": "attention_probs_dropout_prob", "layerscale_value": "layer_scale_init_value"}
+_SIZES = ("image_size", "patch_size")
+CARRIED = {name: _RENAMED.get(name, name) for name in TransformersConfig.model_fields if name not in _SIZES}
+# What a config.json leaves out is what its class defaults to.
+_VIT: Fields = {"num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "image_size": 224}
+_DINOV2 = _VIT | {"layer_norm_eps": 1e-6, "layerscale_value": 1.0}
+DEFAULTS: Mapping[str, Fields] = {
+    **dict.fromkeys(("vit", "vit_mae", "deit", "vit-hybrid"), _VIT),
+    "vit_msn": _VIT | {"layer_norm_eps": 1e-6},
+    "clip_vision_model": _VIT | {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32},
+    "siglip_vision_model": _VIT | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "patch_size": 16},
+    "dinov2": _DINOV2 | {"patch_size": 14},
+    "dinov2_with_registers": _DINOV2 | {"patch_size": 16, "num_register_tokens": 4},
+}
+# Of a model of two towers, whose config.json holds that of the image tower.
+IMAGE_TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
+
+
+def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declared:
+    """Return what transformers' files beside the weights say; nothing, for a file that stands alone.
+
+    Raises:
+        UserError: the model is of another kind, or a class of a lower number than another has no name.
+    """
+    whole = companions.config
+    if whole is None:
+        return Declared()
+    kind, config = whole.get("model_type"), whole
+    if not isinstance(kind, str) or kind not in model_types:
+        known = " or ".join(model_types)
+        raise UserError(f"config.json says model_type {kind!r:.80}, but the keys are those of {known}")
+    if kind in IMAGE_TOWERS:
+        inner: object = whole.get("vision_config") or {}
+        if not isinstance(inner, Mapping):
+            raise UserError(f"config.json gives vision_config={inner!r:.80}; it needs the fields of the image tower")
+        kind, config = IMAGE_TOWERS[kind], {str(name): value for name, value in inner.items()}
+    given = checked(TransformersConfig, DEFAULTS[kind] | dict(config), "config.json").model_dump(exclude_none=True)
+    fields = {ours: given[theirs] for theirs, ours in CARRIED.items() if theirs in given}
+    if "patch_size" in given:
+        fields["patch_size"] = square_or_pair(pair_of(given["patch_size"]))
+    size = pair_of(given.get("image_size"))
+    id2label = checked(Classes, whole, "config.json").id2label or {}
+    names = [id2label.get(str(index)) for index in range(len(id2label))]
+    if None in names:
+        raise UserError(f"config.json gives id2label no name for class {names.index(None)}; get the file again")
+    labels = None if names == [f"LABEL_{i}" for i in range(len(names))] else names_of(names)
+    steps = companions.processor
+    if steps is None:  # those of the released models of that kind
+        whole_image = {"height": size[0], "width": size[1]}
+        shortest, colours = {"shortest_edge": min(size)}, {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+        steps = {
+            "clip": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
+            "siglip": {"image_processor_type": "SiglipImageProcessor", "size": whole_image},
+            "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colours},
+        }.get(re.sub(r"_vision_model|_with_registers", "", kind))
+    return Declared(fields, size, labels, None if steps is None else from_transformers(steps))

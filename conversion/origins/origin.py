@@ -1,19 +1,114 @@
 """What an origin is: a table from its key names to the model's, and the little that a table cannot say.
 
-One module an origin (`vit_jax.py`, ...) defines an `Origin`; `planning/` applies it.
+A module a code base (`google.py`, ...) defines its `Origin`s; `plan.py` applies them. Here are also what happens to an
+array on its way to a parameter (`TRANSFORMS`, `COMPUTATIONS`), and how images are cut into patches.
 """
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hf_vit.conversion.readers.checkpoint import Companions, Shape
+import torch
+
+from hf_vit.conversion.readers import Companions, Shapes
+from hf_vit.errors import UserError
+
+Pair = tuple[int, int]
+Fields = dict[str, Any]
 
 BLOCK = "{i}"  # stands for the number of a block in source and target names
-NO_BLOCKS = r"(?!)"  # pattern of a network without a Transformer, which nothing fits
 WITHOUT = "without "  # before a part: keys that are there where the part is not
-Dims = Mapping[str, int]
+# What axis letters mean, where an origin does not say otherwise.
+LEGEND = {
+    "P": "height of a patch in px",
+    "Q": "width of a patch in px",
+    "C": "channels",
+    "D": "hidden size",
+    "T": "rows of the position table: the special tokens', where they have any, then the patch grid's row by row",
+    "G": "register tokens",
+    "A": "heads",
+    "K": "size of a head",
+    "M": "width of the MLP",
+    "H": "width of the MLP of relative positions",
+    "O": "offsets between patches: (2h - 1) * (2w - 1)",
+    "N": "blocks, where they are stacked",
+    "R": "size of the representation layer; D without one",
+    "L": "labels; of a projection, the size of the common space",
+    "S": "width of the token MLP",
+}
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A move of axes from a source array to a parameter, without arithmetic.
+
+    Attributes:
+        name: as key tables have it.
+        meaning: for people.
+        apply: source array -> parameter.
+        order: axes of the parameter in the order that the source has; joined ones are split by `revert`.
+    """
+
+    name: str
+    meaning: str
+    apply: Callable[[torch.Tensor], torch.Tensor]
+    order: tuple[int, ...] | None = None
+
+    def revert(self, parameter: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """Return the source array of this shape, contiguous, that `apply` turns into the parameter."""
+        axes = parameter if self.order is None else parameter.permute(self.order)
+        return axes.reshape(tuple(shape)).contiguous()
+
+
+_MOVES = (
+    Transform("keep", "as it is", lambda array: array),
+    Transform("transpose", "[in, out] -> [out, in]", lambda array: array.T, (1, 0)),
+    Transform("pointwise", "[in, out] or [1, 1, in, out] -> [out, in]", lambda array: array.flatten(0, -2).T, (1, 0)),
+    Transform(
+        "conv", "[height, width, in, out] -> [out, in, height, width]", lambda a: a.permute(3, 2, 0, 1), (2, 3, 1, 0)
+    ),
+    Transform("split_heads", "[in, A, K] -> [A*K, in]", lambda array: array.flatten(1).T, (1, 0)),
+    Transform("join_heads", "[A, K, out] -> [out, A*K]", lambda array: array.flatten(0, 1).T, (1, 0)),
+    Transform("flatten_heads", "[A, K] -> [A*K]", lambda array: array.flatten()),
+    Transform("as_token", "[channels] -> [1, 1, channels]", lambda array: array[None, None]),
+    Transform("as_table", "[rows, channels] -> [1, rows, channels]", lambda array: array[None]),
+    Transform("flatten", "[1, 1, 1, channels] or [channels] -> [channels]", lambda array: array.flatten()),
+)
+TRANSFORMS = {move.name: move for move in _MOVES}
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A parameter made of several source arrays, with no way back.
+
+    Attributes:
+        name, meaning: as of a `Transform`.
+        compute: (source arrays in the order of the key table, (h, w) patch grid of the model) -> parameter in float64.
+    """
+
+    name: str
+    meaning: str
+    compute: Callable[[Sequence[torch.Tensor], Pair], torch.Tensor]
+
+
+def _offset_biases(arrays: Sequence[torch.Tensor], grid: Pair) -> torch.Tensor:
+    """The bias [(2h-1)*(2w-1), A] that an MLP gives to each head at each offset (Swin v2, arXiv 2111.09883).
+
+    `arrays`: weight [H, 2] and bias [H] of the first layer, weight [A, H] and bias [A] of the second.
+    """
+    down, right = (torch.arange(1 - side, side, dtype=torch.float32) for side in grid)
+    offsets = torch.cartesian_prod(down, right)
+    logarithms = offsets.sign() * (1 + offsets.abs()).log()  # in float32, as timm
+    weight1, bias1, weight2, bias2 = (array.double() for array in arrays)
+    return torch.relu(logarithms.double() @ weight1.T + bias1) @ weight2.T + bias2
+
+
+_OFFSET_MLP = Computation(
+    "offset_mlp", "four arrays of an MLP -> what it gives for every offset between patches", _offset_biases
+)
+COMPUTATIONS = {_OFFSET_MLP.name: _OFFSET_MLP}
 
 
 @dataclass(frozen=True)
@@ -24,7 +119,7 @@ class KeyRule:
         key: of the file, in its normal form, `{i}` for the block's number.
         axes: a letter of the origin's legend for every axis, with a factor before it ("4W") or not; a number alone is
             that very size.
-        transform: name in `transforms.TRANSFORMS`.
+        transform: name in `TRANSFORMS` or `COMPUTATIONS`.
         parameter: of the bare model, or of its classifier. "{q,k,v}_proj" are as many parameters, which get equal parts
             of the array along its first axis, in that order.
         part: "" for keys that are always there; otherwise the optional part they belong to, present as a whole or not;
@@ -54,11 +149,11 @@ class KeyRule:
         return BLOCK in self.key
 
     def at(self, block: int) -> "KeyRule":
-        """The same rule for one block."""
+        """Return the same rule for one block."""
         return self._numbered({BLOCK: block})
 
     def in_unit(self, stage: int, unit: int) -> "KeyRule":
-        """The same rule for one unit of a stem: `{s}`, `{u}` are the numbers, `{s-1}`, `{u-1}` those counted from 0."""
+        """Return the same rule for one unit of a ResNet: `{s}`, `{u}` are the numbers, `{s-1}`, `{u-1}` from 0."""
         return self._numbered({"{s}": stage, "{u}": unit, "{s-1}": stage - 1, "{u-1}": unit - 1})
 
     def _numbered(self, numbers: Mapping[str, int]) -> "KeyRule":
@@ -96,9 +191,112 @@ class Declared:
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    image_size: tuple[int, int] | None = None
+    image_size: Pair | None = None
     labels: tuple[str, ...] | None = None
     processor: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Patches:
+    """How an image becomes a grid of patches.
+
+    Attributes:
+        sides: (height, width) of a patch, in px or in places of a stem's feature map.
+        stem_stride: px of the image behind one place of that map; 1 without a stem.
+    """
+
+    sides: Pair
+    stem_stride: int = 1
+
+    @property
+    def stride(self) -> Pair:
+        """(height, width) in px behind one patch."""
+        return self.sides[0] * self.stem_stride, self.sides[1] * self.stem_stride
+
+    def grid_of(self, image_size: Pair) -> Pair:
+        """Return (h, w) of an image as the originals cut it: a stem rounds up (SAME), a part of a patch is left out."""
+        places = (-(-side // self.stem_stride) for side in image_size)
+        h, w = (place // side for place, side in zip(places, self.sides, strict=True))
+        if not (h and w):
+            raise UserError(
+                f"{size_text(image_size)} px hold no patch of {size_text(self.stride)} px; give a larger image size"
+            )
+        return h, w
+
+    def fit(self, rows: int, image_size: Pair | None) -> bool:
+        """Whether a table of `rows` patch rows is one of the declared size, or square; see `table_size`."""
+        if image_size is None:
+            return math.isqrt(max(rows, 0)) ** 2 == rows > 0
+        return math.prod(self.grid_of(image_size)) == rows
+
+    def table_size(self, rows: int, image_size: Pair | None, what: str = "position table") -> Pair:
+        """Return (height, width) in px of the images that a table of `rows` patch rows is made for.
+
+        Raises:
+            UserError: the declared size does not fit, or none is declared and the table is not square.
+        """
+        if rows < 1:
+            raise UserError(f"the {what} has no row for any patch; the file is damaged or of another kind")
+        if image_size is not None:
+            h, w = self.grid_of(image_size)
+            if h * w != rows:
+                raise UserError(
+                    f"--image-size {size_text(image_size)} makes {h}x{w} = {h * w} patches of {size_text(self.stride)} "
+                    f"px, but the {what} has {rows}; {self._sizes_that_fit(rows)}"
+                )
+            return image_size
+        side = math.isqrt(rows)
+        if side * side != rows:
+            raise UserError(
+                f"the {what} has rows for {rows} patches, which make no square; declare the image size the "
+                f"checkpoint was trained at with --image-size HxW: {self._sizes_that_fit(rows)}"
+            )
+        return side * self.stride[0], side * self.stride[1]
+
+    def _sizes_that_fit(self, rows: int) -> str:
+        heights = sorted((h for h in range(1, rows + 1) if rows % h == 0), key=lambda h: max(h, rows // h))
+        sizes = [size_text((h * self.stride[0], rows // h * self.stride[1])) for h in heights[:6]]
+        return f"sizes that fit: {', '.join(sizes)}"  # most square first
+
+
+@dataclass(frozen=True)
+class Network:
+    """What names and shapes tell of the network in one file.
+
+    Attributes:
+        dims: axis letter -> size.
+        parts: the optional parts that are there.
+        shapes: normal key -> shape.
+        image_size: (height, width) in px that is declared.
+    """
+
+    dims: Mapping[str, int]
+    parts: frozenset[str]
+    shapes: Shapes
+    image_size: Pair | None
+
+    @property
+    def patches(self) -> Patches:
+        return Patches((self.dims["P"], self.dims["Q"]))
+
+    def vit_fields(
+        self, special: int, patches: Patches | None = None, heads: Mapping[int, int] | None = None
+    ) -> Fields:
+        """Return what shapes tell of a ViT's config; the position table begins with rows of `special` tokens.
+
+        `patches` are those of a stem. `heads` are exceptions from heads of 64, by the width; None: nothing is assumed.
+        """
+        cut, width = patches or self.patches, self.dims["D"]
+        fields: Fields = {
+            "image_size": square_or_pair(cut.table_size(self.dims["T"] - special, self.image_size)),
+            "num_channels": self.dims["C"],
+            "hidden_size": width,
+            "intermediate_size": self.dims["M"],
+            "position_embedding": "learned",
+        }
+        if patches is None:
+            fields["patch_size"] = square_or_pair(cut.sides)
+        return fields | ({} if heads is None else heads_of(width, heads))
 
 
 @dataclass(frozen=True)
@@ -108,15 +306,14 @@ class Origin:
     Attributes:
         name: short name, as reports and facts say it.
         title: one line for the documentation.
-        legend: axis letter -> meaning.
         rules: the key table.
-        block_pattern: regular expression that finds a block's number (group 1) in a normal key, or `NO_BLOCKS`.
-        without: part -> axes that mean another axis when the part is absent.
-        ignored: regular expression of a key -> why it is ignored.
+        block_pattern: regular expression that finds a block's number (group 1) in a normal key; "" without one.
         recognises: whether a file with these shapes is of this origin.
         names: spelling of the file's keys.
-        configure: (axis sizes, parts present, normal key -> shape, declared image (height, width) in px or None) ->
-            fields of the config. Raises UserError where the sizes make no model.
+        configure: what names and shapes tell -> fields of the config. Raises UserError where they make no model.
+        legend: axis letter -> meaning, where it is not that of `LEGEND`.
+        without: part -> axes that mean another axis when the part is absent.
+        ignored: regular expression of a key -> why it is ignored.
         family: of the models that the files become, a key of `hf_vit.families.FAMILIES`.
         rules_of: (rules, normal key -> shape) -> the rules of that file, where a line of the table stands for more than
             a block's number says. None: they are the same for every file.
@@ -135,18 +332,18 @@ class Origin:
 
     name: str
     title: str
-    legend: Mapping[str, str]
     rules: tuple[KeyRule, ...]
     block_pattern: str
-    without: Mapping[str, Mapping[str, str]]
-    ignored: Mapping[str, str]
-    recognises: Callable[[Mapping[str, Shape]], bool]
-    names: Callable[[Mapping[str, Shape]], KeyNames]
-    configure: Callable[[Dims, frozenset[str], Mapping[str, Shape], tuple[int, int] | None], dict[str, Any]]
+    recognises: Callable[[Shapes], bool]
+    names: Callable[[Shapes], KeyNames]
+    configure: Callable[[Network], Fields]
+    legend: Mapping[str, str] = field(default_factory=dict[str, str])
+    without: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    ignored: Mapping[str, str] = field(default_factory=dict[str, str])
     family: str = "plain"
-    rules_of: Callable[[tuple[KeyRule, ...], Mapping[str, Shape]], tuple[KeyRule, ...]] | None = None
-    notes: tuple[str, ...] = field(default=())
-    declared: Callable[[Companions, Mapping[str, Shape]], Declared] | None = None
+    rules_of: Callable[[tuple[KeyRule, ...], Shapes], tuple[KeyRule, ...]] | None = None
+    notes: tuple[str, ...] = ()
+    declared: Callable[[Companions, Shapes], Declared] | None = None
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     told: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     first_patch: bool = False
@@ -156,7 +353,81 @@ class Origin:
     zeros: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     package: str = ""
 
-    @property
-    def has_blocks(self) -> bool:
-        """Whether it is a Transformer."""
-        return self.block_pattern != NO_BLOCKS
+
+def heads_of(width: int, exceptions: Mapping[int, int]) -> dict[str, int]:
+    """Return the field of heads that are 64 wide, but for exceptions (width -> heads); none where 64 is no divisor."""
+    heads = exceptions.get(width, width // 64 if width % 64 == 0 else None)
+    return {} if heads is None else {"num_attention_heads": heads}
+
+
+def square_or_pair(pair: Pair) -> int | Pair:
+    """Return one number for a square, as configs are usually written."""
+    return pair[0] if pair[0] == pair[1] else pair
+
+
+def size_text(sides: Iterable[int]) -> str:
+    """(224, 224) -> "224x224"; a scalar's shape -> "scalar"."""
+    return "x".join(str(side) for side in sides) or "scalar"
+
+
+def axis_factor(axis: str) -> tuple[int, str]:
+    """ "4W" -> (4, "W"), "D" -> (1, "D"), "3" -> (3, "")."""
+    number = re.match(r"\d*", axis)[0]  # pyright: ignore[reportOptionalSubscript] (it always matches)
+    return int(number or 1), axis[len(number) :]
+
+
+def dense(
+    source: str, axes: Sequence[str], target: str = "", part: str = "", bias_part: str | None = None
+) -> tuple[KeyRule, KeyRule]:
+    """Return rules of a dense layer or norm of PyTorch: `axes` of the weight, output first; no target: the source."""
+    target = target or source
+    bias_part = part if bias_part is None else bias_part
+    return (
+        KeyRule(f"{source}.weight", axes, "keep", f"{target}.weight", part),
+        KeyRule(f"{source}.bias", axes[:1], "keep", f"{target}.bias", bias_part),
+    )
+
+
+MAX_STAGES = 16  # absurd numbers would make absurd lists of missing keys; such keys are left over instead
+MAX_UNITS = 1000
+
+
+def stage_depths(pattern: str, first: int, names: Iterable[str]) -> tuple[int, ...]:
+    """Return the units in every stage of a ResNet: as many as the highest number says, so that a gap is noticed.
+
+    `pattern` finds the numbers of stage and unit, which are counted from `first`.
+    """
+    depths: dict[int, int] = {}
+    for name in names:
+        if match := re.match(pattern, name):
+            stage, unit = int(match[1]) - first, int(match[2]) - first
+            if 0 <= stage < MAX_STAGES and 0 <= unit < MAX_UNITS:
+                depths[stage] = max(depths.get(stage, 1), unit + 1)
+    return tuple(depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1))
+
+
+def resnet_rules(
+    depths_of: Callable[[Iterable[str]], tuple[int, ...]], rules: tuple[KeyRule, ...], shapes: Shapes
+) -> tuple[KeyRule, ...]:
+    """Return one rule a key of a ResNet, its axes in multiples of the root's width W.
+
+    The first unit of a stage alone has a projection. Norms and heads of Google's older files have leading axes of 1.
+    """
+    unit_rules = [rule for rule in rules if "{u" in rule.key]
+    expanded: list[KeyRule] = []
+    channels = "W"
+    for stage, depth in enumerate(depths_of(shapes), start=1):
+        width, output = f"{2 ** (stage - 1)}W", f"{4 * 2 ** (stage - 1)}W"
+        for unit in range(1, depth + 1):
+            sizes = {"U": width, "O": output, "I": channels}
+            there = [rule for rule in unit_rules if unit == 1 or ".projection" not in rule.parameter]
+            expanded += [_sized(rule.in_unit(stage, unit), sizes, shapes) for rule in there]
+            channels = output
+    return (*expanded, *(_sized(rule, {"F": channels}, shapes) for rule in rules if "{u" not in rule.key))
+
+
+def _sized(rule: KeyRule, sizes: Mapping[str, str], shapes: Shapes) -> KeyRule:
+    axes = tuple(sizes.get(axis, axis) for axis in rule.axes)
+    if rule.transform in ("flatten", "pointwise") and len(shapes.get(rule.key, ())) == 4:
+        axes = ("1",) * (4 - len(axes)) + axes
+    return replace(rule, axes=axes)

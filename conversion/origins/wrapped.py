@@ -1,10 +1,10 @@
 """Keys of PyTorch checkpoints: what is wrapped around a model is taken off, what lies beside it sorted out."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hf_vit.conversion.origins.origin import KeyNames
-from hf_vit.conversion.readers.checkpoint import Shape
+from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
 
 # What training code and libraries put around a model; a prefix is any number of them, each with its dot.
@@ -20,49 +20,27 @@ BESIDE = {
 }
 
 
-def unwrapped(shapes: Mapping[str, Shape], anchor: str, ignored: Mapping[str, str]) -> KeyNames:
+def unwrapped(
+    shapes: Shapes,
+    anchor: str,
+    ignored: Mapping[str, str],
+    bases: Sequence[str] = ("",),
+    outside: tuple[str, ...] | None = None,
+) -> KeyNames:
     """Take the prefix off, and sort out what is no weight.
 
     Args:
         anchor: a key that every model of the origin has, without prefix.
         ignored: regular expression of a key without prefix -> why it is ignored.
+        bases: what the bare model may be called inside the file's, with its dot; the first that is there is taken off.
+        outside: beginnings of keys beside the bare model, which lack the base. None: no key is outside of it.
 
     Raises:
         UserError: there are several models in the file, and it is not clear which one is meant.
     """
-    prefix = find_prefix(shapes, anchor)
-    names = KeyNames({}, {}, lambda name: prefix + name)
-    for key in shapes:
-        inside = key.startswith(prefix)
-        # What lies beside the model is judged by its name below its own wrappers.
-        reason = first_reason(ignored, key.removeprefix(prefix) if inside else _PREFIX.sub("", key, count=1))
-        if reason is None and not (inside and prefix):
-            reason = first_reason(BESIDE, key)
-        if reason is None:
-            names.normal[key.removeprefix(prefix) if inside else f"/{key}"] = key  # no rule knows "/...": left over
-        else:
-            names.ignored[key] = reason
-    return names
-
-
-def renamed(names: KeyNames, spelt: Mapping[str, str]) -> KeyNames:
-    """The same keys, parts of their names replaced; `spelt` is part of a normal name -> what the file has instead."""
-
-    def replaced(name: str, parts: Mapping[str, str]) -> str:
-        part = next((part for part in parts if part in name), None)
-        return name if part is None else name.replace(part, parts[part])
-
-    inward = {old: new for new, old in spelt.items()}
-    normal = {replaced(name, inward): key for name, key in names.normal.items()}
-    if len(normal) != len(names.normal):
-        raise UserError("the file holds one weight in two spellings; which of them counts is unknown")
-    return KeyNames(normal, names.ignored, lambda name: names.spell(replaced(name, spelt)))
-
-
-def find_prefix(shapes: Mapping[str, Shape], anchor: str) -> str:
-    """What stands before the anchor; of a teacher rather than its student, of the model rather than its average."""
-    found = prefixes(shapes, anchor)
-    for other in ("student.", "model_ema."):
+    base = find_base(shapes, anchor, bases) or ""
+    found = prefixes(shapes, base + anchor)
+    for other in ("student.", "model_ema."):  # the teacher rather than its student, the model rather than its average
         if len(found) > 1:
             found = [prefix for prefix in found if not prefix.startswith(other)] or found
     if len(found) != 1:
@@ -70,19 +48,68 @@ def find_prefix(shapes: Mapping[str, Shape], anchor: str) -> str:
             f"the file holds {len(found)} models, below {', '.join(map(repr, found[:4]))}; exactly one set of weights "
             "is needed: save that one alone"
         )
-    return found[0]
+    prefix = found[0]
+    names = KeyNames(
+        {}, {}, lambda name: prefix + (name if outside is not None and name.startswith(outside) else base + name)
+    )
+    for key in shapes:
+        inside = key.startswith(prefix)
+        # What lies beside the model is judged by its name below its own wrappers.
+        name = key.removeprefix(prefix) if inside else _PREFIX.sub("", key, count=1)
+        reason = _first_reason(ignored, name)
+        if reason is None and not (inside and prefix):
+            reason = _first_reason(BESIDE, key)
+        if reason is not None:
+            names.ignored[key] = reason
+        elif not inside or (outside is None and not name.startswith(base)):
+            names.normal[f"/{name if inside else key}"] = key  # no rule knows "/...": left over
+        else:
+            names.normal[name.removeprefix(base)] = key
+    return names
 
 
-def prefixes(shapes: Mapping[str, Shape], anchor: str) -> list[str]:
-    """All prefixes below which there is the anchor."""
+def renamed(names: KeyNames, spelt: Mapping[str, str]) -> KeyNames:
+    """Return the same keys, parts of their names replaced: part of a normal name -> what the file has instead.
+
+    A part that begins with a dot is inside of a name, another begins it.
+    """
+
+    def replaced(name: str, parts: Mapping[str, str]) -> str:
+        there = (part for part in parts if (part in name if part[0] == "." else name.startswith(part)))
+        part = next(there, None)
+        return name if part is None else name.replace(part, parts[part], 1)
+
+    inward = {old: new for new, old in spelt.items()}
+    normal: dict[str, str] = {}
+    for name, key in names.normal.items():
+        new = replaced(name, inward)
+        if new in normal:
+            raise UserError(f"'{key}' and '{normal[new]}' are one weight in two spellings; which counts is unknown")
+        normal[new] = key
+    return KeyNames(normal, names.ignored, lambda name: names.spell(replaced(name, spelt)))
+
+
+def leave_out(names: KeyNames, beginning: str, reason: str) -> None:
+    """Ignore the keys of a part."""
+    for name in [name for name in names.normal if name.startswith(beginning)]:
+        names.ignored[names.normal.pop(name)] = reason
+
+
+def find_base(shapes: Shapes, anchor: str, bases: Sequence[str]) -> str | None:
+    """Return the name of the bare model inside the file's, with its dot; None where there is none."""
+    return next((base for base in bases if prefixes(shapes, base + anchor)), None)
+
+
+def prefixes(shapes: Shapes, anchor: str) -> list[str]:
+    """Return all prefixes below which there is the anchor."""
     ends = [key.removesuffix(anchor) for key in shapes if key.endswith(anchor)]
     return sorted(prefix for prefix in ends if _PREFIX.fullmatch(prefix))
 
 
-def bare_names(shapes: Mapping[str, Shape]) -> list[str]:
-    """The keys without what is wrapped around each."""
+def bare_names(shapes: Shapes) -> list[str]:
+    """Return the keys without what is wrapped around each."""
     return [_PREFIX.sub("", key, count=1) for key in shapes]
 
 
-def first_reason(patterns: Mapping[str, str], key: str) -> str | None:
+def _first_reason(patterns: Mapping[str, str], key: str) -> str | None:
     return next((reason for pattern, reason in patterns.items() if re.fullmatch(pattern, key)), None)

@@ -16,10 +16,8 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.origin import KeyRule, Origin
-from hf_vit.conversion.origins.transforms import COMPUTATIONS, TRANSFORMS
-from hf_vit.conversion.planning.layout import axis_factor, listing
-from hf_vit.conversion.planning.plan import HEADS, POSITION_TABLE
+from hf_vit.conversion.origins.origin import COMPUTATIONS, TRANSFORMS, KeyRule, Origin, axis_factor
+from hf_vit.conversion.planning import HEADS, POSITION_TABLE, listing
 from hf_vit.conversion.targets.graphs.int8 import Calibration, Mode
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.errors import UserError

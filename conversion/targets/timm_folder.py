@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.preprocessing import RESAMPLE
-from hf_vit.conversion.origins.pytorch import timm_hybrid, timm_vit
+from hf_vit.conversion.origins import timm as timm_tables
+from hf_vit.conversion.origins.beside import RESAMPLE
 from hf_vit.conversion.targets.graphs.preprocessing import scale_of
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target, largest_difference
 from hf_vit.errors import UserError
@@ -30,10 +30,10 @@ HYBRIDS = {
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
 STEM_WIDTH = 64
-_ACTIVATIONS = {ours: name for name, ours in timm_vit.ACTIVATIONS.items()}
-_POOLINGS = {ours: name for name, ours in timm_vit.POOLINGS.items()} | {"map_with_registers": "map"}
+_ACTIVATIONS = {ours: name for name, ours in timm_tables.ACTIVATIONS.items()}
+_POOLINGS = {ours: name for name, ours in timm_tables.POOLINGS.items()} | {"map_with_registers": "map"}
 
-_TABLES = {"hf_vit": timm_vit.ORIGIN, "hf_hybrid_vit": timm_hybrid.ORIGIN}
+_TABLES = {"hf_vit": timm_tables.VIT, "hf_hybrid_vit": timm_tables.HYBRID}
 _EXPRESSED = {
     **SIZES,
     "hidden_act": tuple(_ACTIVATIONS),
@@ -44,7 +44,7 @@ _EXPRESSED = {
     "layer_norm_eps": (1e-6, 1e-5),
     "stage_depths": tuple(HYBRIDS),
     "stem_width": (STEM_WIDTH,),
-    **{name: (value,) for name, value in timm_hybrid.CONSTANTS.items()},
+    **{name: (value,) for name, value in timm_tables.STEM_CONSTANTS.items()},
 }
 
 
@@ -117,7 +117,7 @@ def _is_hybrid(config: PreTrainedConfig) -> bool:
 
 def _spell(key: str, config: PreTrainedConfig) -> str:
     alone = _is_hybrid(config) and not config.stage_depths
-    return timm_hybrid.of_root_alone(key) if alone else key
+    return timm_tables.name_in_root_alone(key) if alone else key
 
 
 def _positions_of_patches_alone(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

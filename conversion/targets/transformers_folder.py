@@ -13,15 +13,10 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.transformers import (
-    transformers_clip,
-    transformers_deit,
-    transformers_dinov2,
-    transformers_siglip,
-)
-from hf_vit.conversion.origins.transformers.transformers_clip import dense
-from hf_vit.conversion.planning.plan import HEADS
-from hf_vit.conversion.sizes import square_or_pair
+from hf_vit.conversion.origins import clip
+from hf_vit.conversion.origins import transformers as tables
+from hf_vit.conversion.origins.origin import dense, square_or_pair
+from hf_vit.conversion.planning import HEADS
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, has_head, largest_difference
 
 VIT_TYPE = "hf_vit"
@@ -73,7 +68,7 @@ def _vit_objections(config: Any, has_head: bool) -> list[str]:
 
 VIT = Kind(
     "transformers' ViT and DeiT",
-    transformers_deit.ORIGIN,  # transformers_vit's rules, and those of the second token
+    tables.DEIT,  # the rules of ViT, and those of the second token
     _ANY_CONSTANTS
     | dict.fromkeys(("qkv_bias", "representation_size", "use_distillation_token", "use_distillation_head"), ANY),
     _vit_objections,
@@ -103,7 +98,7 @@ def _tower_objections(config: Any, has_head: bool) -> list[str]:
 
 CLIP = Kind(
     "transformers' CLIP",
-    transformers_clip.ORIGIN,
+    clip.CLIP,
     _ANY_CONSTANTS | {"norm_before_layers": (True,), "norm_after_pooling": (True, False)},
     _tower_objections,
     lambda config, has_head: "CLIPVisionModel" + ("WithProjection" if has_head else ""),
@@ -111,7 +106,7 @@ CLIP = Kind(
 )
 SIGLIP = Kind(
     "transformers' SigLIP",
-    transformers_siglip.ORIGIN,
+    clip.SIGLIP,
     _ANY_CONSTANTS | {"pooling": ("map", "gap")},
     _tower_objections,
     lambda config, has_head: "SiglipForImageClassification" if has_head else "SiglipVisionModel",
@@ -156,8 +151,8 @@ def _dinov2_class(config: Any, has_head: bool) -> str:
 DINOV2 = Kind(
     "transformers' DINOv2",
     replace(
-        transformers_dinov2.ORIGIN,
-        rules=(*transformers_dinov2.RULES, *dense("classifier", ("L", "D"), "classifier", "head")),
+        tables.DINOV2,
+        rules=(*tables.DINOV2.rules, *dense("classifier", ("L", "D"), "classifier", "head")),
     ),
     _ANY_CONSTANTS
     | dict.fromkeys(("qkv_bias", "layer_scale_init_value", "num_register_tokens", "mlp_type"), ANY)

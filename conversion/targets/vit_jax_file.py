@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from transformers.configuration_utils import PreTrainedConfig
 
-from hf_vit.conversion.building.weights import load_weights
-from hf_vit.conversion.origins.google import mixer, vit_jax, vit_jax_hybrid
-from hf_vit.conversion.planning.planner import plan
-from hf_vit.conversion.readers.npz import NpzReader
+from hf_vit.conversion.fill import load_weights
+from hf_vit.conversion.origins.google import MIXER, VIT_JAX, VIT_JAX_HYBRID
+from hf_vit.conversion.planning import plan
+from hf_vit.conversion.readers import NpzReader
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target
 
 FILE = "model.npz"
@@ -23,7 +23,7 @@ _OLDER = {
     "/MlpBlock_0/": "/MlpBlock_3/",
 }
 _GROUP_NORM = re.compile(r"(^|/)gn(\d|_root|_proj)/(scale|bias)$")
-_TABLES = {"hf_vit": vit_jax.ORIGIN, "hf_hybrid_vit": vit_jax_hybrid.ORIGIN, "hf_mixer": mixer.ORIGIN}
+_TABLES = {"hf_vit": VIT_JAX, "hf_hybrid_vit": VIT_JAX_HYBRID, "hf_mixer": MIXER}
 _EXPRESSED = {
     **SIZES,
     "pooling": ("token", "gap"),

@@ -1,5 +1,6 @@
 from .analysis.api import analyze
-from .conversion.api import convert, export
+from .conversion.api import convert
+from .conversion.exporting import export
 from .conversion.loading import from_hub, image_processor_from_hub
 from .environment import keep_freed_memory
 from .errors import UserError

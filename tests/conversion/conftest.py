@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from originals.vit_jax import Arrays, make_checkpoint, reference_forward
+from originals.google import Arrays, make_checkpoint, reference_forward
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,9 @@ from transformers import ViTImageProcessor
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.conversion.api import export
+from hf_vit.conversion import export
+from hf_vit.conversion.origins.origin import TRANSFORMS
 from hf_vit.conversion.origins.registry import find_origin
-from hf_vit.conversion.origins.transforms import TRANSFORMS
 from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.errors import UserError
 from hf_vit.results.delivery import free_folder

@@ -13,12 +13,21 @@ import timm
 import torch
 from hybrid.reference import stem_forward
 from models.families import RESNETS
-from originals.big_vision import MAP, PRE_LINEN, as_tower, renamed, stacked
-from originals.bit_paper import as_big_transfer, make_resnet_v2, resnet_v2_forward
 from originals.cases import CASES
-from originals.mixer import make_mixer
-from originals.recordings import largest_difference, pixels
-from originals.vit_jax import make_checkpoint, make_hybrid
+from originals.google import (
+    MAP,
+    PRE_LINEN,
+    as_big_transfer,
+    as_tower,
+    make_checkpoint,
+    make_hybrid,
+    make_mixer,
+    make_resnet_v2,
+    renamed,
+    resnet_v2_forward,
+    stacked,
+)
+from originals.pytorch import largest_difference, pixels
 from scipy.ndimage import zoom
 from transformers import (
     AutoImageProcessor,
@@ -30,11 +39,11 @@ from transformers import (
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.conversion.account import report_of
+from hf_vit.conversion.api import report_of
+from hf_vit.conversion.origins.origin import TRANSFORMS
 from hf_vit.conversion.origins.registry import ORIGINS
-from hf_vit.conversion.origins.transforms import TRANSFORMS
-from hf_vit.conversion.readers.checkpoint import Companions
-from hf_vit.conversion.verification.stages import run_stages
+from hf_vit.conversion.readers import Companions
+from hf_vit.conversion.verification import run_stages
 from hf_vit_cli.main import main
 
 FORMS = {

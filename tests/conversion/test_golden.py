@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from hybrid.reference import stem_forward
-from originals.recordings import largest_difference, pixels
-from originals.vit_jax import reference_forward
+from originals.google import reference_forward
+from originals.pytorch import largest_difference, pixels
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import hf_vit

@@ -17,7 +17,7 @@ import torch
 from models.families import FAMILIES
 from PIL import Image
 
-from hf_vit.conversion.api import export
+from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs import certificate as certificates
 from hf_vit.conversion.targets.graphs import int8
 from hf_vit.conversion.targets.graphs.certificate import verify

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from originals.mixer import mixer_of_timm
-from originals.pytorch import of_timm, of_transformers, save_timm
+from originals.pytorch import mixer_of_timm, of_timm, of_transformers, save_timm
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.models._hub import load_model_config_from_path
@@ -22,7 +21,7 @@ from transformers import (
 )
 
 import hf_vit
-from hf_vit.conversion.origins.preprocessing import RESAMPLE
+from hf_vit.conversion.origins.beside import RESAMPLE
 from hf_vit.errors import UserError
 
 IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ from onnxruntime import quantization
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from transformers import ViTImageProcessor
 
-from hf_vit.conversion.api import export
+from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs.certificate import Check, verify
 from hf_vit.conversion.targets.target import TOLERANCE
 from hf_vit.errors import UserError

@@ -20,7 +20,7 @@ from PIL import Image
 from skimage.data import astronaut, chelsea
 from transformers import CLIPImageProcessor, ConvNextImageProcessor, DeiTImageProcessor, ViTImageProcessor
 
-from hf_vit.conversion.api import export
+from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs import preprocessing
 from hf_vit.conversion.targets.graphs.certificate import verify
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES, LEVELS, Preprocessing, prepend

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 from originals.cases import CASES
+from originals.google import make_checkpoint
 from originals.pytorch import of_timm, of_transformers, old_spelling, save_timm
-from originals.vit_jax import make_checkpoint
 from transformers import ViTImageProcessor
 
 import hf_vit.conversion as conversion
 from campaigns.forgeries.folders import places, with_value
-from hf_vit.conversion.building.model import build_processor
-from hf_vit.conversion.origins.transformers.configs import CARRIED
-from hf_vit.conversion.readers.checkpoint import Companions
-from hf_vit.conversion.readers.opening import open_checkpoint
+from hf_vit.conversion.fill import build_processor
+from hf_vit.conversion.origins.beside import CARRIED
+from hf_vit.conversion.readers import Companions, open_checkpoint
 from hf_vit.errors import UserError
 
 Shapes = dict[str, tuple[int, ...]]

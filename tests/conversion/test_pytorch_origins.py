@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from originals.mixer import mixer_of_timm
-from originals.pytorch import hybrid_of_timm, of_timm, of_transformers, save_timm, vit_hybrid_parts
+from originals.pytorch import hybrid_of_timm, mixer_of_timm, of_timm, of_transformers, save_timm, vit_hybrid_parts
 from safetensors.torch import load_file, save_file
 from timm.layers import GluMlp
 from timm.models.mlp_mixer import Affine, ResBlock
@@ -21,7 +20,7 @@ from transformers import AutoImageProcessor, ViTImageProcessor, ViTModel
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.conversion.readers.checkpoint import Companions
+from hf_vit.conversion.readers import Companions
 from hf_vit.errors import UserError
 from hf_vit_cli.main import main
 

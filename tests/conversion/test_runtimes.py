@@ -27,7 +27,7 @@ from training.conftest import make_colour_folder
 from transformers import ViTImageProcessor
 
 import hf_vit
-from hf_vit.conversion.api import export
+from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs.certificate import verify
 from hf_vit.conversion.targets.graphs.runtimes import OPENVINO
 from hf_vit.data import make_processor

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from hf_vit import conversion
-from hf_vit.conversion.fetch import download
-from hf_vit.conversion.fetch.addresses import fetch
+from hf_vit.conversion import fetching
+from hf_vit.conversion.fetching import fetch
 from hf_vit.errors import UserError
 from hf_vit_cli.main import main
 
@@ -130,8 +130,8 @@ def server() -> Iterator[ThreadingHTTPServer]:
 @pytest.fixture
 def site(server, tmp_path: Path, monkeypatch) -> Site:
     """A file of ten blocks of 64 KiB, small pauses, and an empty cache."""
-    monkeypatch.setattr(download, "BLOCK", 2**16)
-    monkeypatch.setattr(download, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(fetching, "BLOCK", 2**16)
+    monkeypatch.setattr(fetching, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -232,7 +232,7 @@ def test_refusal_is_told(site, status, told, tmp_path: Path):
     with pytest.raises(UserError, match=told) as error:
         fetch(site.url + "?token=secret")
     assert "secret" not in str(error.value)
-    assert len(site.requests) <= 2 * download.ATTEMPTS
+    assert len(site.requests) <= 2 * fetching.ATTEMPTS
     assert files(tmp_path) == []
 
 
@@ -290,9 +290,14 @@ def test_address_that_is_no_source(source, told):
 
 
 def test_google_storage_without_its_library(monkeypatch):
+    class Refusing:
+        def info(self, path: str, **_):
+            raise UserError(f"asked for {path}")
+
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    _, path = download._filesystem("gs://vit_models/imagenet21k/ViT-B 16.npz")
-    assert path == "https://storage.googleapis.com/vit_models/imagenet21k/ViT-B%2016.npz"
+    monkeypatch.setattr("fsspec.filesystem", lambda kind, **_: Refusing())
+    with pytest.raises(UserError, match=r"for https://storage.googleapis.com/vit_models/imagenet21k/ViT-B%2016\.npz$"):
+        fetch("gs://vit_models/imagenet21k/ViT-B 16.npz")
 
 
 def test_path_that_exists_wins(tmp_path: Path, monkeypatch):

@@ -18,8 +18,8 @@ from timm.models.vision_transformer_relpos import RelPosBlock
 from torch import nn
 
 import hf_vit.conversion as conversion
-from hf_vit.conversion.origins.pytorch.timm_architectures import EXCEPTIONS
-from hf_vit.conversion.readers.checkpoint import Companions
+from hf_vit.conversion.origins.timm import EXCEPTIONS
+from hf_vit.conversion.readers import Companions
 from hf_vit.errors import UserError
 
 CHOICES: dict[str, tuple[Any, ...]] = {

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from originals.open_clip import both_towers, open_clip_tower
-from originals.pytorch import SIZES, of_timm, of_transformers, randomise, save_timm
+from originals.pytorch import SIZES, both_towers, of_timm, of_transformers, open_clip_tower, randomise, save_timm
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -19,7 +18,7 @@ from transformers import CLIPVisionModelWithProjection
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.conversion.origins.preprocessing import CLIP_MEAN, IMAGENET_MEAN
+from hf_vit.conversion.origins.beside import CLIP_MEAN, IMAGENET_MEAN
 from hf_vit.errors import UserError
 from hf_vit_cli.main import main
 

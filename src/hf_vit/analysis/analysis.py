@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 Arrays = dict[str, NDArray[np.float32]]
-Pictures = dict[str, "Figure"]
 
 
 @final
@@ -119,7 +118,7 @@ class Analysis(ABC):
         """Return the arrays of `arrays`, float32; memory does not grow with the number of images."""
 
     @abstractmethod
-    def draw(self, arrays: Arrays) -> Pictures:
+    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
         """Return pictures of the arrays, by title."""
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, final
 import torch
 from torch import nn
 
-from hf_vit.conversion.fetch.addresses import TIMM, WRAPPER
+from hf_vit.conversion.fetching import TIMM, WRAPPER
 from hf_vit.conversion.loading import Source, find_source
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.conversion.fetch.addresses import TIMM, WRAPPER, config_of_wrapper
+from hf_vit.conversion.fetching import TIMM, WRAPPER, config_of_wrapper
 from hf_vit.conversion.loading import Source
 from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
 from hf_vit.environment import pick_device

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hf_vit.conversion.fetch.addresses import HUB_ID, is_local
+from hf_vit.conversion.fetching import HUB_ID, is_local
 from hf_vit.conversion.loading import open_model
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.targets.graph_targets import OnnxGraph

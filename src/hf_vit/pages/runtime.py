@@ -4,7 +4,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from hf_vit.conversion.fetch.download import download
+from hf_vit.conversion.fetching import download
 from hf_vit.errors import UserError
 
 VERSION = "1.30.0"

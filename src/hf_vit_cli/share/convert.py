@@ -67,15 +67,16 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier conversion wrote.")] = False,
 ) -> None:
     """Convert an original checkpoint into a folder that from_pretrained reads; all or nothing."""
-    from hf_vit import conversion
+    from hf_vit.conversion import api
+    from hf_vit.conversion.origins.beside import read_labels
 
-    result = conversion.convert(
+    result = api.convert(
         model,
         output,
         image_size=parse_size(image_size),
         resize_to=parse_size(resize_to, "--resize-to"),
         num_labels=num_labels,
-        labels=None if labels is None else conversion.read_labels(labels),
+        labels=None if labels is None else read_labels(labels),
         drop_pre_logits=drop_pre_logits,
         num_heads=num_heads,
         hidden_act=hidden_act,
@@ -87,6 +88,6 @@ def convert(
         sha256=sha256,
         force=force,
     )
-    if (assumption := conversion.assumption(result.plan)) is not None:
+    if (assumption := api.assumption(result.plan)) is not None:
         typer.echo(assumption, err=True)
-    typer.echo(conversion.describe(result))
+    typer.echo(api.describe(result))

@@ -1,1 +1,0 @@
-"""A plan carried out: the weights, and the model and processor that they make."""

@@ -1,1 +1,0 @@
-"""Checkpoints from addresses to local files."""

@@ -1,0 +1,325 @@
+"""CLIP (arXiv 2103.00020) and SigLIP (2303.15343): the image towers of transformers, OpenAI's code and OpenCLIP."""
+
+import re
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from pydantic import BaseModel
+
+from hf_vit.conversion.origins.beside import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HEADS_OF_WIDTH,
+    ORIGINAL_PIXELS,
+    RESAMPLE,
+    Count,
+    Number,
+    Positive,
+    checked,
+    pair_of,
+    read_config,
+)
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
+from hf_vit.conversion.origins.wrapped import BESIDE, find_base, leave_out, prefixes, unwrapped
+from hf_vit.conversion.readers import Companions, Shapes
+
+# CLIP of transformers: its image tower, alone, with the projection, or beside the text tower.
+
+_PATCHES, _CLASS = "embeddings.patch_embedding.weight", "embeddings.class_embedding"
+_BASES = ("", "vision_model.")  # the image tower inside another model
+_BLOCK, _TARGET = "encoder.layers.{i}", "layers.{i}"
+_ATTENTION = f"{_TARGET}.attention"
+
+# Common to CLIP and SigLIP.
+_TOWER_RULES = (
+    KeyRule(_PATCHES, "DCPQ", "keep", "embeddings.patch_embeddings.projection.weight"),
+    KeyRule("embeddings.position_embedding.weight", "TD", "as_table", "embeddings.position_embeddings"),
+    *dense(f"{_BLOCK}.layer_norm1", "D", f"{_TARGET}.layernorm_before"),
+    *dense(f"{_BLOCK}.self_attn.q_proj", "DD", f"{_ATTENTION}.q_proj"),
+    *dense(f"{_BLOCK}.self_attn.k_proj", "DD", f"{_ATTENTION}.k_proj"),
+    *dense(f"{_BLOCK}.self_attn.v_proj", "DD", f"{_ATTENTION}.v_proj"),
+    *dense(f"{_BLOCK}.self_attn.out_proj", "DD", f"{_ATTENTION}.o_proj"),
+    *dense(f"{_BLOCK}.layer_norm2", "D", f"{_TARGET}.layernorm_after"),
+    *dense(f"{_BLOCK}.mlp.fc1", "MD", f"{_TARGET}.mlp.fc1"),
+    *dense(f"{_BLOCK}.mlp.fc2", "DM", f"{_TARGET}.mlp.fc2"),
+    *dense("post_layernorm", "D", "layernorm"),
+)
+# Beside the image tower.
+_OTHER_TOWER = {
+    r"text_model\..+|text_projection\..+": "the text tower",
+    r"logit_(scale|bias)": "scale and bias of the contrastive loss",
+    r"(vision_model\.)?embeddings\.position_ids": "numbers of the positions",
+}
+_CLIP_FIELDS: Fields = {
+    "layer_norm_eps": 1e-5,
+    "position_interpolation": "bicubic",
+    "pooling": "token",
+    "norm_before_layers": True,
+    "norm_after_pooling": True,
+}
+
+
+def _recognises(has_class: bool, has_classifier: bool | None, shapes: Shapes) -> bool:
+    if find_base(shapes, _PATCHES, _BASES) is None or any(key.endswith(_CLASS) for key in shapes) != has_class:
+        return False
+    return has_classifier is None or any("classifier." in key for key in shapes) == has_classifier
+
+
+def _names(shapes: Shapes) -> KeyNames:
+    return unwrapped(shapes, _PATCHES, _OTHER_TOWER, _BASES, ("visual_projection.", "classifier."))
+
+
+def _configure_clip(network: Network) -> Fields:
+    return network.vit_fields(1, heads={}) | _CLIP_FIELDS | {"hidden_act": "quick_gelu"}
+
+
+CLIP = Origin(
+    name="transformers_clip",
+    title="transformers' CLIP (clip_vision_model, and the image tower of clip), .safetensors or .bin",
+    rules=(
+        *_TOWER_RULES,
+        KeyRule(_CLASS, "D", "as_token", "embeddings.cls_token"),
+        *dense("pre_layrnorm", "D", "embeddings.layernorm"),
+        KeyRule("visual_projection.weight", "LD", "keep", "classifier.weight", part="head"),
+    ),
+    block_pattern=r"encoder\.layers\.(0|[1-9]\d*)\.",
+    ignored=_OTHER_TOWER | BESIDE,
+    recognises=partial(_recognises, True, None),
+    names=_names,
+    configure=_configure_clip,
+    declared=lambda companions, shapes: read_config(companions, ("clip_vision_model", "clip")),
+    assumed={
+        "num_attention_heads": "heads of 64",
+        "hidden_act": "quick_gelu",
+        "layer_norm_eps": "eps 1e-5",
+        "processor": ORIGINAL_PIXELS,
+    },
+    zeros={"head": ("classifier.bias",)},
+    package="transformers",
+    notes=(
+        "Prefixes that are taken off: `vision_model.`, and what is wrapped around a model.",
+        "The projection into the common space of images and texts (`CLIPVisionModelWithProjection`) is the head here, "
+        "with a bias of zeros: `logits` are `image_embeds`.",
+        "As in CLIP, `last_hidden_state` is as the last block left it, and the last LayerNorm takes the pooled token.",
+        "Where the file of the processor is missing: the shortest edge resized bicubically, the centre cropped, CLIP's "
+        "mean and deviation.",
+    ),
+)
+
+# transformers' classifier on CLIP reads the mean of the patches as the last block left them.
+
+
+def _classifier_names(shapes: Shapes) -> KeyNames:
+    names = _names(shapes)
+    leave_out(names, "post_layernorm.", "the last LayerNorm, which the classifier does not read")
+    return names
+
+
+CLIP_CLASSIFIER = replace(
+    CLIP,
+    name="transformers_clip_classifier",
+    title="transformers' classifier on CLIP (CLIPForImageClassification), .safetensors or .bin",
+    rules=(
+        *(rule for rule in CLIP.rules if not rule.parameter.startswith(("layernorm.", "classifier."))),
+        *dense("classifier", "LD", part="head"),
+    ),
+    recognises=partial(_recognises, True, True),
+    names=_classifier_names,
+    configure=lambda network: (
+        _configure_clip(network) | {"pooling": "gap", "use_class_token": True, "norm_after_pooling": None}
+    ),
+    zeros={},
+    notes=(
+        "Prefixes that are taken off: `vision_model.`, and what is wrapped around a model.",
+        "The classifier reads the mean of the patches before the last LayerNorm (`norm_after_pooling=None`), which is "
+        "left out.",
+    ),
+)
+
+# SigLIP of transformers: its image tower, alone or beside the text tower, and its classifier.
+
+_MAP = "pooler.map"
+
+
+def _siglip_names(shapes: Shapes) -> KeyNames:
+    names = _names(shapes)
+    if any(name.startswith("classifier.") for name in names.normal):
+        leave_out(names, "head.", "attention pooling that the classifier does not use")
+    return names
+
+
+def _configure_siglip(network: Network) -> Fields:
+    return network.vit_fields(0, heads={}) | {
+        "position_interpolation": "bicubic",
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+        "pooling": "map" if "map" in network.parts else "gap",
+    }
+
+
+SIGLIP = replace(
+    CLIP,
+    name="transformers_siglip",
+    title="transformers' SigLIP (siglip_vision_model, and the image tower of siglip), .safetensors or .bin",
+    rules=(
+        *_TOWER_RULES,
+        KeyRule("embeddings.patch_embedding.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias"),
+        KeyRule("head.probe", "11D", "keep", f"{_MAP}.probe", "map"),
+        KeyRule("head.attention.in_proj_weight", ("3D", "D"), "keep", f"{_MAP}.attention.{{q,k,v}}_proj.weight", "map"),
+        KeyRule("head.attention.in_proj_bias", ("3D",), "keep", f"{_MAP}.attention.{{q,k,v}}_proj.bias", "map"),
+        *dense("head.attention.out_proj", "DD", f"{_MAP}.attention.o_proj", "map"),
+        *dense("head.layernorm", "D", f"{_MAP}.layernorm", "map"),
+        *dense("head.mlp.fc1", "MD", f"{_MAP}.mlp.fc1", "map"),
+        *dense("head.mlp.fc2", "DM", f"{_MAP}.mlp.fc2", "map"),
+        *dense("classifier", "LD", part="head"),
+    ),
+    recognises=partial(_recognises, False, None),
+    names=_siglip_names,
+    configure=_configure_siglip,
+    declared=lambda companions, shapes: read_config(companions, ("siglip_vision_model", "siglip")),
+    assumed=CLIP.assumed | {"hidden_act": "the tanh GELU", "layer_norm_eps": "eps 1e-6"},
+    zeros={},
+    notes=(
+        "Prefixes that are taken off: `vision_model.`, and what is wrapped around a model.",
+        "`attention.in_proj_weight` holds the projections of query, key and value one after the other.",
+        "`SiglipForImageClassification` classifies the mean of the tokens; its tower's attention pooling is left out. "
+        "A tower without that (`vision_use_head=False`) has no pooling; the mean of the tokens is pooled here.",
+        "Where the file of the processor is missing: resized bicubically to the image size, pixels in [-1, 1].",
+    ),
+)
+
+# CLIP under the names of OpenAI's code and OpenCLIP, beside the text tower or alone.
+
+_OPEN_PATCHES, _OPEN_CLASS, _OPEN_BASES = "conv1.weight", "class_embedding", ("visual.", "")
+_OPEN_BLOCK = "transformer.resblocks.{i}"
+_OPEN_MARK = re.compile(r"(.*\.)?transformer\.resblocks\.\d+\.\w+\..+")
+_OPEN_OTHER_TOWER = {
+    r"(transformer|token_embedding|ln_final|text\w*)\..+|(positional_embedding|text_projection)": "the text tower",
+    r"logit_(scale|bias)": "scale and bias of the contrastive loss",
+    r"input_resolution|context_length|vocab_size": "sizes, as numbers",
+}
+
+
+def _recognises_open_clip(shapes: Shapes) -> bool:
+    base = find_base(shapes, _OPEN_PATCHES, _OPEN_BASES)
+    has_token = base is not None and any(key.endswith(base + _OPEN_CLASS) for key in shapes)
+    return has_token and any(map(_OPEN_MARK.fullmatch, shapes))
+
+
+def _open_clip_names(shapes: Shapes) -> KeyNames:
+    has_two_towers = prefixes(shapes, _OPEN_BASES[0] + _OPEN_PATCHES)
+    return unwrapped(shapes, _OPEN_PATCHES, _OPEN_OTHER_TOWER if has_two_towers else {}, _OPEN_BASES)
+
+
+def _configure_open_clip(network: Network) -> Fields:
+    scale = 1e-5 if "layer_scale" in network.parts else None
+    others = {"hidden_act": "gelu", "layer_scale_init_value": scale}
+    return network.vit_fields(1, heads=HEADS_OF_WIDTH) | _CLIP_FIELDS | others
+
+
+class Pixels(BaseModel):
+    """What is read of `preprocess_cfg`."""
+
+    mean: list[Number] = CLIP_MEAN
+    std: list[Positive] = CLIP_STD
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    resize_mode: Literal["shortest", "squash"] = "shortest"
+
+
+class Tower(BaseModel):
+    """What is read of `model_cfg.vision_cfg`; what another network is asked for by has one value here."""
+
+    image_size: object = 224
+    width: Count = 768
+    head_width: Count = 64
+    pool_type: Literal["tok"] = "tok"
+    timm_model_name: None = None
+    act_kwargs: None = None
+    norm_kwargs: None = None
+
+
+class TwoTowers(BaseModel):
+    """What is read of `model_cfg`."""
+
+    vision_cfg: Tower = Tower()
+    quick_gelu: bool = False
+
+
+class OpenClipConfig(BaseModel):
+    """What is read of open_clip_config.json."""
+
+    model_cfg: TwoTowers
+    preprocess_cfg: Pixels = Pixels()
+
+
+def _declared_by_open_clip(companions: Companions, shapes: Shapes) -> Declared:
+    """What open_clip_config.json says; without one, the colours of CLIP."""
+    colours: Fields = {"resample": 3, "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True}
+    if companions.config is None:
+        return Declared(processor=colours)
+    config = checked(OpenClipConfig, companions.config, "open_clip_config.json")
+    tower, pixels = config.model_cfg.vision_cfg, config.preprocess_cfg
+    height, width = pair_of(tower.image_size)
+    whole = {"height": height, "width": width}
+    is_cropped = pixels.resize_mode == "shortest"
+    steps = {
+        "size": {"shortest_edge": min(height, width)} if is_cropped else whole,
+        "do_center_crop": is_cropped,
+        "resample": RESAMPLE[pixels.interpolation],
+        "image_mean": pixels.mean,
+        "image_std": pixels.std,
+    } | ({"crop_size": whole} if is_cropped else {})
+    activation = "quick_gelu" if config.model_cfg.quick_gelu else "gelu"
+    fields = {"num_attention_heads": tower.width // tower.head_width, "hidden_act": activation}
+    return Declared(fields, (height, width), processor=colours | steps)
+
+
+OPEN_CLIP = Origin(
+    name="open_clip",
+    title="CLIP of OpenAI's code and of OpenCLIP: the image tower, .safetensors or .pt",
+    rules=(
+        KeyRule(_OPEN_PATCHES, "DCPQ", "keep", "embeddings.patch_embeddings.projection.weight"),
+        KeyRule(_OPEN_CLASS, "D", "as_token", "embeddings.cls_token"),
+        KeyRule("positional_embedding", "TD", "as_table", "embeddings.position_embeddings"),
+        *dense("ln_pre", "D", "embeddings.layernorm"),
+        *dense(f"{_OPEN_BLOCK}.ln_1", "D", f"{_TARGET}.layernorm_before"),
+        KeyRule(f"{_OPEN_BLOCK}.attn.in_proj_weight", ("3D", "D"), "keep", f"{_ATTENTION}.{{q,k,v}}_proj.weight"),
+        KeyRule(f"{_OPEN_BLOCK}.attn.in_proj_bias", ("3D",), "keep", f"{_ATTENTION}.{{q,k,v}}_proj.bias"),
+        *dense(f"{_OPEN_BLOCK}.attn.out_proj", "DD", f"{_ATTENTION}.o_proj"),
+        KeyRule(f"{_OPEN_BLOCK}.ls_1.gamma", "D", "keep", f"{_TARGET}.layer_scale1.lambda1", "layer_scale"),
+        *dense(f"{_OPEN_BLOCK}.ln_2", "D", f"{_TARGET}.layernorm_after"),
+        *dense(f"{_OPEN_BLOCK}.mlp.c_fc", "MD", f"{_TARGET}.mlp.fc1"),
+        *dense(f"{_OPEN_BLOCK}.mlp.c_proj", "DM", f"{_TARGET}.mlp.fc2"),
+        KeyRule(f"{_OPEN_BLOCK}.ls_2.gamma", "D", "keep", f"{_TARGET}.layer_scale2.lambda1", "layer_scale"),
+        *dense("ln_post", "D", "layernorm"),
+        KeyRule("proj", "DL", "transpose", "classifier.weight", "head"),
+    ),
+    block_pattern=r"transformer\.resblocks\.(0|[1-9]\d*)\.",
+    ignored=_OPEN_OTHER_TOWER | BESIDE,
+    recognises=_recognises_open_clip,
+    names=_open_clip_names,
+    configure=_configure_open_clip,
+    declared=_declared_by_open_clip,
+    assumed={
+        "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
+        "hidden_act": "the exact GELU (OpenAI's own weights and OpenCLIP's -quickgelu have quick_gelu)",
+        "layer_norm_eps": "eps 1e-5",
+        "processor": "CLIP's mean and deviation, resized bicubically",
+    },
+    refused={
+        r"attn_pool\..+|ln_k\..+|attn_pool_contrastive\..+": "attention pooling with queries of its own (CoCa)",
+        r"transformer\.resblocks\.\d+\.attn\.(ln_\w+|head_scale|logit_scale)(\..+)?": "another attention",
+        r"layer\d\.\d+\..+": "a ResNet (CLIP's RN50 and its kin)",
+    },
+    zeros={"head": ("classifier.bias",)},
+    package="open_clip",
+    notes=(
+        "Prefixes that are taken off: `visual.`, and what is wrapped around a model. Towers of timm inside OpenCLIP "
+        "have timm's keys: `--prefix visual.trunk`.",
+        "`attn.in_proj_weight` holds the projections of query, key and value one after the other.",
+        "`proj`, into the common space, is the head here, with a bias of zeros: `logits` are an image's embedding.",
+        "A folder's open_clip_config.json tells heads, activation and preprocessing.",
+        "OpenAI's own files are TorchScript, whose code is never run: save the `state_dict()` of the loaded model.",
+    ),
+)

@@ -1,0 +1,591 @@
+"""Google's codes: vision_transformer (vit_jax) and big_vision, with their ViTs, hybrids, MLP-Mixers and BiT ResNets.
+
+Both are JAX/Flax: kernels are [in, out] and [height, width, in, out], attention kernels keep heads apart. Tanh GELU and
+eps 1e-6 are constants of the code. Files of vit_jax's first, pre-linen days number the modules of a block in one
+sequence (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), later ones each kind by itself;
+the originals read both by renumbering each kind in order, and so does this module.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS
+from hf_vit.conversion.origins.origin import (
+    BLOCK,
+    Fields,
+    KeyNames,
+    KeyRule,
+    Network,
+    Origin,
+    Patches,
+    resnet_rules,
+    square_or_pair,
+    stage_depths,
+)
+from hf_vit.conversion.readers import Shapes
+from hf_vit.errors import UserError
+
+PREFIXES = ("", "opt/target/", "target/", "params/")
+IGNORED = {
+    r"opt/(?!target/).+": "optimizer state",
+    r"(opt_state|optimizer)/.+": "optimizer state",
+    r"(step|epoch|rng|accum_train_time|(extra|chrono|state|states)/.+)": "training progress",
+}
+_PREFIX_NOTE = "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in PREFIXES if prefix) + "."
+
+
+def _dense(source: str, axes: str, target: str, part: str = "", move: str = "transpose") -> tuple[KeyRule, KeyRule]:
+    return (
+        KeyRule(f"{source}/kernel", axes, move, f"{target}.weight", part),
+        KeyRule(f"{source}/bias", axes[-1], "keep", f"{target}.bias", part),
+    )
+
+
+def _norm(source: str, target: str, width: str = "D", move: str = "keep") -> tuple[KeyRule, KeyRule]:
+    return (
+        KeyRule(f"{source}/scale", (width,), move, f"{target}.weight"),
+        KeyRule(f"{source}/bias", (width,), move, f"{target}.bias"),
+    )
+
+
+def _projection(source: str, target: str) -> tuple[KeyRule, KeyRule]:
+    return (
+        KeyRule(f"{source}/kernel", "DAK", "split_heads", f"{target}.weight"),
+        KeyRule(f"{source}/bias", "AK", "flatten_heads", f"{target}.bias"),
+    )
+
+
+def only_prefix(prefixes: Collection[str], what: str, known: Iterable[str] = PREFIXES) -> str:
+    """Return the one prefix under which the file has a network; raise a UserError where it has none, or more."""
+    if len(prefixes) != 1:
+        raise UserError(
+            f"the file holds {what} under {len(prefixes)} of the prefixes {', '.join(map(repr, known))}; exactly one "
+            "set of weights is needed"
+        )
+    return next(iter(prefixes))
+
+
+def names_below(anchor: str, what: str, shapes: Shapes) -> KeyNames:
+    """Strip the prefix before the anchor, and sort out what is no weight."""
+    prefix = only_prefix([prefix for prefix in PREFIXES if f"{prefix}{anchor}" in shapes], what)
+    return _sort_out(shapes, prefix, IGNORED)
+
+
+def _sort_out(keys: Iterable[str], prefix: str, reasons: Mapping[str, str]) -> KeyNames:
+    names = KeyNames({}, {}, lambda name: prefix + name)
+    for key in keys:
+        reason = next((reason for pattern, reason in reasons.items() if re.fullmatch(pattern, key)), None)
+        if reason is None:
+            # What lies outside the prefix keeps its full name: no rule knows it, so it is reported as left over.
+            names.normal[key.removeprefix(prefix) if key.startswith(prefix) else f"/{key}"] = key
+        else:
+            names.ignored[key] = reason
+    return names
+
+
+# The plain ViT of vit_jax.
+
+_BLOCK, _TARGET = "Transformer/encoderblock_{i}", "layers.{i}"
+_ATTENTION = f"{_BLOCK}/MultiHeadDotProductAttention_0"
+TABLE = "Transformer/posembed_input/pos_embedding"
+
+RULES = (
+    *_dense("embedding", "PQCD", "embeddings.patch_embeddings.projection", move="conv"),
+    KeyRule("cls", "11D", "keep", "embeddings.cls_token", "cls"),
+    KeyRule(TABLE, "1TD", "keep", "embeddings.position_embeddings"),
+    *_norm(f"{_BLOCK}/LayerNorm_0", f"{_TARGET}.layernorm_before"),
+    *_projection(f"{_ATTENTION}/query", f"{_TARGET}.attention.q_proj"),
+    *_projection(f"{_ATTENTION}/key", f"{_TARGET}.attention.k_proj"),
+    *_projection(f"{_ATTENTION}/value", f"{_TARGET}.attention.v_proj"),
+    *_dense(f"{_ATTENTION}/out", "AKD", f"{_TARGET}.attention.o_proj", move="join_heads"),
+    *_norm(f"{_BLOCK}/LayerNorm_1", f"{_TARGET}.layernorm_after"),
+    *_dense(f"{_BLOCK}/MlpBlock_0/Dense_0", "DM", f"{_TARGET}.mlp.fc1"),
+    *_dense(f"{_BLOCK}/MlpBlock_0/Dense_1", "MD", f"{_TARGET}.mlp.fc2"),
+    *_norm("Transformer/encoder_norm", "layernorm"),
+    *_dense("pre_logits", "DR", "pooler.dense", "pre_logits"),
+    *_dense("head", "RL", "classifier", "head"),
+)
+_NUMBERED = re.compile(r"(LayerNorm|MultiHeadDotProductAttention|MlpBlock)_(\d+)")
+# Where modules are numbered: the blocks, all alike, stacked or not, and (big_vision) the MAP head.
+_SCOPE = re.compile(r"((Transformer/encoderblock|MAPHead_0)(?:_\d+)?/)([^/]+)(/.+)")
+
+
+def _recognises_vit_jax(shapes: Shapes) -> bool:
+    """A position table inside the Transformer is this code's mark; with a ResNet stem it is a hybrid's."""
+    return _has_position_table(shapes) and not _has_stem(shapes) and not _has_parts_of_big_vision(shapes)
+
+
+def _has_position_table(shapes: Shapes) -> bool:
+    return any(key.endswith(TABLE) for key in shapes)
+
+
+def _has_stem(shapes: Shapes) -> bool:
+    return any(re.search(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/", key) for key in shapes)
+
+
+def _has_parts_of_big_vision(shapes: Shapes) -> bool:
+    """Whether there is a MAP head or stacked blocks, which only files of big_vision have, old ones too."""
+    return any(re.fullmatch(r"(.*/)?(MAPHead_0/.+|probe|Transformer/encoderblock/.+)", key) for key in shapes)
+
+
+def _vit_jax_names(shapes: Shapes) -> KeyNames:
+    return _renumbered(names_below(TABLE, "position tables", shapes))
+
+
+def _renumbered(names: KeyNames) -> KeyNames:
+    """The names with each kind of module numbered by itself, in order, as the original's `convert_pre_linen` does."""
+    numbers: dict[tuple[str, str], set[int]] = defaultdict(set)  # (scope, kind of module) -> the numbers it has there
+    for name in names.normal:
+        scope = _SCOPE.fullmatch(name)
+        module = _NUMBERED.fullmatch(scope[3]) if scope else None
+        if scope and module and module[2] == str(int(module[2])):
+            numbers[scope[2], module[1]].add(int(module[2]))
+    ranks = {
+        (scope, f"{kind}_{number}"): f"{kind}_{rank}"
+        for (scope, kind), there in numbers.items()
+        for rank, number in enumerate(sorted(there))
+    }
+    spelt = {(scope, new): old for (scope, old), new in ranks.items()}
+
+    def rename(name: str, table: Mapping[tuple[str, str], str]) -> str:
+        scope = _SCOPE.fullmatch(name)
+        return name if scope is None else scope[1] + table.get((scope[2], scope[3]), scope[3]) + scope[4]
+
+    normal = {rename(name, ranks): key for name, key in names.normal.items()}
+    return KeyNames(normal, names.ignored, lambda name: names.spell(rename(name, spelt)))
+
+
+def _configure_vit(network: Network, patches: Patches | None = None, rows: int | None = None) -> Fields:
+    """`patches` are those of a stem, `rows` of special tokens in the position table."""
+    dims, parts = network.dims, network.parts
+    fields = network.vit_fields("cls" in parts if rows is None else rows, patches)
+    if dims["A"] * dims["K"] != dims["D"]:
+        raise UserError(
+            f"{dims['A']} heads of size {dims['K']} make {dims['A'] * dims['K']}, but the hidden size is {dims['D']}; "
+            "the model needs heads that split the hidden size evenly"
+        )
+    return fields | {
+        "num_attention_heads": dims["A"],
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": True,
+        "pooling": "token" if "cls" in parts else "gap",
+        "representation_size": dims["R"] if "pre_logits" in parts else None,
+    }
+
+
+VIT_JAX = Origin(
+    name="vit_jax",
+    title="Google vision_transformer (vit_jax) .npz: ImageNet-21k, fine-tuned, AugReg and SAM files",
+    rules=RULES,
+    block_pattern=r"Transformer/encoderblock_(0|[1-9]\d*)/",
+    recognises=_recognises_vit_jax,
+    names=_vit_jax_names,
+    configure=_configure_vit,
+    without={"pre_logits": {"R": "D"}},
+    ignored=IGNORED,
+    assumed={"pooling": "the mean of the patches, as there is no class token", "processor": ORIGINAL_PIXELS},
+    told={"pooling": frozenset({"cls"})},
+    first_patch=True,
+    notes=(
+        _PREFIX_NOTE,
+        "Numbers of `LayerNorm_`, `MultiHeadDotProductAttention_` and `MlpBlock_` are those of the newer (linen) form; "
+        "older files (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`) are renumbered per "
+        "kind, as the original does.",
+        "`cls` decides between token and GAP pooling; `pre_logits` and `head` may be missing.",
+    ),
+)
+
+# Hybrids of vit_jax: a ResNet stem before that Transformer.
+
+STEM = "embeddings.patch_embeddings.stem"
+STEM_LEGEND = {
+    "P": "side of a patch of the stem's feature map, in places of that map",
+    "W": "width of the stem",
+    "U": "width of a stage: W in the first, doubled with every further one",
+    "O": "channels that a stage gives: 4U",
+    "I": "channels that a unit gets: O, in the first unit those of the stage before, or of the root",
+    "F": "channels that the stem gives",
+}
+_UNIT, _AT = "block{s}/unit{u}", f"{STEM}.stages.{{s-1}}.{{u-1}}"
+_KERNELS = {"conv1": "11IU", "conv2": "33UU", "conv3": "11UO", "conv_proj": "11IO"}
+_STEM_RULES = (
+    KeyRule("conv_root/kernel", "77CW", "conv", f"{STEM}.root_conv.weight"),
+    *_norm("gn_root", f"{STEM}.root_norm", "W", "flatten"),
+    KeyRule(f"{_UNIT}/conv1/kernel", _KERNELS["conv1"], "conv", f"{_AT}.conv1.weight"),
+    *_norm(f"{_UNIT}/gn1", f"{_AT}.norm1", "U", "flatten"),
+    KeyRule(f"{_UNIT}/conv2/kernel", _KERNELS["conv2"], "conv", f"{_AT}.conv2.weight"),
+    *_norm(f"{_UNIT}/gn2", f"{_AT}.norm2", "U", "flatten"),
+    KeyRule(f"{_UNIT}/conv3/kernel", _KERNELS["conv3"], "conv", f"{_AT}.conv3.weight"),
+    *_norm(f"{_UNIT}/gn3", f"{_AT}.norm3", "O", "flatten"),
+    KeyRule(f"{_UNIT}/conv_proj/kernel", _KERNELS["conv_proj"], "conv", f"{_AT}.projection.weight"),
+    *_norm(f"{_UNIT}/gn_proj", f"{_AT}.projection_norm", "O", "flatten"),
+)
+_depths = partial(stage_depths, r"block([1-9]\d{0,3})/unit([1-9]\d{0,3})/", 1)
+
+
+def stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patches]:
+    """Return what the stem tells of the config, and how its map is cut into patches."""
+    width, patch = network.dims["W"], network.dims.get("P", 1)
+    if width % 32:
+        raise UserError(
+            f"the stem is {width} wide, which GroupNorm's 32 groups do not divide; the file is damaged or of another "
+            "kind"
+        )
+    patches = Patches((patch, patch), stem_stride=4 * 2 ** max(len(depths) - 1, 0))
+    return {"stage_depths": depths, "stem_width": width, "stem_patch_size": patch}, patches
+
+
+def _configure_hybrid(network: Network) -> Fields:
+    stem, patches = stem_fields(network, _depths(network.shapes))
+    return stem | _configure_vit(network, patches)
+
+
+VIT_JAX_HYBRID = replace(
+    VIT_JAX,
+    name="vit_jax_hybrid",
+    title="Hybrids of Google vision_transformer (vit_jax) .npz: R50 and R26 of ImageNet-21k, AugReg's, R+Ti",
+    legend=STEM_LEGEND,
+    rules=(
+        *_STEM_RULES,
+        KeyRule("embedding/kernel", "PPFD", "conv", "embeddings.patch_embeddings.projection.weight"),
+        *RULES[1:],
+    ),
+    recognises=lambda shapes: _has_position_table(shapes) and _has_stem(shapes),
+    configure=_configure_hybrid,
+    family="hybrid",
+    rules_of=partial(resnet_rules, _depths),
+    notes=(
+        "`{s}` and `{u}` are the numbers of a stage and of a unit in it, counted from 1; without any, the stem is the "
+        "root alone (R+Ti/16, whose true stride is 32 px).",
+        "`conv_proj` and `gn_proj` are in the first unit of every stage.",
+        "GroupNorm's parameters are (C,) or (1, 1, 1, C).",
+        "Convolutions of the stem have standardised kernels and no bias; what is stored is the kernel before that.",
+        *VIT_JAX.notes,
+    ),
+)
+
+# big_vision: the blocks of vit_jax; positions are added before the class token is attached, layers that ran in a scan
+# are stacked in one array. The forms of older files are those that its own loader mends (big_vision/models/vit.py).
+
+_HEAD, _BV_TABLE, _STACKED = "MAPHead_0", "pos_embedding", "Transformer/encoderblock/"
+# Of a contrastive model, below the prefix of both towers.
+_OTHER_TOWER = {r"txt/.+": "the text tower", r"[tb]": "temperature and bias of the contrastive loss"}
+_BV_PREFIXES = (*PREFIXES, *(f"{prefix}img/" for prefix in PREFIXES))
+_ENCODER = re.compile(r"((?:.*/)?)Transformer/(?:encoderblock(?:_\d+)?|encoder_norm)/.+")
+# Where older files have the table (the last is vit_jax's own place), and parts of the MAP head.
+_OLD_TABLES = ("Transformer/pos_embedding", TABLE)
+_INLINED = re.compile(r"probe|(LayerNorm|MultiHeadDotProductAttention|MlpBlock)_\d+/.+")
+
+
+def _rule_of_map(rule: KeyRule) -> KeyRule:
+    """The MAP head has the parts of a block, and a probe in the place of the first LayerNorm."""
+    parameter = rule.parameter.replace(_TARGET, "pooler.map").replace("layernorm_before", "layernorm")
+    return replace(rule, key=rule.key.replace(_BLOCK, _HEAD), parameter=parameter, part="map")
+
+
+def _recognises_big_vision(shapes: Shapes) -> bool:
+    """An encoder under the names of Google's code, without a stem; vit_jax's table place is a mark of that origin."""
+    if not any(map(_ENCODER.fullmatch, shapes)) or _has_stem(shapes):
+        return False
+    return not _has_position_table(shapes) or _has_parts_of_big_vision(shapes)
+
+
+def _big_vision_names(shapes: Shapes) -> KeyNames:
+    """Strip the prefix, sort out what is no weight of the image model, and name everything as files of today do."""
+    there = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))} & set(_BV_PREFIXES)
+    prefix = only_prefix(there, "encoders", _BV_PREFIXES)
+    reasons = dict(IGNORED)
+    if prefix.endswith("img/"):
+        above = re.escape(prefix.removesuffix("img/"))
+        reasons |= {above + pattern: reason for pattern, reason in _OTHER_TOWER.items()}
+    found = _sort_out(shapes, prefix, reasons)
+    moved = {old: _BV_TABLE for old in _OLD_TABLES if old in found.normal}  # old place -> today's
+    if "probe" in found.normal:  # a MAP head that is not in a module of its own
+        moved |= {name: f"{_HEAD}/{name}" for name in found.normal if _INLINED.fullmatch(name)}
+    places = [moved.get(name, name) for name in found.normal]
+    if twice := sorted({place for place in places if places.count(place) > 1}):
+        raise UserError(
+            f"the file holds {', '.join(twice[:3])} in an older place and in today's; one of them is needed"
+        )
+    renumbered = _renumbered(replace(found, normal=dict(zip(places, found.normal.values(), strict=True))))
+    old = {new: name for name, new in moved.items()}
+
+    def spell(name: str) -> str:
+        spelt = renumbered.spell(name).removeprefix(prefix)
+        inlined = "probe" in moved and spelt.startswith(f"{_HEAD}/")
+        return prefix + old.get(spelt, spelt.removeprefix(f"{_HEAD}/") if inlined else spelt)
+
+    return replace(renumbered, spell=spell)
+
+
+def _stack(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
+    """The rules of the blocks, for one array a block or for one of all blocks."""
+    if not any(name.startswith(_STACKED) for name in shapes):
+        return rules
+    return tuple(
+        replace(rule, key=rule.key.replace(f"_{BLOCK}/", "/", 1), axes=("N", *rule.axes), stacked=True)
+        if rule.in_block
+        else rule
+        for rule in rules
+    )
+
+
+def _configure_big_vision(network: Network) -> Fields:
+    parts, patches, size = network.parts, network.patches, network.image_size
+    if {"cls", "map"} <= parts:
+        raise UserError(f"the file holds a class token and a MAP head ({_HEAD}), of which big_vision has one at a time")
+    has_class_row = False  # as the first of the table, in older files
+    if "T" in network.dims:
+        has_class_row = "cls" in parts and patches.fit(network.dims["T"] - 1, size)
+    elif size is None:
+        raise UserError(
+            "the file holds no position table, so its positions are sincos2d (or none: --position-embedding none; "
+            "or it is damaged); declare the image size the checkpoint was trained at with --image-size HxW"
+        )
+    else:
+        h, w = patches.grid_of(size)
+        network = replace(network, dims={**network.dims, "T": h * w})
+    return _configure_vit(network, rows=int(has_class_row)) | {
+        "position_embedding": "learned" if "table" in parts else "sincos_2d",
+        "position_on_class_token": has_class_row,
+        "pooling": next((kind for part, kind in {"cls": "token", "map": "map"}.items() if part in parts), "gap"),
+    }
+
+
+BIG_VISION = replace(
+    VIT_JAX,
+    name="big_vision",
+    title="Google big_vision .npz: ViT, FlexiViT, and image towers of contrastive models (LiT, SigLIP)",
+    legend={
+        "T": "rows of the position table: the patch grid's row by row; in older files the class token's before them"
+    },
+    rules=(
+        *(replace(rule, key=_BV_TABLE, part="table") if rule.key == TABLE else rule for rule in RULES),
+        KeyRule(f"{_HEAD}/probe", "11D", "keep", "pooler.map.probe", part="map"),
+        *(_rule_of_map(rule) for rule in RULES if rule.in_block and "LayerNorm_1" not in rule.key),
+    ),
+    ignored=IGNORED | {f"({'|'.join(PREFIXES)}){key}": reason for key, reason in _OTHER_TOWER.items()},
+    recognises=_recognises_big_vision,
+    names=_big_vision_names,
+    configure=_configure_big_vision,
+    rules_of=_stack,
+    assumed={
+        "position_embedding": "sincos2d positions, as there is no table",
+        "pooling": "the mean of the patches, as there is neither class token nor MAP head",
+        "processor": ORIGINAL_PIXELS,
+    },
+    told={"position_embedding": frozenset({"table"}), "pooling": frozenset({"cls", "map"})},
+    notes=(
+        "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in _BV_PREFIXES if prefix) + ". Below "
+        "`img/` is the image tower of a contrastive model; its `head` gives the embedding that is compared with the "
+        "text's.",
+        "`cls` or `MAPHead_0` decide about the pooling; without either it is the mean (GAP), unless `--pooling token` "
+        'declares the first patch\'s token (`pool_type="0"`).',
+        "The position table is added before the class token is attached. A table that has a row more than a square is "
+        "of an older file whose first row is the class token's; it stays in its place.",
+        "Without a position table the positions are sincos2d, unless `--position-embedding none` declares that there "
+        "are none (vit_jax's `add_position_embedding=False`); `--image-size` declares the size.",
+        "Blocks that are stacked in one array (`Transformer/encoderblock/...`, first axis N) are taken apart.",
+        "Older places: `Transformer/pos_embedding` and `Transformer/posembed_input/pos_embedding` for the table, and "
+        "the parts of `MAPHead_0` outside of it. Modules are renumbered as those of vit_jax.",
+        "bfloat16 comes as `|V2`.",
+        "FlexiViT's files hold one model, of patches of 32 px on a grid of 7x7, which is converted as it is; the file "
+        "does not tell that it is one. `from_pretrained(folder, patch_size=16, image_size=240, "
+        'position_interpolation="flexivit")` is that model at another patch, by FlexiViT\'s own resampling of kernel '
+        "and positions. `--resize-to` stretches the positions as its loader does for fine-tuning, corners aligned.",
+    ),
+)
+
+# BiT's ResNets (arXiv 1912.11370): of post-activation units (big_vision's models/bit.py), which are a hybrid's stem;
+# and the ResNetV2 of the paper (models/bit_paper.py, big_transfer's own files), whose names there, such as
+# `resnet/block1/unit01/a/standardized_conv2d_4/kernel`, are told in those of big_vision, `block1/unit01/conv1/kernel`.
+
+BIT_IMAGE_SIZE = 224  # px; the network takes any, and the file does not tell which it was trained on
+BIT_EPSILON = 1e-6  # of GroupNorm in the original
+_ROOT, _BIG_TRANSFER = "root_block/conv_root/kernel", "resnet/"
+_ROOT_THERE = re.compile(rf"{_BIG_TRANSFER}root_block/standardized_conv2d(_\d+)?/kernel")
+# big_transfer's name of what big_vision calls otherwise, within a unit or outside of all.
+_THERE = {
+    _ROOT: "root_block/standardized_conv2d/kernel",
+    "norm-pre-head/scale": "group_norm/gamma",
+    "norm-pre-head/bias": "group_norm/beta",
+    "head/kernel": "head/conv2d/kernel",
+    "head/bias": "head/conv2d/bias",
+    **{f"conv{number}/kernel": f"{group}/standardized_conv2d/kernel" for number, group in enumerate("abc", 1)},
+    **{f"gn{number}/scale": f"{group}/group_norm/gamma" for number, group in enumerate("abc", 1)},
+    **{f"gn{number}/bias": f"{group}/group_norm/beta" for number, group in enumerate("abc", 1)},
+    "conv_proj/kernel": "a/proj/standardized_conv2d/kernel",
+}
+_HERE = {there: here for here, there in _THERE.items()}
+_BIT_AT = _AT.replace(STEM, "encoder")
+_SIZE_NOTE = f"The file does not tell its image size: {BIT_IMAGE_SIZE} px, unless `--image-size` declares another."
+
+
+def _recognises_bit(shapes: Shapes) -> bool:
+    """A root under the names of the hybrid's stem, and no Transformer after it."""
+    return any(f"{prefix}conv_root/kernel" in shapes for prefix in PREFIXES) and not _has_transformer(shapes)
+
+
+def _recognises_bit_paper(shapes: Shapes) -> bool:
+    """A root under either code's name, and no Transformer."""
+    is_here = any(f"{prefix}{_ROOT}" in shapes for prefix in PREFIXES)
+    return (is_here or any(map(_ROOT_THERE.fullmatch, shapes))) and not _has_transformer(shapes)
+
+
+def _has_transformer(shapes: Shapes) -> bool:
+    return any("Transformer/" in key for key in shapes)
+
+
+def bit_sizes(network: Network) -> Fields:
+    """Return depths, width and channels of a ResNet."""
+    stem, _ = stem_fields(network, _depths(network.shapes))
+    return {name: stem[name] for name in ("stage_depths", "stem_width")} | {"num_channels": network.dims["C"]}
+
+
+def _configure_bit(network: Network, pre_activation: bool = False) -> Fields:
+    size = BIT_IMAGE_SIZE if network.image_size is None else square_or_pair(network.image_size)
+    return {**bit_sizes(network), "image_size": size, "pre_activation": pre_activation}
+
+
+def _bit_paper_names(shapes: Shapes) -> KeyNames:
+    is_big_transfers = any(map(_ROOT_THERE.fullmatch, shapes))
+    found = _sort_out(shapes, _BIG_TRANSFER, IGNORED) if is_big_transfers else names_below(_ROOT, "ResNets", shapes)
+    normal: dict[str, str] = {}
+    for name, key in found.normal.items():
+        unit = re.fullmatch(r"(block[1-9]\d*/unit)(0[1-9]|[1-9]\d+)/(.+)", name)
+        scope, end = (f"{unit[1]}{int(unit[2])}/", unit[3]) if unit else ("", name)
+        if is_big_transfers:
+            end = _HERE.get(re.sub(r"standardized_conv2d_\d+/", "standardized_conv2d/", end), "")
+        here = scope + end if end and (unit or not end.startswith("block")) else f"/{name}"  # no rule knows "/..."
+        if here in normal:
+            raise UserError(f"the file holds '{normal[here]}' and '{key}', which are the same array's; one is needed")
+        normal[here] = key
+
+    def spell(name: str) -> str:
+        unit = re.fullmatch(r"(block\d+/unit)(\d+)/(.+)", name)
+        scope, end = (f"{unit[1]}{int(unit[2]):02d}/", unit[3]) if unit else ("", name)
+        return found.spell(scope + (_THERE[end] if is_big_transfers else end))
+
+    return KeyNames(normal, found.ignored, spell)
+
+
+BIT = Origin(
+    name="bit",
+    title="BiT ResNets of big_vision (models/bit.py) .npz, post-activation: a classifier, or the stem of a hybrid",
+    legend=STEM_LEGEND,
+    rules=(
+        *(replace(rule, parameter=rule.parameter.replace(STEM, "encoder")) for rule in _STEM_RULES),
+        *_dense("head", "FL", "classifier", "head"),
+    ),
+    block_pattern="",
+    recognises=_recognises_bit,
+    names=partial(names_below, "conv_root/kernel", "ResNets"),
+    configure=_configure_bit,
+    ignored=IGNORED,
+    family="bit",
+    rules_of=partial(resnet_rules, _depths),
+    assumed={"processor": ORIGINAL_PIXELS},
+    notes=(
+        "Becomes an `HfBitForImageClassification`. `hf_vit.conversion.load_stem(model, file)` fills the stem of a "
+        "hybrid with it instead; its head is then left out.",
+        "Keys, prefixes and shapes are those of the hybrids' stem.",
+        _SIZE_NOTE,
+    ),
+)
+BIT_PAPER = replace(
+    BIT,
+    name="bit_paper",
+    title="BiT ResNetV2 .npz, pre-activation: files of big_transfer (BiT-S, -M) and big_vision (models/bit_paper.py)",
+    rules=(
+        KeyRule(_ROOT, "77CW", "conv", "encoder.root_conv.weight"),
+        *_norm(f"{_UNIT}/gn1", f"{_BIT_AT}.norm1", "I", "flatten"),
+        KeyRule(f"{_UNIT}/conv1/kernel", _KERNELS["conv1"], "conv", f"{_BIT_AT}.conv1.weight"),
+        *_norm(f"{_UNIT}/gn2", f"{_BIT_AT}.norm2", "U", "flatten"),
+        KeyRule(f"{_UNIT}/conv2/kernel", _KERNELS["conv2"], "conv", f"{_BIT_AT}.conv2.weight"),
+        *_norm(f"{_UNIT}/gn3", f"{_BIT_AT}.norm3", "U", "flatten"),
+        KeyRule(f"{_UNIT}/conv3/kernel", _KERNELS["conv3"], "conv", f"{_BIT_AT}.conv3.weight"),
+        KeyRule(f"{_UNIT}/conv_proj/kernel", _KERNELS["conv_proj"], "conv", f"{_BIT_AT}.projection.weight"),
+        *_norm("norm-pre-head", "encoder.norm", "F", "flatten"),
+        *_dense("head", "FL", "classifier", "head", "pointwise"),
+    ),
+    recognises=_recognises_bit_paper,
+    names=_bit_paper_names,
+    configure=partial(_configure_bit, pre_activation=True),
+    assumed={
+        "zero_padded_pool": "the root pools what lies within the map, as in big_vision (big_transfer pads with zeros: "
+        "from_pretrained(folder, zero_padded_pool=True))",
+        "processor": ORIGINAL_PIXELS,
+    },
+    notes=(
+        "Becomes an `HfBitForImageClassification`.",
+        "big_transfer's keys begin with `resnet/` and are named `a`, `b`, `c`, `standardized_conv2d` or "
+        "`standardized_conv2d_<n>`, `gamma` and `beta`; the table has big_vision's names for them. Numbers of units "
+        "have two digits, `unit01`.",
+        "GroupNorm's parameters are (C,) or (1, 1, 1, C), the head's kernel [F, L] or [1, 1, F, L].",
+        "The numbers are those of big_vision, whose root pools what lies within the map. The released weights were "
+        "trained with zeros around it (big_transfer; timm and transformers do so too): "
+        "`from_pretrained(folder, zero_padded_pool=True)` gives that.",
+        _SIZE_NOTE,
+    ),
+)
+
+# MLP-Mixers of vit_jax (models_mixer.py): arXiv 2105.01601, and SAM's (2106.01548).
+
+_MIXER_STEM, _MIXER_BLOCK = "stem/kernel", "MixerBlock_{i}"
+MIXER_LEGEND = {"T": "tokens, one a patch of the grid row by row", "M": "width of the channel MLP"}
+
+
+def _recognises_mixer(shapes: Shapes) -> bool:
+    """A stem before blocks that mix tokens."""
+    has_stem = any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in PREFIXES)
+    return has_stem and any("/token_mixing/" in key for key in shapes)
+
+
+def configure_mixer(network: Network) -> Fields:
+    """Return fields of `HfMixerConfig`."""
+    dims, patches = network.dims, network.patches
+    return {
+        "image_size": square_or_pair(patches.table_size(dims["T"], network.image_size, "token MLP")),
+        "patch_size": square_or_pair(patches.sides),
+        "num_channels": dims["C"],
+        "hidden_size": dims["D"],
+        "token_intermediate_size": dims["S"],
+        "intermediate_size": dims["M"],
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    }
+
+
+MIXER = Origin(
+    name="mixer",
+    title="MLP-Mixers of Google's vision_transformer (vit_jax) .npz: ImageNet-1k, ImageNet-21k and SAM files",
+    legend=MIXER_LEGEND,
+    rules=(
+        *_dense("stem", "PQCD", "embeddings.patch_embeddings.projection", move="conv"),
+        *_norm(f"{_MIXER_BLOCK}/LayerNorm_0", f"{_TARGET}.layernorm_before"),
+        *_dense(f"{_MIXER_BLOCK}/token_mixing/Dense_0", "TS", f"{_TARGET}.token_mlp.fc1"),
+        *_dense(f"{_MIXER_BLOCK}/token_mixing/Dense_1", "ST", f"{_TARGET}.token_mlp.fc2"),
+        *_norm(f"{_MIXER_BLOCK}/LayerNorm_1", f"{_TARGET}.layernorm_after"),
+        *_dense(f"{_MIXER_BLOCK}/channel_mixing/Dense_0", "DM", f"{_TARGET}.mlp.fc1"),
+        *_dense(f"{_MIXER_BLOCK}/channel_mixing/Dense_1", "MD", f"{_TARGET}.mlp.fc2"),
+        *_norm("pre_head_layer_norm", "layernorm"),
+        *_dense("head", "DL", "classifier", "head"),
+    ),
+    block_pattern=r"MixerBlock_(0|[1-9]\d*)/",
+    recognises=_recognises_mixer,
+    names=partial(names_below, _MIXER_STEM, "MLP-Mixers"),
+    configure=configure_mixer,
+    ignored=IGNORED,
+    family="mixer",
+    assumed={"processor": ORIGINAL_PIXELS},
+    notes=(
+        "Becomes an `HfMixerForImageClassification`; `head` may be missing.",
+        _PREFIX_NOTE,
+        "The token MLP tells the number of patches; a grid that is no square is declared by `--image-size`.",
+    ),
+)
+ORIGINS = (VIT_JAX, VIT_JAX_HYBRID, BIG_VISION, BIT, BIT_PAPER, MIXER)

@@ -1,0 +1,543 @@
+"""timm: plain ViTs (`vit_*`, `deit_*`, `deit3_*`, `flexivit_*`, SigLIP's towers), hybrids and MLP-Mixers.
+
+Query, key and value are one fused projection. What neither names nor shapes tell (heads, activation, pooling) comes
+from the architecture and the arguments that config.json names; the exceptions from timm's rule are listed here.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from hf_vit.conversion.origins.beside import (
+    HEADS_OF_WIDTH,
+    ORIGINAL_PIXELS,
+    Text,
+    checked,
+    from_timm,
+    names_of,
+    pair_of,
+)
+from hf_vit.conversion.origins.google import MIXER_LEGEND, STEM, STEM_LEGEND, configure_mixer, stem_fields
+from hf_vit.conversion.origins.origin import (
+    Declared,
+    Fields,
+    KeyNames,
+    KeyRule,
+    Network,
+    Origin,
+    Patches,
+    dense,
+    heads_of,
+    resnet_rules,
+    square_or_pair,
+    stage_depths,
+)
+from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, prefixes, renamed, unwrapped
+from hf_vit.conversion.readers import Companions, Shapes
+from hf_vit.errors import UserError
+
+# What the name of an architecture tells and no weight does: facts of timm 1.0. Its heads are 64 wide, its GELU is the
+# exact one and its eps 1e-6, but for these (the first that fits).
+EXCEPTIONS: dict[str, Fields] = {
+    r"vit_so400m_patch16_siglip_(gap_)?\d+": {"num_attention_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
+    r"vit_so400m_.+": {"num_attention_heads": 16},
+    r"vit_giantopt_.+": {"num_attention_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
+    r"(vit_large_patch16_siglip_(gap_)?512|vit_base_patch32_siglip_(gap_)?256)": {"hidden_act": "gelu_pytorch_tanh"},
+    r"vit_base_patch16_gap_224": {"num_attention_heads": 16},
+    r"vit_giant_patch14_(reg\d_)?(dinov2|tipsv2)": {"hidden_act": "silu"},
+    r"test_vit2?": {"num_attention_heads": 2},
+    r"test_vit3": {"num_attention_heads": 3},
+    r"vit_\w+_clip_quickgelu_\d+": {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+    r"vit_\w+_clip_\d+": {"layer_norm_eps": 1e-5},
+}
+# Arguments that an architecture has without its config.json naming them.
+ARGUMENTS: dict[str, Fields] = {
+    r"vit_\w+_radio_.+|vit_intern300m_.+": {"final_norm": False},
+    r"test_vit3": {"pool_include_prefix": True},
+}
+_RMS = "norms that do not subtract the mean (RMSNorm)"
+# What an architecture does that no model here does, even where its keys are those of a plain ViT.
+NOT_HERE: dict[str, str] = {
+    r"vit_.*(rope|dinov3|lingbot|sapiens2|pe_core|pe_lang|pe_spatial)(_.*)?|eva(02)?_.+": "rotary positions (RoPE)",
+    r"(beitv?2?|beit3)(_.+)?": "a learned bias of relative positions, of the class token too, in its attention",
+    r"samvit_.+": "attention in windows with relative positions (SAM)",
+    r"naflexvit_.+": "patches of many grids in one sequence (NaFlex)",
+    r"vit_\w+_rpn_\d+": "LayerNorms after attention and MLP instead of before them",
+    r"vit_\w+_xp_\d+": f"attention and MLP side by side, and {_RMS}",
+    r"vit_dp\w+|vit_pwee_.+|vit_\w+_\d+x[2-9]_\d+": "attention and MLP side by side in a block",
+    r"vit_d(little|wee)_.+": "differential attention",
+    r"vit_\w+_(mci|resnet\d+d)(_.+)?": "another stem than BiT's ResNet (ResNet-D, MobileCLIP)",
+    r"test_vit4": _RMS,
+}
+# Arguments that config.json may name without any need to read them: names and shapes tell as well, or only training
+# notices them.
+_NEEDLESS = re.compile(
+    r"img_size|patch_size|in_chans|num_classes|embed_dim|depth|mlp_ratio|\w+_bias|class_token|no_embed_class|init_values|"
+    r"reg_tokens|pre_norm|final_norm|fc_norm|qk_norm|pos_embed|rel_pos_(type|dim)|shared_rel_pos|(\w+_)?drop(_path)?_rate|"
+    r"weight_init|fix_init|dynamic_img_size|strict_img_size|pretrained_strict|features_only"
+)
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"} | {name: name for name in ("gelu", "quick_gelu", "relu", "silu")}
+POOLINGS = {"token": "token", "avg": "gap", "map": "map"}
+
+PATCHES = "patch_embed.proj.weight"
+_BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
+_MAP = "pooler.map"
+_OFFSETS = f"{_TARGET}.attention.relative_position.offset_embeddings"
+
+
+def _offset_mlp(source: str, part: str) -> tuple[KeyRule, ...]:
+    """The MLP that gives the bias of an offset; all four arrays make one table."""
+    axes = {"fc1.weight": ("H", "2"), "fc1.bias": ("H",), "fc2.weight": ("A", "H"), "fc2.bias": ("A",)}
+    return tuple(KeyRule(f"{source}.mlp.{name}", each, "offset_mlp", _OFFSETS, part) for name, each in axes.items())
+
+
+BLOCK_RULES = (
+    *dense(f"{_BLOCK}.norm1", "D", f"{_TARGET}.layernorm_before"),
+    *dense(f"{_BLOCK}.attn.qkv", ("3D", "D"), f"{_TARGET}.attention.{{q,k,v}}_proj", bias_part="qkv_bias"),
+    *dense(f"{_BLOCK}.attn.proj", "DD", f"{_TARGET}.attention.o_proj"),
+    KeyRule(f"{_BLOCK}.ls1.gamma", "D", "keep", f"{_TARGET}.layer_scale1.lambda1", "layer_scale"),
+    *dense(f"{_BLOCK}.norm2", "D", f"{_TARGET}.layernorm_after"),
+    *dense(f"{_BLOCK}.mlp.fc1", "MD", f"{_TARGET}.mlp.fc1", "dense"),
+    *dense(f"{_BLOCK}.mlp.fc2", "DM", f"{_TARGET}.mlp.fc2", "dense"),
+    *dense(f"{_BLOCK}.mlp.w12", ("2M", "D"), f"{_TARGET}.mlp.{{gate,up}}_proj", "packed_swiglu"),
+    *dense(f"{_BLOCK}.mlp.w1", "MD", f"{_TARGET}.mlp.gate_proj", "swiglu"),
+    *dense(f"{_BLOCK}.mlp.w2", "MD", f"{_TARGET}.mlp.up_proj", "swiglu"),
+    *dense(f"{_BLOCK}.mlp.w3", "DM", f"{_TARGET}.mlp.down_proj", "swiglu_out"),
+    KeyRule(f"{_BLOCK}.ls2.gamma", "D", "keep", f"{_TARGET}.layer_scale2.lambda1", "layer_scale"),
+)
+_RELATIVE_RULES = (
+    *_offset_mlp(f"{_BLOCK}.attn.rel_pos", "offset_mlp"),
+    *_offset_mlp("shared_rel_pos", "shared_offset_mlp"),
+    KeyRule(f"{_BLOCK}.attn.rel_pos.relative_position_bias_table", "OA", "keep", _OFFSETS, "offset_table"),
+)
+_RELATIVE = frozenset(rule.part for rule in _RELATIVE_RULES)
+RULES = (
+    KeyRule(PATCHES, "DCPQ", "keep", "embeddings.patch_embeddings.projection.weight"),
+    KeyRule("patch_embed.proj.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias", "without norm_before"),
+    KeyRule("cls_token", "11D", "keep", "embeddings.cls_token", "cls"),
+    KeyRule("dist_token", "11D", "keep", "embeddings.distillation_token", "distillation"),
+    KeyRule("reg_token", "1GD", "keep", "embeddings.register_tokens", "registers"),
+    KeyRule("pos_embed", "1TD", "keep", "embeddings.position_embeddings"),
+    *dense("norm_pre", "D", "embeddings.layernorm", "norm_before"),
+    *BLOCK_RULES,
+    *_RELATIVE_RULES,
+    *dense("norm", "D", "layernorm", "norm"),
+    *dense("fc_norm", "D", "layernorm", "norm_after"),
+    KeyRule("attn_pool.latent", "11D", "keep", f"{_MAP}.probe", "map"),
+    *dense("attn_pool.q", "DD", f"{_MAP}.attention.q_proj", "map"),
+    *dense("attn_pool.kv", ("2D", "D"), f"{_MAP}.attention.{{k,v}}_proj", "map"),
+    *dense("attn_pool.proj", "DD", f"{_MAP}.attention.o_proj", "map"),
+    *dense("attn_pool.norm", "D", f"{_MAP}.layernorm", "map"),
+    *dense("attn_pool.mlp.fc1", "MD", f"{_MAP}.mlp.fc1", "map"),
+    *dense("attn_pool.mlp.fc2", "DM", f"{_MAP}.mlp.fc2", "map"),
+    *dense("pre_logits.fc", "RD", "pooler.dense", "pre_logits"),
+    *dense("head", "LR", "classifier", "head"),
+    *dense("head_dist", "LD", "distillation_classifier", "second_head"),
+)
+
+
+class TimmConfig(BaseModel):
+    """What is read of timm's config.json."""
+
+    architecture: str | None = None
+    global_pool: str | None = None
+    model_args: dict[str, Any] | None = None
+    pretrained_cfg: dict[str, Any] | None = None
+    label_names: list[Text] | None = None
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
+
+
+def refuse_foreign(architecture: str) -> None:
+    """Raise a UserError for what timm builds otherwise than the models here."""
+    feature = next((feature for name, feature in NOT_HERE.items() if re.fullmatch(name, architecture)), None)
+    if feature is not None:
+        raise UserError(f"timm's '{architecture:.80}' has {feature}, which no model here has; use it with timm itself")
+
+
+def _first_of(table: Mapping[str, Fields], architecture: str) -> Fields:
+    return next((dict(values) for name, values in table.items() if re.fullmatch(name, architecture)), {})
+
+
+def recognises(shapes: Shapes) -> bool:
+    """A fused projection in blocks, and patches that are cut from the image itself."""
+    return bool(prefixes(shapes, PATCHES)) and not _has_stem(shapes)
+
+
+def _has_stem(shapes: Shapes) -> bool:
+    return any("patch_embed.backbone." in key for key in shapes)
+
+
+# Of timm before version 0.9.
+_IGNORED = {r".*rel_pos\.(relative_position_index|rel_coords_log)": "numbers of the relative positions"}
+
+
+def names(shapes: Shapes, ignored: Mapping[str, str] = _IGNORED) -> KeyNames:
+    """Strip what is around the model."""
+    return with_swiglu(unwrapped(shapes, PATCHES, ignored), shapes)
+
+
+def with_swiglu(names: KeyNames, shapes: Shapes) -> KeyNames:
+    """Name the layers of a SwiGLU as DINOv2's code does; timm names those of the packed one as a dense MLP's."""
+    keys = [names.normal.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2")]
+    first = [shapes[key] for key in keys if key is not None]
+    spelt: dict[str, str] = {}
+    if [len(shape) for shape in first] == [2, 2] and first[0][0] == 2 * first[1][1]:
+        spelt = {"w12": "fc1", "w3": "fc2"}
+    if any(re.fullmatch(r"blocks\.\d+\.mlp\.fc1_[gx]\.weight", name) for name in names.normal):
+        spelt = {"w1": "fc1_g", "w2": "fc1_x", "w3": "fc2"}
+    return renamed(names, {f".mlp.{new}.": f".mlp.{old}." for new, old in spelt.items()})
+
+
+def _rules_of(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
+    """Without the position table, where a bias of relative positions takes its place."""
+    is_relative = any("rel_pos." in name for name in shapes) and "pos_embed" not in shapes
+    return tuple(rule for rule in rules if rule.key != "pos_embed") if is_relative else rules
+
+
+def configure(network: Network) -> Fields:
+    """Return fields of `HfViTConfig`."""
+    return _common_fields(network, network.patches) | {"patch_size": square_or_pair(network.patches.sides)}
+
+
+def _common_fields(network: Network, patches: Patches) -> Fields:
+    """What names and shapes tell, and timm's rules where config.json does not name an exception."""
+    dims, parts = network.dims, network.parts
+    has_one_head = {"distillation", "head"} <= parts and "second_head" not in parts
+    fields = heads_of(dims["D"], HEADS_OF_WIDTH) | {
+        "num_channels": dims["C"],
+        "hidden_size": dims["D"],
+        "intermediate_size": dims["M"],
+        "mlp_type": "dense" if "dense" in parts else "swiglu",
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5 if "norm_before" in parts else 1e-6,
+        "qkv_bias": "qkv_bias" in parts,
+        "position_interpolation": "bicubic_antialias",
+        "pooling": "map" if "map" in parts else "token" if "cls" in parts and "norm_after" not in parts else "gap",
+        "use_class_token": "cls" in parts,
+        "use_distillation_token": "distillation" in parts,
+        "use_distillation_head": False if has_one_head else None,
+        "num_register_tokens": dims["G"] if "registers" in parts else 0,
+        "norm_before_layers": "norm_before" in parts,
+        "norm_after_pooling": "norm_after" in parts if {"norm", "norm_after"} & parts else None,
+        "representation_size": dims["R"] if "pre_logits" in parts else None,
+        # What it was in training is not in the weights; timm's models that have it begin with 1e-5 or 1e-6.
+        "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
+    }
+    positions = _relative_positions if _RELATIVE & parts else _added_positions
+    return fields | positions(network, patches)
+
+
+def _added_positions(network: Network, patches: Patches) -> Fields:
+    """Of a table with rows for the patches alone, after those of special tokens, or of these and the registers."""
+    dims, parts, image_size = network.dims, network.parts, network.image_size
+    rows, special = dims["T"], ("cls" in parts) + ("distillation" in parts)
+    registers = dims["G"] if "registers" in parts else 0
+    on_special: bool | str
+    if patches.fit(rows - special, image_size):
+        before, on_special = special, True
+    elif patches.fit(rows, image_size):
+        before, on_special = 0, not special
+    elif registers and patches.fit(rows - special - registers, image_size):
+        before, on_special = special + registers, "with_registers"
+    else:
+        before, on_special = special, True
+    size = patches.table_size(rows - before, image_size)
+    return {
+        "image_size": square_or_pair(size),
+        "position_embedding": "learned",
+        "position_on_class_token": on_special,
+    }
+
+
+def _relative_positions(network: Network, patches: Patches) -> Fields:
+    """Of a bias that a table has, or an MLP gives, for the patches of images of a declared size."""
+    dims, image_size = network.dims, network.image_size
+    if image_size is None:
+        raise UserError(
+            "the weights do not tell the image size that their relative positions were trained at; declare it with "
+            "--image-size HxW"
+        )
+    h, w = patches.grid_of(image_size)
+    if "offset_table" in network.parts and dims["O"] != (2 * h - 1) * (2 * w - 1):
+        raise UserError(
+            f"{dims['O']} relative positions are not those of {h}x{w} patches, {(2 * h - 1) * (2 * w - 1)}; declare "
+            "another --image-size; a bias between the patches and a class token has no place here"
+        )
+    return {
+        "image_size": square_or_pair(image_size),
+        "position_embedding": "relative_bias",
+        "num_attention_heads": dims["A"],
+    }
+
+
+def declared(companions: Companions, shapes: Shapes) -> Declared:
+    """Return what timm's config.json says of architecture, arguments and preprocessing.
+
+    Raises:
+        UserError: it is of another library, or asks for what no model here does.
+    """
+    if companions.config is None:
+        _refuse_unlikely(shapes, {})
+        bare = bare_names(shapes)
+        if any("rel_pos." in name for name in bare) and not any(name.endswith(".ls1.gamma") for name in bare):
+            raise UserError(
+                "the weights have relative positions and no LayerScale, and do not tell whether their LayerNorms stand "
+                "before or after attention and MLP; give the folder with the config.json that lies beside them"
+            )
+        return Declared()
+    beside = checked(TimmConfig, companions.config, "config.json")
+    if beside.architecture is None:
+        raise UserError("config.json names no architecture of timm, but the keys beside it are timm's")
+    architecture = beside.architecture.partition(".")[0]
+    if not re.fullmatch(r"(vit|deit|deit3|flexivit|test_vit)\d?(_[\w-]+)?", architecture):
+        raise UserError(
+            f"timm's architecture '{architecture:.80}' is none of vit_*, deit_*, deit3_* and flexivit_*: its heads and "
+            "its activation are unknown here"
+        )
+    arguments = _first_of(ARGUMENTS, architecture) | (beside.model_args or {})
+    _refuse_unlikely(shapes, arguments)
+    special = {"cls_token", "dist_token", "reg_token"} & set(bare_names(shapes))
+    fields = {"layer_norm_eps": 1e-6} | _first_of(EXCEPTIONS, architecture)
+    fields |= _argument_fields({"global_pool": beside.global_pool, **arguments}, has_special=bool(special))
+    if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in special:
+        fields["pooling"] = "map_with_registers"
+    return _declared_by(beside, companions.config, fields)
+
+
+def _declared_by(beside: TimmConfig, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Declared:
+    """These fields, and what config.json says of image size, names of classes and pixels, read as timm reads it."""
+    if beside.pretrained_cfg is not None and "input_size" not in beside.pretrained_cfg:
+        raise UserError("config.json gives a pretrained_cfg without input_size; get the file again")
+    pretrained, arguments = beside.pretrained_cfg or config, beside.model_args or {}
+    pixels = from_timm(pretrained, arguments)
+    size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
+    labels = beside.label_names or pretrained.get("label_names")  # the top level's win
+    fields = {**fields, **({} if beside.problem_type is None else {"problem_type": beside.problem_type})}
+    return Declared(fields, pair_of(arguments.get("img_size") or size), names_of(labels), pixels)
+
+
+def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
+    """Raise a UserError where weights lack what only a config.json can say is not missing, or pool otherwise.
+
+    Attention may pool the patches alone, beside tokens that the MAP head here reads too.
+    """
+    bare = bare_names(shapes)
+    last = {f"{name}.{part}" for name in ("norm", "fc_norm") for part in ("weight", "bias")}
+    if last.isdisjoint(bare) and arguments.get("final_norm") is not False:
+        raise UserError(
+            "the checkpoint has no LayerNorm after its blocks, and no config.json of timm beside it says that there is "
+            "none (final_norm); nothing is written"
+        )
+    special = [name for name in ("cls_token", "dist_token") if name in bare]
+    if special and "attn_pool.latent" in bare and not arguments.get("pool_include_prefix"):
+        raise UserError(
+            f"timm's attention pooling leaves out {' and '.join(special)}, which the MAP head here reads; only models "
+            "with pool_include_prefix=True in the model_args of their config.json have the same numbers"
+        )
+
+
+def _argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
+    """Fields of the config that arguments of an architecture ask for."""
+    fields: Fields = {}
+    for name, value in arguments.items():
+        if value is None or value is False or _NEEDLESS.fullmatch(name):
+            continue
+        if name == "num_heads" and type(value) is int and 0 < value < 2**20:
+            fields["num_attention_heads"] = value
+        elif name == "act_layer" and isinstance(value, str) and value in ACTIVATIONS:
+            fields["hidden_act"] = ACTIVATIONS[value]
+        elif name == "global_pool" and isinstance(value, str) and value in POOLINGS:
+            fields["pooling"] = POOLINGS[value]
+        elif name == "pool_include_prefix" and not (arguments["global_pool"] == "avg" and has_special):
+            continue  # see `_refuse_unlikely`; the class token alone is read either way
+        else:
+            argument = f"{name:.80}={value!r:.80}"
+            raise UserError(f"config.json gives timm's argument {argument}, which has no counterpart here")
+    return fields
+
+
+VIT = Origin(
+    name="timm_vit",
+    title="timm's plain ViTs (vit_*, deit_*, deit3_*, flexivit_*), .safetensors or .pth",
+    rules=RULES,
+    block_pattern=r"blocks\.(0|[1-9]\d*)\.",
+    without={"pre_logits": {"R": "D"}},
+    ignored=_IGNORED | BESIDE,
+    recognises=recognises,
+    names=names,
+    configure=configure,
+    rules_of=_rules_of,
+    declared=declared,
+    assumed={
+        "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
+        "hidden_act": "the exact GELU",
+        "layer_norm_eps": "LayerNorms before attention and MLP, eps 1e-6 (1e-5 with a norm before the blocks)",
+        "position_embedding": "positions added to the tokens once (no RoPE)",
+        "pooling": "the class token read, where there is one and no norm after pooling, else the mean",
+        "processor": ORIGINAL_PIXELS,
+    },
+    refused={
+        r"rope(_embed)?\..+|storage_tokens": "rotary positions (RoPE, as DINOv3 and EVA have)",
+        r"blocks\.\d+\.attn\.(q_norm|k_norm)\..+": "attention with normalised queries and keys",
+        r"blocks\.\d+\.attn\.(norm|sub_norm|lambda_\w+)(\..+)?": "another attention (with a norm inside, differential)",
+        r"blocks\.\d+\.(attn\.)?(rel_pos_\w+|relative_position_\w+)(\..+)?": "relative positions in its attention, as "
+        "BEiT and SAM have",
+        r"blocks\.\d+\.(gamma_[12]|attn\.[qkv]_(bias|proj\..+))": "the blocks of BEiT and EVA",
+        r"blocks\.\d+\.mlp\.norm\..+": "an MLP with a norm inside",
+        r"blocks\.\d+\.(attns|ffns|in_proj|in_norm|attn_out_proj|out_proj|mlp_out_proj|mlp_bias)(\..+)?": "parallel "
+        "blocks",
+    },
+    lacking={
+        r"blocks\.\d+\.norm[12]\.bias": "norms without a bias (RMSNorm)",
+        r"blocks\.\d+\.attn\.proj\.bias": "attention whose last projection has no bias",
+    },
+    package="timm",
+    notes=(
+        "Prefixes that are taken off: what is wrapped around a model (`model.`, `state_dict.`, `module.`, ...).",
+        "`attn.qkv` and `attn_pool.kv` hold their projections one after the other along the first axis.",
+        "Encoders of MAE (arXiv 2111.06377), DINO (2104.14294) and DINOv2 (2304.07193, without registers) that stand "
+        "alone have the same names.",
+        "A folder's config.json tells architecture, pooling, labels and preprocessing. Pixels are timm's; where an odd "
+        "number of them is cropped away, transformers begins one pixel before timm.",
+        "The position table may begin with rows for the special tokens, or not (`no_embed_class`): the patches' rows "
+        "make a square, or the declared size.",
+    ),
+)
+
+# Hybrids (`vit_*_r*_s*`): the stem is that of Google's hybrids but for two constants, of timm and transformers both:
+# kernels are standardised by (w - mean) / sqrt(var + 1e-8), and GroupNorm's eps is 1e-5.
+
+STEM_CONSTANTS: Fields = {"weight_standardization": "variance", "group_norm_eps": 1e-5}
+_BACKBONE = "patch_embed.backbone"
+
+
+def stem_rules(root: tuple[str, str], unit: str) -> tuple[KeyRule, ...]:
+    """Return the rules of a stem in PyTorch's layout of kernels.
+
+    Args:
+        root: names of the root's convolution and norm.
+        unit: name of a unit, with `{s-1}` and `{u-1}` for the numbers of its stage and of itself.
+    """
+
+    def conv_and_norm(source: tuple[str, str], target: tuple[str, str], axes: str) -> tuple[KeyRule, ...]:
+        weight = KeyRule(f"{source[0]}.weight", axes, "keep", f"{STEM}.{target[0]}.weight")
+        return weight, *dense(source[1], axes[0], f"{STEM}.{target[1]}")
+
+    at, first = "stages.{s-1}.{u-1}", (f"{unit}.downsample.conv", f"{unit}.downsample.norm")
+    return (
+        *conv_and_norm(root, ("root_conv", "root_norm"), "WC77"),
+        *conv_and_norm((f"{unit}.conv1", f"{unit}.norm1"), (f"{at}.conv1", f"{at}.norm1"), "UI11"),
+        *conv_and_norm((f"{unit}.conv2", f"{unit}.norm2"), (f"{at}.conv2", f"{at}.norm2"), "UU33"),
+        *conv_and_norm((f"{unit}.conv3", f"{unit}.norm3"), (f"{at}.conv3", f"{at}.norm3"), "OU11"),
+        *conv_and_norm(first, (f"{at}.projection", f"{at}.projection_norm"), "OI11"),
+    )
+
+
+_depths = partial(stage_depths, rf"{re.escape(_BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
+
+
+def _hybrid_names(shapes: Shapes) -> KeyNames:
+    """A stem that is its root alone has the root's keys without `stem.`."""
+    found = unwrapped(shapes, PATCHES, {})
+    alone = re.compile(rf"{re.escape(_BACKBONE)}\.((?:conv|norm)\.\w+)")
+    if not any(map(alone.fullmatch, found.normal)) or any(f"{_BACKBONE}.st" in name for name in found.normal):
+        return found
+    normal = {alone.sub(rf"{_BACKBONE}.stem.\1", name): key for name, key in found.normal.items()}
+    return KeyNames(normal, found.ignored, lambda name: found.spell(name_in_root_alone(name)))
+
+
+def name_in_root_alone(name: str) -> str:
+    """Return a key of the root as a stem without stages has it."""
+    return name.replace(f"{_BACKBONE}.stem.", f"{_BACKBONE}.")
+
+
+def configure_stem(
+    depths_of: Callable[[Iterable[str]], tuple[int, ...]], after: Callable[[Network, Patches], Fields], network: Network
+) -> Fields:
+    """Return fields of `HfHybridViTConfig`: those of the stem, and of what comes after it."""
+    stem, patches = stem_fields(network, depths_of(network.shapes))
+    return stem | STEM_CONSTANTS | after(network, patches)
+
+
+HYBRID = replace(
+    VIT,
+    name="timm_hybrid",
+    title="timm's hybrids (vit_*_r*_s*), .safetensors or .pth",
+    legend=STEM_LEGEND,
+    rules=(
+        *stem_rules((f"{_BACKBONE}.stem.conv", f"{_BACKBONE}.stem.norm"), f"{_BACKBONE}.stages.{{s-1}}.blocks.{{u-1}}"),
+        KeyRule(PATCHES, "DFPP", "keep", "embeddings.patch_embeddings.projection.weight"),
+        *RULES[1:],
+    ),
+    recognises=lambda shapes: bool(prefixes(shapes, PATCHES)) and _has_stem(shapes),
+    names=_hybrid_names,
+    configure=partial(configure_stem, _depths, _common_fields),
+    family="hybrid",
+    rules_of=partial(resnet_rules, _depths),
+    refused={
+        **VIT.refused,
+        rf"{re.escape(_BACKBONE)}\.(?!stem\.|stages\.).+": "another stem than BiT's ResNet (ResNet-D, MobileCLIP, ...)",
+    },
+    notes=(
+        "`{s-1}` and `{u-1}` are the numbers of a stage and of a unit in it; without any, the stem is the root alone, "
+        "and its keys lack `stem.`.",
+        "Kernels are standardised by their variance and GroupNorm's eps is 1e-5, unlike Google's: the config says so "
+        "(`weight_standardization`, `group_norm_eps`), and results are timm's.",
+        *VIT.notes,
+    ),
+)
+
+# MLP-Mixers (`mixer_*`): the original's numbers but for the exact GELU.
+
+_MIXER_STEM = "stem.proj.weight"
+# Arguments that names and shapes tell as well, or that only training notices.
+_MIXER_NEEDLESS = {
+    *("img_size", "patch_size", "in_chans", "num_classes", "num_blocks", "embed_dim", "mlp_ratio", "global_pool"),
+    *("drop_rate", "proj_drop_rate", "drop_path_rate", "nlhb", "stem_norm"),
+}
+
+
+def _declared_mixer(companions: Companions, shapes: Shapes) -> Declared:
+    if companions.config is None:
+        return Declared()
+    beside = checked(TimmConfig, companions.config, "config.json")
+    architecture, arguments = (beside.architecture or "").partition(".")[0], beside.model_args or {}
+    if not re.fullmatch(r"mixer_[a-z](16|32)_\w+", architecture):
+        raise UserError(f"timm's architecture '{architecture:.80}' is none of mixer_*, whose keys lie beside it")
+    if unknown := sorted(set(arguments) - _MIXER_NEEDLESS):
+        raise UserError(f"config.json gives timm's argument {unknown[0]!r:.80}, which no MLP-Mixer here has")
+    pooling = arguments.get("global_pool") or beside.global_pool or "avg"
+    if pooling != "avg":
+        raise UserError(f"config.json gives global_pool={pooling!r:.80}; the MLP-Mixers here take the mean")
+    return _declared_by(beside, companions.config, {})
+
+
+MIXER = Origin(
+    name="timm_mixer",
+    title="timm's MLP-Mixers (mixer_*), .safetensors or .pth",
+    legend=MIXER_LEGEND,
+    rules=(
+        *dense("stem.proj", "DCPQ", "embeddings.patch_embeddings.projection"),
+        *dense(f"{_BLOCK}.norm1", "D", f"{_TARGET}.layernorm_before"),
+        *dense(f"{_BLOCK}.mlp_tokens.fc1", "ST", f"{_TARGET}.token_mlp.fc1"),
+        *dense(f"{_BLOCK}.mlp_tokens.fc2", "TS", f"{_TARGET}.token_mlp.fc2"),
+        *dense(f"{_BLOCK}.norm2", "D", f"{_TARGET}.layernorm_after"),
+        *dense(f"{_BLOCK}.mlp_channels.fc1", "MD", f"{_TARGET}.mlp.fc1"),
+        *dense(f"{_BLOCK}.mlp_channels.fc2", "DM", f"{_TARGET}.mlp.fc2"),
+        *dense("norm", "D", "layernorm"),
+        *dense("head", "LD", "classifier", "head"),
+    ),
+    block_pattern=VIT.block_pattern,
+    recognises=lambda shapes: bool(prefixes(shapes, _MIXER_STEM)) and any(".mlp_tokens." in key for key in shapes),
+    names=lambda shapes: unwrapped(shapes, _MIXER_STEM, {}),
+    configure=lambda network: configure_mixer(network) | {"hidden_act": "gelu"},
+    family="mixer",
+    declared=_declared_mixer,
+    assumed={name: VIT.assumed[name] for name in ("hidden_act", "processor")},
+    package="timm",
+    notes=("Becomes an `HfMixerForImageClassification` with timm's exact GELU, unlike Google's tanh.",),
+)

@@ -1,0 +1,350 @@
+"""transformers: ViT and its kin (MAE, MSN, DeiT, DINOv2, the former ViTHybrid); config.json tells what weights do not.
+
+The names of transformers 5 are those of the models here; older files, and what transformers 5 itself still saves, spell
+the blocks otherwise.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel
+
+from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, checked, read_config
+from hf_vit.conversion.origins.google import STEM_LEGEND
+from hf_vit.conversion.origins.origin import (
+    Declared,
+    Fields,
+    KeyNames,
+    KeyRule,
+    Network,
+    Origin,
+    Patches,
+    dense,
+    resnet_rules,
+    stage_depths,
+)
+from hf_vit.conversion.origins.timm import configure_stem, stem_rules
+from hf_vit.conversion.origins.wrapped import BESIDE, find_base, leave_out, renamed, unwrapped
+from hf_vit.conversion.readers import Companions, Shapes
+from hf_vit.errors import UserError
+
+PATCHES = "embeddings.patch_embeddings.projection.weight"
+_BASES = ("", "vit.", "deit.")
+_BLOCK = "layers.{i}"
+_DISTILLATION_TOKEN = "embeddings.distillation_token"
+_LAYER_SCALE = ".layer_scale1.lambda1"
+_BACKBONE = "embeddings.patch_embeddings.backbone."
+
+_EMBEDDING_RULES = (
+    *dense("embeddings.patch_embeddings.projection", "DCPQ"),
+    KeyRule("embeddings.cls_token", "11D", "keep", "embeddings.cls_token"),
+    KeyRule("embeddings.position_embeddings", "1TD", "keep", "embeddings.position_embeddings"),
+)
+BLOCK_RULES = (
+    *dense(f"{_BLOCK}.layernorm_before", "D"),
+    *dense(f"{_BLOCK}.attention.q_proj", "DD", bias_part="qkv_bias"),
+    *dense(f"{_BLOCK}.attention.k_proj", "DD", bias_part="qkv_bias"),
+    *dense(f"{_BLOCK}.attention.v_proj", "DD", bias_part="qkv_bias"),
+    *dense(f"{_BLOCK}.attention.o_proj", "DD"),
+    *dense(f"{_BLOCK}.layernorm_after", "D"),
+    *dense(f"{_BLOCK}.mlp.fc1", "MD"),
+    *dense(f"{_BLOCK}.mlp.fc2", "DM"),
+)
+_IGNORED = {
+    r"(?:(?:vit|deit)\.)?embeddings\.mask_token": "mask token of masked image modelling",
+    r"decoder\.(0\.(weight|bias)|mask_token|decoder_\w+(\..+)?)": "decoder of masked image modelling",
+}
+# Today's spelling -> that of older files, inside a block; an old block is `encoder.layer.{i}`.
+OLD_NAMES = {
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
+    "attention.o_proj": "attention.output.dense",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+
+
+def _recognises(shapes: Shapes) -> bool:
+    marks = (_DISTILLATION_TOKEN, _BACKBONE, _LAYER_SCALE)
+    return find_base(shapes, PATCHES, _BASES) is not None and not any(mark in key for key in shapes for mark in marks)
+
+
+def _names(shapes: Shapes) -> KeyNames:
+    """Strip what is around the bare model, sort out what is no weight, and spell blocks and heads as today."""
+    heads = ("cls_classifier.", "distillation_classifier.", "classifier.")
+    names = unwrapped(shapes, PATCHES, _IGNORED, _BASES, heads)
+    if any(name.startswith(heads) for name in names.normal):
+        leave_out(names, "pooler.", "pooler that the classifier does not use")
+    if any(re.match(r"encoder\.layer\.\d+\.", name) for name in names.normal):
+        names = renamed(names, {"layers.": "encoder.layer."})
+        names = renamed(names, {f".{new}.": f".{old}." for new, old in OLD_NAMES.items()})
+    if any(name.startswith("cls_classifier.") for name in names.normal):
+        names = renamed(names, {heads[1]: heads[1], "classifier.": "cls_classifier."})
+    return names
+
+
+def _common_fields(special: int, network: Network, patches: Patches | None = None) -> Fields:
+    """What shapes tell of the config, and what is assumed where config.json does not say otherwise."""
+    return network.vit_fields(special, patches, {}) | {
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "qkv_bias": "qkv_bias" in network.parts,
+        "position_interpolation": "bicubic",
+        "pooling": "token",
+        "representation_size": network.dims["R"] if "pooler" in network.parts else None,
+    }
+
+
+def _declared(model_types: tuple[str, ...], companions: Companions, shapes: Shapes) -> Declared:
+    config = companions.config
+    if config is None and any(re.search(r"layers\.(\d+)\.(.+)\.(\w+)", key) for key in shapes):
+        raise UserError(
+            "the keys are those of transformers 5 and of hf_vit alike, whose numbers differ; give the folder with the "
+            "config.json that lies beside the weights"
+        )
+    declared = read_config(companions, model_types)
+    activation = (config or {}).get("pooler_act") or "tanh"
+    if activation != "tanh" and any("pooler." in key for key in shapes):
+        raise UserError(f"config.json says pooler_act {activation!r:.80}; the representation layer here has tanh")
+    return declared
+
+
+VIT = Origin(
+    name="transformers_vit",
+    title="transformers' ViT (vit, and the encoders of vit_mae and vit_msn), .safetensors or .bin",
+    legend={"R": "size of the pooler"},
+    rules=(
+        *_EMBEDDING_RULES,
+        *BLOCK_RULES,
+        *dense("layernorm", "D"),
+        *dense("pooler.dense", "RD", part="pooler"),
+        *dense("classifier", "LD", part="head"),
+    ),
+    block_pattern=r"layers\.(0|[1-9]\d*)\.",
+    ignored=_IGNORED | BESIDE,
+    recognises=_recognises,
+    names=_names,
+    configure=partial(_common_fields, 1),
+    declared=partial(_declared, ("vit", "vit_mae", "vit_msn")),
+    assumed={
+        "num_attention_heads": "heads of 64",
+        "hidden_act": "the exact GELU",
+        "layer_norm_eps": "eps 1e-12",
+        "processor": ORIGINAL_PIXELS,
+    },
+    notes=(
+        "Prefixes that are taken off: `vit.`, and what is wrapped around a model (`model.`, `state_dict.`, ...).",
+        "Older files, and those that transformers 5 still writes, name the blocks otherwise: `encoder.layer.{i}.` with "
+        + ", ".join(f"`{old}` = `{new}`" for new, old in OLD_NAMES.items())
+        + ".",
+        "GELU, eps, heads, dropout, image size and labels come from config.json, pixels from preprocessor_config.json.",
+        "The pooler of a bare `ViTModel` (dense, tanh) is the representation layer here, and `pooler_output` the same. "
+        "A classifier of transformers does not use it.",
+        "Of masked image modelling the encoder is converted. `vit_mae` masks three quarters of the patches whenever it "
+        "runs; its encoder here sees all of them.",
+        "Positions are resampled bicubically, as transformers does with `interpolate_pos_encoding=True`.",
+    ),
+)
+
+# DeiT (arXiv 2012.12877): a distillation token, and mostly a head for it.
+
+
+def _configure_deit(network: Network) -> Fields:
+    return _common_fields(2, network) | {
+        "use_distillation_token": True,
+        "use_distillation_head": False if "head" in network.parts and "second_head" not in network.parts else None,
+    }
+
+
+DEIT = replace(
+    VIT,
+    name="transformers_deit",
+    title="transformers' DeiT (deit), .safetensors or .bin",
+    rules=(
+        *VIT.rules,
+        KeyRule(_DISTILLATION_TOKEN, "11D", "keep", _DISTILLATION_TOKEN),
+        *dense("distillation_classifier", "LD", part="second_head"),
+    ),
+    recognises=lambda shapes: (
+        find_base(shapes, PATCHES, _BASES) is not None and any(key.endswith(_DISTILLATION_TOKEN) for key in shapes)
+    ),
+    configure=_configure_deit,
+    declared=partial(_declared, ("deit",)),
+    notes=(
+        "`DeiTForImageClassificationWithTeacher` has two heads (`cls_classifier` is `classifier` here) and gives the "
+        "mean of both; `DeiTForImageClassification` has the token, but reads the class token alone "
+        "(`use_distillation_head=False`). DeiT without a distillation token is a `vit`.",
+        *VIT.notes,
+    ),
+)
+
+# ViTHybrid (`vit-hybrid`, until version 4.40): a BiT backbone before the blocks, which together are timm's hybrid. A
+# backbone that is set up in another way (pre-activation, other padding, a stage before the last) is refused by name.
+
+# Field of the backbone's config -> (what it must be, what its class defaults to).
+BACKBONE: dict[str, tuple[Any, Any]] = {
+    "model_type": ("bit", "bit"),
+    "layer_type": ("bottleneck", "preactivation"),
+    "global_padding": ("same", None),
+    "embedding_dynamic_padding": (True, False),
+    "hidden_act": ("relu", "relu"),
+    "num_groups": (32, 32),
+    "output_stride": (32, 32),
+    "width_factor": (1, 1),
+}
+_BIT = f"{_BACKBONE}bit"
+_depths = partial(stage_depths, rf"{re.escape(_BIT)}\.encoder\.stages\.(\d{{1,3}})\.layers\.(\d{{1,3}})\.", 0)
+
+
+class BackboneStages(BaseModel):
+    """What is read of the backbone's config beside that; its class has four stages."""
+
+    depths: list[Count] = [3, 4, 6, 3]
+    out_features: list[str] | None = None
+
+
+class HybridConfig(BaseModel):
+    """What is read of config.json beside `TransformersConfig`."""
+
+    backbone_config: BackboneStages | None = None
+
+
+def _declared_hybrid(companions: Companions, shapes: Shapes) -> Declared:
+    declared = _declared(("vit-hybrid",), companions, shapes)
+    if companions.config is None:
+        return declared
+    stages = checked(HybridConfig, companions.config, "config.json").backbone_config
+    if stages is not None:
+        _refuse_other_backbones(stages, companions.config["backbone_config"])
+    fields = dict(declared.fields)
+    return replace(declared, fields=fields | {"stem_patch_size": fields.pop("patch_size", 1)})
+
+
+def _refuse_other_backbones(stages: BackboneStages, backbone: Mapping[str, Any]) -> None:
+    last = f"stage{len(stages.depths)}"
+    values = {name: backbone.get(name, default) for name, (_, default) in BACKBONE.items()}
+    wrong = {name: value for name, value in values.items() if str(value).lower() != str(BACKBONE[name][0]).lower()}
+    if stages.out_features not in (None, [last]):
+        wrong["out_features"] = stages.out_features
+    if wrong:
+        raise UserError(
+            "the backbone of this vit-hybrid is set up as the stem here is not ("
+            + ", ".join(f"{name}={value!r:.80}" for name, value in wrong.items())
+            + "); it needs "
+            + ", ".join(f"{name}={needed!r}" for name, (needed, _) in BACKBONE.items())
+            + f", out_features=['{last}']"
+        )
+
+
+VIT_HYBRID = replace(
+    VIT,
+    name="transformers_vit_hybrid",
+    title="transformers' former ViTHybrid (vit-hybrid), .safetensors or .bin",
+    legend=VIT.legend | STEM_LEGEND,
+    rules=(
+        *stem_rules(
+            (f"{_BIT}.embedder.convolution", f"{_BIT}.embedder.norm"), f"{_BIT}.encoder.stages.{{s-1}}.layers.{{u-1}}"
+        ),
+        *(replace(rule, axes="DFPP") if rule.key == PATCHES else rule for rule in VIT.rules),
+    ),
+    recognises=lambda shapes: (
+        find_base(shapes, PATCHES, _BASES) is not None and any(_BACKBONE in key for key in shapes)
+    ),
+    configure=partial(configure_stem, _depths, partial(_common_fields, 1)),
+    family="hybrid",
+    rules_of=partial(resnet_rules, _depths),
+    declared=_declared_hybrid,
+    notes=(
+        "`{s-1}` and `{u-1}` are the numbers of a stage and of a unit in it.",
+        "Kernels are standardised by their variance and GroupNorm's eps is 1e-5, as in timm, whose network this is.",
+        "The backbone must have: " + ", ".join(f"`{name}={needed!r}`" for name, (needed, _) in BACKBONE.items()) + ".",
+        *VIT.notes,
+    ),
+)
+
+# DINOv2 (arXiv 2304.07193), with and without registers (2309.16588).
+
+_DINO_BASES = ("", "dinov2.", "dinov2_with_registers.")
+_DINO_BLOCK = "encoder.layer.{i}"
+_DINO_IGNORED = {r"(dinov2(_with_registers)?\.)?embeddings\.mask_token": "mask token of DINOv2's training"}
+# Today's spelling -> that of older files, which transformers 5 still writes.
+_DINO_OLD = {f".{new}.": f".{old}." for new, old in OLD_NAMES.items() if new.startswith("attention.")}
+_DINO_OLD |= {".mlp.down_proj.": ".mlp.weights_out."}
+
+
+def _of_dino(rules: tuple[KeyRule, ...]) -> tuple[KeyRule, ...]:
+    return tuple(replace(rule, key=rule.key.replace(_BLOCK, _DINO_BLOCK)) for rule in rules)
+
+
+def _dino_names(shapes: Shapes) -> KeyNames:
+    """Strip what is around the bare model, and spell everything as today."""
+    names = unwrapped(shapes, PATCHES, _DINO_IGNORED, _DINO_BASES, ("classifier.",))
+    is_old = any(old in name for name in names.normal for old in _DINO_OLD.values())
+    return renamed(names, _DINO_OLD) if is_old else names
+
+
+def _configure_dino(network: Network) -> Fields:
+    return _common_fields(1, network) | {
+        "layer_norm_eps": 1e-6,
+        "layer_scale_init_value": 1.0,
+        "mlp_type": "dense" if "dense" in network.parts else "swiglu",
+        "num_register_tokens": network.dims["G"] if "registers" in network.parts else 0,
+        "position_interpolation": "bicubic_antialias" if "registers" in network.parts else "bicubic",
+    }
+
+
+def _declared_dino(companions: Companions, shapes: Shapes) -> Declared:
+    """The width of the MLP follows from `mlp_ratio`, and is in the weights."""
+    declared = read_config(companions, ("dinov2", "dinov2_with_registers"))
+    fields = {name: value for name, value in declared.fields.items() if name != "intermediate_size"}
+    return replace(declared, fields=fields)
+
+
+DINOV2 = Origin(
+    name="transformers_dinov2",
+    title="transformers' DINOv2 (dinov2, dinov2_with_registers), .safetensors or .bin",
+    rules=(
+        *_EMBEDDING_RULES,
+        KeyRule("embeddings.register_tokens", "1GD", "keep", "embeddings.register_tokens", part="registers"),
+        *dense(f"{_DINO_BLOCK}.norm1", "D", f"{_BLOCK}.layernorm_before"),
+        *_of_dino(BLOCK_RULES[2:10]),
+        KeyRule(f"{_DINO_BLOCK}{_LAYER_SCALE}", "D", "keep", f"{_BLOCK}{_LAYER_SCALE}"),
+        *dense(f"{_DINO_BLOCK}.norm2", "D", f"{_BLOCK}.layernorm_after"),
+        *_of_dino(dense(f"{_BLOCK}.mlp.fc1", "MD", part="dense")),
+        *_of_dino(dense(f"{_BLOCK}.mlp.fc2", "DM", part="dense")),
+        *_of_dino(dense(f"{_BLOCK}.mlp.gate_proj", "MD", part="swiglu")),
+        *_of_dino(dense(f"{_BLOCK}.mlp.up_proj", "MD", part="swiglu")),
+        *dense(f"{_DINO_BLOCK}.mlp.weights_in", ("2M", "D"), f"{_BLOCK}.mlp.{{gate,up}}_proj", "packed_swiglu"),
+        *_of_dino(dense(f"{_BLOCK}.mlp.down_proj", "DM", part="swiglu_out")),
+        KeyRule(f"{_DINO_BLOCK}.layer_scale2.lambda1", "D", "keep", f"{_BLOCK}.layer_scale2.lambda1"),
+        *dense("layernorm", "D"),
+    ),
+    block_pattern=r"encoder\.layer\.(0|[1-9]\d*)\.",
+    ignored=_DINO_IGNORED | BESIDE,
+    recognises=lambda shapes: (
+        find_base(shapes, PATCHES, _DINO_BASES) is not None
+        and any(re.fullmatch(r"(.*\.)?encoder\.layer\.\d+\.layer_scale1\.lambda1", key) for key in shapes)
+    ),
+    names=_dino_names,
+    configure=_configure_dino,
+    declared=_declared_dino,
+    assumed=VIT.assumed | {"layer_norm_eps": "eps 1e-6"},
+    foreign_heads={
+        r"classifier\..+": "a classifier on the class token beside the mean of the patches "
+        "(Dinov2ForImageClassification)"
+    },
+    package="transformers",
+    notes=(
+        "Prefixes that are taken off: `dinov2.`, `dinov2_with_registers.`, and what is wrapped around a model.",
+        "Older files, and those that transformers 5 still writes, spell "
+        + ", ".join(f"`{new[1:-1]}` as `{old[1:-1]}`" for new, old in _DINO_OLD.items())
+        + ", and hold gate and values of a SwiGLU in `mlp.weights_in`.",
+        "The model of registers stretches its positions by an antialiased filter, the other by a plain one.",
+        "Where the file of the processor is missing: the shortest edge resized bicubically to 256 px, 224x224 px "
+        "cropped from the centre, ImageNet's mean and deviation.",
+    ),
+)

@@ -1,1 +1,0 @@
-"""Checkpoints of transformers: config.json tells what the weights do not."""

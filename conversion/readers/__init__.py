@@ -1,1 +1,0 @@
-"""Reading checkpoint files of unknown origin: one module a format."""

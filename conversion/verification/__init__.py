@@ -1,1 +1,0 @@
-"""A converted model beside recorded results of the original code, stage by stage."""
