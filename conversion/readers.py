@@ -11,6 +11,7 @@ import io
 import json
 import math
 import mmap
+import os
 import pickle
 import pickletools
 import re
@@ -333,7 +334,10 @@ class TorchReader(CheckpointReader):
             raise UserError(f"{self.path.name} holds no tensor at all; it is no checkpoint")
         for key, tensor in self._tensors.items():
             _refuse_unsafe_key(key, self.path.name)
-            if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            is_plain = tensor.layout == torch.strided and not (
+                tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+            )
+            if not is_plain or tensor.device.type != "cpu":
                 raise UserError(f"'{key}' in {self.path.name} is no plain tensor; weights need to be dense and in full")
         self._refuse_lies(members)
         for key, tensor in self._tensors.items():
@@ -369,7 +373,7 @@ class TorchReader(CheckpointReader):
                     while member.read(2**22):
                         pass
                 if info.filename.endswith("data.pkl"):
-                    _refuse_hungry(archive.read(info))
+                    _refuse_hungry(archive.read(info), self.path.name)
                 if info.file_size and re.search(r"(^|/)data/[^/]+$", info.filename):
                     members[_begin_of(info, file)] = info.file_size
         return members
@@ -384,8 +388,8 @@ class TorchReader(CheckpointReader):
             named = re.search(r"GLOBAL ([\w.]+)", str(error))
             what = f" ({named[1]})" if named else ""
             raise UserError(
-                f"{self.path.name} holds pickled Python objects{what}, which are never loaded; save its tensors alone, "
-                "best as .safetensors"
+                f"{self.path.name} holds pickled Python objects{what}, which are never loaded; save its tensors alone "
+                "(model.state_dict()), best as .safetensors"
             ) from error
 
     def _refuse_lies(self, members: Mapping[int, int]) -> None:
@@ -465,7 +469,7 @@ def open_checkpoint(path: str | Path) -> CheckpointReader:
         UserError: there is nothing, or nothing that can be read; the message says what it is instead.
     """
     path = Path(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):  # which takes names that are too long, too
         return open_file(path)
     try:
         return _open_folder(path)
@@ -477,7 +481,7 @@ def open_checkpoint(path: str | Path) -> CheckpointReader:
 
 def open_file(path: Path) -> CheckpointReader:
     """Open a single file by its content, whatever its name; see `open_checkpoint`."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"there is no file {path}; give {READABLE}")
     with path.open("rb") as file:
         head = file.read(16)
@@ -499,6 +503,10 @@ def open_file(path: Path) -> CheckpointReader:
 
 def _open_folder(folder: Path) -> CheckpointReader:
     configs = [folder / name for name in (CONFIG, OF_OPEN_CLIP) if (folder / name).is_file()]
+    if not configs and (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"{folder} holds an adapter alone; merge it into its base model (merge_and_unload of peft) and save that"
+        )
     if not configs:
         raise UserError(
             f"{folder} is a folder without {CONFIG}; give a file, or a folder that transformers or timm saved"
@@ -571,8 +579,8 @@ def _begin_of(info: zipfile.ZipInfo, file: BinaryIO) -> int:
     return info.header_offset + _LOCAL_HEADER_SIZE + sum(struct.unpack("<2H", file.read(4)))
 
 
-def _refuse_hungry(data: bytes) -> None:
-    """Raise a ValueError for a pickle that would fill the memory before `torch.load` notices, or is none.
+def _refuse_hungry(data: bytes, file_name: str) -> None:
+    """Raise an error for a pickle that would fill the memory before `torch.load` notices, or is none.
 
     `torch.load(weights_only=True)` runs no code of the file, but calls `bytearray`, `set` or `OrderedDict` with
     whatever the pickle says, as often as it says. A state dict needs no copy of anything.
@@ -598,7 +606,11 @@ def _refuse_hungry(data: bytes) -> None:
         elif name == "BUILD":
             builds += 1
         if last in _GREEDY or builds > MAX_BUILDS:
-            raise ValueError(f"its pickle calls {last or 'BUILD'} for what is no tensor")
+            raise UserError(
+                f"{file_name} holds more than tensors, numbers and text, which is never loaded (its pickle calls "
+                f"{last or 'BUILD'}, as those of NumPy's scalars and of whole models do); save its tensors alone "
+                "(model.state_dict()), best as .safetensors"
+            )
         open_call = last if last in _COPYING else open_call
 
 

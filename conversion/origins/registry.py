@@ -68,6 +68,8 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NOTHING
     for origin in ORIGINS:
         if origin.recognises(shapes):
             return origin
+    if isinstance(architecture, str) and not re.match(r"(test_|flexi)?vit|deit|mixer", architecture):
+        raise UserError(f"timm's '{architecture:.80}' is of another kind than the models here; use it with timm itself")
     examples = ", ".join(list(shapes)[:3])
     likely = likely_kind(shapes) or f"no checkpoint that is known here (it holds {examples}, ...)"
     known = ", ".join(origin.name for origin in ORIGINS)
