@@ -5,6 +5,7 @@ once or ignored, every parameter filled once; nothing is read.
 """
 
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
@@ -424,6 +425,17 @@ class Layout:
         """The optional part that is the representation layer, if the file has it."""
         return {rule.part for rule in self.present.values() if rule.parameter.startswith(REPRESENTATION)}
 
+    def _left_over(self) -> str:
+        """Which keys no rule knows, and how those outside of the model are left out."""
+        keys = [key for name, key in self.names.normal.items() if name not in self.expected]
+        inside = [self.names.normal[name] for name in self.present]
+        prefix = os.path.commonprefix(inside)  # noqa: RUF071 (of characters, to cut after the last dot or slash)
+        prefix = prefix[: max(prefix.rfind("."), prefix.rfind("/")) + 1]
+        outside = prefix and any(not key.startswith(prefix) for key in keys)
+        return listing("keys left over", keys) + (
+            f" (--prefix {prefix} leaves out what is beside it)" if outside else ""
+        )
+
     def refuse_misfits(self) -> None:
         """Raise a UserError that lists every key missing, left over or of a wrong shape; return if there is none."""
         for pattern, reason in self.origin.refused.items():
@@ -437,7 +449,7 @@ class Layout:
                 self._refuse_feature(reason)
         _refuse(
             listing("keys missing", [self.names.spell(name) for name in self._whole_blocks(missing)], len(missing)),
-            listing("keys left over", [key for name, key in self.names.normal.items() if name not in self.expected]),
+            self._left_over(),
             listing("keys of a wrong shape", list(filter(None, map(self._misshapen, self.present)))),
         )
 

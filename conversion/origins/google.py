@@ -8,7 +8,7 @@ the originals read both by renumbering each kind in order, and so does this modu
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -34,6 +34,9 @@ IGNORED = {
     r"(opt_state|optimizer)/.+": "optimizer state",
     r"(step|epoch|rng|accum_train_time|(extra|chrono|state|states)/.+)": "training progress",
 }
+# Of a contrastive model (LiT, SigLIP), below the prefix of both towers.
+_OTHER_TOWER = {r"txt/.+": "the text tower", r"[tb]": "temperature and bias of the contrastive loss"}
+_IMAGE_PREFIXES = (*PREFIXES, *(f"{prefix}img/" for prefix in PREFIXES))
 _PREFIX_NOTE = "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in PREFIXES if prefix) + "."
 
 
@@ -68,14 +71,16 @@ def only_prefix(prefixes: Collection[str], what: str, known: Iterable[str] = PRE
     return next(iter(prefixes))
 
 
-def names_below(anchor: str, what: str, shapes: Shapes) -> KeyNames:
+def names_below(anchor: str, what: str, shapes: Shapes, known: Sequence[str] = PREFIXES) -> KeyNames:
     """Strip the prefix before the anchor, and sort out what is no weight."""
-    prefix = only_prefix([prefix for prefix in PREFIXES if f"{prefix}{anchor}" in shapes], what)
-    return _sort_out(shapes, prefix, IGNORED)
+    return _sort_out(shapes, only_prefix([prefix for prefix in known if f"{prefix}{anchor}" in shapes], what, known))
 
 
-def _sort_out(keys: Iterable[str], prefix: str, reasons: Mapping[str, str]) -> KeyNames:
-    names = KeyNames({}, {}, lambda name: prefix + name)
+def _sort_out(keys: Iterable[str], prefix: str) -> KeyNames:
+    names, reasons = KeyNames({}, {}, lambda name: prefix + name), dict(IGNORED)
+    if prefix.endswith("img/"):
+        above = re.escape(prefix.removesuffix("img/"))
+        reasons |= {above + pattern: reason for pattern, reason in _OTHER_TOWER.items()}
     for key in keys:
         reason = next((reason for pattern, reason in reasons.items() if re.fullmatch(pattern, key)), None)
         if reason is None:
@@ -132,7 +137,7 @@ def _has_parts_of_big_vision(shapes: Shapes) -> bool:
 
 
 def _vit_jax_names(shapes: Shapes) -> KeyNames:
-    return _renumbered(names_below(TABLE, "position tables", shapes))
+    return _renumbered(names_below(TABLE, "position tables", shapes, _IMAGE_PREFIXES))
 
 
 def _renumbered(names: KeyNames) -> KeyNames:
@@ -191,7 +196,7 @@ VIT_JAX = Origin(
     told={"pooling": frozenset({"cls"})},
     first_patch=True,
     notes=(
-        _PREFIX_NOTE,
+        _PREFIX_NOTE[:-1] + ", and `img/` below each: the image tower of LiT.",
         "Numbers of `LayerNorm_`, `MultiHeadDotProductAttention_` and `MlpBlock_` are those of the newer (linen) form; "
         "older files (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`) are renumbered per "
         "kind, as the original does.",
@@ -272,9 +277,6 @@ VIT_JAX_HYBRID = replace(
 # are stacked in one array. The forms of older files are those that its own loader mends (big_vision/models/vit.py).
 
 _HEAD, _BV_TABLE, _STACKED = "MAPHead_0", "pos_embedding", "Transformer/encoderblock/"
-# Of a contrastive model, below the prefix of both towers.
-_OTHER_TOWER = {r"txt/.+": "the text tower", r"[tb]": "temperature and bias of the contrastive loss"}
-_BV_PREFIXES = (*PREFIXES, *(f"{prefix}img/" for prefix in PREFIXES))
 _ENCODER = re.compile(r"((?:.*/)?)Transformer/(?:encoderblock(?:_\d+)?|encoder_norm)/.+")
 # Where older files have the table (the last is vit_jax's own place), and parts of the MAP head.
 _OLD_TABLES = ("Transformer/pos_embedding", TABLE)
@@ -296,13 +298,14 @@ def _recognises_big_vision(shapes: Shapes) -> bool:
 
 def _big_vision_names(shapes: Shapes) -> KeyNames:
     """Strip the prefix, sort out what is no weight of the image model, and name everything as files of today do."""
-    there = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))} & set(_BV_PREFIXES)
-    prefix = only_prefix(there, "encoders", _BV_PREFIXES)
-    reasons = dict(IGNORED)
-    if prefix.endswith("img/"):
-        above = re.escape(prefix.removesuffix("img/"))
-        reasons |= {above + pattern: reason for pattern, reason in _OTHER_TOWER.items()}
-    found = _sort_out(shapes, prefix, reasons)
+    there = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))} & set(_IMAGE_PREFIXES)
+    prefix = only_prefix(there, "encoders", _IMAGE_PREFIXES)
+    if len(shapes.get(f"{prefix}embedding/kernel", ())) == 2:
+        raise UserError(
+            "the checkpoint has patches of many grids in one sequence (NaFlex), which no model here has; use it with "
+            "big_vision itself"
+        )
+    found = _sort_out(shapes, prefix)
     moved = {old: _BV_TABLE for old in _OLD_TABLES if old in found.normal}  # old place -> today's
     if "probe" in found.normal:  # a MAP head that is not in a module of its own
         moved |= {name: f"{_HEAD}/{name}" for name in found.normal if _INLINED.fullmatch(name)}
@@ -380,7 +383,7 @@ BIG_VISION = replace(
     },
     told={"position_embedding": frozenset({"table"}), "pooling": frozenset({"cls", "map"})},
     notes=(
-        "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in _BV_PREFIXES if prefix) + ". Below "
+        "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in _IMAGE_PREFIXES if prefix) + ". Below "
         "`img/` is the image tower of a contrastive model; its `head` gives the embedding that is compared with the "
         "text's.",
         "`cls` or `MAPHead_0` decide about the pooling; without either it is the mean (GAP), unless `--pooling token` "
@@ -453,7 +456,7 @@ def _configure_bit(network: Network, pre_activation: bool = False) -> Fields:
 
 def _bit_paper_names(shapes: Shapes) -> KeyNames:
     is_big_transfers = any(map(_ROOT_THERE.fullmatch, shapes))
-    found = _sort_out(shapes, _BIG_TRANSFER, IGNORED) if is_big_transfers else names_below(_ROOT, "ResNets", shapes)
+    found = _sort_out(shapes, _BIG_TRANSFER) if is_big_transfers else names_below(_ROOT, "ResNets", shapes)
     normal: dict[str, str] = {}
     for name, key in found.normal.items():
         unit = re.fullmatch(r"(block[1-9]\d*/unit)(0[1-9]|[1-9]\d+)/(.+)", name)

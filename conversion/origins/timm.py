@@ -395,6 +395,7 @@ VIT = Origin(
         r"blocks\.\d+\.norm[12]\.bias": "norms without a bias (RMSNorm)",
         r"blocks\.\d+\.attn\.proj\.bias": "attention whose last projection has no bias",
     },
+    foreign_heads={r"(head|fc|classifier)\.(?!(weight|bias)$).+": "a head of several layers"},
     package="timm",
     notes=(
         "Prefixes that are taken off: what is wrapped around a model (`model.`, `state_dict.`, `module.`, ...).",

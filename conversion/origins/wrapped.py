@@ -8,13 +8,18 @@ from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
 
 # What training code and libraries put around a model; a prefix is any number of them, each with its dot.
-WRAPPERS = ("model", "state_dict", "module", "teacher", "student", "model_ema", "backbone", "encoder", "timm_model")
+WRAPPERS = (
+    *("model", "state_dict", "module", "teacher", "student", "model_ema", "backbone", "encoder", "timm_model"),
+    *("_orig_mod", "state_dict_ema"),  # of torch.compile; of timm's train.py
+)
 _PREFIX = re.compile(rf"(?:(?:{'|'.join(WRAPPERS)})\.)*")
 
 # Keys beside the model, as training code of these origins writes them.
 BESIDE = {
     r"(optimizer|lr_scheduler|scheduler|scaler|loss_scaler|fp16_scaler|amp)(\..+)?": "state of the optimizer",
+    r"(optimizer_states|lr_schedulers|amp_scaler|MixedPrecision\w*)(\..+)?": "state of the optimizer",
     r"(epoch|step|global_step|args|dino_loss|best_acc1)(\..+)?": "training progress",
+    r"(callbacks|loops|hyper_parameters|datamodule_hyper_parameters|metric)(\..+)?": "training progress",
     r"student\..+": "the student of a self-distillation, whose teacher is converted",
     r"model_ema\..+": "a moving average of the model that is converted",
 }
@@ -46,7 +51,8 @@ def unwrapped(
     if len(found) != 1:
         raise UserError(
             f"the file holds {len(found)} models, below {', '.join(map(repr, found[:4]))}; exactly one set of weights "
-            "is needed: save that one alone"
+            f"is needed: choose it by --prefix ({' or '.join(prefix or repr('') for prefix in found[:4])}), or save it "
+            "alone"
         )
     prefix = found[0]
     names = KeyNames(

@@ -587,3 +587,12 @@ def test_the_way_back_is_bit_for_bit(name: str, golden: Path, write_npz, tmp_pat
     for key, array in arrays.items():
         assert (back[key].dtype, back[key].shape) == (array.dtype, array.shape)
         assert back[key].tobytes() == array.tobytes(), key
+
+
+def test_the_image_tower_of_lit_is_the_plain_model(write_npz):
+    arrays = make_checkpoint()
+    plain, tower = (
+        hf_vit.from_hub(write_npz(a, name)) for a, name in ((arrays, "a.npz"), (as_tower(arrays, ""), "b.npz"))
+    )
+    assert type(plain) is type(tower)
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in tower.state_dict().items())

@@ -375,10 +375,26 @@ def distilled(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def lightning(model: nn.Module) -> dict[str, Any]:
+    """As PyTorch Lightning saves a training, of a compiled model."""
+    return {
+        "state_dict": {f"model._orig_mod.{name}": value for name, value in model.state_dict().items()},
+        "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}],
+        "callbacks": {"EarlyStopping": {"best_score": torch.tensor(0.5)}},
+        "loops": {"fit_loop": {"state_dict": {}}},
+        "lr_schedulers": [],
+        "global_step": 3,
+        "pytorch-lightning_version": "2.5",
+    }
+
+
 # Name -> (what is saved, origin, ignored keys by reason).
 WRAPPED: dict[str, tuple[Callable[[nn.Module], dict], str, dict[str, int]]] = {
     "timm": (lambda model: model.state_dict(), "timm_vit", {}),
     "module": (lambda model: {f"module.{name}": value for name, value in model.state_dict().items()}, "timm_vit", {}),
+    "compiled in parallel": (lambda model: {f"module._orig_mod.{name}": value for name,
+        value in model.state_dict().items()}, "timm_vit", {}),
+    "Lightning": (lightning, "timm_vit", {"state of the optimizer": 1, "training progress": 1}),
     "model and its average": (lambda model: {"model": model.state_dict(), "model_ema": {name: value + 1 for name,
         value in model.state_dict().items()}, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}}, "timm_vit",
         {"a moving average of the model that is converted": 30, "state of the optimizer": 1}),
@@ -416,6 +432,36 @@ def test_two_models_in_one_file_are_refused(tmp_path: Path):
     torch.save(both, tmp_path / "model.pth")
     with pytest.raises(UserError, match=r"holds 2 models, below 'model\.', 'module\.'; exactly one set"):
         convert(tmp_path / "model.pth")
+
+
+def test_of_a_model_and_its_average_the_prefix_chooses(tmp_path: Path):
+    """timm's train.py --model-ema saves two models; every prefix that the refusal names converts one of them."""
+    model = of_timm(embed_dim=64, num_heads=1)
+    average = {name: value + 1 for name, value in model.state_dict().items()}
+    torch.save({"state_dict": model.state_dict(), "state_dict_ema": average, "epoch": 3}, tmp_path / "model.pth")
+    with pytest.raises(UserError, match="holds 2 models") as error:
+        convert(tmp_path / "model.pth")
+    choices = re.search(r"--prefix \(([\w.]+) or ([\w.]+)\)", str(error.value))
+    states = [hf_vit.from_hub(tmp_path / "model.pth", prefix=choices[place]).state_dict() for place in (1, 2)]
+    for state, source in zip(states, (model.state_dict(), average), strict=True):
+        assert torch.equal(state["vit.embeddings.cls_token"], source["cls_token"])
+
+
+def test_the_prefix_that_leaves_out_others_is_named(tmp_path: Path):
+    state = {f"model.{name}": value for name, value in of_timm(embed_dim=64, num_heads=1).state_dict().items()}
+    torch.save(state | {"criterion.weight": torch.ones(5)}, tmp_path / "model.pth")
+    with pytest.raises(UserError, match=r"1 keys left over: criterion\.weight \(--prefix model\. leaves out"):
+        convert(tmp_path / "model.pth")
+    assert hf_vit.from_hub(tmp_path / "model.pth", prefix="model.").config.num_labels == 5
+
+
+def test_a_head_of_several_layers_is_replaced_by_a_new_one(tmp_path: Path):
+    state = of_timm(embed_dim=64, num_heads=1, num_classes=0).state_dict()
+    head = {"head.0.weight": torch.ones(9, 64), "head.0.bias": torch.ones(9), "head.2.weight": torch.ones(5, 9)}
+    torch.save(state | head, tmp_path / "model.pth")
+    with pytest.raises(UserError, match=r"a head of several layers.*--num-labels"):
+        convert(tmp_path / "model.pth")
+    assert hf_vit.from_hub(tmp_path / "model.pth", num_labels=3).config.num_labels == 3
 
 
 @torch.no_grad()
