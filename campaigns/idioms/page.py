@@ -15,18 +15,20 @@ TITLES = {"plain": "ViT", "hybrid": "hybrid", "axial": "axial", "axial_resnet": 
 
 HEAD = """# Common operations on a model
 
-People change weights in place, swap averaged weights in and back, add adapters and hooks, quantize, compile, export, and call models from
-threads. Each operation was tried on tiny models with random weights, as loaded and with `optimize_for_inference`: all of them on every family's
-classifier in float32, and {drawn} of each kind, drawn by a seed, on every head, dtype and config choice; {cases:,} cases. Logits are compared with those of
-a freshly built model with the same weights in float64: 1e-10 of the largest logit in float64, 1e-5 in float32 (6e-5 with standardized kernels), and in
-bfloat16 and 8 bits a multiple of the error transformers' ViT has.
+People change weights in place, swap averaged weights in and back, add adapters and hooks, quantize, compile, export,
+and call models from threads. Each operation was tried on tiny models with random weights, as loaded and with
+`optimize_for_inference`: all of them on every family's classifier in float32, and {drawn} of each kind, drawn by a
+seed, on every head, dtype and config choice; {cases:,} cases. Logits are compared with those of a freshly built model
+with the same weights in float64: 1e-10 of the largest logit in float64, 1e-5 in float32 (6e-5 with standardized
+kernels), and in bfloat16 and 8 bits a multiple of the error transformers' ViT has.
 
 - **right**: the fresh model's logits.
 - **refused**: this package prints one line with the problem and the remedy.
 - **raises**: a library's own error.
 - **-**: does not apply.
 
-A cell with two words differs by head or dtype. Merging LoRA into standardized convolutions (hybrid, BiT) is not exact ([why](inference.md)).
+A cell with two words differs by head or dtype. Merging LoRA into standardized convolutions (hybrid, BiT) is not exact
+([why](inference.md)).
 
 Recorded {date} with torch {torch} and transformers {transformers} by `python -m campaigns silent_numbers`.
 """

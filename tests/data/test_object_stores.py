@@ -13,8 +13,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.data import load_data, make_processor
 from hf_vit.data.load import load_unlabelled
 from hf_vit.evaluation import predict
-from hf_vit.evaluation.prediction import write_dense_predictions
-from hf_vit.evaluation.prediction import image_files, predict_images
+from hf_vit.evaluation.prediction import image_files, predict_images, write_dense_predictions
 from hf_vit.loading.model import load_model
 from hf_vit.repositories.stores import StoreError
 from hf_vit_cli.main import main
