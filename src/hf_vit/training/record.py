@@ -8,12 +8,10 @@ from typing import Any
 from torch import nn
 
 from hf_vit.hub.licenses import license_of
-from hf_vit.results.facts import DataFact
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training.plan import Run
 from hf_vit.training.processes import world_size
 
-LEARNING_CURVE_NAME = "learning_curve.png"
 # What is logged of the validation split -> the label of the axis.
 _SCORES = {
     "eval_accuracy": "accuracy",
@@ -72,12 +70,6 @@ def _images_seen(run: Run, steps: int) -> int:
         return steps * batch * (1 + beside)
     epochs, rest = divmod(steps, math.ceil(images / batch))
     return epochs * images + rest * batch
-
-
-def data_fact(run: Run, split: str, size: int | None) -> DataFact:
-    """Return the data of a run, as a record names it."""
-    data = run.data
-    return DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=size, revision=data.revision)
 
 
 def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> bool:

@@ -41,7 +41,7 @@ from hf_vit.hub.preflight import check_repo_id
 from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in
 from hf_vit.loading.start import find_model
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
-from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.facts import DataFact, append_record, new_record
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import remove_remains, write_atomically
@@ -49,7 +49,7 @@ from hf_vit.training.options import FinetuneOptions
 from hf_vit.training.plan import Run, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
 from hf_vit.training.processes import first_goes_first, is_first, missing_explained, need_same, wait_for_all, world_size
 from hf_vit.training.recipes.definition import Recipe
-from hf_vit.training.record import LEARNING_CURVE_NAME, data_fact, plot_learning_curve, run_values
+from hf_vit.training.record import plot_learning_curve, run_values
 from hf_vit.training.tasks.task import Result, Task
 from hf_vit.training.trainer.callbacks import Clock, LiveProgress, StopOnTermination, callbacks_of
 from hf_vit.training.trainer.distributed import whole_model
@@ -617,7 +617,8 @@ def _complete(task: Task[Result], run: Run, trainer: HfViTTrainer) -> Result:
 def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
     result.model.save_pretrained(folder)
     run.processor.save_pretrained(folder)
-    plot_learning_curve(result.history, folder / LEARNING_CURVE_NAME)
+    plot_learning_curve(result.history, folder / "learning_curve.png")
+    data, size = run.data, run.data.num_examples("train")
     values = run_values(run, result.model, result.steps, result.seconds, result.history)
     append_record(
         folder,
@@ -625,7 +626,9 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
             "training",
             command=run.command,
             seed=run.options.seed,
-            data=data_fact(run, "train", run.data.num_examples("train")),
+            data=DataFact(
+                name=data.name, fingerprint=data.fingerprint, split="train", size=size, revision=data.revision
+            ),
             seconds=result.seconds,
             device=run.options.device,
             values=values | task.values(run, result),

@@ -10,7 +10,7 @@ from torch import nn
 from hf_vit.errors import UserError
 from hf_vit.training.trainer.distributed import local_parts
 
-HEADS = ("classifier", "distillation_classifier")
+_HEADS = ("classifier", "distillation_classifier")
 # Section 7.1 of arXiv 2106.09685: updates of queries and values pay most.
 _TARGETS = ["q_proj", "v_proj"]
 _NAME = "default"
@@ -131,7 +131,7 @@ def train_head_only(model: nn.Module) -> None:
 
 
 def _train_heads(model: nn.Module) -> None:
-    heads = [head for name in HEADS if isinstance(head := getattr(model, name, None), nn.Module)]
+    heads = [head for name in _HEADS if isinstance(head := getattr(model, name, None), nn.Module)]
     if not heads:
         raise UserError(f"{type(model).__name__} has no classification head to train; tune all of it")
     for head in heads:
