@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 TESTS = (
-    "tests/test_families.py",
+    "tests/test_any_model.py::test_every_family_by_every_door",
     "tests/models/test_config.py",
     "tests/models/test_forward.py",
     "tests/models/test_saving.py",

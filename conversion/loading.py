@@ -179,7 +179,8 @@ class Source:
 
     @property
     def _fields(self) -> dict[str, Any]:
-        return self.stored if self.dense_head is None else dict(self.stored.get("backbone_config") or {})
+        inner: Any = self.stored if self.dense_head is None else self.stored.get("backbone_config")
+        return inner if isinstance(inner, dict) else {}
 
 
 def find_source(name: str | os.PathLike[str], *, revision: str | None = None, with_variants: bool = False) -> Source:

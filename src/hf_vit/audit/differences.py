@@ -45,15 +45,7 @@ class Answer(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Disagreement:
-    """An image to which two models answer differently.
-
-    Attributes:
-        index: its place among those that judge.
-        file: its name, where the data is made of files.
-        label: the right class.
-        answers: the first model's and the second's.
-        thumbnail: the image, small.
-    """
+    """An image to which two models answer differently: its place, file (if it has one), right class and answers."""
 
     index: int
     file: str | None
@@ -102,14 +94,16 @@ class PairedAccuracy:
 
     def draw(self) -> "Figure":
         """The images on which they disagree: the right class, and both answers."""
-        return draw_images([each.thumbnail for each in self.pictured], list(map(_title, self.pictured)))
+        titles = list[str]()
+        for each in self.pictured:
+            first, second = (f"{shortened(answer.label, 14)} {answer.probability:.0%}" for answer in each.answers)
+            place = f"image {each.index}" if each.file is None else shortened(each.file)
+            titles.append(f"{shortened(each.label, 20)} · {place}\n{first} | {second}")
+        return draw_images([each.thumbnail for each in self.pictured], titles)
 
 
 def judge_both(first: Examination, second: Examination) -> PairedAccuracy:
     """Ask two classifiers, one after the other, about the images that judge; a few bytes an image are kept.
-
-    Args:
-        first, second: with the same data, split, number of images and seed.
 
     Raises:
         UserError: one is no classifier, or knows not all classes of the data.
@@ -140,12 +134,6 @@ def _answers(examination: Examination) -> "Iterator[list[tuple[Answer, str, Imag
         probabilities, classes = scores_of(examination.subject.model, logits).max(dim=-1)
         rows = zip(probabilities.tolist(), classes.tolist(), labels.tolist(), images, strict=True)
         yield [(Answer(names[best], value, best == label), names[label], image) for value, best, label, image in rows]
-
-
-def _title(each: Disagreement) -> str:
-    first, second = (f"{shortened(answer.label, 14)} {answer.probability:.0%}" for answer in each.answers)
-    place = f"image {each.index}" if each.file is None else shortened(each.file)
-    return f"{shortened(each.label, 20)} · {place}\n{first} | {second}"
 
 
 @final
@@ -191,12 +179,12 @@ class Difference(Displayed):
 
     def overview(self) -> dict[str, object]:
         changed = sum(layer.norm != 0 or bool(layer.notes) for layer in self.layers)
-        told: dict[str, object] = {"models": " | ".join(self.models), "fields that differ": len(self.configuration)}
-        told["layers that differ"] = f"{changed} of {len(self.layers)}"
+        rows: dict[str, object] = {"models": " | ".join(self.models), "fields that differ": len(self.configuration)}
+        rows["layers that differ"] = f"{changed} of {len(self.layers)}"
         if self.accuracy is not None:
-            told["top-1 accuracy"] = " | ".join(map(percent, self.accuracy.accuracies))
-            told["McNemar's test"] = f"p = {self.accuracy.p_value:.3g}"
-        return told
+            rows["top-1 accuracy"] = " | ".join(map(percent, self.accuracy.accuracies))
+            rows["McNemar's test"] = f"p = {self.accuracy.p_value:.3g}"
+        return rows
 
     def tables(self) -> list[Table]:
         """What a terminal shows: the fields that differ, every layer, and the answers."""
@@ -216,17 +204,15 @@ class Difference(Displayed):
         else:
             tables.append(Table(["layer", "relative norm of the difference", ""], layers, "weights"))
         if self.accuracy is not None and self.data is not None:
-            tables.append(self._answers(self.accuracy, self.data))
+            rows = [
+                ["top-1 accuracy", *map(percent, self.accuracy.accuracies)],
+                ["right, where the other is wrong", f"{self.accuracy.only_first:,}", f"{self.accuracy.only_second:,}"],
+                ["other answers than the other's", f"{self.accuracy.num_disagreements:,}", ""],
+                ["McNemar's exact test", f"p = {self.accuracy.p_value:.3g}", ""],
+            ]
+            title = f"{self.data.name}, split {self.data.split}, {self.accuracy.num_images:,} images"
+            tables.append(Table(header, rows, title))
         return tables
-
-    def _answers(self, accuracy: PairedAccuracy, data: DataFact) -> Table:
-        rows = [
-            ["top-1 accuracy", *map(percent, accuracy.accuracies)],
-            ["right, where the other is wrong", f"{accuracy.only_first:,}", f"{accuracy.only_second:,}"],
-            ["other answers than the other's", f"{accuracy.num_disagreements:,}", ""],
-            ["McNemar's exact test", f"p = {accuracy.p_value:.3g}", ""],
-        ]
-        return Table(["", *self.models], rows, f"{data.name}, split {data.split}, {accuracy.num_images:,} images")
 
     def save(self, output: str | os.PathLike[str]) -> None:
         """Write diff.json, and disagreements.png where there are any, into a folder.
@@ -246,7 +232,19 @@ class Difference(Displayed):
             "layers": [asdict(layer) for layer in self.layers],
         }
         if self.accuracy is not None and self.data is not None:
-            content |= {"data": self.data.model_dump(), "accuracy": _numbers_of(self.accuracy)}
+            accuracy = self.accuracy
+            counts = {name: value for name, value in vars(accuracy).items() if isinstance(value, int)}
+            pictured = [
+                {
+                    "index": each.index,
+                    "file": each.file,
+                    "label": each.label,
+                    "answers": [a._asdict() for a in each.answers],
+                }
+                for each in accuracy.pictured
+            ]
+            numbers = counts | {"top1": accuracy.accuracies, "p_value": accuracy.p_value, "pictured": pictured}
+            content |= {"data": self.data.model_dump(), "accuracy": numbers}
         if self.accuracy is not None and self.accuracy.pictured:
             save_figure(self.accuracy.draw(), folder / PICTURE)
         else:
@@ -341,12 +339,3 @@ def layers_apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.T
 
 def _shape(tensor: torch.Tensor | None) -> str:
     return "none" if tensor is None else str(list(tensor.shape))
-
-
-def _numbers_of(accuracy: PairedAccuracy) -> dict[str, Any]:
-    counts = {name: value for name, value in vars(accuracy).items() if isinstance(value, int)}
-    pictured = [
-        {"index": each.index, "file": each.file, "label": each.label, "answers": [a._asdict() for a in each.answers]}
-        for each in accuracy.pictured
-    ]
-    return counts | {"top1": accuracy.accuracies, "p_value": accuracy.p_value, "pictured": pictured}

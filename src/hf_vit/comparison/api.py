@@ -19,13 +19,7 @@ from hf_vit.comparison.measurement import (
     sample,
     untrained,
 )
-from hf_vit.comparison.result_files import (
-    ComparisonInputs,
-    ComparisonSettings,
-    ModelResult,
-    ModelSpeed,
-    SpeedResult,
-)
+from hf_vit.comparison.result_files import ComparisonInputs, ComparisonSettings, ModelResult, ModelSpeed, SpeedResult
 from hf_vit.comparison.tables import draw_comparison, html, markdown, plain_csv, plain_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
@@ -48,7 +42,7 @@ PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "sp
 @final
 @dataclass(repr=False)
 class Comparison(Displayed):
-    """What `compare` found.
+    """What `compare` measured.
 
     Attributes:
         data: the images.

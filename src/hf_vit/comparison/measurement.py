@@ -88,13 +88,7 @@ def check(loaded: LoadedModel, inputs: ComparisonInputs, data: ImageData, settin
 
 @final
 class ProbedForImageClassification(nn.Module):
-    """Frozen features and a linear head: pixels [B, C, H, W] -> logits [B, K].
-
-    Args:
-        body: a model that `pre_logits` reads.
-        head: on its features.
-        label_names: the classes, in the order of the logits.
-    """
+    """The frozen features of a model and a linear head: pixels [B, C, H, W] -> logits [B, K]."""
 
     def __init__(self, body: nn.Module, head: nn.Linear, label_names: list[str]) -> None:
         super().__init__()
@@ -120,16 +114,10 @@ def untrained(loaded: LoadedModel, judge: str, data: ImageData, sample: torch.Te
 
 
 def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[nn.Linear, float]:
-    """The logistic regression of scikit-learn on standardized features of the training images, as a linear layer.
+    """The logistic regression of scikit-learn on standardized training features as a linear layer, and its C.
 
-    Its strength is the one of `STRENGTHS` that answers best on the validation images; of equals the smallest.
-
-    Args:
-        examination: the model and the data.
-        num_images: learn from so many training images at most, drawn by the examination's seed.
-
-    Returns:
-        The layer on raw features, on the model's device, and scikit-learn's C.
+    Its strength is the one of `STRENGTHS` that answers best on the validation images; of equals the smallest. It learns
+    from `num_images` at most, drawn by the examination's seed.
 
     Raises:
         UserError: there is no train or validation split, or one of them judges.
@@ -166,16 +154,10 @@ def measure_model(
     optimize: bool = False,
     progress: bool = True,
 ) -> ModelResult:
-    """Judge a model by all images of a split, and corrupt and attack some of them.
+    """Judge a model by all images of a split, and corrupt and attack some of them; a probe is trained here.
 
-    Args:
-        loaded: the model; a linear probe is trained where one is to answer.
-        data: the images.
-        inputs: of `inputs_of`.
-        settings: corruptions, attacks, numbers of images, seed.
-        optimize: have a copy answer that is computed by what is fastest for so many images (`engine_for`); gradients
-            and FLOPs are those of the model as it was loaded.
-        progress: show bars on standard error.
+    With `optimize` a copy answers that is computed by what is fastest for so many images (`engine_for`); gradients and
+    FLOPs are those of the model as it was loaded.
 
     Raises:
         UserError: outputs that are not finite, an image processor that does more than scale pixels, no split to train
@@ -284,8 +266,8 @@ def _robustness(
             moved["corruption", name] = corrupt_batch(pixels, name, settings.severity, settings.seed)
         moved |= {("fgsm", f"{epsilon:g}"): fgsm(loss, pixels, epsilon / 255) for epsilon in attacks}
         with torch.inference_mode():
-            for key, found in moved.items():
-                answers = finite_logits(model, scale.values(found)).argmax(dim=1)
+            for key, changed in moved.items():
+                answers = finite_logits(model, scale.values(changed)).argmax(dim=1)
                 hits[key] += int((answers == labels).sum())
         images += len(labels)
     shares = {key: count / images for key, count in hits.items()}

@@ -63,10 +63,6 @@ class ComparisonSettings:
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
 
 
-class _ComparisonDocument(Document):
-    command: ClassVar[str] = "hf-vit compare"
-
-
 @final
 class Share(BaseModel):
     """A share of images, and the 95% interval around it (Wilson's, for independent images)."""
@@ -93,7 +89,7 @@ class ComparisonInputs(BaseModel):
 
 
 @final
-class ModelResult(_ComparisonDocument):
+class ModelResult(Document):
     """What was measured about one model.
 
     Attributes:
@@ -109,6 +105,8 @@ class ModelResult(_ComparisonDocument):
         fgsm: epsilon in 1/255 -> top-1 accuracy after FGSM; None where there is no gradient.
         notes: what else must be said.
     """
+
+    command: ClassVar[str] = "hf-vit compare"
 
     inputs: ComparisonInputs
     image_size: tuple[int, int]
@@ -170,8 +168,10 @@ class ModelSpeed(BaseModel):
 
 
 @final
-class SpeedResult(_ComparisonDocument):
+class SpeedResult(Document):
     """The models timed in turns in one process; `quiet` tells whether other processes kept the machine busy."""
+
+    command: ClassVar[str] = "hf-vit compare"
 
     models: list[JudgedModel]
     batch_size: int

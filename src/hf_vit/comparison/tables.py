@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Rows = list[dict[str, str]]
-
 _REPORT = """
 <div class="wide"><table>
 <tr>{% for header in rows[0] %}<th>{{ header }}</th>{% endfor %}</tr>
@@ -32,7 +30,7 @@ _REPORT = """
 """
 
 
-def shown_rows(results: Sequence[ModelResult], speed: SpeedResult | None) -> Rows:
+def shown_rows(results: Sequence[ModelResult], speed: SpeedResult | None) -> list[dict[str, str]]:
     """A row a model, header -> text; what was not measured is an empty text, a header without any is left out."""
     rows = [_row(result, speed) for result in results]
     headers = [header for header in rows[0] if any(row.get(header) for row in rows)]
@@ -45,14 +43,26 @@ def sentences(results: Sequence[ModelResult], speed: SpeedResult | None) -> list
     first = results[0].inputs
     settings, data = first.settings, first.data
     size = data.size or 0
-    found = [f"{data.name}, split {data.split}, {size:,} images; brackets: Wilson's 95% interval."]
+    lines = [f"{data.name}, split {data.split}, {size:,} images; brackets: Wilson's 95% interval."]
     if results[0].clean is not None:
         images = min(settings["robustness_images"] or size, size)
-        told = f"{images:,} images were corrupted (severity {settings['severity']}) and attacked (FGSM, 1/255)"
-        found.append(f"{told}; accuracy on them as they are is in the column clean.")
+        lines.append(
+            f"{images:,} images were corrupted (severity {settings['severity']}) and attacked (FGSM, 1/255); accuracy "
+            "on them as they are is in the column clean."
+        )
     if speed is not None:
-        found.append(_about_speed(speed))
-    return found + [f"{result.name}: {note}." for result in results for note in result.notes]
+        machine = f"{speed.hardware.get('name')}, {speed.hardware.get('device')}, {speed.threads} threads of torch"
+        load = (
+            "nothing else kept the machine busy"
+            if speed.quiet
+            else f"other processes kept {speed.others_load:.1f} cores busy: images/s are too low, compare the ratios"
+        )
+        lines.append(
+            f"Speed: forwards of {speed.batch_size} images on {machine}, {speed.turns} turns, every model once a turn; "
+            f"times as fast as {next(iter(speed.rows))}, median and quartiles of the turns; {load}. "
+            "Memory: what a forward holds beyond weights and input."
+        )
+    return lines + [f"{result.name}: {note}." for result in results for note in result.notes]
 
 
 def markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
@@ -100,8 +110,8 @@ def _row(result: ModelResult, speed: SpeedResult | None) -> dict[str, str]:
         "kind": model.kind,
         "judged by": model.judged_by,
         "px": "x".join(map(str, result.image_size)),
-        "parameters": _amount(result.parameters),
-        "FLOPs": _amount(result.flops),
+        "parameters": "" if result.parameters is None else amount(result.parameters),
+        "FLOPs": "" if result.flops is None else amount(result.flops),
         "top-1 (%)": _interval(result.top1),
         "top-5 (%)": _interval(result.top5),
         "calibration error (%)": _percent(result.ece),
@@ -126,8 +136,8 @@ def _numbers(result: ModelResult, speed: SpeedResult | None) -> dict[str, Any]:
         "parameters": result.parameters,
         "flops": result.flops,
     }
-    for name, found in (("top1", result.top1), ("top5", result.top5)):
-        row |= {name: found and found.value, f"{name}_low": found and found.low, f"{name}_high": found and found.high}
+    for name, share in (("top1", result.top1), ("top5", result.top5)):
+        row |= {name: share and share.value, f"{name}_low": share and share.low, f"{name}_high": share and share.high}
     row |= {"loss": result.loss, "ece": result.ece, "clean": result.clean}
     row |= {f"corrupted_{name}": value for name, value in result.corruptions.items()}
     row |= {f"fgsm_{epsilon}": value for epsilon, value in (result.fgsm or {}).items()}
@@ -139,26 +149,8 @@ def _numbers(result: ModelResult, speed: SpeedResult | None) -> dict[str, Any]:
     return row
 
 
-def _about_speed(speed: SpeedResult) -> str:
-    machine = f"{speed.hardware.get('name')}, {speed.hardware.get('device')}, {speed.threads} threads of torch"
-    load = (
-        "nothing else kept the machine busy"
-        if speed.quiet
-        else f"other processes kept {speed.others_load:.1f} cores busy: images/s are too low, compare the ratios"
-    )
-    return (
-        f"Speed: forwards of {speed.batch_size} images on {machine}, {speed.turns} turns, every model once a turn; "
-        f"times as fast as {next(iter(speed.rows))}, median and quartiles of the turns; {load}. "
-        "Memory: what a forward holds beyond weights and input."
-    )
-
-
-def _interval(found: Share | None) -> str:
-    return "" if found is None else f"{100 * found.value:.2f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
-
-
-def _amount(number: int | None) -> str:
-    return "" if number is None else amount(number)
+def _interval(share: Share | None) -> str:
+    return "" if share is None else f"{100 * share.value:.2f} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
 def _percent(value: float | None) -> str:

@@ -4,7 +4,7 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
@@ -45,11 +45,6 @@ def load_transformers(
     Code that comes with a checkpoint is never run. The weights keep the dtype they are stored in. A checkpoint of an
     image classifier and one of segmentation or detection come with their heads, any other as the bare model.
 
-    Args:
-        source: a folder or a model of the Hub.
-        device: a torch device string; by default CUDA where there is one, else the CPU.
-        as_classifier: refuse what is no trained image classifier.
-
     Raises:
         UserError: the device does not exist, or the checkpoint is incomplete or damaged.
     """
@@ -84,9 +79,7 @@ def load_transformers(
         ending = "ForImageClassification" if with_head else next((each for each in TASKS if first.endswith(each)), "")
         model = load_weights(source, getattr(transformers, f"AutoModel{ending}"), ending)
         processor = _load_processor(source)
-    # transformers decorates `to` beyond what its types can tell.
-    cast(Any, model).to(place)
-    return model.eval(), processor
+    return model.to(place).eval(), processor
 
 
 def load_weights(source: Source, auto_class: Any, head: str) -> Any:
@@ -145,13 +138,8 @@ class ImageGPTFeatures(nn.Module):
     The middle block's first layer norm ends it (Chen et al., Generative Pretraining from Pixels, 2020: the features of
     linear probes are layer-normed inputs of a block, averaged over the sequence; the best lie in the middle).
 
-    The palette is part of the model, so that it takes pixels [B, 3, H, W] like any other. Choosing a colour has no
-    gradient.
-
-    Args:
-        model: transformers' ImageGPT, bare or with a head.
-        clusters: the palette [V, 3], colours as the processor scales them.
-        size: (H, W) px of the images.
+    The palette (`clusters`, [V, 3]) is part of the model, so that it takes pixels [B, 3, H, W] like any other. Choosing
+    a color has no gradient.
 
     Raises:
         UserError: the model has no place for so many pixels.

@@ -39,10 +39,6 @@ class GraphForImageClassification(nn.Module):
 
     With an image processor in it, images are the levels 0..255; of unequal ones, NaN fills what is no image (`canvas`).
 
-    Args:
-        runtime: what runs it.
-        file: as `hf-vit export` writes it, with labels and preprocessing in its metadata.
-
     Raises:
         UserError: the runtime is missing or cannot read the file, or the file is another; or it is in int8, this
             processor may cut off its sums, and the certificate beside it is missing or finds other results.

@@ -208,8 +208,7 @@ def detect(
 ) -> list[dict[str, torch.Tensor]]:
     """The objects of each image of `sizes` (height, width) px, by the processor's own rule, or torchvision's.
 
-    Args:
-        threshold: scores must exceed it; Mask R-CNN has a threshold of its own besides.
+    Scores must exceed `threshold`; Mask R-CNN has one of its own besides.
 
     Returns:
         boxes [n, 4] (x1, y1, x2, y2 in px of the image), labels [n] and scores [n], the best first; of a Mask R-CNN

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_timm(source: Source, device: str | None = None) -> Any:
-    """Load a model of timm with its weights, in evaluation mode.
-
-    Args:
-        source: "timm:NAME", "timm:NAME@FILE" (a checkpoint of that architecture), or the folder of a model that timm
-            saved, here or on the Hub.
-        device: torch device; by default a GPU where there is one.
+    """Load a model of timm with its weights, in evaluation mode: by name, from a file, or from a folder.
 
     Raises:
         UserError: timm is not installed, or there is no such model with weights.
