@@ -27,6 +27,8 @@ from transformers import (
     BertConfig,
     BertModel,
     SwinConfig,
+    TimmWrapperConfig,
+    TimmWrapperModel,
 )
 
 import hf_vit
@@ -376,6 +378,14 @@ def test_timm_is_converted_where_it_is_not_installed(kinds, monkeypatch):
         answer = ours.model(pixels).logits
         assert torch.equal(answer, saved.model(pixels).logits)
         torch.testing.assert_close(answer, own.model(pixels), atol=1e-4, rtol=1e-4)
+
+
+def test_a_timm_model_without_head_names_no_classes(tmp_path):
+    """timm's configuration of the architecture speaks of ImageNet's 1,000."""
+    TimmWrapperModel(TimmWrapperConfig(architecture="test_vit")).save_pretrained(tmp_path)
+    assert load_model(tmp_path, "cpu").label_sets == []
+    with pytest.raises(UserError, match=r"no classifier: it has no head \(num_classes 0\)"):
+        load_model(tmp_path, "cpu", as_classifier=True)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])

@@ -56,7 +56,8 @@ def _from_wrapper(source: Source) -> Any:
         model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head).timm_model.float()
         config = config_of_wrapper(source.stored)
         names = {name: source.stored[name] for name in ("label_names", "label_descriptions") if name in source.stored}
-        model.pretrained_cfg = {**model.pretrained_cfg, **config["pretrained_cfg"], **names}
+        classes = {"num_classes": model.num_classes, **names}  # of a bare model none
+        model.pretrained_cfg = {**model.pretrained_cfg, **config["pretrained_cfg"], **classes}
     model.problem_type = source.stored.get("problem_type")
     return model.eval()
 
