@@ -21,7 +21,7 @@ import torch
 from hf_vit.errors import UserError
 from hf_vit.speed.measuring import SpeedFile
 from hf_vit.speed.peers import COMPILED, Cell, Shape, Work, measure_cell
-from hf_vit_cli.measure.bench_models import print_cell
+from hf_vit_cli.bench import print_cell
 
 VARIANTS = ("B/16", "L/16", "S/16", "R50+B/16", "Axial-B/16")
 # Images a step by image size (px) and work: enough to fill the device, little enough for a training step's memory.

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE, PROGRAM = "hf_vit", "hf_vit_cli"
+PACKAGE, PROGRAM, SETTINGS = "hf_vit", "hf_vit_cli", "hf_vit_settings"
 SOURCE = Path(__file__).parents[1] / "src"
 
 
@@ -66,7 +66,7 @@ def graph() -> dict[str, dict[str, set[str]]]:
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         found[module] = {}
         for origin, name in imports(path, package):
-            if origin.split(".")[0] in (PACKAGE, PROGRAM):
+            if origin.split(".")[0] in (PACKAGE, PROGRAM, SETTINGS):
                 target = target_of(origin, name)
                 if target != module:
                     found[module].setdefault(target, set()).add(name or origin)

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 # A room imports from rooms of lower rank alone, and rooms of one rank not from each other.
 RANKS = {
+    "hf_vit_settings": -1,
     "errors": 0,
     **dict.fromkeys(("environment", "display"), 1),
     **dict.fromkeys(("repositories", "models"), 2),

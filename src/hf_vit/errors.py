@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from hf_vit_settings import UserError
+
 # In the words of CUDA, MPS and cuBLAS; of torch's allocator on the CPU, on Linux and Windows.
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
 
@@ -31,17 +33,6 @@ def one_line(value: object) -> str:
     """The value's text in one line, without control characters and without what turns the direction of writing."""
     spaced = "".join(" " if unicodedata.category(sign) in ("Cc", "Zl", "Zp") else sign for sign in str(value))
     return " ".join("".join(sign for sign in spaced if unicodedata.category(sign) not in ("Cf", "Cs")).split())
-
-
-class UserError(ValueError):
-    """Bad input: the message says what was given, what is needed and the remedy.
-
-    It is one printable line, whatever the names are that bad input brings into it.
-    """
-
-    def __init__(self, message: str) -> None:
-        line = " ".join(message.split())
-        super().__init__("".join(char if char.isprintable() else ascii(char)[1:-1] for char in line))
 
 
 class DivergedError(UserError):

@@ -1,29 +1,61 @@
-"""How every command reads what was typed: what `typer` does, and four things more.
+"""What all commands share: how they read what was typed, how they end, and how they print tables.
+
+Beside what `typer` does:
 
 - An argument can be given by its name as well: every command that needs one takes `--model MODEL`, `--output OUTPUT`.
+- `--config FILE` takes options from a file, its own or the `facts.json` of an earlier run.
 - All that is missing is told at once.
 - What no command can use is refused: a switch with a value (`--streaming true`), an empty value, a
   number or a file without end, a place that cannot be written.
 - Ctrl-C ends in one line.
+- A line on the terminal says that libraries are loaded, which takes seconds.
 """
 
+import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from itertools import chain, takewhile, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from hf_vit_cli.places import is_endless, obstacle
-from hf_vit_cli.stopping import stoppable
+if TYPE_CHECKING:
+    from hf_vit.evaluation.protocols.frame import Table
 
 _LARGEST = 2**32 - 1  # a seed of numpy; nothing that is counted comes near
 _WRITTEN = ("output", "report")
-_STOPPED = stoppable(lambda: "nothing is left half-written")  # where a command says nothing of its own
 _TRUTHS = ("true", "yes", "on", "1", "false", "no", "off", "0")
+# What a run did with its result is not done again because of a file that came with a model.
+_NOT_REPEATED = ("output", "resume", "push", "private", "share_images")
+
+
+@contextmanager
+def stoppable(way_on: Callable[[], str]) -> Generator[None]:
+    """Turn `KeyboardInterrupt` into one line that says what was kept and how to go on; the exit code is 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"hf-vit: stopped; {way_on()}", err=True)
+        raise typer.Exit(130) from None
+
+
+def finished_parts(output: str | Path) -> str:
+    """The way on of a command that keeps what is finished in a folder, or at an address."""
+    if "://" in str(output):
+        return f"what is finished stays in {output}, the same command goes on from it"
+    output = Path(output)
+    if output.is_dir() and any(not path.name.startswith(".") for path in output.iterdir()):
+        return f"what is finished is in {output}, the same command goes on from it"
+    return "nothing is finished yet; start again with the same command"
 
 
 class Command(TyperCommand):
@@ -36,7 +68,7 @@ class Command(TyperCommand):
             argument.metavar = argument.metavar or argument.name.upper()
             argument.help = f"{argument.help} Also {_option_of(argument)}."
 
-    @_STOPPED
+    @stoppable(lambda: "nothing is left half-written")
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # typer names the class of its context nowhere
         """Read what was typed into the context.
 
@@ -59,9 +91,16 @@ class Command(TyperCommand):
         self._refuse_senseless(context, self.make_parser(ctx).parse_args(list(args))[0])
         return rest
 
-    @_STOPPED
+    @stoppable(lambda: "nothing is left half-written")
     def invoke(self, ctx: typer.Context) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Run the command."""
+        """Run the command; its libraries are imported before, in sight of who waits for them."""
+        is_seen = sys.stderr.isatty()
+        if is_seen:
+            print(f"{ctx.command_path}: loading libraries ...", end="\r", file=sys.stderr, flush=True)
+        import hf_vit  # noqa: F401
+
+        if is_seen:
+            print(end="\x1b[K", file=sys.stderr, flush=True)
         return super().invoke(ctx)
 
     def _refuse_truths(self, ctx: typer.Context, args: list[str]) -> None:
@@ -142,3 +181,138 @@ def _option_of(parameter: Any) -> str:
         return parameter.opts[0]
     name = parameter.name.removesuffix("s") if parameter.nargs < 0 else parameter.name
     return f"--{name.replace('_', '-')}"
+
+
+def take_config(context: typer.Context, file: Path | None) -> None:
+    """Let the options that a file names be the defaults of this call.
+
+    A mapping names them as the command does (`learning_rate: 0.01`); of a `facts.json` the last run of this command is
+    taken.
+
+    Raises:
+        typer.TyperException: the file cannot be read, or names what is no option.
+    """
+    if file is None or context.resilient_parsing:
+        return
+    if is_endless(file):
+        context.fail(f"--config {file} is a device or a pipe; give a file")
+    content = _read(context, file)
+    options = _recorded(context, file, content) if isinstance(content, list) else content
+    if not isinstance(options, Mapping):
+        context.fail(f"--config {file} holds no options; give 'name: value' lines, or the facts.json of a run")
+    is_switch = {each.name: getattr(each, "is_flag", False) for each in context.command.params}
+    defaults: dict[str, Any] = {}
+    for key, value in options.items():
+        name = str(key).replace("-", "_")
+        if name not in is_switch:
+            near = get_close_matches(name, is_switch, 1)
+            context.fail(f"--config {file}: '{key}' is no option{f'; did you mean {near[0]}?' if near else ''}")
+        if value is not None:
+            defaults[name] = value if isinstance(value, bool) and is_switch[name] else _typed(value)
+    context.default_map = defaults
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        callback=take_config,
+        is_eager=True,
+        expose_value=False,
+        exists=True,
+        dir_okay=False,
+        help="Options from a YAML or JSON file, or the facts.json of a run to do again; typed ones come first.",
+    ),
+]
+
+
+def _read(context: typer.Context, file: Path) -> Any:
+    import yaml
+
+    try:
+        text = file.read_text(encoding="utf-8")
+        return json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        context.fail(f"--config {file} cannot be read ({error}); give a YAML or JSON file")
+
+
+def _recorded(context: typer.Context, file: Path, records: list[Any]) -> dict[str, Any]:
+    """The options of the last run of this command that a facts.json knows."""
+    commands = [str(record.get("command", "")) for record in records if isinstance(record, dict)]
+    runs = [command for command in commands if command.startswith(f"{context.command_path} ")]
+    if not runs:
+        context.fail(f"--config {file} records no run of {context.command_path}")
+    try:
+        words = shlex.split(runs[-1].removeprefix(context.command_path))
+        typed = context.command.make_context(context.info_name, words)
+    except (ValueError, typer.TyperException) as error:
+        context.fail(f"--config {file} records a command that is not understood ({error}); give its options yourself")
+    sources = {name: typed.get_parameter_source(name) for name in typed.params if name not in _NOT_REPEATED}
+    return {name: typed.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _typed(value: Any) -> Any:
+    """A value as it would be typed, so that it is read and refused in the same way."""
+    if isinstance(value, list | tuple):
+        return [_typed(item) for item in value]
+    return str(value)
+
+
+def command_line(context: typer.Context) -> str:
+    """`hf-vit evaluate out/model --data digits`: the arguments, and the options that differ from their defaults."""
+    words = context.command_path.split()
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        options = [name for name in parameter.opts if name.startswith("--")]
+        if value is None or (options and value == parameter.default):
+            continue
+        if isinstance(value, bool):
+            words.append(options[0] if value else parameter.secondary_opts[0])
+            continue
+        values = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+        if parameter.nargs > 1:  # one option with several values
+            words += [*options[:1], *values]
+        else:
+            for item in values:
+                words += [*options[:1], item]
+    return shlex.join(words)
+
+
+def print_tables(tables: "Iterable[Table]") -> None:
+    """One after the other, each below its title."""
+    from rich import table as rich_table
+    from rich.console import Console
+    from rich.markup import escape
+
+    for shown in tables:
+        typer.echo(shown.title)
+        table = rich_table.Table(*map(escape, shown.header), show_header=bool(shown.header))
+        for row in shown.rows:
+            table.add_row(*map(escape, row))
+        Console().print(table)
+
+
+def is_endless(path: str | Path) -> bool:
+    """Whether a device or a pipe has this name, which may never end."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def obstacle(place: Path) -> str | None:
+    """Why nothing can be written to a file or folder of this name; None where it can. Nothing is written."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(place)):  # as s3:// does, of which a `Path` has lost a slash
+        return "it is an address, not a place on this machine"
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(place)  # which a name that is too long does not survive
+        nearest = next(each for each in (place.absolute(), *place.absolute().parents) if os.path.lexists(each))
+        if not nearest.exists():
+            return f"{nearest.name} is a link that leads nowhere"
+        if nearest == place.absolute() and nearest.is_file():
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            return f"{nearest} is no folder"
+        with tempfile.TemporaryFile(dir=nearest):
+            return None
+    except OSError as error:
+        return error.strerror

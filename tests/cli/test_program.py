@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import hf_vit
-from hf_vit_cli.command_line import command_line
+from hf_vit_cli.command import command_line
 from hf_vit_cli.main import build_app, main
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ class Bar:
             raise AssertionError(f"{name} was imported")
 
 sys.meta_path.insert(0, Bar())
-from hf_vit_cli.command_line import command_line
+from hf_vit_cli.command import command_line
 from hf_vit_cli.main import main
 
 for line in json.loads(sys.argv[1]):

@@ -16,7 +16,7 @@ from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, best_thres
 from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts, append_record
 from hf_vit.training import finetune
-from hf_vit_cli.train.finetune import print_result
+from hf_vit_cli.finetune import print_result
 
 COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
 

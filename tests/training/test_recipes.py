@@ -82,7 +82,7 @@ def test_bad_values_are_named(values, message):
 
 
 def test_every_value_has_a_flag():
-    from hf_vit_cli.train.finetune import finetune
+    from hf_vit_cli.finetune import finetune
 
     assert set(inspect.signature(finetune).parameters) >= OVERRIDABLE
 

@@ -9,7 +9,6 @@ run image by image under a seed of their own.
 """
 
 import random
-import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,81 +20,13 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 
 from hf_vit.errors import UserError
+from hf_vit_settings import AugmentationConfig
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torchvision.transforms.v2 import InterpolationMode
 
 _DRAWS = 6  # horizontal shift, vertical shift, angle, flip, zoom, shear
-
-
-@dataclass(frozen=True)
-class AugmentationConfig:
-    """Which variations the training images get; the default is none at all.
-
-    Applied in this order: crop, shift, rotation with shear and zoom, flip, RandAugment, policy, colour jitter, erasing;
-    mixup or cutmix act on batches, in `ImageCollator`.
-
-    Attributes:
-        random_resized_crop: smallest and largest share of the image's area that a crop keeps, with an aspect ratio of
-            3/4 to 4/3; None shows the whole image, resized as the image processor does.
-        horizontal_flip: probability.
-        randaugment: (layers, magnitude 0..30) of RandAugment (arXiv 1909.13719), as in "How to train your ViT?" (arXiv
-            2106.10270), or None. torchvision's, without noise.
-        random_erasing: probability that a rectangle of 2 to 33% of the image becomes noise (arXiv 1708.04896).
-        mixup_alpha: Beta parameter of mixup (arXiv 1710.09412); 0 is off.
-        cutmix_alpha: Beta parameter of cutmix (arXiv 1905.04899); 0 is off. With both on, every batch gets one of them.
-        shift_px: largest random translation, px of the model's input, each direction; what moves in is black. A whole
-            number moves by whole px, which keeps the pixels as they are; any other moves by fractions too, bilinear.
-        rotation_degrees: largest random rotation about the centre, either direction, bilinear; corners become black.
-        shear_degrees: largest random slant of upright lines, either direction, bilinear.
-        zoom: largest random change of size as a share, larger or smaller, bilinear.
-        random_crop: px of reflected edge around the image, in the smallest size that covers the model's; a crop of the
-            model's size is shown (arXiv 2204.07118: simple random crop, 4 px). Not with random_resized_crop.
-        auto_augment: a policy in timm's words, which it needs: "rand-m9-mstd0.5-inc1" or "3a", see `open_policy`.
-        color_jitter: largest change of brightness, contrast and saturation, as a share (arXiv 2204.07118, table 1).
-        scale_jitter: smallest and largest scale of an image that fits the model's size at scale 1; a crop of the
-            model's size is shown, with an edge where the image is smaller (arXiv 2012.07177, large scale jittering).
-            Of segmentation and detection; not with random_resized_crop.
-    """
-
-    random_resized_crop: tuple[float, float] | None = None
-    horizontal_flip: float = 0.0
-    randaugment: tuple[int, int] | None = None
-    random_erasing: float = 0.0
-    mixup_alpha: float = 0.0
-    cutmix_alpha: float = 0.0
-    shift_px: float = 0
-    rotation_degrees: float = 0.0
-    shear_degrees: float = 0.0
-    zoom: float = 0.0
-    random_crop: int | None = None
-    auto_augment: str | None = None
-    color_jitter: float = 0.0
-    scale_jitter: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        crop, rand, edge, scales = self.random_resized_crop, self.randaugment, self.random_crop, self.scale_jitter
-        for name, is_met, need in (
-            ("random_resized_crop", not crop or 0 < crop[0] <= crop[1] <= 1, "0 < smallest <= largest <= 1"),
-            ("horizontal_flip", 0 <= self.horizontal_flip <= 1, "a probability, 0..1"),
-            ("randaugment", rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "layers, magnitude 0..30"),
-            ("auto_augment", _is_policy(self.auto_augment), "a policy such as rand-m9-mstd0.5-inc1 or 3a"),
-            ("random_crop", edge is None or edge >= 0, "0 px or more"),
-            ("random_crop", edge is None or crop is None, "one of random_crop and random_resized_crop"),
-            ("color_jitter", 0 <= self.color_jitter <= 1, "a share, 0..1"),
-            ("scale_jitter", not scales or 0.05 <= scales[0] <= scales[1] <= 10, "0.05 <= smallest <= largest <= 10"),
-            ("scale_jitter", scales is None or crop is None, "one of scale_jitter and random_resized_crop"),
-            ("random_erasing", 0 <= self.random_erasing <= 1, "a probability, 0..1"),
-            ("mixup_alpha", self.mixup_alpha >= 0, "0 (off) or more"),
-            ("cutmix_alpha", self.cutmix_alpha >= 0, "0 (off) or more"),
-            ("shift_px", self.shift_px >= 0, "0 px or more"),
-            ("rotation_degrees", 0 <= self.rotation_degrees <= 180, "0..180 degrees"),
-            ("shear_degrees", 0 <= self.shear_degrees < 90, "0 to below 90 degrees"),
-            ("zoom", 0 <= self.zoom < 1, "0 <= zoom < 1"),
-        ):
-            if not is_met:
-                raise UserError(f"augmentation {name} = {getattr(self, name)}; needed: {need}")
 
 
 def random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
@@ -275,15 +206,8 @@ def affine(
 
 # ---- policies of RandAugment, AutoAugment and 3-Augment with the scale and the noise of timm's code, which runs them
 
-_POLICY = re.compile(
-    r"3a|rand(-(m\d+|n\d+|p\d*\.?\d+|mstd\d*\.?\d+|mmax\d+|inc[01]))*|(original|originalr|v0|v0r)(-mstd\d*\.?\d+)?"
-)
 # What the largest shift is a share of: the shorter side, as in timm's own loader.
 _LARGEST_SHIFT = 0.45
-
-
-def _is_policy(text: str | None) -> bool:
-    return text is None or _POLICY.fullmatch(text) is not None
 
 
 def open_policy(policy: str, size: tuple[int, int] = (224, 224), fill: tuple[int, ...] = (128, 128, 128)) -> "_Policy":

@@ -12,7 +12,7 @@ from typing import Any
 
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.errors import UserError
-from hf_vit.training.recipes.definition import OVERRIDABLE, Recipe
+from hf_vit_settings import OVERRIDABLE, Recipe
 
 __all__ = ["OVERRIDABLE", "RECIPES", "Recipe", "find_recipe"]
 

@@ -21,7 +21,7 @@ from hf_vit.loading.pixels import PixelScale
 from hf_vit.loading.timm_models import timm_data_config
 from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.training.plan import Run
-from hf_vit.training.recipes.definition import Recipe
+from hf_vit_settings import Recipe
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 

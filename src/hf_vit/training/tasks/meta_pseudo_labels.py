@@ -24,7 +24,7 @@ from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.training.plan import Run
 from hf_vit.training.processes import refusal_of, world_size
-from hf_vit.training.recipes.definition import Recipe
+from hf_vit_settings import Recipe
 from hf_vit.training.tasks.distillation import Teacher
 from hf_vit.training.tasks.self_training import (
     UNLABELLED,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
-from hf_vit.training.recipes.definition import Recipe
+from hf_vit_settings import Recipe
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")

@@ -1,13 +1,14 @@
 """`hf-vit verify`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hf_vit_cli import options
 
 
+@options.takes("device")
 def verify(
     repo: Annotated[
         str,
@@ -24,7 +25,7 @@ def verify(
     data: Annotated[
         list[str] | None, typer.Option(help="With --results: where data without a public name is; repeat for more.")
     ] = None,
-    device: options.Device = None,
+    **shared: Any,
 ) -> None:
     """Download a shared model, compare every checksum, load it and ask it about an image; measure its results again.
 
@@ -39,17 +40,17 @@ def verify(
     from hf_vit.hub.verify import describe, verify_repo
 
     if (Path(repo) / CERTIFICATE).is_file():
-        if revision or trust_remote_code or results or data or device:
+        if revision or trust_remote_code or results or data or any(shared.values()):
             raise UserError(f"{repo} is an exported folder, whose certificate takes no options; leave them out")
         done = verify_export(Path(repo))
         typer.echo(f"{len(done.checks)} checks repeated with {done.measured_with}: {done.describe()}")
         return
     check_repo_id(repo)
-    if (data or device) and not results:
+    if (data or any(shared.values())) and not results:
         raise UserError("--data and --device are for measuring; add --results, or leave them out")
     result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=typer.echo)
     typer.echo(describe(result))
     if results:
-        findings = audit_results(result.folder, data=data or (), device=device, report=typer.echo)
+        findings = audit_results(result.folder, data=data or (), **shared, report=typer.echo)
         typer.echo(describe_findings(findings))
         check(findings)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hf_vit_cli.result_tables import print_tables
+from hf_vit_cli.command import print_tables
 
 
 def models(

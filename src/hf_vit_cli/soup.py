@@ -1,12 +1,14 @@
 """`hf-vit soup`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.command import command_line
 
 
+@options.takes("skip_bad_images", "image_column", "label_column", "device")
 def soup(
     context: typer.Context,
     models: Annotated[
@@ -14,14 +16,12 @@ def soup(
     ],
     output: options.Output,
     data: Annotated[
-        str | None, typer.Option(help="What the soup is judged on, and a greedy one chosen by; as in finetune.")
+        str | None,
+        typer.Option(help="Data to evaluate the soup on, and to choose a greedy one by; as --data of finetune."),
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Leave out models that make it worse.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Images a forward pass.", min=1)] = 64,
-    skip_bad_images: options.SkipBadImages = False,
-    image_column: options.ImageColumn = None,
-    label_column: options.LabelColumn = None,
-    device: options.Device = None,
+    batch_size: Annotated[int, typer.Option(help="Images per forward pass.", min=1)] = 64,
+    **shared: Any,
 ) -> None:
     """Average the weights of fine-tuned models into one (arXiv 2203.05482)."""
     from rich.console import Console
@@ -29,7 +29,6 @@ def soup(
     from rich.table import Table
 
     from hf_vit.training.soups import make_soup
-    from hf_vit_cli.command_line import command_line
 
     made = make_soup(
         models,
@@ -37,12 +36,9 @@ def soup(
         greedy=greedy,
         data=data,
         batch_size=batch_size,
-        skip_bad_images=skip_bad_images,
-        image_column=image_column,
-        label_column=label_column,
-        device=device,
         command=command_line(context),
         report=typer.echo,
+        **shared,
     )
     table = Table("ingredient", "validation accuracy", "")
     for one in made.ingredients:

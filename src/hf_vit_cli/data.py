@@ -1,7 +1,7 @@
 """`hf-vit data`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -10,23 +10,22 @@ from hf_vit_cli import options
 _LISTED = 10
 
 
+@options.takes("skip_bad_images", "image_column", "label_column")
 def data(
     source: Annotated[str, typer.Argument(metavar="DATA", help="As --data of the other commands.", show_default=False)],
     output: Annotated[
         Path | None, typer.Option(help="Folder for contact_sheet.png: some images of every class.", file_okay=False)
     ] = None,
-    skip_bad_images: options.SkipBadImages = False,
-    image_column: options.ImageColumn = None,
-    label_column: options.LabelColumn = None,
     target: Annotated[
         Literal["label", "mask", "objects"] | None,
         typer.Option(
-            help="What is learnt: a label an image, a mask (segmentation) or objects (detection).",
+            help="Target: a label per image, a mask (segmentation) or objects (detection).",
             show_default="as laid out",
         ),
     ] = None,
+    **shared: Any,
 ) -> None:
-    """Show what is understood of data, before any training: classes, counts, sizes, copies, bad files, a look."""
+    """Inspect a data set before training: classes, counts, sizes, duplicates, unreadable files."""
     import io
 
     from rich.console import Console
@@ -37,14 +36,8 @@ def data(
     from hf_vit.data.overview import contact_sheet, overview, tell_uneven
     from hf_vit.results.writing import write_atomically
 
-    images = load_data(
-        source,
-        skip_bad_images=True,
-        image_column=image_column,
-        label_column=label_column,
-        multi_label=True,
-        target=target,
-    )
+    are_skipped = shared.pop("skip_bad_images")
+    images = load_data(source, skip_bad_images=True, multi_label=True, target=target, **shared)
     seen = overview(images)
     total = sum(images.num_examples(split) or 0 for split in images.splits)
     table = Table("class", *images.splits, title=f"{escape(images.name)}: {total:,} images", title_justify="left")
@@ -65,7 +58,7 @@ def data(
         typer.echo(f"note: {remark}")
     if images.skipped:
         more = ", ..." if len(images.skipped) > _LISTED else ""
-        advice = "" if skip_bad_images else "; other commands need --skip-bad-images to go on without them"
+        advice = "" if are_skipped else "; other commands need --skip-bad-images to go on without them"
         typer.echo(f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_LISTED])}{more}){advice}")
     if output is not None:
         sheet = io.BytesIO()

@@ -1,13 +1,14 @@
 """`hf-vit push`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hf_vit_cli import options
 
 
+@options.takes("share_images")
 def push(
     model: Annotated[Path, typer.Argument(help="Folder of a saved model; of a page with --space.", show_default=False)],
     repo: Annotated[str, typer.Argument(help="Name on the Hub: user/name, or name for your own.", show_default=False)],
@@ -20,11 +21,11 @@ def push(
     ] = None,
     license: Annotated[str | None, typer.Option(help="Hub license id; else the card's or base model's.")] = None,
     max_shard_size: Annotated[str, typer.Option(help="Larger weight files are split.")] = "5GB",
-    share_images: options.ShareImages = False,
     space: Annotated[
         bool, typer.Option("--space", help="Share the page that hf-vit page wrote, as a static Space.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")] = False,
+    **shared: Any,
 ) -> None:
     """Share a model: weights, code, processor, card, pictures and facts in one commit, checked before and after."""
     from hf_vit.hub.preflight import check_repo_id
@@ -42,9 +43,9 @@ def push(
         collection=collection,
         license=license,
         max_shard_size=max_shard_size,
-        share_images=share_images,
         space=space,
         dry_run=dry_run,
         report=typer.echo,
+        **shared,
     )
     typer.echo(describe(result))

@@ -23,7 +23,7 @@ def demo(
 
     from hf_vit.evaluation.protocols.top1 import ClassificationResult
     from hf_vit.training.demonstration import demonstrate
-    from hf_vit_cli.command_line import command_line
+    from hf_vit_cli.command import command_line
 
     start, console = time.perf_counter(), Console()
     accuracies: list[float] = []

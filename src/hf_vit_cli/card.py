@@ -1,13 +1,14 @@
 """`hf-vit card`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hf_vit_cli import options
 
 
+@options.takes("share_images")
 def card(
     model: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
     repo: Annotated[str | None, typer.Option(help="Name on the Hub, for the examples: user/name.")] = None,
@@ -21,7 +22,7 @@ def card(
     space: Annotated[
         str | None, typer.Option(help="The static Space that shows it, user/name: kept, and linked to.")
     ] = None,
-    share_images: options.ShareImages = False,
+    **shared: Any,
 ) -> None:
     """Write a model's card, MODEL/README.md, from its recorded facts."""
     from hf_vit.errors import UserError
@@ -40,4 +41,4 @@ def card(
         state_power(model, power, carbon_intensity)
     elif carbon_intensity is not None:
         raise UserError("--carbon-intensity is of the energy that --power comes to; add --power, or leave it out")
-    print(f"wrote {write_card(model, repo_id=repo, license=license, share_images=share_images)}")
+    print(f"wrote {write_card(model, repo_id=repo, license=license, **shared)}")

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.stopping import finished_parts, stoppable
+from hf_vit_cli.command import command_line, finished_parts, stoppable
 
 
+@options.takes("device", "optimize")
 def analyze(
     context: typer.Context,
     model: Annotated[
@@ -18,7 +19,7 @@ def analyze(
             help="Folder, Hub id, timm:NAME, a checkpoint file, or a folder of checkpoints.", show_default=False
         ),
     ],
-    output: Annotated[Path, typer.Option(help="Folder for numbers, pictures and the report.", file_okay=False)],
+    output: Annotated[Path, typer.Option(help="Folder for numbers, plots and the report.", file_okay=False)],
     images: Annotated[
         str | None,
         typer.Option(
@@ -26,7 +27,7 @@ def analyze(
             show_default=False,
         ),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="One analysis; repeat for more. By default all.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Analysis to run; repeat for more. Default: all.")] = None,
     against: Annotated[str | None, typer.Option(help="A second model to compare with (CKA).")] = None,
     cue_conflict: Annotated[
         Path | None, typer.Option(help="Images named like cat7-elephant1.png (shape-texture), for shape_bias.")
@@ -35,25 +36,23 @@ def analyze(
         Path | None, typer.Option(help='JSON: their classes and the model\'s labels, {"cat": ["tabby", ...], ...}.')
     ] = None,
     num_images: Annotated[int, typer.Option(help="Images to average over.", min=1)] = 128,
-    num_pictures: Annotated[int, typer.Option(help="Images to show maps of.", min=1)] = 4,
-    split: Annotated[str, typer.Option(help="Of data: train, validation or test.")] = "test",
+    num_pictures: Annotated[int, typer.Option(help="Images to plot maps of.", min=1)] = 4,
+    split: Annotated[str, typer.Option(help="Split of data: train, validation or test.")] = "test",
     streaming: Annotated[
         bool, typer.Option("--streaming", help="Read data as a stream; its first images are taken.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(help="Images a forward.", min=1)] = 8,
-    cka_batch_size: Annotated[int, typer.Option(help="Images a minibatch of CKA.", min=4)] = 64,
-    rollout_identity: Annotated[float, typer.Option(help="Share of the identity in rollout; 0: none.")] = 0.5,
-    picture_format: Annotated[str, typer.Option(help="png or svg.")] = "png",
-    device: options.Device = None,
-    optimize: options.Optimize = True,
-    seed: Annotated[int, typer.Option(help="Of the choice of images.", min=0)] = 0,
+    batch_size: Annotated[int, typer.Option(help="Images per forward pass.", min=1)] = 8,
+    cka_batch_size: Annotated[int, typer.Option(help="Images per minibatch of CKA.", min=4)] = 64,
+    rollout_identity: Annotated[float, typer.Option(help="Share of the identity in attention rollout; 0: none.")] = 0.5,
+    picture_format: Annotated[str, typer.Option(help="Format of the plots: png or svg.")] = "png",
+    seed: Annotated[int, typer.Option(help="Random seed of the choice of images.", min=0)] = 0,
+    **shared: Any,
 ) -> None:
-    """Look at how a model sees: attention, filters, positions, CKA, inductive biases; as JSON, pictures and HTML."""
+    """Analyze a model: attention, filters, positions, CKA, inductive biases; as JSON, plots and HTML."""
     from hf_vit.analysis import AnalysisSettings, analyze_stages, stage_folders
     from hf_vit.analysis import analyze as run_analyses
     from hf_vit.data import load_data
     from hf_vit.errors import UserError
-    from hf_vit_cli.command_line import command_line
 
     if picture_format not in ("png", "svg"):
         raise UserError(f"picture format '{picture_format}' is not known; choose png or svg")
@@ -75,9 +74,8 @@ def analyze(
         settings=settings,
         split=split,
         picture_format=picture_format,
-        device=device,
-        optimize=optimize,
         report=typer.echo,
+        **shared,
     )
     with stoppable(lambda: finished_parts(output)):
         source: object = images

@@ -1,12 +1,12 @@
 """`hf-vit compare`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.stopping import finished_parts, stoppable
+from hf_vit_cli.command import finished_parts, stoppable
 
 if TYPE_CHECKING:
     from hf_vit.comparison import ModelResult, SpeedResult
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 _COLUMNS = 5
 
 
+@options.takes(
+    *("split", "batch_size", "skip_bad_images", "image_column", "label_column", "device", "optimize", "runner"),
+    *("address", "seed"),
+)
 def compare(
     context: typer.Context,
     models: Annotated[
@@ -23,35 +27,30 @@ def compare(
     ],
     data: options.Data,
     output: Annotated[Path, typer.Option(help="Folder for tables, pictures and the page.", file_okay=False)],
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     probe: Annotated[
-        bool, typer.Option("--probe", help="A linear probe answers for models without a head for these classes.")
+        bool, typer.Option("--probe", help="Fit a linear probe for models without a head for these classes.")
     ] = False,
-    corruption: Annotated[list[str] | None, typer.Option(help="One kind; repeat for more. By default four.")] = None,
-    severity: Annotated[int, typer.Option(help="Of the corruptions.", min=1, max=5)] = 3,
-    epsilon: Annotated[list[float] | None, typer.Option(help="Of FGSM, in 1/255; repeat. By default 1, 4.")] = None,
-    robustness: Annotated[bool, typer.Option(help="Whether to corrupt and attack images.")] = True,
+    corruption: Annotated[
+        list[str] | None, typer.Option(help="Kind of corruption; repeat for more. Default: four.")
+    ] = None,
+    severity: Annotated[int, typer.Option(help="Severity of the corruptions.", min=1, max=5)] = 3,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Size of FGSM's perturbation in 1/255; repeat for more. Default: 1, 4.")
+    ] = None,
+    robustness: Annotated[bool, typer.Option(help="Corrupt and attack images.")] = True,
     robustness_images: Annotated[int, typer.Option(help="Images to corrupt and attack.", min=1)] = 500,
-    probe_images: Annotated[int, typer.Option(help="Training images of a probe, at most.", min=1)] = 10_000,
-    image_size: Annotated[str | None, typer.Option(help="px of digits and photos, S or HxW.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images a forward.", min=1)] = 32,
-    speed_turns: Annotated[int, typer.Option(help="Forwards of each model that are timed; 0: no speed.", min=0)] = 10,
-    speed_batch_size: Annotated[int, typer.Option(help="Images of such a forward.", min=1)] = 8,
-    skip_bad_images: options.SkipBadImages = False,
-    image_column: options.ImageColumn = None,
-    label_column: options.LabelColumn = None,
-    device: options.Device = None,
-    optimize: options.Optimize = True,
-    runner: options.Runner = "local",
-    address: options.Address = None,
-    seed: Annotated[int, typer.Option(help="Of draws and noise.", min=0)] = 0,
+    probe_images: Annotated[int, typer.Option(help="Most training images of a probe.", min=1)] = 10_000,
+    image_size: Annotated[str | None, typer.Option(help="Size of digits and photos in pixels: 64 or 64x48.")] = None,
+    speed_turns: Annotated[int, typer.Option(help="Timed forward passes of each model; 0: no speed.", min=0)] = 10,
+    speed_batch_size: Annotated[int, typer.Option(help="Images per timed forward pass.", min=1)] = 8,
+    **shared: Any,
 ) -> None:
-    """Put image classifiers of any library side by side: accuracy, calibration, robustness, FLOPs, speed, memory."""
+    """Compare image classifiers of any library: accuracy, calibration, robustness, FLOPs, speed, memory."""
     from hf_vit.comparison import ComparisonSettings, save_comparison
     from hf_vit.comparison import compare as run_comparison
     from hf_vit.errors import UserError
     from hf_vit.results.facts import Facts
-    from hf_vit_cli.command_line import command_line
+    from hf_vit_cli.command import command_line
 
     if not robustness and (corruption or epsilon):
         what = (
@@ -68,8 +67,8 @@ def compare(
         epsilons=tuple(epsilon or defaults.epsilons) if robustness else (),
         robustness_images=robustness_images,
         probe_images=probe_images,
-        batch_size=batch_size,
-        seed=seed,
+        batch_size=shared.pop("batch_size"),
+        seed=(seed := shared.pop("seed")),
         speed_turns=speed_turns,
         speed_batch_size=speed_batch_size,
     )
@@ -78,18 +77,11 @@ def compare(
             models,
             data,
             output,
-            split=split,
             probe=probe,
             settings=settings,
             image_size=options.parse_size(image_size),
-            skip_bad_images=skip_bad_images,
-            image_column=image_column,
-            label_column=label_column,
-            device=device,
-            optimize=optimize,
-            runner=runner,
-            address=address,
             report=typer.echo,
+            **shared,
         )
     for note in run.data.notes:
         typer.echo(f"note: {note}", err=True)

@@ -1,0 +1,208 @@
+"""`hf-vit bench`: what is fast and what is not, on this machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hf_vit_cli import options
+from hf_vit_cli.command import Command, command_line
+from hf_vit_settings import FinetuneOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hf_vit.speed.measuring import ForwardSpeed
+    from hf_vit.speed.peers import MeasuredCell
+    from hf_vit.training.input_speed import InputSpeed
+
+bench = typer.Typer(help="Measure speed on this machine: models, saved ones and exports, the input of a training.")
+
+
+@bench.command("models", cls=Command)
+def model_speed(
+    context: typer.Context,
+    variants: Annotated[list[str] | None, typer.Argument(help="Sizes; S/16 and B/16 by default.")] = None,
+    work: Annotated[list[str] | None, typer.Option(help="inference, training; both by default.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16; float32 by default.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Images a step; 1 and 8 by default, training 8.")] = None,
+    image_size: Annotated[int, typer.Option(help="px a side.")] = 224,
+    contestant: Annotated[list[str] | None, typer.Option(help="By default hf_vit in its forms and every peer.")] = None,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Also each compiled, frozen and not.")] = False,
+    engines: Annotated[bool, typer.Option("--engines", help="Also by OpenVINO and ONNX Runtime, in int8 too.")] = False,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations in training.")] = False,
+    turns: Annotated[int, typer.Option(help="Of every contestant in a build.", min=1)] = 15,
+    builds: Annotated[int, typer.Option(help="Times that all are built anew, elsewhere in memory.", min=1)] = 1,
+    threads: Annotated[int | None, typer.Option(help="Of torch; all cores by default.", min=1)] = None,
+    device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
+    peak_tflops: Annotated[float | None, typer.Option(help="Of the device, for the utilisation.")] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file, rewritten after every cell.", dir_okay=False)] = None,
+) -> None:
+    """hf_vit beside transformers, timm, vit-pytorch and torch's own encoder: paired ratios on identical shapes."""
+    import itertools
+
+    import torch
+
+    from hf_vit.speed.measuring import BUSY, SpeedFile, others_load
+    from hf_vit.speed.peers import (
+        OURS,
+        PACKED,
+        PEERS,
+        PRODUCTS,
+        Cell,
+        Shape,
+        compiled_forms,
+        engine_forms,
+        measure_cell,
+    )
+    from hf_vit.environment import pick_device
+
+    device = str(pick_device(device))
+    if threads is not None:
+        torch.set_num_threads(threads)
+    works, sizes = work or ["inference", "training"], variants or ["S/16", "B/16"]
+    cells = [
+        Cell(kind, Shape(size, image_size), precision, images, device, checkpointing and kind == "training")  # pyright: ignore[reportArgumentType] - checked by the class
+        for kind, size, precision in itertools.product(works, sizes, dtype or ["float32"])
+        for images in batch or ([1, 8] if kind == "inference" else [8])
+    ]
+    names = contestant or [*OURS, *PEERS, PRODUCTS, PRODUCTS + PACKED]
+    if compiled:
+        names = list(dict.fromkeys([*names, *compiled_forms(contestant or ["hf_vit", *PEERS])]))
+    if engines:
+        plain = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
+        names += engine_forms(plain) + ([] if contestant else [f"{PRODUCTS}, openvino"])
+    load = others_load()
+    speeds = SpeedFile(output, command_line(context), device, turns=turns, builds=builds)
+    for cell in cells:
+        peak = None if peak_tflops is None else peak_tflops * 1e12
+        measured = measure_cell(cell, names, turns, builds=builds, memory=cell.work == "training", peak_flops=peak)
+        speeds.add(measured.describe(), measured.load)
+        print_cell(measured)
+    if load > BUSY:
+        typer.echo(f"note: others kept {load:.1f} cores busy: ratios scatter; repeat in a quiet moment", err=True)
+    if output is not None:
+        typer.echo(f"written to {output}")
+
+
+def print_cell(measured: "MeasuredCell") -> None:
+    """One cell as a table: speeds, memory, and the ratio to transformers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    cell, base = measured.cell, "transformers"
+    pixels = f"{cell.shape.image_size} px"
+    title = f"{cell.work}, {cell.shape.variant} at {pixels}, {cell.dtype}, batch {cell.batch}, {cell.device}"
+    if cell.checkpointing:
+        title += ", checkpointing"
+    table = Table("", "images/s", f"x {base} (quartiles)", "peak memory", title=title, title_justify="left")
+    shows_use = any(outcome.utilisation is not None for outcome in measured.outcomes.values())
+    if shows_use:
+        table.add_column("utilisation")
+    for name, outcome in measured.outcomes.items():
+        memory = "" if outcome.memory is None else f"{outcome.memory / 1e6:,.0f} MB"
+        row = [name, f"{outcome.images_per_second:,.2f}", str(outcome.ratios.get(base, "")), memory]
+        table.add_row(*row, *([f"{outcome.utilisation or 0:.1%}"] if shows_use else []))
+    console = Console()
+    console.print(table)
+    for name, reason in measured.absent.items():
+        console.print(f"without {name}: {reason}", soft_wrap=True, highlight=False)
+
+
+@bench.command("saved", cls=Command)
+def saved_speed(
+    context: typer.Context,
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Two or more: folders, Hub ids, timm:NAME, or what export wrote.", show_default=False),
+    ],
+    batch: Annotated[list[int] | None, typer.Option(help="Images a forward; 1 and 8 by default.", min=1)] = None,
+    turns: Annotated[int, typer.Option(help="Of every model.", min=1)] = 15,
+    threads: Annotated[int | None, typer.Option(help="Of torch and ONNX graphs; all cores by default.", min=1)] = None,
+    device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
+    output: Annotated[Path | None, typer.Option(help="JSON file, rewritten after every batch.", dir_okay=False)] = None,
+) -> None:
+    """Saved models, and graphs that were exported from them, beside the first: forward passes on noise, in turns."""
+    from dataclasses import asdict
+
+    import torch
+
+    from hf_vit.loading import load_models
+    from hf_vit.speed.measuring import SpeedFile, measure_forwards, noise_for
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    subjects = {subject.name: subject for subject in load_models(models, device)}
+    speeds = SpeedFile(output, command_line(context), device, turns=turns)
+    sizes = batch or [1, 8]
+    samples = {size: {name: noise_for(subject, size) for name, subject in subjects.items()} for size in sizes}
+    for size in sizes:
+        measured, load = measure_forwards(subjects, samples[size], turns)
+        speeds.add({"batch": size, "models": {name: asdict(speed) for name, speed in measured.items()}}, load)
+        print_speeds(measured, size)
+    if not speeds.is_quiet:
+        load = max(speeds.loads)
+        typer.echo(f"note: others kept {load:.1f} cores busy: ratios scatter; repeat in a quiet moment", err=True)
+    if output is not None:
+        typer.echo(f"written to {output}")
+
+
+def print_speeds(measured: "Mapping[str, ForwardSpeed]", batch: int) -> None:
+    """One batch size as a table."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", "images/s", "times as fast (quartiles)", title=f"batch {batch}", title_justify="left")
+    for name, speed in measured.items():
+        table.add_row(escape(name), f"{speed.images_per_second.median:,.2f}", str(speed.times_as_fast))
+    Console().print(table)
+
+
+@bench.command("data", cls=Command)
+@options.takes(
+    *("image_size", "micro_batch_size", "precision", "num_workers", "device", "streaming", "skip_bad_images"),
+)
+def data_speed(
+    context: typer.Context,
+    model: options.Model,
+    data: options.Data,
+    recipe: Annotated[str, typer.Option(help="Recipe, whose augmentation is used.")] = "default-small",
+    seconds: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 5.0,
+    **shared: Any,
+) -> None:
+    """The input's images/s beside the model's, and which of them limits a training."""
+    from hf_vit.training.input_speed import measure_input
+
+    shared["image_size"] = options.parse_size(shared["image_size"])
+    chosen = FinetuneOptions(**shared)
+    print_input_speed(measure_input(model, data, recipe=recipe, options=chosen, seconds=seconds))
+
+
+def print_input_speed(found: "InputSpeed") -> None:
+    """The table, and what follows from it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    workers = f"{found.num_workers} workers" if found.num_workers else "no worker"
+    title = f"micro-batches of {found.micro_batch_size}, {workers}"
+    table = Table(title=title, title_justify="left", show_header=False)
+    rows = {
+        "input alone, images/s": found.data,
+        "training steps alone, images/s": found.model,
+        "both together, images/s": found.together,
+    }
+    for name, rate in rows.items():
+        table.add_row(name, f"{rate:,.1f}")
+    console = Console()
+    console.print(table)
+    if found.limit == "model":
+        verdict = "the model limits: the input could feed"
+        factor = found.data / found.model
+    else:
+        verdict = "the input limits: the model could train on"
+        factor = found.model / found.data
+    advice = "" if found.limit == "model" else "; try more --num-workers"
+    console.print(f"{verdict} {factor:.1f} times as many images{advice}", soft_wrap=True, highlight=False)
+    if found.is_cached:
+        console.print("prepared images are kept in memory: the first epoch, which reads them, is slower")

@@ -1,0 +1,40 @@
+"""`hf-vit diff`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hf_vit_cli import options
+from hf_vit_cli.command import print_tables
+
+_OneMore = "folder, Hub id, user/name@REVISION, timm:NAME, or a file that hf-vit convert reads."
+
+
+@options.takes(
+    *("split", "batch_size", "skip_bad_images", "image_column", "label_column", "device", "seed"),
+)
+def diff(
+    model: Annotated[str, typer.Argument(help=f"Model: {_OneMore}", show_default=False)],
+    other: Annotated[str, typer.Argument(help=f"The second model: {_OneMore}", show_default=False)],
+    data: Annotated[
+        str | None,
+        typer.Option(help="Compare predictions for these images, as --data of evaluate.", show_default=False),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for numbers and plots.", file_okay=False)] = None,
+    num_images: Annotated[int | None, typer.Option(help="With --data: compare so many images.", min=1)] = None,
+    **shared: Any,
+) -> None:
+    """Compare two models or two revisions: config, weights per layer, predictions."""
+    from hf_vit.audit.differences import diff as compare_models
+    from hf_vit.errors import UserError
+
+    if data is None and (
+        num_images or any(shared[name] for name in ("skip_bad_images", "image_column", "label_column"))
+    ):
+        raise UserError("--num-images, --skip-bad-images and the columns are of images; add --data, or leave them out")
+    difference = compare_models(model, other, data=data, num_images=num_images, **shared)
+    print_tables(difference.tables())
+    if output is not None:
+        difference.save(output)
+        typer.echo(f"numbers and pictures in {output}")

@@ -1,0 +1,66 @@
+"""`hf-vit embed`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from hf_vit_cli import options
+from hf_vit_cli.command import finished_parts, stoppable
+
+
+@options.takes(
+    *("batch_size", "max_num_patches", "draft", "streaming", "skip_bad_images", "image_column", "label_column"),
+    *("optimize", "device", "runner", "address", "seed"),
+)
+def embed(
+    model: options.Checkpoint,
+    data: options.Data,
+    output: Annotated[
+        str, typer.Option(help="Folder for the parquet files, or s3://, gs://, hf://datasets/...", show_default=False)
+    ],
+    split: Annotated[list[str] | None, typer.Option(help="Split; repeat for more. Default: all.")] = None,
+    predictions: Annotated[
+        bool, typer.Option("--predictions", help="Write the most likely classes instead of embeddings.")
+    ] = False,
+    top: Annotated[int, typer.Option(help="Classes per prediction.", min=1)] = 5,
+    num_processes: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes, each with the model and a GPU if there are any. Default: 1, with Ray all GPUs.", min=1
+        ),
+    ] = None,
+    rows_per_file: Annotated[int, typer.Option(help="Images per file; of a stream a shard is a file.", min=1)] = 4096,
+    **shared: Any,
+) -> None:
+    """Write embeddings or predictions of a data set into parquet files; the same command resumes."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from hf_vit.evaluation.embedding import embed as run
+    from hf_vit.loading.optimizing import engine_note
+
+    columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with stoppable(lambda: finished_parts(output)), bar:
+        task = bar.add_task("", total=None)
+        result = run(
+            model,
+            data,
+            output,
+            splits=split,
+            predictions=predictions,
+            top=top,
+            num_processes=num_processes,
+            rows_per_file=rows_per_file,
+            **shared,
+            report=lambda done, files: bar.update(task, completed=done, total=files),
+        )
+    if result.engine is not None:
+        typer.echo(f"note: {engine_note(result.engine)}", err=True)
+    for note in result.notes:
+        typer.echo(f"note: {note}", err=True)
+    if result.skipped:
+        typer.echo(f"left out {len(result.skipped)} unreadable images: {', '.join(result.skipped[:10])}", err=True)
+    before = f" ({result.done_before} were there already)" if result.done_before else ""
+    typer.echo(f"{result.rows:,} rows in {len(result.files)} files{before} and manifest.json in {result.folder}")

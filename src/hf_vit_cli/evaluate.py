@@ -1,0 +1,88 @@
+"""`hf-vit evaluate`."""
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from hf_vit_cli import options
+from hf_vit_cli.command import command_line, print_tables
+
+_OF_PROTOCOLS = (
+    *("shots", "trials", "neighbors", "temperature", "epsilons", "steps", "kinds", "patch_size", "fill"),
+    *("real_labels", "mappings"),
+)
+
+
+@options.takes(
+    *("split", "batch_size", "skip_bad_images", "image_column", "label_column", "streaming", "optimize"),
+    *("device", "runner", "address", "seed", "max_num_patches", "draft"),
+)
+def evaluate(
+    context: typer.Context,
+    model: options.Checkpoint,
+    data: options.Data,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, multi-label, "
+            "real, objectnet, vtab, segmentation or detection; by default what the model does.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder for metrics and plots; default: plots go to the model's folder.", file_okay=False),
+    ] = None,
+    num_images: Annotated[int | None, typer.Option(help="Evaluate on a draw of so many images.", min=1)] = None,
+    shots: Annotated[list[int] | None, typer.Option(help="few-shot: images per class; repeat for more.")] = None,
+    trials: Annotated[int | None, typer.Option(help="few-shot: random draws of the images.")] = None,
+    neighbors: Annotated[list[int] | None, typer.Option(help="knn: number of neighbors; repeat for more.")] = None,
+    temperature: Annotated[
+        bool | None,
+        typer.Option("--temperature/--no-temperature", help="calibration: fit a temperature on the validation split."),
+    ] = None,
+    epsilons: Annotated[
+        list[float] | None, typer.Option(help="robustness: size of the perturbation in 1/255; repeat for more.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="robustness: PGD steps.")] = None,
+    kinds: Annotated[list[str] | None, typer.Option(help="corruptions: one kind; repeat for more.")] = None,
+    patch_size: Annotated[
+        int | None, typer.Option(help="patch-drop: patch size in pixels; default: the model's.")
+    ] = None,
+    fill: Annotated[str | None, typer.Option(help="patch-drop: mean (of the image) or black.")] = None,
+    real_labels: Annotated[str | None, typer.Option(metavar="FILE", help="real: real.json as published.")] = None,
+    mappings: Annotated[str | None, typer.Option(metavar="DIR", help="objectnet: its folder of mappings.")] = None,
+    **shared: Any,
+) -> None:
+    """Measure a model: accuracy, calibration, every class; mIoU of masks, AP of boxes; or by another protocol."""
+    from hf_vit.evaluation import evaluate as measure
+    from hf_vit.loading.optimizing import engine_note
+
+    run = measure(
+        model,
+        data,
+        protocol=protocol,
+        output=output,
+        command=command_line(context),
+        num_images=num_images,
+        **shared,
+        **{name: value for name in _OF_PROTOCOLS if (value := context.params[name]) not in (None, [], ())},
+    )
+    for note in run.examination.data.notes:
+        typer.echo(f"note: {note}", err=True)
+    if run.engine is not None:
+        typer.echo(f"note: {engine_note(run.engine)}", err=True)
+    print_tables(run.result.tables(run.examination.judged(run.result.num_images)))
+    record, folder = run.record, run.examination.subject.folder
+    if folder is not None and record is not None:
+        for warning in cast(list[str], record.values.get("warnings", [])):
+            typer.echo(f"warning: {warning}", err=True)
+        where = (
+            "none (--output DIR draws them)"
+            if output is None and not record.values.get("pictures")
+            else f"in {output or folder}"
+        )
+        typer.echo(f"recorded in {folder / 'facts.json'}; pictures {where}")
+    elif output is not None:
+        typer.echo(f"numbers and pictures in {output}")

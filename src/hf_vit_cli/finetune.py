@@ -1,0 +1,249 @@
+"""`hf-vit finetune`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hf_vit_cli import options
+from hf_vit_cli.command import Config, command_line, print_tables, stoppable
+from hf_vit_cli.cost import rate_of, time_rows
+from hf_vit_settings import AUGMENTATION_FIELDS, RECIPE_FIELDS, RUN, RUN_FIELDS, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.table import Table
+
+    from hf_vit.training import DistillationOptions, FinetuneResult, SelfTrainingOptions
+
+_TEACHER = "Distillation from a teacher (docs/distillation.md)"
+_UNLABELED = "Self-training on unlabeled images (docs/self_training.md)"
+_OF_DISTILLATION = ("distillation", "temperature", "distillation_weight")
+_OF_SELF_TRAINING = (
+    *("self_training", "unlabelled", "unlabelled_ratio", "pseudo_labels", "confidence", "images_per_class"),
+    *("head_dropout", "uda_weight", "uda_temperature", "uda_threshold"),
+)
+
+
+@options.takes(*RUN_FIELDS.values(), *RECIPE_FIELDS.values(), *AUGMENTATION_FIELDS.values())
+def finetune(
+    context: typer.Context,
+    model: options.Model,
+    data: options.Data,
+    output: options.Output,
+    config: Config = None,
+    task: Annotated[
+        str, typer.Option(help="classification, segmentation (masks) or detection (boxes); docs/dense.md.")
+    ] = "classification",
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="segmentation: linear (the default), upernet, mask2former; detection: mask-rcnn (the default), detr, "
+            "deformable-detr."
+        ),
+    ] = None,
+    head_width: Annotated[
+        int | None, typer.Option(rich_help_panel=RUN, help="Channels of that head; default: its library's.")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Recipe; hf-vit recipes lists them. Default: default-small, or the task's or method's."),
+    ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(rich_help_panel=_TEACHER, help="Image classifier: folder, Hub id or timm:NAME.")
+    ] = None,
+    distillation: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_TEACHER, help="hard or soft (DeiT's token), or logit (the default)."),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(rich_help_panel=_TEACHER, help="Temperature of soft targets; default 3.")
+    ] = None,
+    distillation_weight: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=_TEACHER, help="Share of distillation in the loss; default .5 (hard) or .1."),
+    ] = None,
+    self_training: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_UNLABELED, help="noisy-student (the default) or meta-pseudo-labels."),
+    ] = None,
+    unlabelled: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_UNLABELED, help="Unlabeled images: a folder, or as --data; labels are ignored."),
+    ] = None,
+    unlabelled_ratio: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=_UNLABELED, help="Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels)."
+        ),
+    ] = None,
+    pseudo_labels: Annotated[
+        str | None, typer.Option(rich_help_panel=_UNLABELED, help="noisy-student: soft (the default) or hard.")
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=_UNLABELED, help="noisy-student: smallest confidence of a label; default .3."),
+    ] = None,
+    images_per_class: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=_UNLABELED, help="noisy-student: at most; default: those of the largest class."),
+    ] = None,
+    head_dropout: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=_UNLABELED, help="noisy-student: dropout before the head; default .5."),
+    ] = None,
+    uda_weight: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=_UNLABELED, help="meta-pseudo-labels: weight of consistency; default 1."),
+    ] = None,
+    uda_temperature: Annotated[
+        float | None, typer.Option(rich_help_panel=_UNLABELED, help="Temperature of its targets; default .75.")
+    ] = None,
+    uda_threshold: Annotated[
+        float | None, typer.Option(rich_help_panel=_UNLABELED, help="Smallest confidence of its targets; default .6.")
+    ] = None,
+    lr_sweep: Annotated[
+        bool, typer.Option("--lr-sweep", help="Try the recipe's grid of learning rates on the validation split.")
+    ] = False,
+    sweep_rates: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=RUN, metavar="RATE,RATE...", help="Try these learning rates: 0.001,0.003."),
+    ] = None,
+    runner: Annotated[
+        str, typer.Option(rich_help_panel=RUN, help="With a sweep: local, or ray (extra ray), all rates at once.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=RUN, help="Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine."
+        ),
+    ] = None,
+    **shared: Any,
+) -> None:
+    """Train a model on labels, masks or boxes: fine-tune a checkpoint, or a variant from scratch."""
+    from hf_vit.training import finetune as run
+    from hf_vit.training.processes import is_first
+    from hf_vit.training.run import way_on
+
+    shared["image_size"] = options.parse_size(shared["image_size"])
+    labelling = parse_self_training(context.params)
+    with stoppable(lambda: way_on(output)):
+        result = run(
+            model,
+            data,
+            output,
+            task=task,
+            head=head,
+            head_width=head_width,
+            recipe=recipe,
+            distillation=None if labelling else parse_distillation(context.params),
+            self_training=labelling,
+            lr_sweep=lr_sweep if sweep_rates is None else parse_rates(sweep_rates),
+            runner=runner,
+            address=address,
+            command=command_line(context),
+            report=typer.echo,
+            **shared,
+        )
+    if not is_first():
+        return
+    print_result(result)
+    if result.pushed is not None:
+        from hf_vit.hub.push_result import describe
+
+        typer.echo(describe(result.pushed))
+
+
+def parse_distillation(parameters: "Mapping[str, Any]") -> "DistillationOptions | None":
+    """Return what the options say of a teacher; None without one.
+
+    Raises:
+        UserError: the others without a teacher, or a value out of range.
+    """
+    teacher, kind, temperature, weight = (parameters[name] for name in ("teacher", *_OF_DISTILLATION))
+    if teacher is None:
+        if (kind, temperature, weight) != (None, None, None):
+            raise UserError("--distillation, --temperature and --distillation-weight need a --teacher")
+        return None
+    from hf_vit.training import DistillationOptions
+
+    return DistillationOptions(teacher, kind or "logit", temperature, weight)
+
+
+def parse_self_training(parameters: "Mapping[str, Any]") -> "SelfTrainingOptions | None":
+    """Return what the options say of unlabeled images; None where none was given.
+
+    Raises:
+        UserError: one is missing, is of distillation, or is out of range.
+    """
+    given = {name: parameters[name] for name in _OF_SELF_TRAINING if parameters[name] is not None}
+    if not given:
+        return None
+    if parameters["teacher"] is None or "unlabelled" not in given:
+        raise UserError(f"--{next(iter(given)).replace('_', '-')} needs a --teacher and --unlabelled images")
+    if others := [name.replace("_", "-") for name in _OF_DISTILLATION if parameters[name] is not None]:
+        raise UserError(f"--{others[0]} is of a teacher without --unlabelled images; leave one of the two out")
+    from hf_vit.training import SelfTrainingOptions
+
+    kind = given.pop("self_training", "noisy-student")
+    return SelfTrainingOptions(parameters["teacher"], kind=kind, **given)
+
+
+def parse_rates(text: str) -> list[float]:
+    """Read "0.001,0.01".
+
+    Raises:
+        UserError: that is not a list of numbers.
+    """
+    try:
+        return [float(rate) for rate in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"sweep rates '{text}' are not understood; give numbers: 0.001,0.003,0.01") from error
+
+
+def print_result(result: "FinetuneResult") -> None:
+    """The table at the end."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hf_vit.cost import cost_summary
+    from hf_vit.evaluation.protocols.top1 import ClassificationResult
+    from hf_vit.training.processes import world_size
+
+    test, device = result.test, result.model.device.type
+    if not isinstance(test, ClassificationResult):
+        print_tables(test.tables("test split, looked at once"))
+        typer.echo(f"saved in {result.folder}: model, processor, facts.json, README.md")
+        return
+    devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores
+    table = Table(title="test split, looked at once", title_justify="left", show_header=False)
+    rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
+    if test.top5 is not None:
+        rows.append(("test top-5 accuracy", f"{test.top5:.2%}"))
+    rows += [
+        ("test loss (nats)", f"{test.loss:.4f}"),
+        ("expected calibration error", f"{test.ece:.2%}"),
+        ("validation accuracy", f"{result.validation['accuracy']:.2%}"),
+        ("best checkpoint", f"step {result.best_step:,} of {result.steps:,}"),
+        *time_rows(cost_summary(result.folder, device_flops=rate_of(device), devices=devices)),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    console = Console()
+    if result.trials:
+        console.print(_sweep_table(result))
+    console.print(table)
+    console.print(f"saved in {result.folder}: model, processor, facts.json, README.md", soft_wrap=True, markup=False)
+
+
+def _sweep_table(result: "FinetuneResult") -> "Table":
+    from rich.table import Table
+
+    table = Table(
+        "learning rate", "accuracy", "loss (nats)", "", title="learning rates, validation split", title_justify="left"
+    )
+    for trial in result.trials:
+        rate = trial["learning_rate"]
+        shown = ("diverged", "-") if trial["score"] is None else (f"{trial['accuracy']:.2%}", f"{trial['loss']:.4f}")
+        table.add_row(f"{rate:g}", *shown, "kept" if rate == result.recipe.learning_rate else "")
+    return table

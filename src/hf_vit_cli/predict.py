@@ -1,0 +1,132 @@
+"""`hf-vit predict`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hf_vit_cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hf_vit.evaluation import DensePrediction, Prediction
+
+# What of a prediction is printed: as JSON, the header of its table, and the rows.
+Described = tuple[dict[str, Any], list[str], list[list[str]]]
+
+
+@options.takes("batch_size", "draft", "optimize", "device", "runner", "address")
+def predict(
+    model: options.Checkpoint,
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGE...",
+            help="Image files, folders of images, or patterns ('photos/**/*.jpg').",
+            show_default=False,
+        ),
+    ],
+    top: Annotated[
+        int,
+        typer.Option(
+            help="Classifier: classes to show for every image; a regression model gives all its values.", min=1
+        ),
+    ] = 5,
+    threshold: Annotated[float, typer.Option(help="Detector: smallest score of an object.")] = 0.5,
+    as_json: options.Json = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Classifier: write a row an image into this .csv or .parquet file, which may be in an object store, "
+            "instead. Masks and boxes: write them, as JSON and pictures, into this new folder.",
+        ),
+    ] = None,
+    skip_bad_images: Annotated[
+        bool, typer.Option("--skip-bad-images", help="Unreadable images are no failure: exit code 0.")
+    ] = False,
+    tiles: Annotated[
+        bool,
+        typer.Option(
+            "--tiles",
+            help="Masks and boxes: cut images that are larger than the model's into tiles of its size, which overlap "
+            "by a quarter, instead of making them smaller.",
+        ),
+    ] = False,
+    **shared: Any,
+) -> None:
+    """Predict classes, masks or boxes for images.
+
+    An unreadable image is an error, unless --output or --skip-bad-images is given: then it is left out and reported.
+    With --output alone the exit code is still 1, as the table lacks a row.
+    """
+    from hf_vit.errors import UserError
+    from hf_vit.evaluation import predict as run
+
+    every = run(
+        model,
+        images,
+        top=top,
+        threshold=threshold,
+        output=output,
+        skip_bad_images=skip_bad_images,
+        tiles=tiles,
+        report=lambda line: typer.echo(f"note: {line}", err=True),
+        **shared,
+    )
+    bad = [each for each in every if each.problem is not None]
+    if output is None:
+        _print([each for each in every if each.problem is None], as_json)
+    else:
+        typer.echo(f"predictions in {output}")
+    for each in bad:
+        typer.echo(f"left out: {each.problem}", err=True)
+    if bad and not skip_bad_images:
+        raise UserError(
+            f"images are left out: {len(bad):,}; mend them, or say that it is no failure: --skip-bad-images"
+        )
+
+
+def _print(predictions: "Sequence[Prediction | DensePrediction]", as_json: bool) -> None:
+    from hf_vit.evaluation import Prediction
+
+    described = [(_of_classes if isinstance(each, Prediction) else _of_places)(each) for each in predictions]
+    if as_json:
+        import json
+
+        listed = [{"image": each.image} | told for each, (told, _, _) in zip(predictions, described, strict=True)]
+        typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("image", *max((header for _, header, _ in described), key=len, default=["class", "probability"]))
+    for each, (_, _, rows) in zip(predictions, described, strict=True):
+        for rank, row in enumerate(rows):
+            table.add_row("" if rank else escape(each.image), *map(escape, row))
+        table.add_section()
+    Console().print(table)
+
+
+def _of_classes(prediction: "Prediction") -> Described:
+    labels, header = prediction.labels, ["output", "value"] if prediction.are_values else ["class", "probability"]
+    told: dict[str, Any] = {"predictions": [{"label": name, "score": score} for name, score in prediction.scores]}
+    rows = [[name, f"{score:.6g}" if prediction.are_values else f"{score:.2%}"] for name, score in prediction.scores]
+    if labels is not None:
+        header, told = [*header, "answer"], told | {"labels": labels}
+        rows = [[name, score, "yes" if name in labels else "no"] for name, score in rows]
+    return told, header, rows
+
+
+def _of_places(prediction: "DensePrediction") -> Described:
+    rows = [
+        [
+            answer["label"],
+            f"{answer['share'] if 'share' in answer else answer['score']:.2%}",
+            " ".join(f"{side:.0f}" for side in answer.get("box", ())),
+        ]
+        for answer in prediction.answers
+    ]
+    header = ["class", "share of pixels, or score", "box (x1 y1 x2 y2 px)"]
+    return {"answers": prediction.answers}, header, rows or [["nothing", "", ""]]

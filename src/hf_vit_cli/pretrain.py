@@ -1,0 +1,115 @@
+"""`hf-vit pretrain`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from hf_vit_cli import options
+from hf_vit_cli.command import Config, command_line, stoppable
+from hf_vit_settings import AUGMENTATION_FIELDS, RECIPE_FIELDS, RUN_FIELDS
+
+_PATCHES = "Masked and next patch prediction"
+_CONTRAST = "Momentum contrast"
+_OF_SHARING = ("push", "private", "license", "share_images")
+_OF_RECIPES = (
+    *("epochs", "steps", "batch_size", "learning_rate", "weight_decay", "schedule", "warmup", "cooldown"),
+    *("min_learning_rate", "clip", "dropout", "drop_path", "evaluations"),
+)
+_OF_AUGMENTATION = ("random_resized_crop", "horizontal_flip", "shift_px")
+
+
+@options.takes(
+    *(field for name, field in RUN_FIELDS.items() if name not in _OF_SHARING),
+    *map(RECIPE_FIELDS.__getitem__, _OF_RECIPES),
+    *map(AUGMENTATION_FIELDS.__getitem__, _OF_AUGMENTATION),
+)
+def pretrain(
+    context: typer.Context,
+    model: options.Model,
+    data: options.Data,
+    output: options.Output,
+    config: Config = None,
+    objective: Annotated[str, typer.Option(help="masked-patch, next-patch or contrastive.")] = "masked-patch",
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe; hf-vit recipes lists them. Default: the objective's small one.")
+    ] = None,
+    class_token: Annotated[
+        bool | None,
+        typer.Option("--class-token/--no-class-token", help="Class token; default: the model's.", show_default=False),
+    ] = None,
+    num_hidden_groups: Annotated[int | None, typer.Option(help="Layers share weights in so many groups.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Causal attention (next-patch always has it).")] = False,
+    target: Annotated[
+        str, typer.Option(rich_help_panel=_PATCHES, help="What is predicted: mean_color, downsampled or pixels.")
+    ] = "mean_color",
+    mask_rate: Annotated[float, typer.Option(rich_help_panel=_PATCHES, help="Share of patches corrupted.")] = 0.5,
+    mask_share: Annotated[
+        float, typer.Option(rich_help_panel=_PATCHES, help="Share of these replaced by the mask token.")
+    ] = 0.8,
+    swap_share: Annotated[
+        float, typer.Option(rich_help_panel=_PATCHES, help="Share of these replaced by other patches.")
+    ] = 0.1,
+    static_masks: Annotated[
+        bool, typer.Option("--static-masks", rich_help_panel=_PATCHES, help="Keep each image's first mask.")
+    ] = False,
+    temperature: Annotated[
+        float, typer.Option(rich_help_panel=_CONTRAST, help="Temperature of the contrastive loss.")
+    ] = 0.2,
+    encoder_momentum: Annotated[
+        float, typer.Option(rich_help_panel=_CONTRAST, help="Momentum of the second encoder at the first step.")
+    ] = 0.99,
+    projection_size: Annotated[int, typer.Option(rich_help_panel=_CONTRAST, help="Size of the projections.")] = 256,
+    hidden_size: Annotated[
+        int | None, typer.Option(rich_help_panel=_CONTRAST, help="Hidden size of projector and predictor.")
+    ] = None,
+    normalization: Annotated[
+        str, typer.Option(rich_help_panel=_CONTRAST, help="Normalization in these: batch, layer or none.")
+    ] = "batch",
+    freeze_patches: Annotated[
+        bool,
+        typer.Option(
+            "--freeze-patches/--train-patches", rich_help_panel=_CONTRAST, help="Freeze the patch projection."
+        ),
+    ] = True,
+    **shared: Any,
+) -> None:
+    """Pre-train without labels; hf-vit finetune --model OUTPUT continues from there."""
+    from hf_vit.training import pretrain as run
+    from hf_vit.training.processes import is_first
+    from hf_vit.training.run import way_on
+    from hf_vit.training.tasks.patch_prediction import RandomMasking
+    from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
+
+    shared["image_size"] = options.parse_size(shared["image_size"])
+    contrastive = ContrastiveOptions(
+        temperature=temperature,
+        momentum=encoder_momentum,
+        projection_size=projection_size,
+        hidden_size=hidden_size,
+        normalization=normalization,  # pyright: ignore[reportArgumentType] - checked by the class
+        freeze_patches=freeze_patches,
+    )
+    with stoppable(lambda: way_on(output)):
+        result = run(
+            model,
+            data,
+            output,
+            objective=objective,
+            recipe=recipe,
+            target=target,
+            masking=RandomMasking(mask_rate, mask_share, swap_share),
+            static_masks=static_masks,
+            contrastive=contrastive,
+            class_token=class_token,
+            num_hidden_groups=num_hidden_groups,
+            causal=causal,
+            command=command_line(context),
+            report=typer.echo,
+            **shared,
+        )
+    if not is_first():
+        return
+    loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"
+    typer.echo(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
+    typer.echo(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")
+    typer.echo(f"go on with: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")

@@ -1,0 +1,448 @@
+"""What a user sets for a training: values of recipes, augmentation and run options, each a field with its help.
+
+`hf-vit finetune` and `hf-vit pretrain` take their options from these fields: a new one is written here and where it is
+used. The package stands beside `hf_vit`, whose import takes seconds, and imports nothing heavy, so that help is there
+at once.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from types import NoneType
+from typing import Any, Literal, cast, get_args, get_origin
+
+# Panels of `--help`; a field without one is among the options that people need first.
+OPTIMIZATION = "Optimization (default: the recipe's)"
+WEIGHTS = "Trained weights (default: the recipe's)"
+AUGMENTATION = "Augmentation of the training images (default: the recipe's)"
+RUN = "Run"
+
+# Where the Trainer's log can go -> the packages of which one is needed.
+REPORTERS = {
+    "none": (),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+}
+# The forms of timm's policies.
+POLICY = r"3a|rand(-(m\d+|n\d+|p\d*\.?\d+|mstd\d*\.?\d+|mmax\d+|inc[01]))*|(original|originalr|v0|v0r)(-mstd\d*\.?\d+)?"
+
+
+class UserError(ValueError):
+    """Bad input: the message says what was given, what is needed and the remedy.
+
+    It is one printable line, whatever the names are that bad input brings into it.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.split())
+        super().__init__("".join(char if char.isprintable() else ascii(char)[1:-1] for char in line))
+
+
+def setting(
+    default: Any,
+    help: str,
+    panel: str | None = None,
+    *,
+    flags: str | None = None,
+    typed: Any = None,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Make a field of a data class that a command takes as an option.
+
+    Args:
+        default: its value; MISSING makes it required.
+        help: what the option sets.
+        panel: of `--help`.
+        flags: of a switch, "--x/--no-x"; by default from the field's name.
+        typed: type of what is typed, where that is not the field's.
+        at_least, above, at_most, below: range of a number.
+    """
+    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    told = {"help": help, "panel": panel, "flags": flags, "typed": typed} | limits
+    return dataclasses.field(default=default, metadata=told)
+
+
+@dataclass(frozen=True)
+class AugmentationConfig:
+    """How the training images are varied; the default is not at all. `hf-vit finetune --help` explains each field.
+
+    Applied in this order: crop, shift, rotation with shear and zoom, flip, RandAugment, policy, color jitter, erasing;
+    mixup or cutmix act on batches, in `ImageCollator`. A crop has an aspect ratio of 3/4 to 4/3; what moves in is
+    black, and what is moved by fractions of a pixel bilinear.
+    """
+
+    random_resized_crop: tuple[float, float] | None = setting(
+        None, "Crop: smallest and largest share of the image's area; 0 0: the whole image.", AUGMENTATION
+    )
+    horizontal_flip: float = setting(0.0, "Probability of a horizontal flip.", AUGMENTATION)
+    randaugment: tuple[int, int] | None = setting(
+        None, "RandAugment (arXiv 1909.13719): layers and magnitude (0 to 30); 0 0: off.", AUGMENTATION
+    )
+    random_erasing: float = setting(
+        0.0, "Probability that noise replaces a rectangle of 2 to 33% (arXiv 1708.04896).", AUGMENTATION
+    )
+    mixup_alpha: float = setting(0.0, "Beta parameter of mixup (arXiv 1710.09412); 0: off.", AUGMENTATION)
+    cutmix_alpha: float = setting(
+        0.0, "Beta parameter of cutmix (arXiv 1905.04899); 0: off. With mixup a batch gets one of them.", AUGMENTATION
+    )
+    shift_px: float = setting(
+        0, "Largest translation in pixels of the model's input; whole numbers move by whole pixels.", AUGMENTATION
+    )
+    rotation_degrees: float = setting(0.0, "Largest rotation in degrees, either direction.", AUGMENTATION)
+    shear_degrees: float = setting(0.0, "Largest slant of upright lines in degrees, either direction.", AUGMENTATION)
+    zoom: float = setting(0.0, "Largest change of size as a share, larger or smaller.", AUGMENTATION)
+    random_crop: int | None = setting(
+        None, "Crop of the whole image with so many pixels of reflected edge (arXiv 2204.07118).", AUGMENTATION
+    )
+    auto_augment: str | None = setting(
+        None, "timm's policy (extra timm): rand-m9-mstd0.5-inc1, 3a; none: off.", AUGMENTATION
+    )
+    color_jitter: float = setting(
+        0.0, "Largest change of brightness, contrast and saturation as a share; 0: off.", AUGMENTATION
+    )
+    scale_jitter: tuple[float, float] | None = setting(
+        None,
+        "Segmentation, detection: smallest and largest scale, then a crop (arXiv 2012.07177); 0 0: off.",
+        AUGMENTATION,
+    )
+
+    def __post_init__(self) -> None:
+        crop, rand, edge = self.random_resized_crop, self.randaugment, self.random_crop
+        policy, scales = self.auto_augment, self.scale_jitter
+        for name, is_possible, need in (
+            ("random_resized_crop", crop is None or 0 < crop[0] <= crop[1] <= 1, "0 < smallest <= largest <= 1"),
+            ("horizontal_flip", 0 <= self.horizontal_flip <= 1, "a probability, 0..1"),
+            ("randaugment", rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "layers, magnitude 0..30"),
+            (
+                "auto_augment",
+                policy is None or re.fullmatch(POLICY, policy),
+                "a policy such as rand-m9-mstd0.5-inc1 or 3a",
+            ),
+            ("random_crop", edge is None or edge >= 0, "0 px or more"),
+            ("random_crop", edge is None or crop is None, "one of random_crop and random_resized_crop"),
+            ("color_jitter", 0 <= self.color_jitter <= 1, "a share, 0..1"),
+            (
+                "scale_jitter",
+                scales is None or 0.05 <= scales[0] <= scales[1] <= 10,
+                "0.05 <= smallest <= largest <= 10",
+            ),
+            ("scale_jitter", scales is None or crop is None, "one of scale_jitter and random_resized_crop"),
+            ("random_erasing", 0 <= self.random_erasing <= 1, "a probability, 0..1"),
+            ("mixup_alpha", self.mixup_alpha >= 0, "0 (off) or more"),
+            ("cutmix_alpha", self.cutmix_alpha >= 0, "0 (off) or more"),
+            ("shift_px", self.shift_px >= 0, "0 px or more"),
+            ("rotation_degrees", 0 <= self.rotation_degrees <= 180, "0..180 degrees"),
+            ("shear_degrees", 0 <= self.shear_degrees < 90, "0 to below 90 degrees"),
+            ("zoom", 0 <= self.zoom < 1, "0 <= zoom < 1"),
+        ):
+            if not is_possible:
+                raise UserError(f"augmentation {name} = {getattr(self, name)}; needed: {need}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Settings of a training, checked, with their source. `hf-vit finetune --help` explains each field.
+
+    Attributes:
+        name, source, summary: what it is called, where its numbers come from, what it is for.
+        learning_rates: the source's grid, which `--lr-sweep` tries; empty where it has none.
+        architecture: fields of the configuration of a model with fresh weights; a checkpoint keeps its own. Of
+            segmentation and detection those of the head, which is always new.
+        image_size: (height, width) px; None keeps the model's.
+        augmentation: of the training images.
+    """
+
+    name: str
+    source: str
+    summary: str
+    optimizer: Literal["adamw", "sgd", "lamb", "lion", "muon"] = setting(
+        "adamw", "adamw, sgd, lamb (arXiv 1904.00962), lion (2302.06675) or muon (2502.16982).", OPTIMIZATION
+    )
+    learning_rate: float = setting(MISSING, "Peak of the learning rate, after the warm-up.", above=0)
+    learning_rates: tuple[float, ...] = ()
+    weight_decay: float = setting(
+        0.0, "Weight decay of matrices and kernels; decoupled for adamw and lion.", OPTIMIZATION, at_least=0
+    )
+    momentum: float = setting(0.9, "Momentum of sgd and muon.", OPTIMIZATION, at_least=0, below=1)
+    beta1: float = setting(
+        0.9, "First beta of the other optimizers, and of muon's adamw.", OPTIMIZATION, at_least=0, below=1
+    )
+    beta2: float = setting(0.999, "Second beta, likewise.", OPTIMIZATION, at_least=0, below=1)
+    schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = setting(
+        "cosine", "Learning rate after the warm-up: cosine, linear, constant or warmup_stable_decay.", OPTIMIZATION
+    )
+    warmup: float = setting(0.0, "Warm-up: share of all steps if below 1, else steps.", OPTIMIZATION, at_least=0)
+    cooldown: float = setting(
+        0.2, "1 - sqrt decay of warmup_stable_decay: share of all steps if below 1, else steps.", OPTIMIZATION, above=0
+    )
+    min_learning_rate: float = setting(0.0, "Where cosine and warmup_stable_decay end.", OPTIMIZATION, at_least=0)
+    epochs: float | None = setting(None, "Passes over the training split.", above=0)
+    steps: int | None = setting(None, "Optimizer steps, instead of epochs.", OPTIMIZATION, above=0)
+    batch_size: int = setting(MISSING, "Images per optimizer step, over all devices.", above=0)
+    clip: float = setting(1.0, "Largest gradient norm; 0: off.", OPTIMIZATION, at_least=0)
+    loss: Literal["ce", "bce"] = setting(
+        "ce", "ce (softmax cross-entropy), or bce (binary cross-entropy, summed over the classes).", OPTIMIZATION
+    )
+    bce_threshold: float | None = setting(
+        None, "bce: targets of mixed images above it become 1, others 0 (arXiv 2110.00476).", OPTIMIZATION,
+        at_least=0, below=1,
+    )  # fmt: skip
+    class_weights: bool = setting(False, "Weight the loss by how rare a class is (ce).", OPTIMIZATION)
+    balanced_sampling: bool = setting(False, "Draw every class as often as the others, with repetition.", OPTIMIZATION)
+    repeated_augmentation: int = setting(
+        1, "How often a batch holds an image, each time augmented anew (arXiv 1901.09335).", OPTIMIZATION, at_least=1
+    )
+    new_head: bool = setting(
+        False, "Start a new head, or keep the checkpoint's, for the same classes.", OPTIMIZATION,
+        flags="--new-head/--keep-head",
+    )  # fmt: skip
+    head_bias: float | None = setting(None, "First bias of a new head; else 0, with bce -log(classes).", OPTIMIZATION)
+    label_smoothing: float = setting(
+        0.0, "Share of the probability spread over all classes.", OPTIMIZATION, at_least=0, below=1
+    )
+    dropout: float | None = setting(None, "Dropout rate; else the model's.", OPTIMIZATION, at_least=0, below=1)
+    drop_path: float | None = setting(
+        None, "Stochastic depth (drop path) rate; else the model's.", OPTIMIZATION, at_least=0, below=1
+    )
+    architecture: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    tune: Literal["all", "head", "lora"] = setting(
+        "all", "Which weights learn: all, head, or lora (arXiv 2106.09685; extra peft)."
+    )
+    lora_rank: int = setting(8, "Rank of LoRA's updates of queries and values.", WEIGHTS, above=0)
+    lora_alpha: float = setting(16.0, "LoRA's updates are scaled by alpha / rank.", WEIGHTS, above=0)
+    layer_decay: float | None = setting(
+        None,
+        "Factor on the learning rate from a layer to the one below (arXiv 2106.08254).",
+        WEIGHTS,
+        above=0,
+        at_most=1,
+    )
+    average_decay: float | None = setting(
+        None, "Decay of an EMA of the weights (0.9999), which is evaluated and released.", WEIGHTS, at_least=0, below=1
+    )
+    sam_rho: float = setting(
+        0.0, "Radius of sharpness-aware minimization (arXiv 2010.01412); 0: off.", WEIGHTS, at_least=0
+    )
+    sam_micro_batches: bool = setting(
+        False, "A perturbation per micro-batch, or per step.", WEIGHTS, flags="--sam-micro-batches/--sam-batch"
+    )
+    image_size: tuple[int, int] | None = None
+    augmentation: AugmentationConfig = AugmentationConfig()
+    evaluations: int = setting(20, "Validations and checkpoints in all, evenly spaced.", OPTIMIZATION, above=0)
+    patience: int | None = setting(
+        None, "Stop after so many evaluations without a better score or loss.", OPTIMIZATION, above=0
+    )
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, _checked(each, getattr(self, each.name)))
+        wrong = (
+            ((self.epochs is None) == (self.steps is None), "the length is given either in epochs or in steps"),
+            (
+                self.tune == "lora" and self.average_decay is not None,
+                "LoRA's factors cannot be averaged and merged; leave average_decay out, or tune all",
+            ),
+            (
+                self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"),
+                f"the schedule {self.schedule} has no min_learning_rate; choose --min-learning-rate 0",
+            ),
+            (
+                self.min_learning_rate > self.learning_rate,
+                f"min_learning_rate {self.min_learning_rate:g} is above the learning rate {self.learning_rate:g}; "
+                "choose a smaller one",
+            ),
+            (
+                self.bce_threshold is not None and self.loss != "bce",
+                "bce_threshold is a setting of the loss bce; choose --loss bce",
+            ),
+            (
+                self.sam_micro_batches and not self.sam_rho,
+                "sam_micro_batches is a setting of sharpness-aware minimisation; give --sam-rho",
+            ),
+            (
+                self.class_weights and self.loss == "bce",
+                "class weights are a setting of the loss ce; leave one of the two out",
+            ),
+            (
+                self.class_weights and self.balanced_sampling,
+                "class weights and balanced sampling make up for the same; choose one of the two",
+            ),
+        )
+        if reasons := [reason for is_wrong, reason in wrong if is_wrong]:
+            raise UserError(f"{reasons[0]}; see hf-vit finetune --help")
+
+    def initial_head_bias(self, num_labels: int) -> float:
+        """Return the first value of the head's bias.
+
+        With "bce" a class is then predicted with probability 1 / K at first. Google's original codes have the same
+        value as a rounded constant: -6.9 for 1,000 classes and -10 for 21,843 (big_vision's configs of arXiv
+        2106.10270).
+        """
+        if self.head_bias is not None:
+            return self.head_bias
+        return -math.log(num_labels) if self.loss == "bce" else 0.0
+
+    def override(self, **values: Any) -> "Recipe":
+        """Return the recipe with other values; None changes nothing.
+
+        (0, 0) switches random_resized_crop and scale_jitter off, "none" auto_augment; of the three random crops one
+        replaces the others.
+
+        Args:
+            **values: names of `OVERRIDABLE`, or image_size.
+
+        Raises:
+            UserError: a value is out of range; the message names value and range.
+        """
+        given = {name: value for name, value in values.items() if value is not None}
+        known = OVERRIDABLE | {"image_size"}
+        for name in set(given) - known:
+            near = difflib.get_close_matches(name, known, n=1) or sorted(known)
+            raise UserError(f"a recipe has no value '{name}'; did you mean {near[0]}?")
+        if "epochs" in given and "steps" in given:
+            raise UserError("give the length either in epochs or in steps, not both")
+        changes: dict[str, Any] = {}
+        if "epochs" in given or "steps" in given:
+            changes = {"epochs": None, "steps": None}
+        varied = {name: given.pop(name) for name in list(given) if name in AUGMENTATION_FIELDS}
+        for name in ("random_resized_crop", "scale_jitter"):
+            if varied.get(name) == (0, 0):
+                varied[name] = None
+        if varied.get("auto_augment") == "none":
+            varied["auto_augment"] = None
+        if chosen := [crop for crop in _CROPS if varied.get(crop) is not None]:
+            varied = {**dict.fromkeys(set(_CROPS) - set(chosen)), **varied}
+        if varied:
+            changes["augmentation"] = dataclasses.replace(self.augmentation, **varied)
+        return dataclasses.replace(self, **changes | given)
+
+    def settings(self) -> dict[str, Any]:
+        """Return every value, plain: what facts record and `hf-vit recipes` prints."""
+        values = {**vars(self)}
+        del values["summary"], values["augmentation"]
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in (values | vars(self.augmentation)).items()}
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """How to run a recipe; only the seed is meant to change what is learned. `hf-vit finetune --help` explains each.
+
+    `image_size` is (height, width) px. With 0 workers this process prepares the images.
+    """
+
+    image_size: tuple[int, int] | None = setting(
+        None, "Input size in pixels: 224 or 224x160; else the recipe's or model's. Position embeddings are resampled.",
+        typed=str,
+    )  # fmt: skip
+    micro_batch_size: int | None = setting(
+        None, "Images per forward pass; gradients are accumulated exactly. Default: at most 128."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = setting(
+        "auto", "auto, fp32 or bf16 (weights stay float32); auto: bf16 where it pays."
+    )
+    seed: int = setting(
+        0, "Random seed for weight initialization, data order, augmentation, masks and dropout.", at_least=0
+    )
+    num_workers: int = setting(0, "Processes that prepare images.", at_least=0)
+    streaming: bool = setting(False, "Read the data while it is used; training needs --steps or a known size.", RUN)
+    skip_bad_images: bool = setting(
+        False, "Leave out unreadable images, and training images smaller than a patch.", RUN
+    )
+    resume: bool = setting(False, "Resume from the last complete checkpoint in the output directory.")
+    keep_checkpoints: bool = setting(False, "Keep OUTPUT/checkpoints when the run is complete.", RUN)
+    image_column: str | None = setting(None, "Column of a list or table with the images, or their files.", RUN)
+    label_column: str | None = setting(
+        None, "Column with the classes (multi-label: the columns cat,dog of 0 and 1), masks or objects.", RUN
+    )
+    device: str | None = setting(None, "torch device, such as cpu or cuda:1; default: a GPU where there is one.")
+    process_timeout: int = setting(
+        1800, "Seconds that a process waits for the others (torchrun) before the run ends.", RUN
+    )
+    report_to: str = setting("none", "Also log to tensorboard (OUTPUT/runs), wandb or trackio.", RUN)
+    push: str | None = setting(None, "Repository on the Hub, user/name, to push the finished model to.")
+    private: bool = setting(False, "With --push: make that repository private.", RUN)
+    license: str | None = setting(None, "With --push: Hub license id; else the base model's.", RUN)
+    share_images: bool = setting(False, "Also show plots that contain images of the data in the model card.", RUN)
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise UserError(f"micro batch size {self.micro_batch_size} must be at least 1")
+        if self.process_timeout < 1:
+            raise UserError(f"process timeout {self.process_timeout} must be at least 1 second")
+        if self.precision not in ("auto", "fp32", "bf16"):
+            raise UserError(f"precision '{self.precision}' is unknown; choose auto, fp32 or bf16")
+        if self.report_to not in REPORTERS:
+            raise UserError(f"report_to '{self.report_to}' is unknown; choose {', '.join(REPORTERS)}")
+        needed = REPORTERS[self.report_to]
+        if needed and not any(map(importlib.util.find_spec, needed)):
+            raise UserError(
+                f"--report-to {self.report_to} needs the package {self.report_to}, which is not installed; "
+                f"pip install {self.report_to}"
+            )
+        if self.image_size is not None and min(self.image_size) < 1:
+            raise UserError(f"image size {self.image_size[0]}x{self.image_size[1]} px must be at least 1x1")
+        if self.num_workers < 0 or self.seed < 0:
+            raise UserError(f"seed ({self.seed}) and number of workers ({self.num_workers}) cannot be negative")
+
+
+_CROPS = ("random_resized_crop", "random_crop", "scale_jitter")
+AUGMENTATION_FIELDS: Mapping[str, Field[Any]] = {each.name: each for each in fields(AugmentationConfig)}
+RECIPE_FIELDS: Mapping[str, Field[Any]] = {each.name: each for each in fields(Recipe) if each.metadata}
+RUN_FIELDS: Mapping[str, Field[Any]] = {each.name: each for each in fields(FinetuneOptions)}
+# What an option of `hf-vit finetune` may change in a recipe.
+OVERRIDABLE = frozenset(RECIPE_FIELDS) | frozenset(AUGMENTATION_FIELDS)
+
+
+def _checked(known: Field[Any], value: Any) -> Any:
+    """Return a value of a recipe in the type of its field.
+
+    Raises:
+        UserError: it has another one, or is out of range.
+    """
+    kind: Any = known.type
+    parts, need = (kind, *get_args(kind)), ""
+    if value is None and NoneType in parts:
+        return value
+    value = cast(Any, value)
+    try:
+        if get_origin(kind) is Literal:
+            *others, last = (repr(choice) for choice in parts[1:])
+            need = "" if value in parts else f"{', '.join(others)} or {last}"
+        elif any(get_origin(part) is tuple for part in parts):
+            need = "" if isinstance(value, tuple | list) else "a valid tuple"
+            value = value if need else tuple(value)
+        elif bool in parts:
+            need = "" if value in (True, False) else "a valid boolean"
+            value = value if need else bool(value)
+        elif int in parts or float in parts:
+            number = float(value)
+            for limit, (words, holds) in _LIMITS.items():
+                edge = known.metadata[limit]
+                need = need or ("" if edge is None or holds(number, edge) else f"{words} {edge:g}")
+            if not math.isfinite(number):
+                need = "a finite number"
+            elif int in parts and not number.is_integer():
+                need = "a valid integer, got a number with a fractional part"
+            value = value if need else int(number) if int in parts else number
+    except (TypeError, ValueError):
+        need = "a valid number"
+    if need:
+        raise UserError(f"{known.name} = {value!r}: Input should be {need}; see hf-vit finetune --help")
+    return value
+
+
+_LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
+    "above": ("greater than", operator.gt),
+    "at_least": ("greater than or equal to", operator.ge),
+    "below": ("less than", operator.lt),
+    "at_most": ("less than or equal to", operator.le),
+}
