@@ -5,14 +5,13 @@ Importing the package registers its families with transformers' Auto classes. Pu
 
 import logging
 
-import lazy_loader
-
 # Where torchao is installed, transformers imports it, and torch complains of it (torchao 0.18 with torch 2.13).
 logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.msg)
 
+from hf_vit.environment import lazy_names  # noqa: E402
 from hf_vit.families import register  # noqa: E402 - it imports transformers
 
 __version__ = "0.2.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
 register()

@@ -1,13 +1,15 @@
-"""What a measurement was made with, the versions of the libraries and the machine, and how the process uses memory."""
+"""Libraries and machine: versions that a measurement was made with, what is missing or imported when used, memory."""
 
+import ast
 import ctypes
 import functools
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,50 @@ _PACKAGES = ("hf-vit", "torch", "torchvision", "transformers", "datasets", "hugg
 # and as much free memory at the end of the heap is kept.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _MAPPED_FROM, _TRIMMED_FROM = (2**28, 2**25), 2**30
+
+
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are imported when they are used.
+
+    Args:
+        package: its `__name__`.
+        file: its `__file__`; the stub beside it, __init__.pyi, imports each name from its module.
+    """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    origins = {each.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for each in node.names}
+    names = sorted(origins)
+
+    def get(name: str) -> Any:
+        if name not in origins:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{origins[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get, lambda: names, names
+
+
+def require(extra: str, *modules: str, what: str) -> None:
+    """Refuse to go on without libraries that an extra of this package brings.
+
+    Args:
+        extra: that brings them.
+        modules: that are needed.
+        what: needs them, at the beginning of a sentence: "the plot".
+
+    Raises:
+        UserError: one is missing; the message has the pip command.
+    """
+    missing = [name for name in modules if not _is_installed(name)]
+    if missing:
+        raise UserError(f"{what} needs {' and '.join(missing)}, not installed here: pip install \"hf-vit[{extra}]\"")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # None in sys.modules; a parent that is missing
+        return False
 
 
 def versions() -> dict[str, str]:

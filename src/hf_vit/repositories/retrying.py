@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -11,7 +12,6 @@ from typing import Any, TypeVar
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import get_session
 from huggingface_hub.utils import logging as client_log
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay
 
 from hf_vit.errors import UserError, one_line
 
@@ -124,43 +124,27 @@ def try_again(
         UserError: the server asks for a longer wait than `LONGEST_WAIT`.
     """
 
-    def attempt() -> _Answer:
+    beginning, number = time.monotonic(), 0
+    while True:
+        number += 1
         try:
             with _one_attempt():
                 return action()
         except Exception as error:
-            if is_passing(error) and (result := _unless_failing(landed)) is not None:
+            if not is_passing(error):
+                raise
+            if (result := _unless_failing(landed)) is not None:
                 return result
-            wait = wait_asked(error) if is_passing(error) else None
-            if wait is not None and wait > LONGEST_WAIT:
+            asked = wait_asked(error)
+            if asked is not None and asked > LONGEST_WAIT:
                 raise UserError(
-                    f"{doing}: the Hub asks to wait {wait:.0f} s ({reason(error)}); run the same command again then"
+                    f"{doing}: the Hub asks to wait {asked:.0f} s ({reason(error)}); run the same command again then"
                 ) from error
-            raise
-
-    def tell(state: RetryCallState) -> None:
-        assert state.outcome is not None
-        why = reason(_failure(state))
-        say(f"{doing} failed ({why}); attempt {state.attempt_number + 1} of {ATTEMPTS} in {state.upcoming_sleep:.0f} s")
-
-    return Retrying(
-        retry=retry_if_exception(is_passing),
-        stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(PATIENCE),
-        wait=_seconds_between,
-        before_sleep=tell,
-        reraise=True,
-    )(attempt)
-
-
-def _failure(state: RetryCallState) -> BaseException:
-    error = state.outcome.exception() if state.outcome else None
-    assert error is not None
-    return error
-
-
-def _seconds_between(state: RetryCallState) -> float:
-    asked = wait_asked(_failure(state))
-    return 2.0 ** (state.attempt_number - 1) if asked is None else asked
+            if number >= ATTEMPTS or time.monotonic() - beginning >= PATIENCE:
+                raise
+            wait = 2.0 ** (number - 1) if asked is None else asked
+            say(f"{doing} failed ({reason(error)}); attempt {number + 1} of {ATTEMPTS} in {wait:.0f} s")
+            time.sleep(wait)
 
 
 def _unless_failing(landed: Callable[[], _Answer | None]) -> _Answer | None:
