@@ -59,7 +59,7 @@ def require(extra: str, *modules: str, what: str) -> None:
     """
     missing = [name for name in modules if not _is_installed(name)]
     if missing:
-        raise UserError(f"{what} needs {' and '.join(missing)}, not installed here: pip install \"hf-vit[{extra}]\"")
+        raise UserError(f'{what} needs {" and ".join(missing)}, not installed here: pip install "hf-vit[{extra}]"')
 
 
 def _is_installed(module: str) -> bool:

@@ -43,6 +43,7 @@ def model_speed(
 
     import torch
 
+    from hf_vit.environment import pick_device
     from hf_vit.speed.measuring import BUSY, SpeedFile, others_load
     from hf_vit.speed.peers import (
         OURS,
@@ -55,7 +56,6 @@ def model_speed(
         engine_forms,
         measure_cell,
     )
-    from hf_vit.environment import pick_device
 
     device = str(pick_device(device))
     if threads is not None:
