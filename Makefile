@@ -75,7 +75,7 @@ dist:
 	build/dist/builder/bin/python -m pip install --quiet --disable-pip-version-check build
 	build/dist/builder/bin/python -m build --outdir dist
 	$(PYTHON) -m venv build/dist/fresh
-	build/dist/fresh/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	build/dist/fresh/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$(echo dist/*.whl)[train]"
 	build/dist/fresh/bin/python tests/distribution.py
 
 clean:
@@ -87,7 +87,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing hf_vit and what it needs into $(VENV) (a few minutes the first time) ..."
-	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) --editable '.[train]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -18,6 +18,30 @@ from hf_vit.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+# Module that not every installation has -> the package that holds it, and the extra of this package that brings it.
+LIBRARIES = {
+    "sklearn": ("scikit-learn", "train"),
+    "scipy": ("scipy", "train"),
+    "skimage": ("scikit-image", "train"),
+    "matplotlib": ("matplotlib", "train"),
+    "torchdata": ("torchdata", "train"),
+    "torchmetrics": ("torchmetrics", "dense"),
+    "pycocotools": ("pycocotools", "dense"),
+    "timm": ("timm", "timm"),
+    "peft": ("peft", "peft"),
+    "onnx": ("onnx", "export"),
+    "onnxscript": ("onnxscript", "export"),
+    "onnxruntime": ("onnxruntime", "export"),
+    "onnxruntime_extensions": ("onnxruntime-extensions", "export"),
+    "openvino": ("openvino", "openvino"),
+    "nncf": ("nncf", "openvino"),
+    "executorch": ("executorch", "executorch"),
+    "h5py": ("h5py", "vtab"),
+    "ray": ("ray", "ray"),
+    "upath": ("universal-pathlib", "stores"),
+    "torchao": ("torchao", "quantization"),
+    "vit_pytorch": ("vit-pytorch", "bench"),
+}
 _PACKAGES = ("hf-vit", "torch", "torchvision", "transformers", "datasets", "huggingface_hub")
 # mallopt(3): what is larger is mapped by itself, and unmapped when freed (older C libraries take no more than 32 MiB);
 # and as much free memory at the end of the heap is kept.
@@ -46,20 +70,30 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     return get, lambda: names, names
 
 
-def require(extra: str, *modules: str, what: str) -> None:
+def require(*modules: str, what: str, extra: str | None = None) -> None:
     """Refuse to go on without libraries that an extra of this package brings.
 
     Args:
-        extra: that brings them.
-        modules: that are needed.
-        what: needs them, at the beginning of a sentence: "the plot".
+        modules: keys of `LIBRARIES`.
+        what: needs them, at the beginning of a sentence: "training".
+        extra: that brings all of them; None: that of the first.
 
     Raises:
         UserError: one is missing; the message has the pip command.
     """
-    missing = [name for name in modules if not _is_installed(name)]
-    if missing:
-        raise UserError(f'{what} needs {" and ".join(missing)}, not installed here: pip install "hf-vit[{extra}]"')
+    if missing := [name for name in modules if not _is_installed(name)]:
+        raise UserError(_missing(what, missing, extra))
+
+
+def missing_library(error: ImportError) -> str | None:
+    """Return which library of an extra could not be imported, and the pip command; None for any other module."""
+    name = (error.name or "").partition(".")[0]
+    return _missing("this", [name]) if name in LIBRARIES else None
+
+
+def _missing(what: str, modules: list[str], extra: str | None = None) -> str:
+    names = " and ".join(LIBRARIES[name][0] for name in modules)
+    return f'{what} needs {names}, not installed here: pip install "hf-vit[{extra or LIBRARIES[modules[0]][1]}]"'
 
 
 def _is_installed(module: str) -> bool:

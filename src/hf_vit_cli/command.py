@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 _LARGEST = 2**32 - 1  # a seed of numpy; nothing that is counted comes near
 _WRITTEN = ("output", "report")
 _TRUTHS = ("true", "yes", "on", "1", "false", "no", "off", "0")
+# Command -> the extra, and its libraries that the command always needs.
+_NEEDED = {
+    **{f"hf-vit {name}": ("train", ("sklearn", "matplotlib")) for name in ("demo", "finetune", "pretrain", "evaluate")},
+    **{f"hf-vit {name}": ("train", ("sklearn", "matplotlib")) for name in ("soup", "compare")},
+    "hf-vit analyze": ("analysis", ("sklearn", "matplotlib")),
+    "hf-vit scaling-law": ("train", ("scipy", "matplotlib")),
+}
 # What a run did with its result is not done again because of a file that came with a model.
 _NOT_REPEATED = ("output", "resume", "push", "private", "share_images")
 
@@ -97,10 +104,12 @@ class Command(TyperCommand):
         is_seen = sys.stderr.isatty()
         if is_seen:
             print(f"{ctx.command_path}: loading libraries ...", end="\r", file=sys.stderr, flush=True)
-        import hf_vit  # noqa: F401
+        from hf_vit.environment import require
 
         if is_seen:
             print(end="\x1b[K", file=sys.stderr, flush=True)
+        extra, modules = _NEEDED.get(ctx.command_path, (None, ()))
+        require(*modules, what=ctx.command_path, extra=extra)
         return super().invoke(ctx)
 
     def _refuse_truths(self, ctx: typer.Context, args: list[str]) -> None:

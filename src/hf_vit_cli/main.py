@@ -143,10 +143,13 @@ def _misuse(error: typer.TyperException) -> str:
 def _refusal(error: Exception) -> str | None:
     from huggingface_hub.errors import StrictDataclassError
 
+    from hf_vit.environment import missing_library
     from hf_vit.errors import UserError, is_out_of_memory, refusal, strict_reason
 
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, ImportError):
+        return missing_library(error)
     if isinstance(error, OSError):
         # Permission may have been missed for reading.
         why = None if isinstance(error, PermissionError) else refusal(error)

@@ -11,9 +11,6 @@ from dataclasses import replace
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
 from hf_vit.environment import versions
 from hf_vit.errors import UserError, enough_memory
-from hf_vit.inference.engines import choose_engine
-from hf_vit.inference.optimize import optimize_for_inference
-from hf_vit.inference.plan import check_model
 from hf_vit.loading.model import LoadedModel
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 
@@ -32,6 +29,9 @@ def engine_for(subject: LoadedModel, num_images: int | None) -> str | None:
     model = subject.model
     if not isinstance(model, HfPreTrainedModel) or (num_images is not None and num_images < PACKED_FROM):
         return None
+    from hf_vit.inference.engines import choose_engine
+    from hf_vit.inference.plan import check_model
+
     try:
         placement = check_model(model)
     except UserError:
@@ -47,6 +47,8 @@ def engine_for(subject: LoadedModel, num_images: int | None) -> str | None:
 
 def optimize(subject: LoadedModel, engine: str) -> None:
     """Let an engine compute the subject's model, in place; its fingerprint stays that of its weights."""
+    from hf_vit.inference.optimize import optimize_for_inference
+
     assert isinstance(subject.model, HfPreTrainedModel)
     _ = subject.fingerprint  # it is kept: an optimized model shows no state
     optimize_for_inference(subject.model, engine=engine)

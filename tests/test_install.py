@@ -1,0 +1,129 @@
+"""What works with the direct dependencies alone, and what a command says that needs an extra of this package."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from loopback.client import Loopback
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ("sklearn", "scipy", "skimage", "matplotlib", "torchdata", "tenacity", "lazy_loader", "timm", "onnx", "ray")
+
+PROGRAM = """
+import contextlib, importlib.util, io, json, sys
+
+folder, extras = sys.argv[1], json.loads(sys.argv[2])
+assert [name for name in extras if importlib.util.find_spec(name)] == []
+
+import torch
+from PIL import Image
+from transformers import AutoModelForImageClassification, Trainer, TrainingArguments, ViTImageProcessor
+
+import hf_vit
+from hf_vit_cli.main import main
+
+tiny = dict(image_size=16, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=2)
+model = AutoModelForImageClassification.from_config(hf_vit.HfViTConfig(intermediate_size=16, **tiny))
+torch.nn.init.normal_(model.classifier.weight)
+rows = [{"pixel_values": torch.rand(3, 16, 16), "labels": number % 2} for number in range(8)]
+quiet = dict(report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True, per_device_train_batch_size=4)
+trainer = Trainer(model, TrainingArguments(f"{folder}/run", max_steps=2, **quiet), train_dataset=rows)
+assert trainer.train().global_step == 2
+trainer.save_model(f"{folder}/model")
+ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(f"{folder}/model")
+loaded = AutoModelForImageClassification.from_pretrained(f"{folder}/model").eval()
+assert type(loaded) is hf_vit.HfViTForImageClassification
+with torch.inference_mode():
+    pixels = torch.rand(2, 3, 16, 16)
+    before = loaded(pixels).logits
+    hf_vit.optimize_for_inference(loaded)
+    assert torch.allclose(loaded(pixels).logits, before, atol=1e-5)
+hf_vit.push_to_hub(f"{folder}/model", "alice/tiny", license="apache-2.0")
+Image.new("RGB", (20, 20)).save(f"{folder}/a.png")
+
+for line in sys.stdin.read().splitlines():
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as heard:
+        try:
+            main(line.format(folder=folder).split())
+        except SystemExit as ended:
+            code = ended.code
+    print("ANSWER", json.dumps([line, code, heard.getvalue()]))
+"""
+WORKING = (
+    "--help",
+    "predict {folder}/model {folder}/a.png",
+    "card {folder}/model",
+    "cost S/16",
+    "models papers",
+    "recipes",
+    "export {folder}/model {folder}/theirs --to transformers",
+    "convert {folder}/theirs {folder}/back",
+    "verify alice/tiny",
+)
+# A command -> what it needs, and the extra.
+REFUSED = {
+    "demo --output {folder}/demo": ("scikit-learn and matplotlib", "train"),
+    "finetune {folder}/model --data digits --output {folder}/out": ("scikit-learn and matplotlib", "train"),
+    "pretrain S/16 --data digits --output {folder}/out": ("scikit-learn and matplotlib", "train"),
+    "evaluate {folder}/model --data digits": ("scikit-learn and matplotlib", "train"),
+    "soup {folder}/model {folder}/model --output {folder}/out": ("scikit-learn and matplotlib", "train"),
+    "compare {folder}/model S/16 --data digits --output {folder}/out": ("scikit-learn and matplotlib", "train"),
+    "analyze {folder}/model --output {folder}/out": ("scikit-learn and matplotlib", "analysis"),
+    "scaling-law {folder}/points.csv": ("scipy and matplotlib", "train"),
+    "data digits": ("scikit-learn", "train"),
+    "export {folder}/model {folder}/onnx --to onnx": ("onnx", "export"),
+    "convert timm:vit_tiny_patch16_224 {folder}/timm": ("timm", "timm"),
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with links to what `pip install .` would bring here, and to nothing else."""
+    folder, seen = tmp_path_factory.mktemp("site"), set[tuple[str, str]]()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting = list(map(Requirement, project["dependencies"]))
+    for requirement in waiting:  # grows while it is walked
+        for extra in ("", *requirement.extras):
+            if (key := (requirement.name.lower(), extra)) in seen:
+                continue
+            seen.add(key)
+            with suppress(metadata.PackageNotFoundError):  # CUDA's, where torch is for CPUs
+                distribution = metadata.distribution(requirement.name)
+                needed = map(Requirement, distribution.requires or [])
+                waiting += [each for each in needed if each.marker is None or each.marker.evaluate({"extra": extra})]
+                for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+                    if not (folder / top).exists():
+                        (folder / top).symlink_to(Path(str(distribution.locate_file(top))))
+    return folder
+
+
+@pytest.mark.slow
+def test_the_direct_dependencies_are_enough(site: Path, loopback_server: Loopback, tmp_path: Path) -> None:
+    """Import, Auto classes, the stock Trainer, optimizing, sharing and the commands; others name what they need."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
+    hub = {"HF_ENDPOINT": loopback_server.endpoint, "HF_TOKEN": "hf_alice_write", "HF_HOME": str(tmp_path / "home")}
+    path = {"PYTHONPATH": f"{site}{os.pathsep}{ROOT / 'src'}", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", PROGRAM, str(tmp_path), json.dumps(EXTRAS)],
+        input="\n".join((*WORKING, *REFUSED)),
+        env=kept | hub | path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed = [line.removeprefix("ANSWER ") for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    answers = {line: (code, heard) for line, code, heard in map(json.loads, printed)}
+    assert {line: answers[line] for line in WORKING if answers[line][0] != 0} == {}
+    for line, (needed, extra) in REFUSED.items():
+        code, heard = answers[line]
+        assert (code, heard.count("\n")) == (1, 1), (line, heard)
+        assert f"needs {needed}" in heard, (line, heard)
+        assert f"hf-vit[{extra}]" in heard or f"pip install {extra}" in heard, (line, heard)
