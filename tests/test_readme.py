@@ -56,7 +56,7 @@ def test_the_first_commands_are_those_of_getting_started():
     (block,) = [code for language, code in BLOCKS if language == "sh"]
     install, *commands = block.strip().splitlines()
     page = (ROOT / "docs/getting_started.md").read_text().splitlines()
-    assert install.startswith("pip install . ")
+    assert install.startswith("pip install '.[train]' ")
     assert [line for line in commands if line not in page] == []
 
 

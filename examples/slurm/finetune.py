@@ -1,6 +1,6 @@
 """Fine-tune as jobs of a Slurm cluster, by submitit: one job for each learning rate, resumed after preemption.
 
-    pip install 'hf-vit[slurm]'
+    pip install 'hf-vit[train,slurm]'
     python examples/slurm/finetune.py out/b16 --rates 0.001 0.003 --gpus 8 --partition gpu -- B/16 --data DATA
 
 What follows `--` is for `hf-vit finetune`. Slurm signals a job before its time is over and when it is preempted: the

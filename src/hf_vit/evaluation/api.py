@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.conversion.loading import find_source
 from hf_vit.data import ImageData
@@ -18,17 +18,16 @@ from hf_vit.evaluation.prediction import (
     write_dense_predictions,
     write_predictions,
 )
-from hf_vit.evaluation.protocols.frame import percent
-from hf_vit.evaluation.protocols.registry import ProtocolRun, evaluate_protocol
 from hf_vit.evaluation.reading import NamedModel, refuse_output_in
 from hf_vit.evaluation.runners import running
-from hf_vit.evaluation.saving import drawn_before, save_protocol
 from hf_vit.families import DenseTask, regression_reason
-from hf_vit.hub.card import refresh_card
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import engine_for, engine_note
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.outputs import dense_task_of
+
+if TYPE_CHECKING:
+    from hf_vit.evaluation.protocols.registry import ProtocolRun
 
 
 def evaluate(
@@ -40,7 +39,7 @@ def evaluate(
     device: str | None = None,
     command: str | Sequence[str] | None = None,
     **options: Any,
-) -> ProtocolRun:
+) -> "ProtocolRun":
     """Measure a model, and keep the result: in the facts and the card of its folder, where it has one.
 
     Args:
@@ -59,6 +58,12 @@ def evaluate(
     Raises:
         UserError: see `evaluate_protocol`; or nothing can be written there: the message tells what was measured.
     """
+    # Not above: `predict` needs no protocol, and what protocols import takes a second.
+    from hf_vit.evaluation.protocols.frame import percent
+    from hf_vit.evaluation.protocols.registry import evaluate_protocol
+    from hf_vit.evaluation.saving import drawn_before, save_protocol
+    from hf_vit.hub.card import refresh_card
+
     refuse_output_in(data, output)
     protocol = protocol or _dense_task(model) or "top1"
     if output is not None:
