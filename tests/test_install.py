@@ -45,7 +45,9 @@ with torch.inference_mode():
     before = loaded(pixels).logits
     hf_vit.optimize_for_inference(loaded)
     assert torch.allclose(loaded(pixels).logits, before, atol=1e-5)
-hf_vit.push_to_hub(f"{folder}/model", "alice/tiny", license="apache-2.0")
+with open(f"{folder}/model/README.md", "w") as card:
+    card.write("---\\nlicense: apache-2.0\\n---\\nA tiny model.\\n")
+hf_vit.push_to_hub(f"{folder}/model", "alice/tiny")
 Image.new("RGB", (20, 20)).save(f"{folder}/a.png")
 
 for line in sys.stdin.read().splitlines():
@@ -59,12 +61,12 @@ for line in sys.stdin.read().splitlines():
 WORKING = (
     "--help",
     "predict {folder}/model {folder}/a.png",
-    "card {folder}/model",
     "cost S/16",
     "models papers",
     "recipes",
     "export {folder}/model {folder}/theirs --to transformers",
     "convert {folder}/theirs {folder}/back",
+    "card {folder}/back --license apache-2.0",
     "verify alice/tiny",
 )
 # A command -> what it needs, and the extra.

@@ -77,8 +77,8 @@ def pretrain(
     from hf_vit.training import pretrain as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.run import way_on
-    from hf_vit.training.tasks.patch_prediction import RandomMasking
     from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
+    from hf_vit.training.tasks.patch_prediction import RandomMasking
 
     shared["image_size"] = options.parse_size(shared["image_size"])
     contrastive = ContrastiveOptions(

@@ -19,10 +19,10 @@ from hf_vit.loading.folders import WORK_FOLDER
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.training.options import FinetuneOptions
 from hf_vit.training.processes import refusal_of, world_size
-from hf_vit_settings import Recipe
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.weights import LoraAdapter, train_head_only
+from hf_vit_settings import Recipe
 
 _LARGEST_MICRO_BATCH = 128
 _BF16_FROM_WIDTH = 128

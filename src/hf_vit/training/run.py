@@ -56,6 +56,7 @@ from hf_vit.training.trainer.distributed import whole_model
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import import_timm_optim
 from hf_vit.training.trainer.sharing import check_before
+from hf_vit_settings import Recipe
 
 Say = Callable[[str], None]
 

@@ -19,8 +19,8 @@ from hf_vit.loading.model import label_names_of
 from hf_vit.loading.start import build_classifier, build_processor, rows_of_head
 from hf_vit.results.facts import Record
 from hf_vit.training.plan import Run, weights_of
-from hf_vit_settings import Recipe
 from hf_vit.training.tasks.task import FinetuneResult, MeasuredTask
+from hf_vit_settings import Recipe
 
 # Decides between two checkpoints of equal accuracy; below the smallest difference of accuracies.
 _LOSS_WEIGHT = 1e-6

@@ -23,9 +23,9 @@ from hf_vit.loading.outputs import class_maps, detections
 from hf_vit.results.facts import Record
 from hf_vit.training.dense_model import build_dense_model
 from hf_vit.training.plan import Run
-from hf_vit_settings import Recipe
 from hf_vit.training.tasks.task import MeasuredTask, active_settings
 from hf_vit.training.trainer.dense_trainer import DenseTrainer, Judge, Judged
+from hf_vit_settings import Recipe
 
 _OF_LABELS = (
     "loss",

@@ -21,9 +21,9 @@ from hf_vit.loading.pixels import PixelScale
 from hf_vit.loading.timm_models import timm_data_config
 from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.training.plan import Run
-from hf_vit_settings import Recipe
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
+from hf_vit_settings import Recipe
 
 _PROBE_PX = 64
 # Pillow's filters that torch's resize has; the others come closest to bicubic.

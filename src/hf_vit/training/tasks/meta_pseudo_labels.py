@@ -24,7 +24,6 @@ from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.training.plan import Run
 from hf_vit.training.processes import refusal_of, world_size
-from hf_vit_settings import Recipe
 from hf_vit.training.tasks.distillation import Teacher
 from hf_vit.training.tasks.self_training import (
     UNLABELLED,
@@ -36,6 +35,7 @@ from hf_vit.training.tasks.self_training import (
 from hf_vit.training.tasks.views import Views
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
+from hf_vit_settings import Recipe
 
 TEACHER_STATE = "teacher.pt"
 _BASELINE_SHARE = 0.01  # of every new feedback in the baseline: the authors' code

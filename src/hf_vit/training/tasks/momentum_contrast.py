@@ -36,12 +36,12 @@ from hf_vit.loading.start import build_model, build_processor
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training.plan import Run
 from hf_vit.training.processes import world_size
-from hf_vit_settings import Recipe
 from hf_vit.training.tasks.pretext import PretextTask, validation_images
 from hf_vit.training.tasks.views import Views
 from hf_vit.training.trainer.distributed import gather, synchronise_batch_norms
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
+from hf_vit_settings import Recipe
 
 _NORMS = ("batch", "layer", "none")
 _MAPPED = 1000  # images in the map of embeddings

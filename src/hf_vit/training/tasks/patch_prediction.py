@@ -21,9 +21,9 @@ from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.models.pretraining_hf_vit import image_patches, join_patches
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training.plan import Run
-from hf_vit_settings import Recipe
 from hf_vit.training.tasks.pretext import PretextTask, validation_images
 from hf_vit.training.trainer.sampling import derive_seed
+from hf_vit_settings import Recipe
 
 TARGETS = ("mean_color", "downsampled", "pixels")
 _PICTURED = 8  # images

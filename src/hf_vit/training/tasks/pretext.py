@@ -14,8 +14,8 @@ from hf_vit.data import eval_transform, transform_split
 from hf_vit.data.batches import TransformedImages
 from hf_vit.errors import UserError
 from hf_vit.training.plan import Run
-from hf_vit_settings import Recipe
 from hf_vit.training.tasks.task import Task, TrainingResult, active_settings
+from hf_vit_settings import Recipe
 
 
 @dataclass(frozen=True, repr=False)

@@ -25,6 +25,7 @@ from hf_vit.training.tasks.distillation import open_teacher
 from hf_vit.training.tasks.task import active_settings
 from hf_vit.training.trainer.losses import smooth_labels
 from hf_vit.training.trainer.sampling import derive_seed
+from hf_vit_settings import Recipe
 
 SelfTrainingKind = Literal["noisy-student", "meta-pseudo-labels"]
 # Of arXiv 1911.04252, section 3.1 (ratio: the authors' code, EfficientNet-B1 to B7; 14 for L2 in the paper), and of

@@ -29,11 +29,11 @@ from hf_vit.hub.push_result import PushResult
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.plan import Run, choose_attention, log_folder, training_arguments
-from hf_vit_settings import Recipe
 from hf_vit.training.record import recipe_values
 from hf_vit.training.trainer.callbacks import Clock, Patience, StopOnTermination, callbacks_of
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import optimizer_of
+from hf_vit_settings import Recipe
 
 # Settings of a recipe that only classifiers have -> their values where they are off.
 _OFF: Mapping[str, Any] = {
