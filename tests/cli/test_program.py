@@ -201,6 +201,20 @@ def test_all_that_is_missing_is_told_at_once(name, capsys):
     assert shown == [f"--{each.name.removesuffix('s') if each.nargs < 0 else each.name}" for each in REQUIRED[name]]
 
 
+def test_finetune_shows_first_what_people_need_first():
+    options = [each for each in COMMANDS["finetune"].params if each.param_type_name == "option"]
+    first = {each.name for each in options if not each.rich_help_panel}
+    assert len(first) == 20
+    assert first > {"data", "output", "recipe", "epochs", "batch_size", "learning_rate", "resume"}
+
+
+def test_who_waits_for_libraries_sees_it(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, out, err = told(capsys, "recipes", "nosuch")
+    assert (code, out) == (1, "")
+    assert err.startswith("hf-vit recipes: loading libraries ...\r\x1b[Khf-vit: ")
+
+
 @pytest.mark.parametrize("words", ["--streaming true", "--streaming=False", "--streaming 1", "--streaming=no"])
 def test_a_switch_that_is_given_a_value_is_told_so(words, capsys):
     code, out, err = told(capsys, "finetune", "S/16", *words.split(), "--data", "digits", "--output", "out")
