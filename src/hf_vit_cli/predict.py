@@ -90,7 +90,7 @@ def predict(
 def _print(predictions: "Sequence[Prediction | DensePrediction]", as_json: bool) -> None:
     from hf_vit.evaluation import Prediction
 
-    described = [(_of_classes if isinstance(each, Prediction) else _of_places)(each) for each in predictions]
+    described = [_of_classes(each) if isinstance(each, Prediction) else _of_places(each) for each in predictions]
     if as_json:
         import json
 
