@@ -8,44 +8,38 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import command_line, finished_parts, stoppable
+from hf_vit_cli.options import arg, opt
 
 
 @options.takes("device", "optimize")
 def analyze(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Folder, Hub id, timm:NAME, a checkpoint file, or a folder of checkpoints.", show_default=False
-        ),
-    ],
-    output: Annotated[Path, typer.Option(help="Folder for numbers, plots and the report.", file_okay=False)],
+    model: Annotated[str, arg("Folder, Hub id, timm:NAME, a checkpoint file, or a folder of checkpoints.")],
+    output: Annotated[Path, opt("Folder for numbers, plots and the report.", file_okay=False)],
     images: Annotated[
         str | None,
-        typer.Option(
-            help="A folder of images, or data: digits, photos, class folders, parquet or webdataset files, a Hub id.",
+        opt(
+            "A folder of images, or data: digits, photos, class folders, parquet or webdataset files, a Hub id.",
             show_default=False,
         ),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Analysis to run; repeat for more. Default: all.")] = None,
-    against: Annotated[str | None, typer.Option(help="A second model to compare with (CKA).")] = None,
+    only: Annotated[list[str] | None, opt("Analysis to run; repeat for more. Default: all.")] = None,
+    against: Annotated[str | None, opt("A second model to compare with (CKA).")] = None,
     cue_conflict: Annotated[
-        Path | None, typer.Option(help="Images named like cat7-elephant1.png (shape-texture), for shape_bias.")
+        Path | None, opt("Images named like cat7-elephant1.png (shape-texture), for shape_bias.")
     ] = None,
     class_map: Annotated[
-        Path | None, typer.Option(help='JSON: their classes and the model\'s labels, {"cat": ["tabby", ...], ...}.')
+        Path | None, opt('JSON: their classes and the model\'s labels, {"cat": ["tabby", ...], ...}.')
     ] = None,
-    num_images: Annotated[int, typer.Option(help="Images to average over.", min=1)] = 128,
-    num_pictures: Annotated[int, typer.Option(help="Images to plot maps of.", min=1)] = 4,
-    split: Annotated[str, typer.Option(help="Split of data: train, validation or test.")] = "test",
-    streaming: Annotated[
-        bool, typer.Option("--streaming", help="Read data as a stream; its first images are taken.")
-    ] = False,
-    batch_size: Annotated[int, typer.Option(help="Images per forward pass.", min=1)] = 8,
-    cka_batch_size: Annotated[int, typer.Option(help="Images per minibatch of CKA.", min=4)] = 64,
-    rollout_identity: Annotated[float, typer.Option(help="Share of the identity in attention rollout; 0: none.")] = 0.5,
-    picture_format: Annotated[str, typer.Option(help="Format of the plots: png or svg.")] = "png",
-    seed: Annotated[int, typer.Option(help="Random seed of the choice of images.", min=0)] = 0,
+    num_images: Annotated[int, opt("Images to average over.", min=1)] = 128,
+    num_pictures: Annotated[int, opt("Images to plot maps of.", min=1)] = 4,
+    split: Annotated[str, opt("Split of data: train, validation or test.")] = "test",
+    streaming: Annotated[bool, opt("Read data as a stream; its first images are taken.", "--streaming")] = False,
+    batch_size: Annotated[int, opt("Images per forward pass.", min=1)] = 8,
+    cka_batch_size: Annotated[int, opt("Images per minibatch of CKA.", min=4)] = 64,
+    rollout_identity: Annotated[float, opt("Share of the identity in attention rollout; 0: none.")] = 0.5,
+    picture_format: Annotated[str, opt("Format of the plots: png or svg.")] = "png",
+    seed: Annotated[int, opt("Random seed of the choice of images.", min=0)] = 0,
     **shared: Any,
 ) -> None:
     """Analyze a model: attention, filters, positions, CKA, inductive biases; as JSON, plots and HTML."""

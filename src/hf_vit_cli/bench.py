@@ -7,6 +7,7 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import Command, command_line
+from hf_vit_cli.options import arg, opt
 from hf_vit_settings import FinetuneOptions
 
 if TYPE_CHECKING:
@@ -22,21 +23,21 @@ bench = typer.Typer(help="Measure speed on this machine: models, saved ones and 
 @bench.command("models", cls=Command)
 def model_speed(
     context: typer.Context,
-    variants: Annotated[list[str] | None, typer.Argument(help="Sizes; S/16 and B/16 by default.")] = None,
-    work: Annotated[list[str] | None, typer.Option(help="inference, training; both by default.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16; float32 by default.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Images a step; 1 and 8 by default, training 8.")] = None,
-    image_size: Annotated[int, typer.Option(help="px a side.")] = 224,
-    contestant: Annotated[list[str] | None, typer.Option(help="By default hf_vit in its forms and every peer.")] = None,
-    compiled: Annotated[bool, typer.Option("--compiled", help="Also each compiled, frozen and not.")] = False,
-    engines: Annotated[bool, typer.Option("--engines", help="Also by OpenVINO and ONNX Runtime, in int8 too.")] = False,
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations in training.")] = False,
-    turns: Annotated[int, typer.Option(help="Of every contestant in a build.", min=1)] = 15,
-    builds: Annotated[int, typer.Option(help="Times that all are built anew, elsewhere in memory.", min=1)] = 1,
-    threads: Annotated[int | None, typer.Option(help="Of torch; all cores by default.", min=1)] = None,
-    device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
-    peak_tflops: Annotated[float | None, typer.Option(help="Of the device, for the utilisation.")] = None,
-    output: Annotated[Path | None, typer.Option(help="JSON file, rewritten after every cell.", dir_okay=False)] = None,
+    variants: Annotated[list[str] | None, arg("Sizes; S/16 and B/16 by default.")] = None,
+    work: Annotated[list[str] | None, opt("inference, training; both by default.")] = None,
+    dtype: Annotated[list[str] | None, opt("float32, bfloat16; float32 by default.")] = None,
+    batch: Annotated[list[int] | None, opt("Images a step; 1 and 8 by default, training 8.")] = None,
+    image_size: Annotated[int, opt("px a side.")] = 224,
+    contestant: Annotated[list[str] | None, opt("By default hf_vit in its forms and every peer.")] = None,
+    compiled: Annotated[bool, opt("Also each compiled, frozen and not.", "--compiled")] = False,
+    engines: Annotated[bool, opt("Also by OpenVINO and ONNX Runtime, in int8 too.", "--engines")] = False,
+    checkpointing: Annotated[bool, opt("Recompute activations in training.", "--checkpointing")] = False,
+    turns: Annotated[int, opt("Of every contestant in a build.", min=1)] = 15,
+    builds: Annotated[int, opt("Times that all are built anew, elsewhere in memory.", min=1)] = 1,
+    threads: Annotated[int | None, opt("Of torch; all cores by default.", min=1)] = None,
+    device: Annotated[str, opt("torch device.")] = "cpu",
+    peak_tflops: Annotated[float | None, opt("Of the device, for the utilisation.")] = None,
+    output: Annotated[Path | None, opt("JSON file, rewritten after every cell.", dir_okay=False)] = None,
 ) -> None:
     """hf_vit beside transformers, timm, vit-pytorch and torch's own encoder: paired ratios on identical shapes."""
     import itertools
@@ -112,15 +113,12 @@ def print_cell(measured: "MeasuredCell") -> None:
 @bench.command("saved", cls=Command)
 def saved_speed(
     context: typer.Context,
-    models: Annotated[
-        list[str],
-        typer.Argument(help="Two or more: folders, Hub ids, timm:NAME, or what export wrote.", show_default=False),
-    ],
-    batch: Annotated[list[int] | None, typer.Option(help="Images a forward; 1 and 8 by default.", min=1)] = None,
-    turns: Annotated[int, typer.Option(help="Of every model.", min=1)] = 15,
-    threads: Annotated[int | None, typer.Option(help="Of torch and ONNX graphs; all cores by default.", min=1)] = None,
-    device: Annotated[str, typer.Option(help="torch device.")] = "cpu",
-    output: Annotated[Path | None, typer.Option(help="JSON file, rewritten after every batch.", dir_okay=False)] = None,
+    models: Annotated[list[str], arg("Two or more: folders, Hub ids, timm:NAME, or what export wrote.")],
+    batch: Annotated[list[int] | None, opt("Images a forward; 1 and 8 by default.", min=1)] = None,
+    turns: Annotated[int, opt("Of every model.", min=1)] = 15,
+    threads: Annotated[int | None, opt("Of torch and ONNX graphs; all cores by default.", min=1)] = None,
+    device: Annotated[str, opt("torch device.")] = "cpu",
+    output: Annotated[Path | None, opt("JSON file, rewritten after every batch.", dir_okay=False)] = None,
 ) -> None:
     """Saved models, and graphs that were exported from them, beside the first: forward passes on noise, in turns."""
     from dataclasses import asdict
@@ -167,8 +165,8 @@ def data_speed(
     context: typer.Context,
     model: options.Model,
     data: options.Data,
-    recipe: Annotated[str, typer.Option(help="Recipe, whose augmentation is used.")] = "default-small",
-    seconds: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 5.0,
+    recipe: Annotated[str, opt("Recipe, whose augmentation is used.")] = "default-small",
+    seconds: Annotated[float, opt("Seconds of each measurement.")] = 5.0,
     **shared: Any,
 ) -> None:
     """The input's images/s beside the model's, and which of them limits a training."""

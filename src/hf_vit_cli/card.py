@@ -3,25 +3,22 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from hf_vit_cli import options
+from hf_vit_cli.options import arg, opt
 
 
 @options.takes("share_images")
 def card(
-    model: Annotated[Path, typer.Argument(help="Folder of a saved model.", show_default=False)],
-    repo: Annotated[str | None, typer.Option(help="Name on the Hub, for the examples: user/name.")] = None,
-    license: Annotated[str | None, typer.Option(help="Hub license id, for example apache-2.0 or cc-by-4.0.")] = None,
+    model: Annotated[Path, arg("Folder of a saved model.")],
+    repo: Annotated[str | None, opt("Name on the Hub, for the examples: user/name.")] = None,
+    license: Annotated[str | None, opt("Hub license id, for example apache-2.0 or cc-by-4.0.")] = None,
     power: Annotated[
-        float | None, typer.Option(help="Mean watts of what trained it, as you state: adds the training's energy.")
+        float | None, opt("Mean watts of what trained it, as you state: adds the training's energy.")
     ] = None,
     carbon_intensity: Annotated[
-        float | None, typer.Option(help="With --power: grams of CO2 a kWh of that electricity; adds the emissions.")
+        float | None, opt("With --power: grams of CO2 a kWh of that electricity; adds the emissions.")
     ] = None,
-    space: Annotated[
-        str | None, typer.Option(help="The static Space that shows it, user/name: kept, and linked to.")
-    ] = None,
+    space: Annotated[str | None, opt("The static Space that shows it, user/name: kept, and linked to.")] = None,
     **shared: Any,
 ) -> None:
     """Write a model's card, MODEL/README.md, from its recorded facts."""

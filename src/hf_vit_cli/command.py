@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from hf_vit_cli.options import opt
+
 if TYPE_CHECKING:
     from hf_vit.evaluation.protocols.frame import Table
 
@@ -223,7 +225,8 @@ def take_config(context: typer.Context, file: Path | None) -> None:
 
 Config = Annotated[
     Path | None,
-    typer.Option(
+    opt(
+        "Options from a YAML or JSON file, or the facts.json of a run to do again; typed ones come first.",
         "--config",
         metavar="FILE",
         callback=take_config,
@@ -231,7 +234,6 @@ Config = Annotated[
         expose_value=False,
         exists=True,
         dir_okay=False,
-        help="Options from a YAML or JSON file, or the facts.json of a run to do again; typed ones come first.",
     ),
 ]
 

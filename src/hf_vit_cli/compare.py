@@ -7,6 +7,7 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import finished_parts, stoppable
+from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
     from hf_vit.comparison import ModelResult, SpeedResult
@@ -21,28 +22,21 @@ _COLUMNS = 5
 )
 def compare(
     context: typer.Context,
-    models: Annotated[
-        list[str],
-        typer.Argument(help="Two or more: folders, Hub ids, or timm:NAME (timm:FOLDER).", show_default=False),
-    ],
+    models: Annotated[list[str], arg("Two or more: folders, Hub ids, or timm:NAME (timm:FOLDER).")],
     data: options.Data,
-    output: Annotated[Path, typer.Option(help="Folder for tables, pictures and the page.", file_okay=False)],
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Fit a linear probe for models without a head for these classes.")
-    ] = False,
-    corruption: Annotated[
-        list[str] | None, typer.Option(help="Kind of corruption; repeat for more. Default: four.")
-    ] = None,
-    severity: Annotated[int, typer.Option(help="Severity of the corruptions.", min=1, max=5)] = 3,
+    output: Annotated[Path, opt("Folder for tables, pictures and the page.", file_okay=False)],
+    probe: Annotated[bool, opt("Fit a linear probe for models without a head for these classes.", "--probe")] = False,
+    corruption: Annotated[list[str] | None, opt("Kind of corruption; repeat for more. Default: four.")] = None,
+    severity: Annotated[int, opt("Severity of the corruptions.", min=1, max=5)] = 3,
     epsilon: Annotated[
-        list[float] | None, typer.Option(help="Size of FGSM's perturbation in 1/255; repeat for more. Default: 1, 4.")
+        list[float] | None, opt("Size of FGSM's perturbation in 1/255; repeat for more. Default: 1, 4.")
     ] = None,
-    robustness: Annotated[bool, typer.Option(help="Corrupt and attack images.")] = True,
-    robustness_images: Annotated[int, typer.Option(help="Images to corrupt and attack.", min=1)] = 500,
-    probe_images: Annotated[int, typer.Option(help="Most training images of a probe.", min=1)] = 10_000,
-    image_size: Annotated[str | None, typer.Option(help="Size of digits and photos in pixels: 64 or 64x48.")] = None,
-    speed_turns: Annotated[int, typer.Option(help="Timed forward passes of each model; 0: no speed.", min=0)] = 10,
-    speed_batch_size: Annotated[int, typer.Option(help="Images per timed forward pass.", min=1)] = 8,
+    robustness: Annotated[bool, opt("Corrupt and attack images.")] = True,
+    robustness_images: Annotated[int, opt("Images to corrupt and attack.", min=1)] = 500,
+    probe_images: Annotated[int, opt("Most training images of a probe.", min=1)] = 10_000,
+    image_size: Annotated[str | None, opt("Size of digits and photos in pixels: 64 or 64x48.")] = None,
+    speed_turns: Annotated[int, opt("Timed forward passes of each model; 0: no speed.", min=0)] = 10,
+    speed_batch_size: Annotated[int, opt("Images per timed forward pass.", min=1)] = 8,
     **shared: Any,
 ) -> None:
     """Compare image classifiers of any library: accuracy, calibration, robustness, FLOPs, speed, memory."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
     from hf_vit.cost import BesideTpu, BlogEstimate, CorrectedEstimate, CostSummary, MemoryPlan
@@ -24,38 +25,24 @@ _MEMORY = "Memory of a training (mode memory, with --devices, 64 by default)"
 
 
 def cost(
-    model: Annotated[
-        str,
-        typer.Argument(help="Variant (L/16), folder, Hub id, or whatever hf-vit convert reads.", show_default=False),
-    ],
-    image_size: Annotated[str | None, typer.Option(help="px, S or HxW; by default the model's own.")] = None,
-    images: Annotated[
-        float | None,
-        typer.Option(rich_help_panel=_TRAINING, help="In the training set; a folder tells its own."),
-    ] = None,
-    epochs: Annotated[float | None, typer.Option(rich_help_panel=_TRAINING, help="1 by default.")] = None,
-    devices: Annotated[int | None, typer.Option(rich_help_panel=_TRAINING, help="1 by default.")] = None,
+    model: Annotated[str, arg("Variant (L/16), folder, Hub id, or whatever hf-vit convert reads.")],
+    image_size: Annotated[str | None, opt("px, S or HxW; by default the model's own.")] = None,
+    images: Annotated[float | None, opt("In the training set; a folder tells its own.", panel=_TRAINING)] = None,
+    epochs: Annotated[float | None, opt("1 by default.", panel=_TRAINING)] = None,
+    devices: Annotated[int | None, opt("1 by default.", panel=_TRAINING)] = None,
     device_flops: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=_TRAINING, help="Peak FLOP/s of a device (312e12), or here: measure this one."),
+        str | None, opt("Peak FLOP/s of a device (312e12), or here: measure this one.", panel=_TRAINING)
     ] = None,
     utilisation: Annotated[
-        float | None, typer.Option(rich_help_panel=_TRAINING, help="Share of the peak that is kept, 0.4 by default.")
+        float | None, opt("Share of the peak that is kept, 0.4 by default.", panel=_TRAINING)
     ] = None,
-    price: Annotated[float | None, typer.Option(rich_help_panel=_TRAINING, help="Dollars a device-hour.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(rich_help_panel=_MEMORY, help="Images on a device at once, 1 by default.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(rich_help_panel=_MEMORY, help="fp32 or bf16; fp32 by default.")
-    ] = None,
+    price: Annotated[float | None, opt("Dollars a device-hour.", panel=_TRAINING)] = None,
+    batch_size: Annotated[int | None, opt("Images on a device at once, 1 by default.", panel=_MEMORY)] = None,
+    precision: Annotated[str | None, opt("fp32 or bf16; fp32 by default.", panel=_MEMORY)] = None,
     mode: Annotated[
-        str,
-        typer.Option(
-            help="flops; memory; blog, corrected: prices of the original L/16, H/14; tpu: those beside this machine."
-        ),
+        str, opt("flops; memory; blog, corrected: prices of the original L/16, H/14; tpu: those beside this machine.")
     ] = "flops",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
 ) -> None:
     """Count FLOPs; estimate time, money and memory of a training, beside what a finished one took."""
     from hf_vit.cost import beside_tpu, blog_estimate, corrected_estimate, cost_summary, memory_plan

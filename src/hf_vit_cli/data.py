@@ -6,22 +6,20 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.options import arg, opt
 
 _LISTED = 10
 
 
 @options.takes("skip_bad_images", "image_column", "label_column")
 def data(
-    source: Annotated[str, typer.Argument(metavar="DATA", help="As --data of the other commands.", show_default=False)],
+    source: Annotated[str, arg("As --data of the other commands.", metavar="DATA")],
     output: Annotated[
-        Path | None, typer.Option(help="Folder for contact_sheet.png: some images of every class.", file_okay=False)
+        Path | None, opt("Folder for contact_sheet.png: some images of every class.", file_okay=False)
     ] = None,
     target: Annotated[
         Literal["label", "mask", "objects"] | None,
-        typer.Option(
-            help="Target: a label per image, a mask (segmentation) or objects (detection).",
-            show_default="as laid out",
-        ),
+        opt("Target: a label per image, a mask (segmentation) or objects (detection).", show_default="as laid out"),
     ] = None,
     **shared: Any,
 ) -> None:

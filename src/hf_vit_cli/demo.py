@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_vit_cli.options import opt
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 
 def demo(
     context: typer.Context,
-    output: Annotated[Path, typer.Option(help="Folder for the trained model.", file_okay=False)] = Path("hf-vit-demo"),
-    seeds: Annotated[int, typer.Option(help="Train so many times, with seeds 0, 1, ...", min=1)] = 1,
+    output: Annotated[Path, opt("Folder for the trained model.", file_okay=False)] = Path("hf-vit-demo"),
+    seeds: Annotated[int, opt("Train so many times, with seeds 0, 1, ...", min=1)] = 1,
     epochs: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train a small ViT on handwritten digits, evaluate it, save it, and load it with plain transformers."""

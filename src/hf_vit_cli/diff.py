@@ -7,6 +7,7 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import print_tables
+from hf_vit_cli.options import arg, opt
 
 _OneMore = "folder, Hub id, user/name@REVISION, timm:NAME, or a file that hf-vit convert reads."
 
@@ -15,14 +16,13 @@ _OneMore = "folder, Hub id, user/name@REVISION, timm:NAME, or a file that hf-vit
     *("split", "batch_size", "skip_bad_images", "image_column", "label_column", "device", "seed"),
 )
 def diff(
-    model: Annotated[str, typer.Argument(help=f"Model: {_OneMore}", show_default=False)],
-    other: Annotated[str, typer.Argument(help=f"The second model: {_OneMore}", show_default=False)],
+    model: Annotated[str, arg(f"Model: {_OneMore}")],
+    other: Annotated[str, arg(f"The second model: {_OneMore}")],
     data: Annotated[
-        str | None,
-        typer.Option(help="Compare predictions for these images, as --data of evaluate.", show_default=False),
+        str | None, opt("Compare predictions for these images, as --data of evaluate.", show_default=False)
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for numbers and plots.", file_okay=False)] = None,
-    num_images: Annotated[int | None, typer.Option(help="With --data: compare so many images.", min=1)] = None,
+    output: Annotated[Path | None, opt("Folder for numbers and plots.", file_okay=False)] = None,
+    num_images: Annotated[int | None, opt("With --data: compare so many images.", min=1)] = None,
     **shared: Any,
 ) -> None:
     """Compare two models or two revisions: config, weights per layer, predictions."""

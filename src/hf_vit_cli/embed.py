@@ -6,6 +6,7 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import finished_parts, stoppable
+from hf_vit_cli.options import opt
 
 
 @options.takes(
@@ -15,21 +16,15 @@ from hf_vit_cli.command import finished_parts, stoppable
 def embed(
     model: options.Checkpoint,
     data: options.Data,
-    output: Annotated[
-        str, typer.Option(help="Folder for the parquet files, or s3://, gs://, hf://datasets/...", show_default=False)
-    ],
-    split: Annotated[list[str] | None, typer.Option(help="Split; repeat for more. Default: all.")] = None,
-    predictions: Annotated[
-        bool, typer.Option("--predictions", help="Write the most likely classes instead of embeddings.")
-    ] = False,
-    top: Annotated[int, typer.Option(help="Classes per prediction.", min=1)] = 5,
+    output: Annotated[str, opt("Folder for the parquet files, or s3://, gs://, hf://datasets/...", show_default=False)],
+    split: Annotated[list[str] | None, opt("Split; repeat for more. Default: all.")] = None,
+    predictions: Annotated[bool, opt("Write the most likely classes instead of embeddings.", "--predictions")] = False,
+    top: Annotated[int, opt("Classes per prediction.", min=1)] = 5,
     num_processes: Annotated[
         int | None,
-        typer.Option(
-            help="Processes, each with the model and a GPU if there are any. Default: 1, with Ray all GPUs.", min=1
-        ),
+        opt("Processes, each with the model and a GPU if there are any. Default: 1, with Ray all GPUs.", min=1),
     ] = None,
-    rows_per_file: Annotated[int, typer.Option(help="Images per file; of a stream a shard is a file.", min=1)] = 4096,
+    rows_per_file: Annotated[int, opt("Images per file; of a stream a shard is a file.", min=1)] = 4096,
     **shared: Any,
 ) -> None:
     """Write embeddings or predictions of a data set into parquet files; the same command resumes."""

@@ -7,6 +7,7 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import command_line, print_tables
+from hf_vit_cli.options import opt
 
 _OF_PROTOCOLS = (
     *("shots", "trials", "neighbors", "temperature", "epsilons", "steps", "kinds", "patch_size", "fill"),
@@ -24,35 +25,31 @@ def evaluate(
     data: options.Data,
     protocol: Annotated[
         str | None,
-        typer.Option(
-            help="top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, multi-label, "
-            "real, objectnet, vtab, segmentation or detection; by default what the model does.",
+        opt(
+            "top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, "
+            "multi-label, real, objectnet, vtab, segmentation or detection; by default what the model does.",
             show_default=False,
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Folder for metrics and plots; default: plots go to the model's folder.", file_okay=False),
+        Path | None, opt("Folder for metrics and plots; default: plots go to the model's folder.", file_okay=False)
     ] = None,
-    num_images: Annotated[int | None, typer.Option(help="Evaluate on a draw of so many images.", min=1)] = None,
-    shots: Annotated[list[int] | None, typer.Option(help="few-shot: images per class; repeat for more.")] = None,
-    trials: Annotated[int | None, typer.Option(help="few-shot: random draws of the images.")] = None,
-    neighbors: Annotated[list[int] | None, typer.Option(help="knn: number of neighbors; repeat for more.")] = None,
+    num_images: Annotated[int | None, opt("Evaluate on a draw of so many images.", min=1)] = None,
+    shots: Annotated[list[int] | None, opt("few-shot: images per class; repeat for more.")] = None,
+    trials: Annotated[int | None, opt("few-shot: random draws of the images.")] = None,
+    neighbors: Annotated[list[int] | None, opt("knn: number of neighbors; repeat for more.")] = None,
     temperature: Annotated[
-        bool | None,
-        typer.Option("--temperature/--no-temperature", help="calibration: fit a temperature on the validation split."),
+        bool | None, opt("calibration: fit a temperature on the validation split.", "--temperature/--no-temperature")
     ] = None,
     epsilons: Annotated[
-        list[float] | None, typer.Option(help="robustness: size of the perturbation in 1/255; repeat for more.")
+        list[float] | None, opt("robustness: size of the perturbation in 1/255; repeat for more.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="robustness: PGD steps.")] = None,
-    kinds: Annotated[list[str] | None, typer.Option(help="corruptions: one kind; repeat for more.")] = None,
-    patch_size: Annotated[
-        int | None, typer.Option(help="patch-drop: patch size in pixels; default: the model's.")
-    ] = None,
-    fill: Annotated[str | None, typer.Option(help="patch-drop: mean (of the image) or black.")] = None,
-    real_labels: Annotated[str | None, typer.Option(metavar="FILE", help="real: real.json as published.")] = None,
-    mappings: Annotated[str | None, typer.Option(metavar="DIR", help="objectnet: its folder of mappings.")] = None,
+    steps: Annotated[int | None, opt("robustness: PGD steps.")] = None,
+    kinds: Annotated[list[str] | None, opt("corruptions: one kind; repeat for more.")] = None,
+    patch_size: Annotated[int | None, opt("patch-drop: patch size in pixels; default: the model's.")] = None,
+    fill: Annotated[str | None, opt("patch-drop: mean (of the image) or black.")] = None,
+    real_labels: Annotated[str | None, opt("real: real.json as published.", metavar="FILE")] = None,
+    mappings: Annotated[str | None, opt("objectnet: its folder of mappings.", metavar="DIR")] = None,
     **shared: Any,
 ) -> None:
     """Measure a model: accuracy, calibration, every class; mIoU of masks, AP of boxes; or by another protocol."""

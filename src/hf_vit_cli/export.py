@@ -5,40 +5,34 @@ from typing import Annotated
 
 import typer
 
+from hf_vit_cli.options import arg, opt
+
 
 def export(
-    model: Annotated[str, typer.Argument(help="Folder, Hub id, or whatever hf-vit convert reads.")],
-    output: Annotated[Path, typer.Argument(help="New folder for the exported model.")],
+    model: Annotated[str, arg("Folder, Hub id, or whatever hf-vit convert reads.")],
+    output: Annotated[Path, arg("New folder for the exported model.")],
     to: Annotated[
-        str,
-        typer.Option(
-            metavar="TARGET", help="transformers, timm, vit_jax, onnx, openvino, executorch or transformers.js."
-        ),
+        str, opt("transformers, timm, vit_jax, onnx, openvino, executorch or transformers.js.", metavar="TARGET")
     ],
-    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier export wrote.")] = False,
+    force: Annotated[bool, opt("Replace what an earlier export wrote.", "--force")] = False,
     static: Annotated[
-        bool, typer.Option("--static", help="With --to onnx or openvino: a graph for the nominal image size alone.")
+        bool, opt("With --to onnx or openvino: a graph for the nominal image size alone.", "--static")
     ] = False,
     spelling: Annotated[
-        str | None, typer.Option(metavar="SPELLING", help="With --to vit_jax: newer (default) or older keys.")
+        str | None, opt("With --to vit_jax: newer (default) or older keys.", metavar="SPELLING")
     ] = None,
     preprocessing: Annotated[
         bool,
-        typer.Option(
-            "--preprocessing",
-            help="With --to onnx or openvino: the image processor, too: uint8 images of any size go in.",
-        ),
+        opt("With --to onnx or openvino: the image processor, too: uint8 images of any size go in.", "--preprocessing"),
     ] = False,
     decoding: Annotated[
-        bool, typer.Option("--decoding", help="With --to onnx: the decoder, too: the bytes of a JPEG or PNG go in.")
+        bool, opt("With --to onnx: the decoder, too: the bytes of a JPEG or PNG go in.", "--decoding")
     ] = False,
     quantize: Annotated[
-        str | None,
-        typer.Option(metavar="MODE", help="Dense layers in int8: static (onnx, openvino) or dynamic (onnx)."),
+        str | None, opt("Dense layers in int8: static (onnx, openvino) or dynamic (onnx).", metavar="MODE")
     ] = None,
     calibrate: Annotated[
-        str | None,
-        typer.Option(metavar="DATA", help="With --quantize: images (train) to set it, and others (test) to judge it."),
+        str | None, opt("With --quantize: images (train) to set it, and others (test) to judge it.", metavar="DATA")
     ] = None,
     opset: Annotated[
         int | None,

@@ -7,6 +7,7 @@ import typer
 from hf_vit_cli import options
 from hf_vit_cli.command import Config, command_line, print_tables, stoppable
 from hf_vit_cli.cost import rate_of, time_rows
+from hf_vit_cli.options import opt
 from hf_vit_settings import AUGMENTATION_FIELDS, RECIPE_FIELDS, RUN, RUN_FIELDS, UserError
 
 if TYPE_CHECKING:
@@ -33,90 +34,62 @@ def finetune(
     output: options.Output,
     config: Config = None,
     task: Annotated[
-        str, typer.Option(help="classification, segmentation (masks) or detection (boxes); docs/dense.md.")
+        str, opt("classification, segmentation (masks) or detection (boxes); docs/dense.md.")
     ] = "classification",
     head: Annotated[
         str | None,
-        typer.Option(
-            help="segmentation: linear (the default), upernet, mask2former; detection: mask-rcnn (the default), detr, "
-            "deformable-detr."
+        opt(
+            "segmentation: linear (the default), upernet, mask2former; detection: mask-rcnn (the default), "
+            "detr, deformable-detr."
         ),
     ] = None,
-    head_width: Annotated[
-        int | None, typer.Option(rich_help_panel=RUN, help="Channels of that head; default: its library's.")
-    ] = None,
+    head_width: Annotated[int | None, opt("Channels of that head; default: its library's.", panel=RUN)] = None,
     recipe: Annotated[
-        str | None,
-        typer.Option(help="Recipe; hf-vit recipes lists them. Default: default-small, or the task's or method's."),
+        str | None, opt("Recipe; hf-vit recipes lists them. Default: default-small, or the task's or method's.")
     ] = None,
-    teacher: Annotated[
-        str | None, typer.Option(rich_help_panel=_TEACHER, help="Image classifier: folder, Hub id or timm:NAME.")
-    ] = None,
+    teacher: Annotated[str | None, opt("Image classifier: folder, Hub id or timm:NAME.", panel=_TEACHER)] = None,
     distillation: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=_TEACHER, help="hard or soft (DeiT's token), or logit (the default)."),
+        str | None, opt("hard or soft (DeiT's token), or logit (the default).", panel=_TEACHER)
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(rich_help_panel=_TEACHER, help="Temperature of soft targets; default 3.")
-    ] = None,
+    temperature: Annotated[float | None, opt("Temperature of soft targets; default 3.", panel=_TEACHER)] = None,
     distillation_weight: Annotated[
-        float | None,
-        typer.Option(rich_help_panel=_TEACHER, help="Share of distillation in the loss; default .5 (hard) or .1."),
+        float | None, opt("Share of distillation in the loss; default .5 (hard) or .1.", panel=_TEACHER)
     ] = None,
     self_training: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=_UNLABELED, help="noisy-student (the default) or meta-pseudo-labels."),
+        str | None, opt("noisy-student (the default) or meta-pseudo-labels.", panel=_UNLABELED)
     ] = None,
     unlabelled: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=_UNLABELED, help="Unlabeled images: a folder, or as --data; labels are ignored."),
+        str | None, opt("Unlabeled images: a folder, or as --data; labels are ignored.", panel=_UNLABELED)
     ] = None,
     unlabelled_ratio: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=_UNLABELED, help="Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels)."
-        ),
+        int | None, opt("Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels).", panel=_UNLABELED)
     ] = None,
-    pseudo_labels: Annotated[
-        str | None, typer.Option(rich_help_panel=_UNLABELED, help="noisy-student: soft (the default) or hard.")
-    ] = None,
+    pseudo_labels: Annotated[str | None, opt("noisy-student: soft (the default) or hard.", panel=_UNLABELED)] = None,
     confidence: Annotated[
-        float | None,
-        typer.Option(rich_help_panel=_UNLABELED, help="noisy-student: smallest confidence of a label; default .3."),
+        float | None, opt("noisy-student: smallest confidence of a label; default .3.", panel=_UNLABELED)
     ] = None,
     images_per_class: Annotated[
-        int | None,
-        typer.Option(rich_help_panel=_UNLABELED, help="noisy-student: at most; default: those of the largest class."),
+        int | None, opt("noisy-student: at most; default: those of the largest class.", panel=_UNLABELED)
     ] = None,
     head_dropout: Annotated[
-        float | None,
-        typer.Option(rich_help_panel=_UNLABELED, help="noisy-student: dropout before the head; default .5."),
+        float | None, opt("noisy-student: dropout before the head; default .5.", panel=_UNLABELED)
     ] = None,
     uda_weight: Annotated[
-        float | None,
-        typer.Option(rich_help_panel=_UNLABELED, help="meta-pseudo-labels: weight of consistency; default 1."),
+        float | None, opt("meta-pseudo-labels: weight of consistency; default 1.", panel=_UNLABELED)
     ] = None,
-    uda_temperature: Annotated[
-        float | None, typer.Option(rich_help_panel=_UNLABELED, help="Temperature of its targets; default .75.")
-    ] = None,
+    uda_temperature: Annotated[float | None, opt("Temperature of its targets; default .75.", panel=_UNLABELED)] = None,
     uda_threshold: Annotated[
-        float | None, typer.Option(rich_help_panel=_UNLABELED, help="Smallest confidence of its targets; default .6.")
+        float | None, opt("Smallest confidence of its targets; default .6.", panel=_UNLABELED)
     ] = None,
     lr_sweep: Annotated[
-        bool, typer.Option("--lr-sweep", help="Try the recipe's grid of learning rates on the validation split.")
+        bool, opt("Try the recipe's grid of learning rates on the validation split.", "--lr-sweep")
     ] = False,
     sweep_rates: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=RUN, metavar="RATE,RATE...", help="Try these learning rates: 0.001,0.003."),
+        str | None, opt("Try these learning rates: 0.001,0.003.", panel=RUN, metavar="RATE,RATE...")
     ] = None,
-    runner: Annotated[
-        str, typer.Option(rich_help_panel=RUN, help="With a sweep: local, or ray (extra ray), all rates at once.")
-    ] = "local",
+    runner: Annotated[str, opt("With a sweep: local, or ray (extra ray), all rates at once.", panel=RUN)] = "local",
     address: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=RUN, help="Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine."
-        ),
+        str | None, opt("Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine.", panel=RUN)
     ] = None,
     **shared: Any,
 ) -> None:

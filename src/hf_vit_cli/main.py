@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from hf_vit_cli.command import Command
+from hf_vit_cli.options import opt
 
 # Every command has a module, which holds a function, or a group of them, of its name (dashes: underscores).
 COMMANDS = (
@@ -43,7 +44,7 @@ def build_app() -> typer.Typer:
     @app.callback(invoke_without_command=True)
     def _root(  # pyright: ignore[reportUnusedFunction]
         context: typer.Context,
-        version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+        version: Annotated[bool, opt("Show the version and exit.", "--version")] = False,
     ) -> None:
         """Vision transformers for Hugging Face: train, evaluate, convert, share."""
         if version:

@@ -6,26 +6,24 @@ from typing import Annotated
 import typer
 
 from hf_vit_cli.command import print_tables
+from hf_vit_cli.options import arg, opt
 
 
 def models(
     places: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Folders of models, users or organisations on the Hub, papers: the papers' variants, as by default.",
-            show_default=False,
-        ),
+        arg("Folders of models, users or organisations on the Hub, papers: the papers' variants, as by default."),
     ] = None,
-    search: Annotated[str | None, typer.Option(help="Only models with this in their name.")] = None,
+    search: Annotated[str | None, opt("Only models with this in their name.")] = None,
     family: Annotated[
-        str | None, typer.Option(help="plain, hybrid, axial, local, axial_resnet, bit, mixer, or a model_type (vit).")
+        str | None, opt("plain, hybrid, axial, local, axial_resnet, bit, mixer, or a model_type (vit).")
     ] = None,
-    judged_on: Annotated[str | None, typer.Option(help="Only results on data with this in its name.")] = None,
-    max_parameters: Annotated[float | None, typer.Option(help="Only models up to this size (30e6).", min=1)] = None,
-    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also list where weights are found.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    judged_on: Annotated[str | None, opt("Only results on data with this in its name.")] = None,
+    max_parameters: Annotated[float | None, opt("Only models up to this size (30e6).", min=1)] = None,
+    checkpoints: Annotated[bool, opt("Also list where weights are found.", "--checkpoints")] = False,
+    as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Write a page with a leaderboard a data set: FILE.html.", dir_okay=False)
+        Path | None, opt("Write a page with a leaderboard a data set: FILE.html.", dir_okay=False)
     ] = None,
 ) -> None:
     """List models: the papers' variants, folders, a user's repositories; with size, FLOPs, results and checkpoints."""

@@ -18,60 +18,57 @@ import typer
 
 from hf_vit_settings import OVERRIDABLE, RUN_FIELDS, UserError
 
-Model = Annotated[
-    str, typer.Argument(help="Variant (S/16), or a checkpoint: folder, file, Hub id, timm:NAME.", show_default=False)
-]
-Checkpoint = Annotated[
-    str, typer.Argument(help="Model: folder, Hub id, timm:NAME, or a checkpoint file.", show_default=False)
-]
+
+def opt(help: str, *flags: str, panel: str | None = None, **settings: Any) -> Any:
+    """Return an option of a command: its help, its flags where they do not follow from its name, panel of the help."""
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **settings)
+
+
+def arg(help: str, **settings: Any) -> Any:
+    """Return an argument of a command."""
+    return typer.Argument(help=help, show_default=False, **settings)
+
+
+Model = Annotated[str, arg("Variant (S/16), or a checkpoint: folder, file, Hub id, timm:NAME.")]
+Checkpoint = Annotated[str, arg("Model: folder, Hub id, timm:NAME, or a checkpoint file.")]
 Data = Annotated[
     str,
-    typer.Option(
-        help="digits, photos, fractals, scenes, class, COCO or ADE20K folders, .csv, .jsonl, parquet, .tar, a Hub id.",
+    opt(
+        "digits, photos, fractals, scenes, class, COCO or ADE20K folders, .csv, .jsonl, parquet, .tar, a Hub id.",
         show_default=False,
     ),
 ]
-Output = Annotated[Path, typer.Option(help="New or empty folder for the finished model.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Output = Annotated[Path, opt("New or empty folder for the finished model.", show_default=False)]
+Json = Annotated[bool, opt("Print JSON.", "--json")]
 
 # Options of commands that read a model and images -> annotation and default.
 SHARED: dict[str, tuple[Any, Any]] = {
-    "split": (Annotated[str, typer.Option(help="Split: train, validation or test.")], "test"),
-    "batch_size": (Annotated[int, typer.Option(help="Images per forward pass.", min=1)], 32),
-    "seed": (Annotated[int, typer.Option(help="Random seed of splits, draws and noise.", min=0)], 0),
+    "split": (Annotated[str, opt("Split: train, validation or test.")], "test"),
+    "batch_size": (Annotated[int, opt("Images per forward pass.", min=1)], 32),
+    "seed": (Annotated[int, opt("Random seed of splits, draws and noise.", min=0)], 0),
     "optimize": (
         Annotated[
-            bool,
-            typer.Option(
-                "--optimize/--no-optimize", help="Optimize the model for inference where so many images repay it."
-            ),
+            bool, opt("Optimize the model for inference where so many images repay it.", "--optimize/--no-optimize")
         ],
         True,
     ),
     "runner": (
-        Annotated[str, typer.Option(help="local, or ray: on the machines of a Ray cluster (extra ray).")],
+        Annotated[str, opt("local, or ray: on the machines of a Ray cluster (extra ray).")],
         "local",
     ),
     "address": (
-        Annotated[
-            str | None,
-            typer.Option(help="Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine."),
-        ],
+        Annotated[str | None, opt("Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine.")],
         None,
     ),
     "max_num_patches": (
         Annotated[
-            int | None,
-            typer.Option(help="Keep each image's size and shape; shrink those with more patches than this.", min=1),
+            int | None, opt("Keep each image's size and shape; shrink those with more patches than this.", min=1)
         ],
         None,
     ),
     "draft": (
         Annotated[
-            bool,
-            typer.Option(
-                "--draft", help="Decode JPEG files at the smallest scale that covers the model's: faster, not exact."
-            ),
+            bool, opt("Decode JPEG files at the smallest scale that covers the model's: faster, not exact.", "--draft")
         ],
         False,
     ),

@@ -5,15 +5,17 @@ from typing import Annotated
 
 import typer
 
+from hf_vit_cli.options import arg, opt
+
 
 def page(
-    models: Annotated[list[str], typer.Argument(help="Folder, Hub id, or whatever hf-vit convert reads.")],
-    output: Annotated[Path, typer.Option(help="New folder for the page.", show_default=False)],
+    models: Annotated[list[str], arg("Folder, Hub id, or whatever hf-vit convert reads.")],
+    output: Annotated[Path, opt("New folder for the page.", show_default=False)],
     images: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Show test images of this data as examples, as --data elsewhere.")
+        str | None, opt("Show test images of this data as examples, as --data elsewhere.", metavar="DATA")
     ] = None,
     runtime: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder with ONNX Runtime Web's files; else fetched once.")
+        Path | None, opt("Folder with ONNX Runtime Web's files; else fetched once.", metavar="DIR")
     ] = None,
 ) -> None:
     """Write a static page that runs models in the visitor's browser: classes, attention, features; all or nothing."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,38 +20,30 @@ Described = tuple[dict[str, Any], list[str], list[list[str]]]
 def predict(
     model: options.Checkpoint,
     images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IMAGE...",
-            help="Image files, folders of images, or patterns ('photos/**/*.jpg').",
-            show_default=False,
-        ),
+        list[str], arg("Image files, folders of images, or patterns ('photos/**/*.jpg').", metavar="IMAGE...")
     ],
     top: Annotated[
-        int,
-        typer.Option(
-            help="Classifier: classes to show for every image; a regression model gives all its values.", min=1
-        ),
+        int, opt("Classifier: classes to show for every image; a regression model gives all its values.", min=1)
     ] = 5,
-    threshold: Annotated[float, typer.Option(help="Detector: smallest score of an object.")] = 0.5,
+    threshold: Annotated[float, opt("Detector: smallest score of an object.")] = 0.5,
     as_json: options.Json = False,
     output: Annotated[
         str | None,
-        typer.Option(
+        opt(
+            "Classifier: write a row an image into this .csv or .parquet file, which may be in an object "
+            "store, instead. Masks and boxes: write them, as JSON and pictures, into this new folder.",
             metavar="PATH",
-            help="Classifier: write a row an image into this .csv or .parquet file, which may be in an object store, "
-            "instead. Masks and boxes: write them, as JSON and pictures, into this new folder.",
         ),
     ] = None,
     skip_bad_images: Annotated[
-        bool, typer.Option("--skip-bad-images", help="Unreadable images are no failure: exit code 0.")
+        bool, opt("Unreadable images are no failure: exit code 0.", "--skip-bad-images")
     ] = False,
     tiles: Annotated[
         bool,
-        typer.Option(
+        opt(
+            "Masks and boxes: cut images that are larger than the model's into tiles of its size, which "
+            "overlap by a quarter, instead of making them smaller.",
             "--tiles",
-            help="Masks and boxes: cut images that are larger than the model's into tiles of its size, which overlap "
-            "by a quarter, instead of making them smaller.",
         ),
     ] = False,
     **shared: Any,

@@ -6,6 +6,7 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import Config, command_line, stoppable
+from hf_vit_cli.options import opt
 from hf_vit_settings import AUGMENTATION_FIELDS, RECIPE_FIELDS, RUN_FIELDS
 
 _PATCHES = "Masked and next patch prediction"
@@ -29,47 +30,27 @@ def pretrain(
     data: options.Data,
     output: options.Output,
     config: Config = None,
-    objective: Annotated[str, typer.Option(help="masked-patch, next-patch or contrastive.")] = "masked-patch",
-    recipe: Annotated[
-        str | None, typer.Option(help="Recipe; hf-vit recipes lists them. Default: the objective's small one.")
-    ] = None,
+    objective: Annotated[str, opt("masked-patch, next-patch or contrastive.")] = "masked-patch",
+    recipe: Annotated[str | None, opt("Recipe; hf-vit recipes lists them. Default: the objective's small one.")] = None,
     class_token: Annotated[
-        bool | None,
-        typer.Option("--class-token/--no-class-token", help="Class token; default: the model's.", show_default=False),
+        bool | None, opt("Class token; default: the model's.", "--class-token/--no-class-token", show_default=False)
     ] = None,
-    num_hidden_groups: Annotated[int | None, typer.Option(help="Layers share weights in so many groups.")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Causal attention (next-patch always has it).")] = False,
-    target: Annotated[
-        str, typer.Option(rich_help_panel=_PATCHES, help="What is predicted: mean_color, downsampled or pixels.")
-    ] = "mean_color",
-    mask_rate: Annotated[float, typer.Option(rich_help_panel=_PATCHES, help="Share of patches corrupted.")] = 0.5,
-    mask_share: Annotated[
-        float, typer.Option(rich_help_panel=_PATCHES, help="Share of these replaced by the mask token.")
-    ] = 0.8,
-    swap_share: Annotated[
-        float, typer.Option(rich_help_panel=_PATCHES, help="Share of these replaced by other patches.")
-    ] = 0.1,
-    static_masks: Annotated[
-        bool, typer.Option("--static-masks", rich_help_panel=_PATCHES, help="Keep each image's first mask.")
-    ] = False,
-    temperature: Annotated[
-        float, typer.Option(rich_help_panel=_CONTRAST, help="Temperature of the contrastive loss.")
-    ] = 0.2,
+    num_hidden_groups: Annotated[int | None, opt("Layers share weights in so many groups.")] = None,
+    causal: Annotated[bool, opt("Causal attention (next-patch always has it).", "--causal")] = False,
+    target: Annotated[str, opt("What is predicted: mean_color, downsampled or pixels.", panel=_PATCHES)] = "mean_color",
+    mask_rate: Annotated[float, opt("Share of patches corrupted.", panel=_PATCHES)] = 0.5,
+    mask_share: Annotated[float, opt("Share of these replaced by the mask token.", panel=_PATCHES)] = 0.8,
+    swap_share: Annotated[float, opt("Share of these replaced by other patches.", panel=_PATCHES)] = 0.1,
+    static_masks: Annotated[bool, opt("Keep each image's first mask.", "--static-masks", panel=_PATCHES)] = False,
+    temperature: Annotated[float, opt("Temperature of the contrastive loss.", panel=_CONTRAST)] = 0.2,
     encoder_momentum: Annotated[
-        float, typer.Option(rich_help_panel=_CONTRAST, help="Momentum of the second encoder at the first step.")
+        float, opt("Momentum of the second encoder at the first step.", panel=_CONTRAST)
     ] = 0.99,
-    projection_size: Annotated[int, typer.Option(rich_help_panel=_CONTRAST, help="Size of the projections.")] = 256,
-    hidden_size: Annotated[
-        int | None, typer.Option(rich_help_panel=_CONTRAST, help="Hidden size of projector and predictor.")
-    ] = None,
-    normalization: Annotated[
-        str, typer.Option(rich_help_panel=_CONTRAST, help="Normalization in these: batch, layer or none.")
-    ] = "batch",
+    projection_size: Annotated[int, opt("Size of the projections.", panel=_CONTRAST)] = 256,
+    hidden_size: Annotated[int | None, opt("Hidden size of projector and predictor.", panel=_CONTRAST)] = None,
+    normalization: Annotated[str, opt("Normalization in these: batch, layer or none.", panel=_CONTRAST)] = "batch",
     freeze_patches: Annotated[
-        bool,
-        typer.Option(
-            "--freeze-patches/--train-patches", rich_help_panel=_CONTRAST, help="Freeze the patch projection."
-        ),
+        bool, opt("Freeze the patch projection.", "--freeze-patches/--train-patches", panel=_CONTRAST)
     ] = True,
     **shared: Any,
 ) -> None:

@@ -6,25 +6,24 @@ from typing import Annotated, Any
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.options import arg, opt
 
 
 @options.takes("share_images")
 def push(
-    model: Annotated[Path, typer.Argument(help="Folder of a saved model; of a page with --space.", show_default=False)],
-    repo: Annotated[str, typer.Argument(help="Name on the Hub: user/name, or name for your own.", show_default=False)],
-    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
-    revision: Annotated[str | None, typer.Option(help="Branch; made from main if it is not there.")] = None,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose the change as a pull request.")] = False,
-    tag: Annotated[str | None, typer.Option(help="Name for the new commit, for example v1.0.")] = None,
+    model: Annotated[Path, arg("Folder of a saved model; of a page with --space.")],
+    repo: Annotated[str, arg("Name on the Hub: user/name, or name for your own.")],
+    private: Annotated[bool, opt("Create a private repository.", "--private")] = False,
+    revision: Annotated[str | None, opt("Branch; made from main if it is not there.")] = None,
+    create_pr: Annotated[bool, opt("Propose the change as a pull request.", "--create-pr")] = False,
+    tag: Annotated[str | None, opt("Name for the new commit, for example v1.0.")] = None,
     collection: Annotated[
-        str | None, typer.Option(help="Put it into this collection: a title, made if there is none, or a slug.")
+        str | None, opt("Put it into this collection: a title, made if there is none, or a slug.")
     ] = None,
-    license: Annotated[str | None, typer.Option(help="Hub license id; else the card's or base model's.")] = None,
-    max_shard_size: Annotated[str, typer.Option(help="Larger weight files are split.")] = "5GB",
-    space: Annotated[
-        bool, typer.Option("--space", help="Share the page that hf-vit page wrote, as a static Space.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")] = False,
+    license: Annotated[str | None, opt("Hub license id; else the card's or base model's.")] = None,
+    max_shard_size: Annotated[str, opt("Larger weight files are split.")] = "5GB",
+    space: Annotated[bool, opt("Share the page that hf-vit page wrote, as a static Space.", "--space")] = False,
+    dry_run: Annotated[bool, opt("Check everything, change nothing.", "--dry-run")] = False,
     **shared: Any,
 ) -> None:
     """Share a model: weights, code, processor, card, pictures and facts in one commit, checked before and after."""

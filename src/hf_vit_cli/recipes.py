@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-import typer
+from hf_vit_cli.options import arg
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="One recipe with every value; by default a list.")] = None,
+    name: Annotated[str | None, arg("One recipe with every value; by default a list.")] = None,
 ) -> None:
     """Show the training recipes: what each is for, every value, and where it comes from."""
     from rich.console import Console

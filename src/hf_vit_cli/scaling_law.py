@@ -5,25 +5,18 @@ from typing import Annotated
 
 import typer
 
+from hf_vit_cli.options import arg, opt
+
 
 def scaling_law(
     sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUNS...",
-            help="CSV or JSON files of compute and error, or folders of trained models.",
-            show_default=False,
-        ),
+        list[str], arg("CSV or JSON files of compute and error, or folders of trained models.", metavar="RUNS...")
     ],
-    output: Annotated[Path | None, typer.Option(help="PNG file for the plot.", dir_okay=False)] = None,
-    unit: Annotated[str, typer.Option(help="Of compute, for the plot; folders give exaFLOPs.")] = "exaFLOPs",
-    shift: Annotated[
-        bool, typer.Option("--shift/--no-shift", help="Without: d is 0, for runs beyond the start of learning.")
-    ] = True,
-    predict: Annotated[
-        list[float] | None, typer.Option(help="Also the error at a compute above 0, with its 95% interval.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Annotated[Path | None, opt("PNG file for the plot.", dir_okay=False)] = None,
+    unit: Annotated[str, opt("Of compute, for the plot; folders give exaFLOPs.")] = "exaFLOPs",
+    shift: Annotated[bool, opt("Without: d is 0, for runs beyond the start of learning.", "--shift/--no-shift")] = True,
+    predict: Annotated[list[float] | None, opt("Also the error at a compute above 0, with its 95% interval.")] = None,
+    as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
 ) -> None:
     """Fit E = a (C + d)^-b + c to the compute and error of at least 5 runs (4 without d), with 95% intervals."""
     from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points

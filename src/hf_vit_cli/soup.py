@@ -6,21 +6,19 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import command_line
+from hf_vit_cli.options import arg, opt
 
 
 @options.takes("skip_bad_images", "image_column", "label_column", "device")
 def soup(
     context: typer.Context,
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Two or more fine-tunings of one checkpoint.")
-    ],
+    models: Annotated[list[str], arg("Two or more fine-tunings of one checkpoint.", metavar="MODEL...")],
     output: options.Output,
     data: Annotated[
-        str | None,
-        typer.Option(help="Data to evaluate the soup on, and to choose a greedy one by; as --data of finetune."),
+        str | None, opt("Data to evaluate the soup on, and to choose a greedy one by; as --data of finetune.")
     ] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Leave out models that make it worse.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Images per forward pass.", min=1)] = 64,
+    greedy: Annotated[bool, opt("Leave out models that make it worse.", "--greedy")] = False,
+    batch_size: Annotated[int, opt("Images per forward pass.", min=1)] = 64,
     **shared: Any,
 ) -> None:
     """Average the weights of fine-tuned models into one (arXiv 2203.05482)."""

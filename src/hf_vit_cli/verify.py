@@ -6,24 +6,19 @@ from typing import Annotated, Any
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.options import arg, opt
 
 
 @options.takes("device")
 def verify(
-    repo: Annotated[
-        str,
-        typer.Argument(
-            help="Name on the Hub, user/name, or a folder of export --to onnx or openvino.", show_default=False
-        ),
-    ],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; by default main.")] = None,
+    repo: Annotated[str, arg("Name on the Hub, user/name, or a folder of export --to onnx or openvino.")],
+    revision: Annotated[str | None, opt("Branch, tag or commit; by default main.")] = None,
     trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Also run the card's examples and the model's own code."),
+        bool, opt("Also run the card's examples and the model's own code.", "--trust-remote-code")
     ] = False,
-    results: Annotated[bool, typer.Option("--results", help="Measure its published results again.")] = False,
+    results: Annotated[bool, opt("Measure its published results again.", "--results")] = False,
     data: Annotated[
-        list[str] | None, typer.Option(help="With --results: where data without a public name is; repeat for more.")
+        list[str] | None, opt("With --results: where data without a public name is; repeat for more.")
     ] = None,
     **shared: Any,
 ) -> None:
