@@ -36,7 +36,7 @@ def export(
     ] = None,
     opset: Annotated[
         int | None,
-        typer.Option(metavar="N", help="With --to onnx: version of ONNX's operators, 14 or later (default 20)."),
+        opt("With --to onnx: version of ONNX's operators, 14 or later (default 20).", metavar="N"),
     ] = None,
 ) -> None:
     """Write a model in the files of another library, and compare its results there; all or nothing."""
