@@ -186,7 +186,7 @@ class Recipe:
     )
     min_learning_rate: float = setting(0.0, "Where cosine and warmup_stable_decay end.", OPTIMIZATION, at_least=0)
     epochs: float | None = setting(None, "Passes over the training split.", above=0)
-    steps: int | None = setting(None, "Optimizer steps, instead of epochs.", OPTIMIZATION, above=0)
+    steps: int | None = setting(None, "Optimizer steps, instead of epochs.", above=0)
     batch_size: int = setting(MISSING, "Images per optimizer step, over all devices.", above=0)
     clip: float = setting(1.0, "Largest gradient norm; 0: off.", OPTIMIZATION, at_least=0)
     loss: Literal["ce", "bce"] = setting(
