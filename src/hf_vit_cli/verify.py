@@ -26,10 +26,9 @@ def verify(
 
     Of an exported folder: repeat the checks of its certificate on this machine.
     """
-    from hf_vit.audit.results import audit_results, check
-    from hf_vit.audit.results import describe as describe_findings
     from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
     from hf_vit.conversion.targets.graphs.certificate import verify as verify_export
+    from hf_vit.environment import require
     from hf_vit.errors import UserError
     from hf_vit.hub.preflight import check_repo_id
     from hf_vit.hub.verify import describe, verify_repo
@@ -43,9 +42,14 @@ def verify(
     check_repo_id(repo)
     if (data or any(shared.values())) and not results:
         raise UserError("--data and --device are for measuring; add --results, or leave them out")
+    if results:
+        require("sklearn", "matplotlib", what="measuring results again")
     result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=typer.echo)
     typer.echo(describe(result))
     if results:
+        from hf_vit.audit.results import audit_results, check
+        from hf_vit.audit.results import describe as describe_findings
+
         findings = audit_results(result.folder, data=data or (), **shared, report=typer.echo)
         typer.echo(describe_findings(findings))
         check(findings)
