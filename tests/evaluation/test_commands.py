@@ -16,8 +16,8 @@ from transformers import pipeline
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
-from hf_vit.evaluation import api as evaluation_api
 from hf_vit.evaluation import evaluate_protocol, plot_wrong_images
+from hf_vit.evaluation.protocols import registry
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, find_recipe
 from hf_vit.training.run import Job, open_start
@@ -155,14 +155,14 @@ def test_evaluate_refuses_in_one_line(run, save_classifier, class_folders, tmp_p
 
 def test_what_was_measured_is_told_where_it_cannot_be_kept(run, save_classifier, class_folders, monkeypatch):
     """Another model takes the folder while the first is measured: it gets no record of the first."""
-    folder, evaluated = save_classifier(), evaluation_api.evaluate_protocol
+    folder, evaluated = save_classifier(), registry.evaluate_protocol
 
     def replaced_meanwhile(*arguments, **options):
         done = evaluated(*arguments, **options)
         make_classifier(seed=1).save_pretrained(folder)
         return done
 
-    monkeypatch.setattr(evaluation_api, "evaluate_protocol", replaced_meanwhile)
+    monkeypatch.setattr(registry, "evaluate_protocol", replaced_meanwhile)
     before = sorted(folder.iterdir())
     _fails(run("evaluate", folder, "--data", class_folders), "holds another model by now", "(measured: top-1 accuracy ")
     assert sorted(folder.iterdir()) == before
