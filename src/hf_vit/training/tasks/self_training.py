@@ -19,7 +19,6 @@ from hf_vit.data import ImageCollator, ImageData, TransformedImages, to_rgb, tra
 from hf_vit.data.load import UnlabelledImages, load_unlabelled
 from hf_vit.errors import UserError
 from hf_vit.training.plan import Run
-from hf_vit_settings import Recipe
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
 from hf_vit.training.tasks.distillation import open_teacher
 from hf_vit.training.tasks.task import active_settings
