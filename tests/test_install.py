@@ -67,7 +67,8 @@ WORKING = (
     "export {folder}/model {folder}/theirs --to transformers",
     "convert {folder}/theirs {folder}/back",
     "card {folder}/back --license apache-2.0",
-    "verify alice/tiny",
+    "push {folder}/back alice/back",
+    "verify alice/back",
 )
 # A command -> what it needs, and the extra.
 REFUSED = {
@@ -111,6 +112,7 @@ def test_the_direct_dependencies_are_enough(site: Path, loopback_server: Loopbac
     """Import, Auto classes, the stock Trainer, optimizing, sharing and the commands; others name what they need."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
     hub = {"HF_ENDPOINT": loopback_server.endpoint, "HF_TOKEN": "hf_alice_write", "HF_HOME": str(tmp_path / "home")}
+    hub["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     path = {"PYTHONPATH": f"{site}{os.pathsep}{ROOT / 'src'}", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         [sys.executable, "-S", "-c", PROGRAM, str(tmp_path), json.dumps(EXTRAS)],
