@@ -48,7 +48,6 @@ from hf_vit.results.writing import remove_remains, write_atomically
 from hf_vit.training.options import FinetuneOptions
 from hf_vit.training.plan import Run, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
 from hf_vit.training.processes import first_goes_first, is_first, missing_explained, need_same, wait_for_all, world_size
-from hf_vit_settings import Recipe
 from hf_vit.training.record import plot_learning_curve, run_values
 from hf_vit.training.tasks.task import Result, Task
 from hf_vit.training.trainer.callbacks import Clock, LiveProgress, StopOnTermination, callbacks_of
