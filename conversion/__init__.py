@@ -3,6 +3,6 @@
 Nothing is imported before it is used: who converts needs no export.
 """
 
-import lazy_loader
+from hf_vit.environment import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
