@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 Arrays = dict[str, NDArray[np.float32]]
+Pictures = dict[str, "Figure"]
 
 
 @final
@@ -118,7 +119,7 @@ class Analysis(ABC):
         """Return the arrays of `arrays`, float32; memory does not grow with the number of images."""
 
     @abstractmethod
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
         """Return pictures of the arrays, by title."""
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context, Pictures
 from hf_vit.analysis.reading import keywords_of
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.outputs import watch_layers
@@ -125,7 +125,7 @@ class CKA(Analysis):
             self.notes.append(f"other layers: {', '.join(other.names)}")
         return {"cka": running.value()}
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
         first, second = self.context.subject, self.context.against if self.second_input else None
         names = [f"layer of {each.name}" for each in (first, second or first)]
         return {self.title: draw_cka(arrays["cka"], *names)}

@@ -5,15 +5,12 @@ Source: arXiv 2010.11929, appendix D.7 and figure 7 (right).
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, HeadNumbers, heads_by_depth
+from hf_vit.analysis.analysis import Arrays, ArraySpec, HeadNumbers, Pictures, heads_by_depth
 from hf_vit.models.modeling_hf_vit import AttentionMaps
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PER_HEAD = ("layer", "head")
 
@@ -89,7 +86,7 @@ class AttentionDistance(HeadNumbers):
     def numbers(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
         return attention_distances(maps, layer, self.reader.layout.patch_px)
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
         shown = {name: arrays[name] for name in self.arrays if name in arrays and name != "prefix_attention"}
         return {"Attention distance by depth": heads_by_depth(shown, "mean attention distance (px)")}
 

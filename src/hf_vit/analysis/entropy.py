@@ -4,15 +4,12 @@ Legend: B batch, A heads, N tokens, h x w patch grid.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, HeadNumbers, heads_by_depth
+from hf_vit.analysis.analysis import Arrays, ArraySpec, HeadNumbers, Pictures, heads_by_depth
 from hf_vit.models.modeling_hf_vit import AttentionMaps
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PER_HEAD = ("layer", "head")
 
@@ -60,7 +57,7 @@ class AttentionEntropy(HeadNumbers):
     def numbers(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
         return attention_entropies(maps, layer)
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
         return {"Attention entropy by depth": heads_by_depth(arrays, "mean attention entropy (nats)")}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:

@@ -7,17 +7,13 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, MapComparison, curves, rounded
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, MapComparison, Pictures, curves, rounded
 
 Size = tuple[int, int]
 ROTATIONS = (10.0, 45.0, 90.0, 180.0)  # degrees, counterclockwise
@@ -155,7 +151,7 @@ class Equivariance(FeatureAnalysis):
                 comparison.add(case, depth, features, move(still[depth].float(), image), inside)
         return chosen
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
         panels = {}
         for kind, (unit, _) in KINDS.items():
             values = arrays[kind].reshape(len(arrays[kind]), -1)[:, 0]

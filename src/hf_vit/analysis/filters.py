@@ -5,20 +5,17 @@ Source: arXiv 2010.11929, section 4.5 and figure 7 (left).
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context, Pictures
 from hf_vit.analysis.reading import encoder_of, kind_of
 from hf_vit.families import FAMILIES
 from hf_vit.results.figures import new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 _OURS = [family.model_type for family in FAMILIES.values()]
 NUM_COMPONENTS = 28  # as many as the figure shows
@@ -26,7 +23,7 @@ NUM_COMPONENTS = 28  # as many as the figure shows
 
 def principal_components(
     filters: torch.Tensor, count: int = NUM_COMPONENTS
-) -> "tuple[NDArray[np.float32], NDArray[np.float32]]":
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Filters [F, C, P, P'] -> their main components [count, C, P, P'] and the share of variance each explains.
 
     Filters are the samples: D of them for a patch embedding, one a channel for a convolution.
@@ -85,7 +82,7 @@ class PatchFilters(Analysis):
             found |= {f"{name}_components": components, f"{name}_variance": variance}
         return found
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
         titles = {"embedding": "patch", "root": "root"}
         return {
             f"Principal components of the {title} filters": _draw_filters(arrays[f"{name}_components"])
@@ -98,7 +95,7 @@ class PatchFilters(Analysis):
         return {f"{name}_variance_of_28_components": round(float(arrays[f"{name}_variance"].sum()), 4)}
 
 
-def _draw_filters(components: "NDArray[np.float32]") -> "Figure":
+def _draw_filters(components: NDArray[np.float32]) -> Any:
     """Components [F, C, P, P']: as colour tiles for 3 channels, gray for 1; of more channels or 1x1, as one matrix."""
     count, channels, height, width = components.shape
     if channels not in (1, 3) or height * width == 1:

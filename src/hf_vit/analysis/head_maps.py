@@ -4,18 +4,14 @@ Legend: B batch, A heads, N tokens, h x w patch grid, L layers.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, AttentionAnalysis, shown_pixels
+from hf_vit.analysis.analysis import Arrays, ArraySpec, AttentionAnalysis, Pictures, shown_pixels
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.results.figures import new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 
 def query_maps(maps: AttentionMaps, layer: int, class_token: int | None) -> torch.Tensor:
@@ -66,26 +62,22 @@ class HeadMaps(AttentionAnalysis):
     def end(self) -> None:
         self._found.append(torch.stack(self._layers, dim=1))
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
-        return {"Attention of single heads": _draw_head_grid(self._pixels[0][0], arrays["maps"][0])}
-
-
-def _draw_head_grid(image: "NDArray[np.uint8]", maps: "NDArray[np.float32]") -> "Figure":
-    """An image [H, W, 3] and its maps [L, A, h, w]: one row a layer, one column a head."""
-    layers, heads = maps.shape[:2]
-    figure = new_figure(0.9 * (heads + 2) + 0.6, 0.9 * max(layers, 2) + 0.4)
-    grid = figure.add_gridspec(layers, heads + 2)
-    axes = figure.add_subplot(grid[: min(2, layers), :2])
-    axes.imshow(image, interpolation="nearest")
-    axes.set_axis_off()
-    for layer in range(layers):
-        for head in range(heads):
-            axes = figure.add_subplot(grid[layer, head + 2])
-            axes.imshow(maps[layer, head], cmap="inferno", interpolation="nearest", vmin=0)
-            axes.set_xticks([])
-            axes.set_yticks([])
-            if head == 0:
-                axes.set_ylabel(f"layer {layer + 1}", fontsize=7)
-            if layer == 0:
-                axes.set_title(f"head {head + 1}", fontsize=7)
-    return figure
+    def draw(self, arrays: Arrays) -> Pictures:
+        image, maps = self._pixels[0][0], arrays["maps"][0]
+        layers, heads = maps.shape[:2]
+        figure = new_figure(0.9 * (heads + 2) + 0.6, 0.9 * max(layers, 2) + 0.4)
+        grid = figure.add_gridspec(layers, heads + 2)
+        axes = figure.add_subplot(grid[: min(2, layers), :2])
+        axes.imshow(image, interpolation="nearest")
+        axes.set_axis_off()
+        for layer in range(layers):
+            for head in range(heads):
+                axes = figure.add_subplot(grid[layer, head + 2])
+                axes.imshow(maps[layer, head], cmap="inferno", interpolation="nearest", vmin=0)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                if head == 0:
+                    axes.set_ylabel(f"layer {layer + 1}", fontsize=7)
+                if layer == 0:
+                    axes.set_title(f"head {head + 1}", fontsize=7)
+        return {self.title: figure}

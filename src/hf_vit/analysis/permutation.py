@@ -4,22 +4,19 @@ Legend: B batch, C channels, D feature channels, H x W px, h x w patch grid, n =
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, MapComparison, curves, rounded
+from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, MapComparison, Pictures, curves, rounded
 from hf_vit.families import problem_type_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 
-def patch_sources(num_patches: int, share: float, seed: Sequence[int]) -> "NDArray[np.int64]":
+def patch_sources(num_patches: int, share: float, seed: Sequence[int]) -> NDArray[np.int64]:
     """[n]: for every place the patch that comes there. A share of them, drawn by seed, move in one circle.
 
     Each of them really moves; the patches of a smaller share are among those of a larger one.
@@ -105,7 +102,7 @@ class PatchPermutation(FeatureAnalysis):
             found.append(_answer(changed, maps[-1]))
         return _answer(output, ordered[-1]), found, _logits(output) is not None
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
         shares, errors = arrays["share"], arrays["feature_error"]
         names = [f"{share:.0%}" for share in shares]
         figures = {

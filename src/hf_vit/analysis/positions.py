@@ -5,22 +5,17 @@ Source: arXiv 2010.11929, section 4.5 and figure 7 (center).
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context, Pictures
 from hf_vit.analysis.reading import OUR_VITS, PREFIX_TOKENS, encoder_of
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.figures import new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-
 
 _MAX_TILES = 14  # tiles along an axis of the picture; more would be too small to see
 
@@ -75,22 +70,19 @@ class PositionSimilarity(Analysis):
         assert table is not None
         return {"similarity": position_similarity(table).float().cpu().numpy()}
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
-        return {"Similarity of position embeddings": _draw_position_tiles(arrays["similarity"])}
-
-
-def _draw_position_tiles(similarity: "NDArray[np.float32]") -> "Figure":
-    """Cosine similarities [h, w, h, w]: one tile a patch (of large grids, of every second, third, ... patch)."""
-    h, w = similarity.shape[:2]
-    rows, columns = (np.arange(0, side, -(-side // _MAX_TILES)) for side in (h, w))
-    side = 0.45 if max(len(rows), len(columns)) > 7 else 0.7
-    figure = new_figure(side * len(columns) + 1.2, side * len(rows) + 0.4)
-    axes = figure.subplots(len(rows), len(columns), squeeze=False)
-    for (place, other), one in np.ndenumerate(axes):
-        picture = one.imshow(similarity[rows[place], columns[other]], vmin=-1, vmax=1, cmap="viridis")
-        one.set_xticks([])
-        one.set_yticks([])
-    figure.supxlabel("patch column", fontsize=8)
-    figure.supylabel("patch row", fontsize=8)
-    figure.colorbar(picture, ax=axes, label="cosine similarity", fraction=0.046, pad=0.02)  # pyright: ignore[reportPossiblyUnboundVariable]
-    return figure
+    def draw(self, arrays: Arrays) -> Pictures:
+        """Draw a tile per patch (of large grids, per every second, third, ... patch)."""
+        similarity = arrays["similarity"]
+        h, w = similarity.shape[:2]
+        rows, columns = (np.arange(0, side, -(-side // _MAX_TILES)) for side in (h, w))
+        side = 0.45 if max(len(rows), len(columns)) > 7 else 0.7
+        figure = new_figure(side * len(columns) + 1.2, side * len(rows) + 0.4)
+        axes = figure.subplots(len(rows), len(columns), squeeze=False)
+        for (place, other), one in np.ndenumerate(axes):
+            picture = one.imshow(similarity[rows[place], columns[other]], vmin=-1, vmax=1, cmap="viridis")
+            one.set_xticks([])
+            one.set_yticks([])
+        figure.supxlabel("patch column", fontsize=8)
+        figure.supylabel("patch row", fontsize=8)
+        figure.colorbar(picture, ax=axes, label="cosine similarity", fraction=0.046, pad=0.02)  # pyright: ignore[reportPossiblyUnboundVariable]
+        return {self.title: figure}

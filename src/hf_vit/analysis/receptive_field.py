@@ -6,18 +6,15 @@ Source: Luo et al., arXiv 1701.04128.
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, curves, rounded
+from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, Pictures, curves, rounded
 from hf_vit.results.figures import new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 # Two standard deviations of a Gaussian, as in the paper: a pixel counts whose gradient is above 1 - 0.9545 of the top.
 INSIDE = 0.9545
@@ -124,7 +121,7 @@ class ReceptiveField(FeatureAnalysis):
         ]
         return torch.from_numpy(np.stack(drawn)).to(features)
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
         panels = {"size": {"": arrays["size"]}, "radius": {"": arrays["radius"]}}
         return {
             "Effective receptive field": _draw_fields(arrays["maps"]),
@@ -142,7 +139,7 @@ def _shown(energy: torch.Tensor) -> Any:
     return (root / root.max().clamp(min=torch.finfo(root.dtype).tiny)).float().numpy()
 
 
-def _draw_fields(maps: "NDArray[np.float32]") -> "Figure":
+def _draw_fields(maps: NDArray[np.float32]) -> Any:
     """Maps [L, h, w] with a largest value of 1, one tile a depth, logarithmic over three decades."""
     from matplotlib.colors import LogNorm
 

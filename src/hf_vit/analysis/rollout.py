@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, AttentionAnalysis, shown_pixels
+from hf_vit.analysis.analysis import Arrays, ArraySpec, AttentionAnalysis, Pictures, shown_pixels
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.families import problem_type_of
 from hf_vit.models.modeling_hf_vit import AttentionMaps
@@ -92,7 +92,7 @@ class AttentionRollout(AttentionAnalysis):
             output = to_patches[:, self.reader.layout.class_token]
         self._found.append(output.unflatten(1, self._grid).cpu())
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
         patch_px = self.reader.layout.patch_px
         labels, count = self.context.images.labels, len(arrays["rollout"])
         true = [f"label {name}" for name in labels[:count]] or [""] * count

@@ -5,19 +5,16 @@ Source: Geirhos et al., arXiv 1811.12231, section 2 and figure 4.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context
+from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context, Pictures
 from hf_vit.analysis.reading import keywords_of
 from hf_vit.loading.optimizing import engine_note, optimized_copy
 from hf_vit.results.figures import new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 DECISIONS = ("shape", "texture", "other")
 
@@ -30,8 +27,8 @@ def class_decisions(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> to
 
 
 def count_decisions(
-    decided: "NDArray[np.int64]", shapes: Sequence[int], textures: Sequence[int], num_classes: int
-) -> "NDArray[np.int64]":
+    decided: NDArray[np.int64], shapes: Sequence[int], textures: Sequence[int], num_classes: int
+) -> NDArray[np.int64]:
     """Classes [n] of images with these shapes and textures -> [C, 3]: by class of the shape, how many by which cue."""
     counts = np.zeros((num_classes, len(DECISIONS)), dtype=np.int64)
     for found, shape, texture in zip(decided.tolist(), shapes, textures, strict=True):
@@ -39,7 +36,7 @@ def count_decisions(
     return counts
 
 
-def shape_share(counts: "NDArray[np.int64]") -> "NDArray[np.float64]":
+def shape_share(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Counts [..., 3] -> [...], shape decisions as a share of shape and texture decisions; NaN without either."""
     either = counts[..., :2].sum(axis=-1)
     return np.where(either > 0, counts[..., 0], np.nan) / np.maximum(either, 1)
@@ -92,26 +89,22 @@ class ShapeBias(Analysis):
             "decisions": counts.astype(np.float32),
         }
 
-    def draw(self, arrays: Arrays) -> "dict[str, Figure]":
+    def draw(self, arrays: Arrays) -> Pictures:
+        """Draw a bar per class, 0 to 1, and a line for all together; undefined ones are left out."""
         assert self.context.cue_conflicts is not None
         names = self.context.cue_conflicts.classes
         overall = float(arrays["shape_bias_overall"][0])
-        return {"Shape against texture": _draw_shares(names, arrays["shape_bias"], overall, "share of shape decisions")}
+        figure = new_figure(0.45 * len(names) + 2.2, 3.4)
+        axes = figure.add_subplot()
+        axes.bar(np.arange(len(names)), np.nan_to_num(arrays["shape_bias"]))
+        axes.axhline(overall, color="tab:orange", label=f"all: {overall:.2f}")
+        axes.set_xticks(np.arange(len(names)), names, rotation=45, ha="right", parse_math=False)
+        axes.set_ylabel("share of shape decisions")
+        axes.set_ylim(0, 1)
+        axes.legend(fontsize=8)
+        return {self.title: figure}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
         overall = float(arrays["shape_bias_overall"][0])
         decisions = dict(zip(DECISIONS, arrays["decisions"].sum(axis=0).astype(int).tolist(), strict=True))
         return {"shape_bias": round(overall, 4) if np.isfinite(overall) else None, "decisions": decisions}
-
-
-def _draw_shares(names: "Sequence[str]", values: "NDArray[np.float32]", overall: float, label: str) -> "Figure":
-    """One bar a name, 0 to 1, and a line for all together; undefined ones are left out."""
-    figure = new_figure(0.45 * len(names) + 2.2, 3.4)
-    axes = figure.add_subplot()
-    axes.bar(np.arange(len(names)), np.nan_to_num(values))
-    axes.axhline(overall, color="tab:orange", label=f"all: {overall:.2f}")
-    axes.set_xticks(np.arange(len(names)), names, rotation=45, ha="right", parse_math=False)
-    axes.set_ylabel(label)
-    axes.set_ylim(0, 1)
-    axes.legend(fontsize=8)
-    return figure

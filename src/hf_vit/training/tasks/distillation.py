@@ -126,6 +126,18 @@ def _as_teacher(subject: LoadedModel) -> Teacher:
     return Teacher(subject, PixelScale.of(subject), size, mode)
 
 
+class TaughtTask(ClassifierTask):
+    """Abstract: a classifier that learns from a teacher, too, which computes on `device`."""
+
+    def __init__(self, options: Any, device: str | None = None) -> None:
+        self.options = options
+        self.teacher = open_teacher(options.teacher, device)
+
+    def settings(self) -> dict[str, Any]:
+        subject = self.teacher.subject
+        return {"teacher": subject.name, "teacher_fingerprint": subject.fingerprint, **self.options.settings()}
+
+
 Kind = Literal["hard", "soft", "logit"]
 # The weight of the teacher's part; soft targets as arXiv 2012.12877, section 6, hard ones as its equation 3.
 _WEIGHTS: dict[Kind, float] = {"hard": 0.5, "soft": 0.1, "logit": 0.1}
@@ -254,21 +266,11 @@ class DistillationTrainer(HfViTTrainer):
 
 
 @final
-class Distillation(ClassifierTask):
-    """Learn from the labels and a teacher, which computes on `device`."""
+class Distillation(TaughtTask):
+    """Learn from the labels and a teacher."""
 
+    options: DistillationOptions
     trainer_class = DistillationTrainer
-
-    def __init__(self, options: DistillationOptions, device: str | None = None) -> None:
-        self.options = options
-        self.teacher = open_teacher(options.teacher, device)
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            "teacher": self.teacher.subject.name,
-            "teacher_fingerprint": self.teacher.subject.fingerprint,
-            **self.options.settings(),
-        }
 
     def check(self, recipe: Recipe) -> None:
         if recipe.loss == "bce":

@@ -19,8 +19,8 @@ from hf_vit.data import ImageCollator, ImageData, TransformedImages, to_rgb, tra
 from hf_vit.data.load import UnlabelledImages, load_unlabelled
 from hf_vit.errors import UserError
 from hf_vit.training.plan import Run
-from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
-from hf_vit.training.tasks.distillation import open_teacher
+from hf_vit.training.tasks.classification import build_for_classes
+from hf_vit.training.tasks.distillation import TaughtTask
 from hf_vit.training.tasks.task import active_settings
 from hf_vit.training.trainer.losses import smooth_labels
 from hf_vit.training.trainer.sampling import derive_seed
@@ -179,15 +179,16 @@ def stacked(examples: Sequence[dict[str, Any]]) -> torch.Tensor:
     return torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
 
 
-class SelfTraining(ClassifierTask):
+class SelfTraining(TaughtTask):
     """Abstract: a classifier that learns from labeled images and from unlabeled ones with pseudo-labels.
 
     Unlabeled images whose contents are among the validation and test images are left out.
     """
 
+    options: SelfTrainingOptions
+
     def __init__(self, options: SelfTrainingOptions, device: str | None = None, skip_bad_images: bool = False) -> None:
-        self.options = options
-        self.teacher = open_teacher(options.teacher, device)
+        super().__init__(options, device)
         self._skip_bad_images = skip_bad_images
         self._images: UnlabelledImages | None = None
 
@@ -199,9 +200,7 @@ class SelfTraining(ClassifierTask):
 
     def settings(self) -> dict[str, Any]:
         return {
-            "teacher": self.teacher.subject.name,
-            "teacher_fingerprint": self.teacher.subject.fingerprint,
-            **self.options.settings(),
+            **super().settings(),
             "unlabelled": f"{self.unlabelled.name} {self.unlabelled.fingerprint}",
             "unlabelled_images": len(self.unlabelled.seen),
             "unlabelled_images_left_out": self.unlabelled.left_out,
