@@ -195,7 +195,7 @@ class NpzReader(CheckpointReader):
                 f"'{key}' in {self.path.name} holds {member.dtype}; weights need float16, bfloat16, float32 or float64"
             )
         with self._refusing(f"is damaged at '{key}'"):
-            data = np.empty(member.info.file_size, np.uint8)
+            data = memoryview(bytearray(member.info.file_size))
             if member.info.compress_type == zipfile.ZIP_STORED:  # of which zipfile would make copies
                 with self.path.open("rb") as file:
                     file.seek(_begin_of(member.info, file))

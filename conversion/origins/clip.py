@@ -178,7 +178,7 @@ SIGLIP = replace(
     names=_siglip_names,
     configure=_configure_siglip,
     declared=lambda companions, shapes: read_config(companions, ("siglip_vision_model", "siglip")),
-    assumed=CLIP.assumed | {"hidden_act": "the tanh GELU", "layer_norm_eps": "eps 1e-6"},
+    assumed={**CLIP.assumed, "hidden_act": "the tanh GELU", "layer_norm_eps": "eps 1e-6"},
     zeros={},
     notes=(
         "Prefixes that are taken off: `vision_model.`, and what is wrapped around a model.",

@@ -244,7 +244,7 @@ VIT_HYBRID = replace(
     VIT,
     name="transformers_vit_hybrid",
     title="transformers' former ViTHybrid (vit-hybrid), .safetensors or .bin",
-    legend=VIT.legend | STEM_LEGEND,
+    legend={**VIT.legend, **STEM_LEGEND},
     rules=(
         *stem_rules(
             (f"{_BIT}.embedder.convolution", f"{_BIT}.embedder.norm"), f"{_BIT}.encoder.stages.{{s-1}}.layers.{{u-1}}"
@@ -272,8 +272,10 @@ _DINO_BASES = ("", "dinov2.", "dinov2_with_registers.")
 _DINO_BLOCK = "encoder.layer.{i}"
 _DINO_IGNORED = {r"(dinov2(_with_registers)?\.)?embeddings\.mask_token": "mask token of DINOv2's training"}
 # Today's spelling -> that of older files, which transformers 5 still writes.
-_DINO_OLD = {f".{new}.": f".{old}." for new, old in OLD_NAMES.items() if new.startswith("attention.")}
-_DINO_OLD |= {".mlp.down_proj.": ".mlp.weights_out."}
+_DINO_OLD = {
+    **{f".{new}.": f".{old}." for new, old in OLD_NAMES.items() if new.startswith("attention.")},
+    ".mlp.down_proj.": ".mlp.weights_out.",
+}
 
 
 def _of_dino(rules: tuple[KeyRule, ...]) -> tuple[KeyRule, ...]:
@@ -332,7 +334,7 @@ DINOV2 = Origin(
     names=_dino_names,
     configure=_configure_dino,
     declared=_declared_dino,
-    assumed=VIT.assumed | {"layer_norm_eps": "eps 1e-6"},
+    assumed={**VIT.assumed, "layer_norm_eps": "eps 1e-6"},
     foreign_heads={
         r"classifier\..+": "a classifier on the class token beside the mean of the patches "
         "(Dinov2ForImageClassification)"
