@@ -6,6 +6,7 @@ code 1 or 2; nothing on standard output, no traceback, no line of a library; and
 
 import ast
 import contextlib
+import inspect
 import io
 import logging
 import os
@@ -52,7 +53,16 @@ def functions(app: typer.Typer | None = None, path: str = "") -> Iterator[tuple[
 
 
 FILE_WRITERS = ("scaling-law", "bench models", "bench saved")
-HINTS = {name: typing.get_type_hints(function) for name, function in functions()}
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type of every parameter, those of shared options included."""
+    hints, parameters = typing.get_type_hints(function), inspect.signature(function).parameters
+    shared = {name: typing.get_args(each.annotation)[0] for name, each in parameters.items() if name not in hints}
+    return {name: (hints | shared)[name] for name in parameters}
+
+
+HINTS = {name: hints_of(function) for name, function in functions()}
 
 
 def kind_of(name: str, hint: Any) -> str | None:
