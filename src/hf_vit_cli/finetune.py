@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from hf_vit.training import DistillationOptions, FinetuneResult, SelfTrainingOptions
 
-_TEACHER = "Distillation from a teacher (docs/distillation.md)"
-_UNLABELED = "Self-training on unlabeled images (docs/self_training.md)"
+_TEACHER = "Distillation from a teacher (docs/training.md)"
+_UNLABELED = "Self-training on unlabeled images (docs/training.md)"
 _OF_DISTILLATION = ("distillation", "temperature", "distillation_weight")
 _OF_SELF_TRAINING = (
     *("self_training", "unlabelled", "unlabelled_ratio", "pseudo_labels", "confidence", "images_per_class"),
