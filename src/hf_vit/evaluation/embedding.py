@@ -169,8 +169,8 @@ def embed(
     inside = sorted(folder.names())
     if inside and MANIFEST_NAME not in inside:
         raise UserError(f"the output folder {folder} holds something else ({inside[0]}); choose a new or empty one")
-    named, settings = NamedModel(model, max_num_patches), Settings(predictions, top, batch_size, rows_per_file,
-                                                                   max_num_patches)  # fmt: skip
+    named = NamedModel(model, max_num_patches)
+    settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
     with running(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
         subject = _open(named, predictions, device if ray is None else "cpu")

@@ -276,10 +276,8 @@ def _one_line_errors() -> Generator[None]:
         ) from error
     except RayError as error:
         if "failed to import on the worker" in str(error):
-            node, package = (
-                re.search(r"\bip=([^,)\s]+)", str(error)),
-                re.search(r"No module named '(\w+)", str(error)),
-            )
+            node = re.search(r"\bip=([^,)\s]+)", str(error))
+            package = re.search(r"No module named '(\w+)", str(error))
             raise UserError(
                 f"node {node[1] if node else '(unknown)'} cannot import "
                 f"{package[1] if package else 'what runs here'}; install the same packages there"

@@ -178,11 +178,11 @@ def evaluate_protocol(
         if ray is not None and data.readers:
             raise UserError("a stream is evaluated in one process; leave --streaming or --runner ray out")
         engine = None
-        is_named, has_gpus = isinstance(model, str | Path), ray is not None and ray.gpus
-        if optimize and max_num_patches is None and protocol not in (*READING_INSIDE, *TARGETS):
-            if is_named and not has_gpus:
-                known = [number for number in (data.num_examples(split), num_images) if number is not None]
-                engine = engine_for(subject, min(known, default=None))
+        is_optimizable = max_num_patches is None and protocol not in (*READING_INSIDE, *TARGETS)
+        has_gpus = ray is not None and ray.gpus
+        if optimize and is_optimizable and isinstance(model, str | Path) and not has_gpus:
+            known = [number for number in (data.num_examples(split), num_images) if number is not None]
+            engine = engine_for(subject, min(known, default=None))
             if engine is not None and ray is None:
                 make_faster(subject, engine)
         remote = None if ray is None else replace(ray, model=NamedModel(str(model), max_num_patches, engine))

@@ -284,6 +284,7 @@ _DEIT_3: dict[str, Any] = dict(
     architecture={"layer_scale_init_value": 1e-4, "position_on_class_token": False},
 )
 _THREE_AUGMENT = dict(horizontal_flip=0.5, auto_augment="3a", color_jitter=0.3, cutmix_alpha=1.0)
+_SIMPLE_CROP = dict(random_crop=4, **_PX_224, **_THREE_AUGMENT)
 _recipe(
     "deit3",
     f"{_DEIT_3_SOURCE} for ViT-B: ImageNet at 192 px, which deit3-resolution takes to 224 px",
@@ -306,7 +307,7 @@ _recipe(
     "DeiT III: pre-training on ImageNet-21k, with simple random crops",
     _DEIT_3 | dict(learning_rate=1e-3, weight_decay=0.02, label_smoothing=0.1, drop_path=0.1),
     dict(warmup=5 / 240, epochs=240),
-    dict(random_crop=4, **_PX_224, **_THREE_AUGMENT),
+    _SIMPLE_CROP,
 )
 _recipe(
     "deit3-finetune",
@@ -314,7 +315,7 @@ _recipe(
     "DeiT III: fine-tuning after deit3-i21k, 85.7% with a ViT-B/16 there",
     _DEIT_3 | dict(learning_rate=3e-4, weight_decay=0.02, label_smoothing=0.1, drop_path=0.15),
     dict(warmup=5 / 50, epochs=50),
-    dict(random_crop=4, **_PX_224, **_THREE_AUGMENT),
+    _SIMPLE_CROP,
 )
 _recipe(
     "mae-finetune",
