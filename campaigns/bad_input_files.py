@@ -109,7 +109,7 @@ GOOD: dict[str, dict[str, list[str]]] = {
 }
 REPLACES = {"epochs": "steps"}
 # What options need beside them, to be looked at.
-_TEACHER, _SCHEDULE = "--teacher model_2 --unlabelled flat", "--schedule warmup_stable_decay"
+_TEACHER, _SCHEDULE = "--teacher model_2 --unlabeled flat", "--schedule warmup_stable_decay"
 _BESIDE = {
     ("evaluate", "--protocol few-shot"): "shots trials", ("evaluate", "--protocol knn"): "neighbors",
     ("evaluate", "--protocol robustness"): "epsilons steps", ("evaluate", "--protocol corruptions"): "kinds",

@@ -93,7 +93,7 @@ WRITING: dict[str, Command] = {
     "finetune-segmentation": Command(_SEGMENT),
     "finetune-sweep": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING, "--sweep-rates", "0.001,0.01")),
     "finetune-meta-pseudo-labels": Command(
-        (*_FINETUNE, "--teacher", "model", "--unlabelled", "images", "--self-training", "meta-pseudo-labels")
+        (*_FINETUNE, "--teacher", "model", "--unlabeled", "images", "--self-training", "meta-pseudo-labels")
     ),
     "pretrain-masked-patch": Command(("pretrain", "--model", "model", *DATA, *INTO, *TRAINING)),
     "pretrain-next-patch": Command(

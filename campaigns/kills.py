@@ -354,14 +354,14 @@ def check_stopped(out: Path, line: str) -> None:
     assert line.startswith("hf-vit: stopped; "), line
     if checkpoint := re.search(r"(checkpoint-\d+) in out is complete", line):
         assert any(out.rglob(checkpoint[1])), line
-    elif "what is finished is in out" in line or "what was done is in out" in line:
+    elif "finished parts are in out" in line or "what was done is in out" in line:
         assert any(out.iterdir()), line
     elif "nothing was written yet" in line or "nothing is finished yet" in line:
         assert not [path for path in out.rglob("*") if path.is_file() and not path.name.startswith(".")], line
     elif "is complete" in line:
         assert {path.name for path in out.iterdir()} >= {"config.json", "facts.json", "model.safetensors"}, line
     else:
-        assert "nothing is left half-written" in line or "no checkpoint was complete yet" in line, line
+        assert "no incomplete files remain" in line or "there is no complete checkpoint yet" in line, line
 
 
 def refuse(prepared: Prepared, what: str, at: int) -> str:
@@ -377,8 +377,10 @@ def refuse(prepared: Prepared, what: str, at: int) -> str:
     assert outcome.code == 1, outcome
     line = check_line(outcome)
     reason = os.strerror(errno.ENOSPC if what == "FULL" else getattr(errno, what))
-    assert any(each in line for each in (reason, "for want of space", "MiB free and")), f"the reason is missing: {line}"
-    assert re.search(r"; (free|make|have|raise|choose)", line), f"the remedy is missing: {line}"
+    assert any(each in line for each in (reason, "probably because the disk is full", "MiB free and")), (
+        f"the reason is missing: {line}"
+    )
+    assert re.search(r"; (free|make|have|raise|choose|check)", line), f"the remedy is missing: {line}"
     return f"{left}, {prepared.resume()}"
 
 

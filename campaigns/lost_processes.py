@@ -150,7 +150,7 @@ class Launch:
         lines = [line for line in self.text.splitlines() if line.startswith("hf-vit")]
         assert len(lines) == len(ranks), self.text[-1500:]
         for rank in ranks:
-            assert any(f"process {rank} of 2 has lost another one" in line for line in lines), lines
+            assert any(f"process {rank} of 2 lost contact with another process" in line for line in lines), lines
         return "one line each"
 
 

@@ -124,7 +124,7 @@ def _free_report(path: str | Path, output: Path) -> Path:
     with saying_why(path), path.open("rb") as file:
         is_report = file.read(len(REPORT_BEGIN)) == REPORT_BEGIN
     if not is_report:
-        raise UserError(f"--report {path} is there already and is no report of a conversion; give another name")
+        raise UserError(f"--report {path} already exists and is not a conversion report; choose another name")
     return path
 
 
@@ -146,7 +146,7 @@ def _verify(
     verification = verify(recording, plan, {torch.float32: written, torch.float64: in_double})
     if (check := verification.first_difference) is not None:
         raise UserError(
-            f"the converted model does not give the results of {recording.name}, so nothing is written: the first "
+            f"the converted model does not reproduce {recording.name}, so nothing was written: the first "
             f"stage that differs is '{check.stage}' ({check.array}: {check.precision} differs by "
             f"{check.difference:.1e}, tolerance {check.tolerance:.0e})"
         )
@@ -215,7 +215,7 @@ def describe(result: ConversionResult) -> str:
         + "".join(f"; {count} {reason}" for reason, count in Counter(plan.ignored.values()).items()),
     ]
     if result.rounded:
-        lines.append(f"rounded: {sum(result.rounded.values())} float64 values that float32 cannot hold exactly")
+        lines.append(f"rounded: {sum(result.rounded.values())} float64 values without an exact float32 value")
     if verification is not None:
         worst = [one for precision in PRECISION.values() if (one := verification.largest(precision)) is not None]
         lines.append(
@@ -231,11 +231,11 @@ def assumption(plan: Plan) -> str | None:
     if not plan.assumed:
         return None
     options = [option for name, option in (DECLARED | {"image_size": "--image-size"}).items() if name in plan.assumed]
-    remedies = [f"declare it ({', '.join(options)})"] if options else []
+    remedies = [f"set it ({', '.join(options)})"] if options else []
     if "layer_norm_eps" in plan.assumed or "hidden_act" in plan.assumed:
         remedies.append("give the folder with the config.json")
     where = f"; where that is wrong, {' or '.join(remedies)}" if remedies else ""
-    return f"assumed, as the source does not tell: {'; '.join(plan.assumed.values())}{where}"
+    return f"assumed, because the source does not record it: {'; '.join(plan.assumed.values())}{where}"
 
 
 def _network(plan: Plan) -> str:

@@ -88,7 +88,7 @@ def export(
     given |= {"decoding": decoding, "quantize": quantize, "calibrate": calibrate, "opset": opset}
     target.refuse_options(given)
     if spelling not in (None, *SPELLINGS):
-        raise UserError(f"--spelling {spelling!r} is none; give one of {', '.join(SPELLINGS)}")
+        raise UserError(f"unknown --spelling {spelling!r}; choose from {', '.join(SPELLINGS)}")
     mode = _mode_of(to, quantize, calibrate)
     target.require_libraries()
     place = free_folder(output, force)
@@ -99,7 +99,9 @@ def export(
         target.refuse_inexpressible(loaded)
         arrays = target.arrays_of(loaded)
         if mode is not None and not has_head(loaded):
-            raise UserError("--quantize is judged by answers, and a bare model has none; give a classifier")
+            raise UserError(
+                "--quantize is checked by comparing predictions, so it needs a classifier, not a bare model"
+            )
         if mode is not None:
             refuse_regression(loaded, str(model), "--quantize", "leave it out")
         takes = ENCODED if decoding else IMAGES if preprocessing else target.takes
@@ -116,8 +118,8 @@ def export(
                 difference, measured_with = target.compare(outgoing)
             if not difference <= target.tolerance(loaded.config):  # refuses NaN too
                 raise UserError(
-                    f"the model for {target.title} gives other results, {difference:.1e} apart (measured with "
-                    f"{measured_with}), so nothing is written; please report this"
+                    f"the model for {target.title} gives other results, {difference:.1e} apart (measured "
+                    f"with {measured_with}), so nothing was written; please report this"
                 )
             values = {"target": to, "largest_difference": difference, "measured_with": measured_with}
             with saying_why(place):
@@ -141,4 +143,4 @@ def _mode_of(to: str, quantize: str | None, calibrate: str | None) -> Mode | Non
             if calibrate is None:
                 raise UserError(f"--quantize {mode} needs images to measure with; add --calibrate DATA")
             return mode
-    raise UserError(f"--quantize {quantize!r} does not go with --to {to}; give {' or '.join(modes)}")
+    raise UserError(f"--quantize {quantize!r} cannot be combined with --to {to}; give {' or '.join(modes)}")

@@ -76,19 +76,19 @@ def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
         UserError: there is no such source, it cannot be had, or it is another file than `sha256` says.
     """
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
-        raise UserError(f"--sha256 {sha256[:80]!r} is no SHA-256; give 64 hexadecimal digits")
+        raise UserError(f"--sha256 {sha256[:80]!r} is not a SHA-256 digest; give 64 hexadecimal digits")
     checkpoint = _fetch(str(source), sha256 is not None)
     path, name = checkpoint.path, checkpoint.name
     if sha256 is None or not path.exists():
         return checkpoint
     if path.is_dir():
-        raise UserError(f"{name} is a folder, which has no SHA-256; give the file of its weights, or no --sha256")
+        raise UserError(f"{name} is a folder and has no SHA-256; give its weight file, or leave --sha256 out")
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != sha256.lower():
         if name != path.name:
             path.unlink()  # a download: get it anew next time
-        raise UserError(f"{name} is another file than --sha256 says: its SHA-256 is {actual}; nothing is written")
+        raise UserError(f"{name} does not match --sha256: its SHA-256 is {actual}; nothing was written")
     return checkpoint
 
 
@@ -117,10 +117,13 @@ def _fetch(source: str, has_hash: bool) -> LocalCheckpoint:
     if kind == "hf":
         return _from_hub(source)
     if kind == "http" and not has_hash and urlsplit(source).hostname not in _THIS_MACHINE:
-        raise UserError(f"{redact_text(source)} could be altered on its way; use https://, or give the file's --sha256")
+        raise UserError(
+            f"{redact_text(source)} would be downloaded without encryption; use https://, or give the file's --sha256"
+        )
     if kind not in ("https", "http", "gs"):
         raise UserError(
-            f"{redact_text(source)} cannot be fetched: give a path, or an address with https://, gs:// or hf://"
+            f"{redact_text(source)} cannot be downloaded: give a path or a URL that begins with https://, "
+            "gs:// or hf://"
         )
     return LocalCheckpoint(download(source, checked_later=has_hash), redact_text(source))
 
@@ -129,7 +132,7 @@ def _from_timm(source: str) -> LocalCheckpoint:
     """Find a folder or file of timm's, or the weights that it has released under a name, which are on the Hub."""
     name = source.removeprefix(TIMM)
     if not name:
-        raise UserError(f"{source} names no model; give {TIMM}NAME, as timm.list_models() tells")
+        raise UserError(f"{source} has no model name; give {TIMM}NAME with a name that timm.list_models() lists")
     folder = Path(name).expanduser()
     if folder.is_dir():
         return LocalCheckpoint(folder, TIMM + folder.resolve().name)
@@ -139,7 +142,9 @@ def _from_timm(source: str) -> LocalCheckpoint:
         beside = Companions({"architecture": architecture, "pretrained_cfg": released})
         return LocalCheckpoint(Path(file).expanduser(), f"{TIMM}{architecture}@{Path(file).name}", beside)
     if not (repo := released.get("hf_hub_id")):
-        raise UserError(f"timm has no weights for {architecture}; timm.list_models(pretrained=True) names what it has")
+        raise UserError(
+            f"timm has no weights for {architecture}; timm.list_models(pretrained=True) lists the pretrained ones"
+        )
     return LocalCheckpoint(_from_hub(f"hf://{repo}").path, source)
 
 
@@ -169,9 +174,9 @@ def _released(architecture: str) -> dict[str, Any]:
     except ImportError as error:
         raise UserError(f"{TIMM}{architecture} needs timm: pip install timm") from error
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{TIMM}{architecture}: {one_line(error)}; timm.list_models() names what there is") from error
+        raise UserError(f"{TIMM}{architecture}: {one_line(error)}; timm.list_models() lists the names") from error
     if released is None:
-        raise UserError(f"timm knows no model {architecture}; timm.list_models() names what there is")
+        raise UserError(f"timm knows no model {architecture}; timm.list_models() lists the names")
     return released.to_dict()
 
 
@@ -190,7 +195,7 @@ def _from_hub(source: str) -> LocalCheckpoint:
             path = hf_hub_download(named["repo"], named["path"], revision=named["revision"])
             return LocalCheckpoint(Path(path), source)
     except UserError as error:
-        raise UserError(f"{source} cannot be had from the Hub: {error}") from error
+        raise UserError(f"{source} cannot be downloaded from the Hub: {error}") from error
 
 
 class _InterruptedError(Exception):
@@ -320,7 +325,7 @@ class _Transfer:
                 if not part and size is None:
                     return
                 if not part or len(part) > wanted:
-                    raise _InterruptedError("the server gave more or less than it had announced")
+                    raise _InterruptedError("the server sent more or fewer bytes than it announced")
                 start += len(part)
                 yield part
 

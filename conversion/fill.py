@@ -73,7 +73,8 @@ def load_weights(
                     held = source.to(dtype)
                     if not bool(torch.isfinite(held).all()):
                         raise UserError(
-                            f"'{key}' holds values beyond the range of {dtype}; the file is damaged or no checkpoint"
+                            f"'{key}' holds values beyond the range of {dtype}; the file is damaged or is "
+                            "not a checkpoint"
                         )
                     if lost := int((held.double() != source).sum()):
                         weights.rounded[key] = lost

@@ -202,7 +202,7 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
     is_here = is_local(path) and (not is_timm or (name != TIMM and path.is_dir()))
     is_fetched_later = is_timm or "://" in name
     if revision is not None and (is_here or is_fetched_later):
-        raise UserError(f"revision {revision!r} belongs to a repository of the Hub, and {name} is none")
+        raise UserError(f"revision {revision!r} needs a repository on the Hub, and {name} is a local path")
     if is_here:
         return _in_folder(name, path) if path.is_dir() else Source(name, path)
     if is_fetched_later:
@@ -246,7 +246,7 @@ def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
     source = find_source(model, with_variants=True)
     source.need_config()
     if source.dense_head is not None:
-        raise UserError(f"{source.name} has a head of dense prediction, which is not counted; give its backbone's")
+        raise UserError(f"{source.name} has a head of dense prediction, whose FLOPs are not counted; give its backbone")
     if source.fresh is not None:
         return source.fresh, "classification"
     try:

@@ -109,7 +109,7 @@ class Wishes:
         if self.num_labels is not None and self.labels is not None:
             raise UserError("give either the number of labels or their names, not both")
         if (self.num_labels is not None and self.num_labels < 1) or (self.labels is not None and not self.labels):
-            raise UserError(f"{self.num_labels or 0} labels make no classifier; give at least 1")
+            raise UserError(f"{self.num_labels or 0} labels are too few for a classifier; give at least 1")
 
     @property
     def new_head(self) -> bool:
@@ -331,7 +331,7 @@ def _refuse(*problems: str) -> None:
     """Raise a UserError that says all problems in one line, if there is any."""
     if any(problems):
         raise UserError(
-            "the checkpoint does not map completely, so nothing is written; " + "; ".join(filter(None, problems))
+            "the checkpoint does not map completely, so nothing was written; " + "; ".join(filter(None, problems))
         )
 
 
@@ -348,7 +348,9 @@ class Layout:
         """Number of blocks: as many as the highest number says, so that a gap is noticed; or as are stacked."""
         if any(rule.stacked for rule in self.rules):
             if not 0 < self.dims.get("N", 0) <= MAX_DEPTH:
-                raise UserError(f"the file stacks {self.dims.get('N', 0)} encoder blocks; it is damaged or no ViT")
+                raise UserError(
+                    f"the file stacks {self.dims.get('N', 0)} encoder blocks; it is damaged or is not a ViT"
+                )
             return self.dims["N"]
         blocks = [int(match[1]) for key in self.names.normal if (match := re.match(self.origin.block_pattern, key))]
         possible = [block for block in blocks if block < MAX_DEPTH]
@@ -454,8 +456,8 @@ class Layout:
         )
 
     def _refuse_feature(self, feature: str) -> NoReturn:
-        remedy = f"use it with {self.origin.package} itself" if self.origin.package else "nothing is written"
-        raise UserError(f"the checkpoint has {feature}, which no model here has; {remedy}")
+        remedy = f"use it with {self.origin.package}" if self.origin.package else "nothing was written"
+        raise UserError(f"the checkpoint has {feature}, which hf_vit does not support; {remedy}")
 
     def _misshapen(self, name: str) -> str:
         """What is wrong with an array's shape, or ""."""
@@ -509,8 +511,8 @@ def _replace_foreign_heads(origin: Origin, names: KeyNames, wishes: Wishes) -> N
         for name in [name for name in names.normal if re.fullmatch(pattern, name)]:
             if not wishes.new_head:
                 raise UserError(
-                    f"the checkpoint has {head} ('{names.normal[name]}'), which no model here has; give --num-labels "
-                    "or --labels for a new head in its place"
+                    f"the checkpoint has {head} ('{names.normal[name]}'), which hf_vit does not support; "
+                    "give --num-labels or --labels for a new head in its place"
                 )
             names.ignored[names.normal.pop(name)] = REPLACED
 

@@ -154,7 +154,7 @@ class CheckpointReader(ABC):
         except UserError:
             raise
         except Exception as error:  # of many kinds, by libraries that meet bytes they do not expect
-            raise UserError(f"{self.path.name} {complaint} ({one_line(error)}); get the file again") from error
+            raise UserError(f"{self.path.name} {complaint} ({one_line(error)}); download the file again") from error
 
 
 @dataclass(frozen=True)
@@ -221,21 +221,21 @@ class NpzReader(CheckpointReader):
                 raise ValueError(f"its directory lists {len(infos)} members, {declared} were written")
             _refuse_bytes_before(infos)
         if not infos:
-            raise UserError(f"{self.path.name} is an archive without any array; get the file again")
+            raise UserError(f"{self.path.name} is an archive without arrays; download the file again")
         if len(infos) > MAX_MEMBERS:
             raise UserError(f"{self.path.name} holds {len(infos)} members; a checkpoint has at most {MAX_MEMBERS}")
         members: dict[str, Member] = {}
         for info in infos:
             key = self._key_of(info)
             if key in members:
-                raise UserError(f"{self.path.name} holds '{key}' twice; which one counts is unknown")
+                raise UserError(f"{self.path.name} holds '{key}' twice; save it with each key once")
             with self._refusing(f"is damaged at '{key}'"):
                 members[key] = self._read_member(info, size)
         total = sum(4 * math.prod(member.shape) for member in members.values())
         if total > max(FREE_BYTES, MAX_GROWTH * size):
             raise UserError(
-                f"{self.path.name} would grow from {size} to {total} bytes: a zip bomb, or hardly anything but zeros; "
-                "save weights that are meant so by numpy.savez, uncompressed"
+                f"{self.path.name} would grow from {size} to {total} bytes: this is a zip bomb or almost "
+                "all zeros; if the weights are right, save them uncompressed with numpy.savez"
             )
         return members
 
@@ -247,9 +247,7 @@ class NpzReader(CheckpointReader):
         if is_unsafe or len(raw) > MAX_NAME:
             raise UserError(f"{self.path.name} holds a member with the unsafe name {raw[:80]!r}")
         if not name.isprintable() or not name.endswith(".npy"):
-            raise UserError(
-                f"{self.path.name} holds {name!r}, which is no .npy array: this is no .npz of weights; give one"
-            )
+            raise UserError(f"{self.path.name} holds {name!r}, which is not a .npy array; give an .npz file of weights")
         return name.removesuffix(".npy")
 
     def _read_member(self, info: zipfile.ZipInfo, file_size: int) -> Member:
@@ -308,7 +306,7 @@ class SafetensorsReader(CheckpointReader):
             described = self._file.get_slice(key)
             self.shapes[key], self._dtypes[key] = tuple(described.get_shape()), str(described.get_dtype())
         if not self.shapes:
-            raise UserError(f"{self.path.name} is a .safetensors file without any array; get the file again")
+            raise UserError(f"{self.path.name} is a .safetensors file without tensors; download the file again")
 
     def close(self) -> None:
         self._file.__exit__(None, None, None)
@@ -331,23 +329,23 @@ class TorchReader(CheckpointReader):
             content = self._load()
         self._tensors = _flatten(content, self.path.name)
         if not self._tensors:
-            raise UserError(f"{self.path.name} holds no tensor at all; it is no checkpoint")
+            raise UserError(f"{self.path.name} holds no tensors, so it is not a checkpoint")
         for key, tensor in self._tensors.items():
             _refuse_unsafe_key(key, self.path.name)
             is_plain = tensor.layout == torch.strided and not (
                 tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
             )
             if not is_plain or tensor.device.type != "cpu":
-                raise UserError(f"'{key}' in {self.path.name} is no plain tensor; weights need to be dense and in full")
+                raise UserError(f"'{key}' in {self.path.name} is not a dense tensor; save dense weights")
         self._refuse_lies(members)
         for key, tensor in self._tensors.items():
             if _overlaps_itself(tensor):
-                raise UserError(
-                    f"'{key}' in {self.path.name} has places that share memory; save a copy of it (`clone`)"
-                )
+                raise UserError(f"'{key}' in {self.path.name} overlaps itself in memory; save a copy of it (`clone`)")
         total, size = sum(4 * tensor.numel() for tensor in self._tensors.values()), self.path.stat().st_size
         if total > MAX_GROWTH * size:
-            raise UserError(f"{self.path.name} would grow from {size} to {total} bytes, as its tensors share theirs")
+            raise UserError(
+                f"{self.path.name} would grow from {size} to {total} bytes, because its tensors share memory"
+            )
         self._shares = Counter(tensor.untyped_storage().data_ptr() for tensor in self._tensors.values())
         self.shapes = {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
 
@@ -388,8 +386,8 @@ class TorchReader(CheckpointReader):
             named = re.search(r"GLOBAL ([\w.]+)", str(error))
             what = f" ({named[1]})" if named else ""
             raise UserError(
-                f"{self.path.name} holds pickled Python objects{what}, which are never loaded; save its tensors alone "
-                "(model.state_dict()), best as .safetensors"
+                f"{self.path.name} holds pickled Python objects{what}, which are never loaded; save only "
+                "its tensors (model.state_dict()), best as .safetensors"
             ) from error
 
     def _refuse_lies(self, members: Mapping[int, int]) -> None:
@@ -412,8 +410,8 @@ class TorchReader(CheckpointReader):
         begins = [begin for begin in members if (first - begin) % mmap.PAGESIZE == 0]
         for key, size in min(map(find_lies, begins or [0]), key=len):
             raise UserError(
-                f"{self.path.name} is damaged at '{key}' (shape {list(tensors[key].shape)} does not fit the {size} "
-                "bytes that are there); get the file again"
+                f"{self.path.name} is damaged at '{key}' (shape {list(tensors[key].shape)} does not fit the "
+                f"{size} bytes that are there); download the file again"
             )
 
 
@@ -425,12 +423,12 @@ class ShardedReader(CheckpointReader):
         self.path = index
         keys: object = read_json(index).get("weight_map")
         if not isinstance(keys, dict) or not keys:
-            raise UserError(f"{index.name} has no 'weight_map' from keys to files; get the file again")
+            raise UserError(f"{index.name} has no 'weight_map' from keys to files; download the file again")
         weight_map: dict[str, Any] = keys
         self._files = {key: str(name) for key, name in weight_map.items()}
         names = sorted(set(self._files.values()))
         if len(names) > MAX_SHARDS or not all(re.fullmatch(r"[\w-][\w.-]{0,199}", name) for name in names):
-            raise UserError(f"{index.name} names files that no library writes, such as {names[0][:80]!r}")
+            raise UserError(f"{index.name} names unexpected files, such as {names[0][:80]!r}")
         self._readers: dict[str, CheckpointReader] = {}
         try:
             for name in names:
@@ -439,8 +437,8 @@ class ShardedReader(CheckpointReader):
             if wrong := held ^ set(self._files.items()):
                 key, name = min(wrong)
                 raise UserError(
-                    f"{index.name} and the files it lists disagree about {len(wrong)} keys, such as '{key[:80]}' in "
-                    f"{name}; get all files again"
+                    f"{index.name} and the files it lists disagree on {len(wrong)} keys, such as "
+                    f"'{key[:80]}' in {name}; download all files again"
                 )
         except BaseException:
             self.close()
@@ -486,7 +484,7 @@ def open_file(path: Path) -> CheckpointReader:
     with path.open("rb") as file:
         head = file.read(16)
     if not head:
-        raise UserError(f"{path.name} is empty; get the file again")
+        raise UserError(f"{path.name} is empty; download the file again")
     if head.startswith(b"PK"):
         try:
             with zipfile.ZipFile(path) as archive:
@@ -505,7 +503,7 @@ def _open_folder(folder: Path) -> CheckpointReader:
     configs = [folder / name for name in (CONFIG, OF_OPEN_CLIP) if (folder / name).is_file()]
     if not configs and (folder / "adapter_config.json").is_file():
         raise UserError(
-            f"{folder} holds an adapter alone; merge it into its base model (merge_and_unload of peft) and save that"
+            f"{folder} holds only an adapter; merge it into its base model (merge_and_unload of peft) and save that"
         )
     if not configs:
         raise UserError(
@@ -538,9 +536,9 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"more than {MAX_JSON_VALUES} values")
         content: object = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path.name} is no readable JSON ({one_line(error)}); get the file again") from error
+        raise UserError(f"{path.name} is not valid JSON ({one_line(error)}); download the file again") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path.name} holds no JSON object; get the file again")
+        raise UserError(f"{path.name} holds no JSON object; download the file again")
     return content  # pyright: ignore[reportUnknownVariableType] (JSON's keys are text)
 
 
@@ -607,9 +605,9 @@ def _refuse_hungry(data: bytes, file_name: str) -> None:
             builds += 1
         if last in _GREEDY or builds > MAX_BUILDS:
             raise UserError(
-                f"{file_name} holds more than tensors, numbers and text, which is never loaded (its pickle calls "
-                f"{last or 'BUILD'}, as those of NumPy's scalars and of whole models do); save its tensors alone "
-                "(model.state_dict()), best as .safetensors"
+                f"{file_name} holds more than tensors, numbers and text, which is never loaded (its pickle "
+                f"calls {last or 'BUILD'}, as those of NumPy's scalars and of whole models do); save only "
+                "its tensors (model.state_dict()), best as .safetensors"
             )
         open_call = last if last in _COPYING else open_call
 
@@ -634,7 +632,7 @@ def _flatten(value: object, file_name: str) -> dict[str, torch.Tensor]:
         name, item, depth = waiting.pop()
         if isinstance(item, torch.Tensor):
             if name in tensors:
-                raise UserError(f"{file_name} holds '{name[:80]}' twice; which one counts is unknown")
+                raise UserError(f"{file_name} holds '{name[:80]}' twice; save it with each key once")
             tensors[name] = item.detach()
             continue
         if isinstance(item, dict):
@@ -646,4 +644,4 @@ def _flatten(value: object, file_name: str) -> dict[str, torch.Tensor]:
         if depth == MAX_DEPTH or len(inner) > MAX_VALUES:
             raise UserError(f"{file_name} nests deeper than any checkpoint does, at '{name[:80]}'")
         waiting += [(f"{name}.{key}" if name else str(key), one, depth + 1) for key, one in reversed(inner)]
-    raise UserError(f"{file_name} holds more than {MAX_VALUES} values beside its arrays; it is no checkpoint")
+    raise UserError(f"{file_name} holds more than {MAX_VALUES} values beside its arrays; it is not a checkpoint")

@@ -49,7 +49,7 @@ class Recording:
 
     def __init__(self, path: str | Path) -> None:
         if not Path(path).is_file():
-            raise UserError(f"{path} is no file; give the path of a recording (.npz)")
+            raise UserError(f"{path} is not a file; give the path of a recording (.npz)")
         with NpzReader(path) as reader:
             self.name = reader.path.name
             self.arrays = {
@@ -155,7 +155,7 @@ def verify(
     arrays = [one for one in arrays if one.array not in result.skipped]
     if not arrays:
         raise UserError(
-            f"{recording.name} holds no result that can be compared ("
+            f"{recording.name} holds no results to compare with ("
             + (", ".join(dict.fromkeys(result.skipped.values())) or "it has images only")
             + "); a recording has 'images' and any of the arrays "
             + ", ".join(("embedding", "with_posemb", "layer_0", *stages[-4:]))

@@ -47,9 +47,9 @@ LEARN = ("--data", "DATA", "--output", "OUT", *SHORT)
 COMMANDS = {
     "finetune": ("finetune", "MODEL", *LEARN),
     "pretrain": ("pretrain", "--model", "MODEL", *LEARN),
-    "noisy-student": ("finetune", "MODEL", *LEARN, "--teacher", "MODEL", "--unlabelled", "DATA", "--confidence", "0",
+    "noisy-student": ("finetune", "MODEL", *LEARN, "--teacher", "MODEL", "--unlabeled", "DATA", "--confidence", "0",
                       "--drop-path", "0"),
-    "meta-pseudo-labels": ("finetune", "MODEL", *LEARN, "--teacher", "MODEL", "--unlabelled", "DATA",
+    "meta-pseudo-labels": ("finetune", "MODEL", *LEARN, "--teacher", "MODEL", "--unlabeled", "DATA",
                            "--self-training", "meta-pseudo-labels"),
     "evaluate": ("evaluate", "MODEL", "--data", "DATA", "--output", "OUT"),
     "predict": ("predict", "MODEL", "IMAGE"),
@@ -384,7 +384,7 @@ def test_a_timm_model_without_head_names_no_classes(tmp_path):
     """timm's configuration of the architecture speaks of ImageNet's 1,000."""
     TimmWrapperModel(TimmWrapperConfig(architecture="test_vit")).save_pretrained(tmp_path)
     assert load_model(tmp_path, "cpu").label_sets == []
-    with pytest.raises(UserError, match=r"no classifier: it has no head \(num_classes 0\)"):
+    with pytest.raises(UserError, match=r"not a classifier: it has no head \(num_classes 0\)"):
         load_model(tmp_path, "cpu", as_classifier=True)
 
 
@@ -414,11 +414,11 @@ def _text(folder: Path) -> str:
 
 
 REFUSED = {
-    "another architecture": (_swin, "use it with transformers itself"),
+    "another architecture": (_swin, "use it with transformers"),
     "no model of images": (_bert, "model_type 'bert'"),
     "no checkpoint": (_text, "give a .npz, .safetensors or PyTorch file"),
-    "a name that timm does not know": (lambda folder: "timm:vit_imaginary", "timm.list_models() names what there is"),
-    "an address": (lambda folder: "ftp://host/vit.npz", "give a path, or an address with https://"),
+    "a name that timm does not know": (lambda folder: "timm:vit_imaginary", "timm.list_models() lists the names"),
+    "an address": (lambda folder: "ftp://host/vit.npz", "give a path or a URL that begins with https://"),
 }
 
 

@@ -215,7 +215,7 @@ def test_a_stranger_s_record_opens_nothing(judged: Path, colours: Path) -> None:
         ({"data__name": "~"}, "is no public data set"),
         ({"data__name": "a/b", "data__split": None}, "the record names no data, or no split"),
         ({"data__fingerprint": None}, "holds no fingerprint"),
-        ({"values__protocol": "no-such", "values__headline": {"x": 1.0}}, "there is no protocol 'no-such'"),
+        ({"values__protocol": "no-such", "values__headline": {"x": 1.0}}, "unknown protocol 'no-such'"),
         ({"data__size": -3}, "must be at least 1"),
         ({"data__split": "nowhere"}, "has no split 'nowhere'"),
     ):

@@ -150,7 +150,7 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path, capfd:
         onnx.save(proto, file)
     else:
         file.write_text(file.read_text().replace("<labels ", "<names "))
-    with pytest.raises(UserError, match=r"does not say its labels; give a graph that hf-vit export --to"):
+    with pytest.raises(UserError, match=r"lacks its labels; give a graph that hf-vit export --to"):
         load_model(file)
     file.write_text("no graph")
     with pytest.raises(UserError, match=rf"model\{file.suffix} cannot be read by (onnxruntime|openvino)"):
@@ -180,13 +180,16 @@ def test_what_a_graph_cannot_do_is_refused_in_one_line(
     """Before anything is measured."""
     model, graph, out, data = places["MODEL"], places["GRAPH"], tmp_path / "out", ("--data", places["DATA"])
     for words, message in (
-        (("analyze", graph, "--images", places["DATA"], "--output", out), "is a graph, whose layers cannot be read"),
+        (
+            ("analyze", graph, "--images", places["DATA"], "--output", out),
+            "is an exported graph, whose layers cannot be read",
+        ),
         (("evaluate", graph, *data, "--protocol", "robustness"), "has no gradients"),
         (("evaluate", graph, *data, "--protocol", "patch-drop"), "has no gradients"),
         (("bench", "saved", model, graph, "--device", "cuda"), "cuda"),
         (("bench", "saved", model, model), "is given twice"),
         (("bench", "models", "Ti/16", "--contestant", graph, "--output", out), "hf-vit bench saved"),
-        (("bench", "data", graph, *data), "is a graph, which does not learn; give the model that was"),
+        (("bench", "data", graph, *data), "is an exported graph, which cannot be trained; give the model that was"),
     ):
         assert run(*words) == 1
         told = capsys.readouterr().err
@@ -227,6 +230,4 @@ def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
     assert of_graph["image_size"] == of_model["image_size"]
     assert of_graph["notes"][-1] == "a graph: neither corrupted nor attacked, parameters and FLOPs not counted"
     assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
-    assert (
-        "resizes images itself, and what it is fed cannot be changed (attacks, corruptions" in capsys.readouterr().err
-    )
+    assert "resizes images inside the graph, so attacks, corruptions" in capsys.readouterr().err

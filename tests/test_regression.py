@@ -183,7 +183,7 @@ REFUSED = {
     "transformers.js": ("export", "MODEL", "--to", "transformers.js", "--output", "OUT"),
     "soup": ("soup", "MODEL", "OTHER", "--data", "DATA", "--output", "OUT"),
     "teacher": (*LEARN, "--teacher", "MODEL"),
-    "self-training": (*LEARN, "--teacher", "MODEL", "--unlabelled", "DATA"),
+    "self-training": (*LEARN, "--teacher", "MODEL", "--unlabeled", "DATA"),
 }
 
 

@@ -61,7 +61,7 @@ DATA: dict[str, list[str]] = {
     "finetune data --streaming": [*("finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP,
         "--streaming")],
     "finetune unlabelled": [*("finetune", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP), *("--teacher",
-        "{good}", "--unlabelled", "{repo}", "--confidence", "0")],
+        "{good}", "--unlabeled", "{repo}", "--confidence", "0")],
     "pretrain data": [*("pretrain", "{good}", "--data", "{repo}", "--output", "{out}"), *("--steps", "1",
         "--batch-size", "6", "--evaluations", "1")],
     "bench data data": ["bench", "data", "{good}", "--data", "{repo}", "--seconds", "0.05"],

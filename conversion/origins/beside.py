@@ -61,17 +61,19 @@ def read_labels(path: str | Path) -> list[str]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"there is no label file {path}; give a text file with one name a line, or a JSON list")
+        raise UserError(f"there is no label file {path}; give a text file with one name per line, or a JSON list")
     try:
         text = path.read_text(encoding="utf-8-sig")
         names: object = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise UserError(f"{path.name} is no label file: {error}; give UTF-8 text, one name a line") from error
+        raise UserError(
+            f"{path.name} cannot be read as a label file: {error}; give UTF-8 text with one name per line"
+        ) from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f'{path.name} is no JSON list of names; give ["cat", "dog"]')
+        raise UserError(f'{path.name} is not a JSON list of names; write ["cat", "dog"]')
     labels: list[str] = names
     if not labels or not all(label.strip() for label in labels):
-        raise UserError(f"{path.name} holds {'an empty name' if labels else 'no name'}; give one name a line")
+        raise UserError(f"{path.name} holds {'an empty name' if labels else 'no name'}; give one name per line")
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise UserError(f"{path.name} names {', '.join(twice[:3])} more than once; every class needs its own name")
     return labels
@@ -136,10 +138,13 @@ def from_transformers(processor: Mapping[str, Any]) -> Fields:
     given = checked(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
     if given.pop("do_pad", False):
         raise UserError(
-            "preprocessor_config.json gives do_pad=true, and no processor here pads images; set it to false there"
+            "preprocessor_config.json gives do_pad=true, and hf_vit's image processors do not pad; set it "
+            "to false in that file"
         )
     if not given and named is None:
-        raise UserError("preprocessor_config.json says nothing of the pixels; get the file again, or leave it out")
+        raise UserError(
+            "preprocessor_config.json does not describe the preprocessing; download the file again, or leave it out"
+        )
     fields = {**_PROCESSORS[kind], **given}
     if isinstance(fields["size"], int) and kind in ("ViTHybrid", "CLIP", "Bit", "Siglip"):
         fields["size"] = {"shortest_edge": fields["size"]}
@@ -275,7 +280,7 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
     id2label = checked(Classes, whole, "config.json").id2label or {}
     names = [id2label.get(str(index)) for index in range(len(id2label))]
     if None in names:
-        raise UserError(f"config.json gives id2label no name for class {names.index(None)}; get the file again")
+        raise UserError(f"config.json gives id2label no name for class {names.index(None)}; download the file again")
     labels = None if names == [f"LABEL_{i}" for i in range(len(names))] else names_of(names)
     steps = companions.processor
     if steps is None:  # those of the released models of that kind

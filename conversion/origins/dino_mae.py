@@ -67,7 +67,7 @@ def _dino_names(shapes: Shapes) -> KeyNames:
     chunk_of = {block[2]: block[1] for name in found.normal if (block := _CHUNKED.fullmatch(name))}
     normal = {_CHUNKED.sub(r"blocks.\2.\3", name): key for name, key in found.normal.items()}
     if len(normal) != len(found.normal):
-        raise UserError("the file holds a block in two chunks; which of them counts is unknown")
+        raise UserError("the file holds a block in two chunks; which one is right is unknown; keep one")
 
     def spell(name: str) -> str:
         block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)

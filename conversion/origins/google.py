@@ -65,8 +65,8 @@ def only_prefix(prefixes: Collection[str], what: str, known: Iterable[str] = PRE
     """Return the one prefix under which the file has a network; raise a UserError where it has none, or more."""
     if len(prefixes) != 1:
         raise UserError(
-            f"the file holds {what} under {len(prefixes)} of the prefixes {', '.join(map(repr, known))}; exactly one "
-            "set of weights is needed"
+            f"the file holds {what} under {len(prefixes)} of the prefixes {', '.join(map(repr, known))}; "
+            "give a file with exactly one set of weights"
         )
     return next(iter(prefixes))
 
@@ -237,8 +237,8 @@ def stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patc
     width, patch = network.dims["W"], network.dims.get("P", 1)
     if width % 32:
         raise UserError(
-            f"the stem is {width} wide, which GroupNorm's 32 groups do not divide; the file is damaged or of another "
-            "kind"
+            f"the stem is {width} wide, which GroupNorm's 32 groups do not divide; the file is damaged or "
+            "of another format"
         )
     patches = Patches((patch, patch), stem_stride=4 * 2 ** max(len(depths) - 1, 0))
     return {"stage_depths": depths, "stem_width": width, "stem_patch_size": patch}, patches
@@ -302,8 +302,8 @@ def _big_vision_names(shapes: Shapes) -> KeyNames:
     prefix = only_prefix(there, "encoders", _IMAGE_PREFIXES)
     if len(shapes.get(f"{prefix}embedding/kernel", ())) == 2:
         raise UserError(
-            "the checkpoint has patches of many grids in one sequence (NaFlex), which no model here has; use it with "
-            "big_vision itself"
+            "the checkpoint has patches of many grids in one sequence (NaFlex), which hf_vit does not support; "
+            "use it with big_vision"
         )
     found = _sort_out(shapes, prefix)
     moved = {old: _BV_TABLE for old in _OLD_TABLES if old in found.normal}  # old place -> today's

@@ -236,7 +236,7 @@ class Patches:
             UserError: the declared size does not fit, or none is declared and the table is not square.
         """
         if rows < 1:
-            raise UserError(f"the {what} has no row for any patch; the file is damaged or of another kind")
+            raise UserError(f"the {what} has no row for any patch; the file is damaged or of another format")
         if image_size is not None:
             h, w = self.grid_of(image_size)
             if h * w != rows:

@@ -35,12 +35,12 @@ _ELSEWHERE = "whose patch embedding is missing or lies below another prefix (--p
 # fits is named.
 STRANGERS = {
     "part of an MLP-Mixer (arXiv 2105.01601), whose stem is missing": (r"(^|/)MixerBlock_\d+/",),
-    "a hybrid ViT of another code (ResNet stem, Transformer), which is not supported": (
+    "a hybrid ViT of an unsupported code base (ResNet stem, Transformer)": (
         _STEM,
         r"(^|/)Transformer/encoder",
     ),
     "part of a BiT ResNet, whose root is missing": (_STEM,),
-    "a text tower of big_vision, which is no vision transformer": (r"(^|/)txt/",),
+    "a text tower of big_vision, which is not a vision transformer": (r"(^|/)txt/",),
     f"part of a ViT of timm, {_ELSEWHERE}": (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",),
     f"part of a ViT of transformers, {_ELSEWHERE}": (
         r"(^|\.)(layer\.\d+\.attention\.attention\.query|layers\.\d+\.attention\.q_proj)\.",
@@ -59,9 +59,7 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NOTHING
     if kind is not None and kind not in TRANSFORMERS_TYPES:
         says = f"config.json of {file_name} says model_type {kind!r:.80}"
         if isinstance(kind, str) and kind in NOT_HERE:
-            raise UserError(
-                f"{says}, which has {NOT_HERE[kind]}; no model here does, so use it with transformers itself"
-            )
+            raise UserError(f"{says}, which has {NOT_HERE[kind]}; no hf_vit model does; use it with transformers")
         raise UserError(f"{says}; of transformers' models {', '.join(TRANSFORMERS_TYPES)} convert")
     if isinstance(architecture, str):  # of timm: its name tells more than its keys
         timm.refuse_foreign(architecture.partition(".")[0])
@@ -69,9 +67,11 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NOTHING
         if origin.recognises(shapes):
             return origin
     if isinstance(architecture, str) and not re.match(r"(test_|flexi)?vit|deit|mixer", architecture):
-        raise UserError(f"timm's '{architecture:.80}' is of another kind than the models here; use it with timm itself")
+        raise UserError(
+            f"timm's '{architecture:.80}' is of an architecture that hf_vit does not support; use it with timm"
+        )
     examples = ", ".join(list(shapes)[:3])
-    likely = likely_kind(shapes) or f"no checkpoint that is known here (it holds {examples}, ...)"
+    likely = likely_kind(shapes) or f"an unknown checkpoint (it holds {examples}, ...)"
     known = ", ".join(origin.name for origin in ORIGINS)
     raise UserError(f"{file_name} looks like {likely}; hf-vit convert reads files of {known}")
 

@@ -155,7 +155,7 @@ def refuse_foreign(architecture: str) -> None:
     """Raise a UserError for what timm builds otherwise than the models here."""
     feature = next((feature for name, feature in NOT_HERE.items() if re.fullmatch(name, architecture)), None)
     if feature is not None:
-        raise UserError(f"timm's '{architecture:.80}' has {feature}, which no model here has; use it with timm itself")
+        raise UserError(f"timm's '{architecture:.80}' has {feature}, which hf_vit does not support; use it with timm")
 
 
 def _first_of(table: Mapping[str, Fields], architecture: str) -> Fields:
@@ -264,8 +264,8 @@ def _relative_positions(network: Network, patches: Patches) -> Fields:
     h, w = patches.grid_of(image_size)
     if "offset_table" in network.parts and dims["O"] != (2 * h - 1) * (2 * w - 1):
         raise UserError(
-            f"{dims['O']} relative positions are not those of {h}x{w} patches, {(2 * h - 1) * (2 * w - 1)}; declare "
-            "another --image-size; a bias between the patches and a class token has no place here"
+            f"{dims['O']} relative positions are not those of {h}x{w} patches, {(2 * h - 1) * (2 * w - 1)}; "
+            "declare another --image-size; a bias between the patches and a class token is not supported"
         )
     return {
         "image_size": square_or_pair(image_size),
@@ -311,7 +311,7 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
 def _declared_by(beside: TimmConfig, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Declared:
     """These fields, and what config.json says of image size, names of classes and pixels, read as timm reads it."""
     if beside.pretrained_cfg is not None and "input_size" not in beside.pretrained_cfg:
-        raise UserError("config.json gives a pretrained_cfg without input_size; get the file again")
+        raise UserError("config.json gives a pretrained_cfg without input_size; download the file again")
     pretrained, arguments = beside.pretrained_cfg or config, beside.model_args or {}
     pixels = from_timm(pretrained, arguments)
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
@@ -329,8 +329,8 @@ def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
     last = {f"{name}.{part}" for name in ("norm", "fc_norm") for part in ("weight", "bias")}
     if last.isdisjoint(bare) and arguments.get("final_norm") is not False:
         raise UserError(
-            "the checkpoint has no LayerNorm after its blocks, and no config.json of timm beside it says that there is "
-            "none (final_norm); nothing is written"
+            "the checkpoint has no LayerNorm after its blocks, and no config.json of timm beside it says "
+            "that there is none (final_norm); nothing was written"
         )
     special = [name for name in ("cls_token", "dist_token") if name in bare]
     if special and "attn_pool.latent" in bare and not arguments.get("pool_include_prefix"):
@@ -356,7 +356,7 @@ def _argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
             continue  # see `_refuse_unlikely`; the class token alone is read either way
         else:
             argument = f"{name:.80}={value!r:.80}"
-            raise UserError(f"config.json gives timm's argument {argument}, which has no counterpart here")
+            raise UserError(f"config.json gives timm's argument {argument}, which hf_vit does not support")
     return fields
 
 
@@ -510,10 +510,12 @@ def _declared_mixer(companions: Companions, shapes: Shapes) -> Declared:
     if not re.fullmatch(r"mixer_[a-z](16|32)_\w+", architecture):
         raise UserError(f"timm's architecture '{architecture:.80}' is none of mixer_*, whose keys lie beside it")
     if unknown := sorted(set(arguments) - _MIXER_NEEDLESS):
-        raise UserError(f"config.json gives timm's argument {unknown[0]!r:.80}, which no MLP-Mixer here has")
+        raise UserError(
+            f"config.json gives timm's argument {unknown[0]!r:.80}, which hf_vit's MLP-Mixer does not support"
+        )
     pooling = arguments.get("global_pool") or beside.global_pool or "avg"
     if pooling != "avg":
-        raise UserError(f"config.json gives global_pool={pooling!r:.80}; the MLP-Mixers here take the mean")
+        raise UserError(f"config.json gives global_pool={pooling!r:.80}; hf_vit's MLP-Mixers use mean pooling")
     return _declared_by(beside, companions.config, {})
 
 

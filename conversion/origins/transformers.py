@@ -109,7 +109,7 @@ def _declared(model_types: tuple[str, ...], companions: Companions, shapes: Shap
     declared = read_config(companions, model_types)
     activation = (config or {}).get("pooler_act") or "tanh"
     if activation != "tanh" and any("pooler." in key for key in shapes):
-        raise UserError(f"config.json says pooler_act {activation!r:.80}; the representation layer here has tanh")
+        raise UserError(f"config.json says pooler_act {activation!r:.80}; hf_vit's representation layer uses tanh")
     return declared
 
 

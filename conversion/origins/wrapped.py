@@ -50,9 +50,9 @@ def unwrapped(
             found = [prefix for prefix in found if not prefix.startswith(other)] or found
     if len(found) != 1:
         raise UserError(
-            f"the file holds {len(found)} models, below {', '.join(map(repr, found[:4]))}; exactly one set of weights "
-            f"is needed: choose it by --prefix ({' or '.join(prefix or repr('') for prefix in found[:4])}), or save it "
-            "alone"
+            f"the file holds {len(found)} models, below {', '.join(map(repr, found[:4]))}; give a file with "
+            "exactly one set of weights: choose it by --prefix "
+            f"({' or '.join(prefix or repr('') for prefix in found[:4])}), or save it alone"
         )
     prefix = found[0]
     names = KeyNames(
@@ -90,7 +90,7 @@ def renamed(names: KeyNames, spelt: Mapping[str, str]) -> KeyNames:
     for name, key in names.normal.items():
         new = replaced(name, inward)
         if new in normal:
-            raise UserError(f"'{key}' and '{normal[new]}' are one weight in two spellings; which counts is unknown")
+            raise UserError(f"'{key}' and '{normal[new]}' are two names of the same weight; keep one of them")
         normal[new] = key
     return KeyNames(normal, names.ignored, lambda name: names.spell(replaced(name, spelt)))
 

@@ -69,7 +69,9 @@ class _GraphTarget(Target):
         tolerance = self.tolerance(outgoing.config)
         done = certify(outgoing, self.runtime, _sizes_to_compare(outgoing), tolerance, _describe_sizes(outgoing))
         if not done.holds() and done.largest_difference <= tolerance:
-            raise UserError(f"the graph resizes otherwise: {done.describe()}; nothing is written, please report this")
+            raise UserError(
+                f"the graph resizes images differently: {done.describe()}; nothing was written, please report this"
+            )
         return done.largest_difference, done.measured_with
 
 

@@ -31,5 +31,5 @@ def find_target(name: str) -> Target:
         UserError: there is none.
     """
     if name not in TARGETS:
-        raise UserError(f"--to {name!r} is no target; give one of {', '.join(TARGETS)}")
+        raise UserError(f"unknown target --to {name!r}; choose from {', '.join(TARGETS)}")
     return TARGETS[name]

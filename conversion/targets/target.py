@@ -96,8 +96,8 @@ class DenseSizes:
         stride_h, stride_w = self.patch_stride
         if height % stride_h or width % stride_w:
             raise UserError(
-                f"a graph for any size takes multiples of {stride_h}x{stride_w} px, and the model's own images have "
-                f"{height}x{width}; add --static for a graph of that size alone"
+                f"a graph for every image size takes multiples of {stride_h}x{stride_w} px, and the model's "
+                f"own images have {height}x{width}; add --static for a graph of that size only"
             )
 
 
@@ -260,7 +260,7 @@ class Target(ABC):
         """Raise a UserError that names an option of other targets."""
         for name, value in given.items():
             if value and name not in self.options:
-                raise UserError(f"--{name} does not go with --to {self.name}; leave it out")
+                raise UserError(f"--{name} cannot be combined with --to {self.name}; leave it out")
 
     @final
     def refuse_inexpressible(self, model: PreTrainedModel) -> None:
@@ -270,18 +270,20 @@ class Target(ABC):
             if not outputs:
                 names = ", ".join(f"'{name}'" for name in DENSE_OUTPUTS if DENSE_HEADS[name].task == "detection")
                 raise UserError(
-                    f"{kind} is torchvision's Mask R-CNN, which chooses its boxes in Python and is no graph; the heads "
-                    f"{names} can be exported"
+                    f"{kind} is torchvision's Mask R-CNN, which selects boxes in Python and cannot be "
+                    f"exported as a graph; the heads {names} can be exported"
                 )
             if not self.takes_dense:
-                raise UserError(f"{kind} does not go to {self.title}; models of dense prediction go to ONNX")
+                raise UserError(
+                    f"{kind} cannot be exported to {self.title}; export segmentation and detection models to ONNX"
+                )
             return
         if not kind.endswith(("Model", "ForImageClassification")):
-            raise UserError(f"{kind} is neither a classifier nor a bare model; only those can be exported")
+            raise UserError(f"{kind} is neither a classifier nor a bare model; give one of these")
         if has_head(model) and (problem_type := problem_type_of(model)) not in self.problem_types:
             raise UserError(
-                f"{self.title} takes outputs for logits of classes, and those of this model are for problem_type="
-                f"'{problem_type}'; nothing is written: choose --to transformers or onnx"
+                f"{self.title} treats outputs as class logits, and this model has "
+                f"problem_type='{problem_type}'; nothing was written: choose --to transformers or onnx"
             )
         if self.tables is None:
             return
@@ -296,7 +298,7 @@ class Target(ABC):
                 wrong.append(f"{name}={value!r}{choice}")
         wrong += part.objections(config, has_head(model))
         if wrong:
-            raise UserError(f"{part.title} cannot express {', '.join(wrong)}; nothing is written")
+            raise UserError(f"{part.title} cannot express {', '.join(wrong)}; nothing was written")
 
     @final
     def arrays_of(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -324,7 +326,7 @@ class Target(ABC):
         left = [name for name in state if name not in placed and not (name in lacked and not state[name].any())]
         words = [f"{name} (which is not zero)" if name in lacked else name for name in left]
         if left:
-            raise UserError(f"{part.title} has no place for {listing('parameters', words)}; nothing is written")
+            raise UserError(f"{part.title} has no place for {listing('parameters', words)}; nothing was written")
         return arrays
 
 

@@ -209,8 +209,9 @@ def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
     is_other = size != wanted or crop != {"height": height, "width": width} or not square
     if not processor.do_resize or pads or is_other:
         raise UserError(
-            f"timm's VisionTransformer cannot express the preprocessing size={size}, crop_size={crop}"
-            f"{', do_pad=True' * pads} of a model for {height}x{width} px; nothing is written"
+            f"timm's VisionTransformer cannot express the preprocessing size={size}, "
+            f"crop_size={crop}{', do_pad=True' * pads} of a model for {height}x{width} px; nothing was "
+            "written"
         )
     return mode, part
 
@@ -224,8 +225,9 @@ def _scale(outgoing: OutgoingModel) -> tuple[list[float], list[float]]:
     mean, std = scale_of(outgoing.processor, outgoing.config.num_channels, unit=255)
     if min(std) <= 0:
         raise UserError(
-            f"timm's VisionTransformer cannot express image_std={outgoing.processor.image_std} with rescale_factor="
-            f"{outgoing.processor.rescale_factor} (both have to be above 0); nothing is written"
+            f"timm's VisionTransformer cannot express image_std={outgoing.processor.image_std} with "
+            f"rescale_factor={outgoing.processor.rescale_factor} (both have to be above 0); nothing was "
+            "written"
         )
     return list(mean), list(std)
 

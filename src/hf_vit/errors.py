@@ -17,9 +17,9 @@ _OF_THE_DISK = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some of your space there",
     errno.EROFS: "make that disk writable",
-    errno.EACCES: "make that place writable",
-    errno.EPERM: "make that place writable",
-    errno.EIO: "have that disk looked after",
+    errno.EACCES: "make that folder writable",
+    errno.EPERM: "make that folder writable",
+    errno.EIO: "check that disk for errors",
 }
 _OF_TORCH_SAVE = ("inline_container.cc", "iostream error")  # of a large file, and of one that it writes at its end
 _OTHERWISE = {
@@ -62,7 +62,7 @@ def enough_memory(what: str, remedy: str) -> Generator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(f"there is too little memory for {what}; {remedy}") from error
+        raise UserError(f"out of memory for {what}; {remedy}") from error
 
 
 def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
@@ -76,14 +76,14 @@ def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
     if isinstance(error, OSError):
         number, reason = error.errno, error.strerror
     elif any(words in str(error) for words in _OF_TORCH_SAVE):
-        number, reason = errno.ENOSPC, "torch could not write a file to its end, most likely for want of space"
+        number, reason = errno.ENOSPC, "torch could not write a file to its end, probably because the disk is full"
     elif named is not None:
         number, reason = int(named[1]), os.strerror(int(named[1]))
     else:
         return None
     if number not in _OF_THE_DISK:
         return f"{reason}; {_OTHERWISE[number]}" if number in _OTHERWISE else None
-    return f"{reason}; {_OF_THE_DISK[number]}{', or choose a place on another disk' if elsewhere else ''}"
+    return f"{reason}; {_OF_THE_DISK[number]}{', or choose a folder on another disk' if elsewhere else ''}"
 
 
 def strict_reason(error: Exception) -> str:

@@ -271,8 +271,9 @@ def refuse_own_class(config: Mapping[str, Any], name: str) -> None:
     own = own_class(config)
     if own is not None:
         raise UserError(
-            f"config.json of {name} names no class of hf_vit but {own}, whose code is not run here; load it in Python "
-            "(trust_remote_code=True), or, where hf_vit's class gives the same numbers, load and save it with that"
+            f"config.json of {name} names no class of hf_vit but {own}, whose code the commands do not run; "
+            "load it in Python (trust_remote_code=True), or, where hf_vit's class gives the same numbers, "
+            "load and save it with that"
         )
 
 

@@ -112,7 +112,7 @@ def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
     match = re.fullmatch(r"(?:ViT-)?(Axial-|Local-)?([A-Za-z0-9]+)/(\d+)", name)
     if match is None or match[2] not in VARIANTS:
         nearest = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
-        raise UserError(f"no variant '{name}'; the name is SIZE/PATCH, for example {', '.join(nearest)}")
+        raise UserError(f"unknown variant '{name}'; names have the form SIZE/PATCH, for example {', '.join(nearest)}")
     fields = {**_widths(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
     return _config({"Axial-": "axial", "Local-": "local"}.get(match[1], "plain"), fields)
 

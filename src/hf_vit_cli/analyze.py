@@ -33,13 +33,17 @@ def analyze(
     ] = None,
     num_images: Annotated[int, opt("Images to average over.", min=1)] = 128,
     num_pictures: Annotated[int, opt("Images to plot maps of.", min=1)] = 4,
-    split: Annotated[str, opt("Split of data: train, validation or test.")] = "test",
-    streaming: Annotated[bool, opt("Read data as a stream; its first images are taken.", "--streaming")] = False,
+    split: Annotated[str, opt("Split of --images: train, validation or test.")] = "test",
+    streaming: Annotated[
+        bool, opt("Read the data as a stream; only its first images are used.", "--streaming")
+    ] = False,
     batch_size: Annotated[int, opt("Images per forward pass.", min=1)] = 8,
     cka_batch_size: Annotated[int, opt("Images per minibatch of CKA.", min=4)] = 64,
-    rollout_identity: Annotated[float, opt("Share of the identity in attention rollout; 0: none.")] = 0.5,
-    picture_format: Annotated[str, opt("Format of the plots: png or svg.")] = "png",
-    seed: Annotated[int, opt("Random seed of the choice of images.", min=0)] = 0,
+    rollout_identity: Annotated[
+        float, opt("Share of the identity matrix (residual connection) in attention rollout: 0 to below 1.")
+    ] = 0.5,
+    picture_format: Annotated[str, opt("Plot format: png or svg.")] = "png",
+    seed: Annotated[int, opt("Random seed for drawing images.", min=0)] = 0,
     **shared: Any,
 ) -> None:
     """Analyze a model: attention, filters, positions, CKA, inductive biases; as JSON, plots and HTML."""
@@ -49,7 +53,7 @@ def analyze(
     from hf_vit.errors import UserError
 
     if picture_format not in ("png", "svg"):
-        raise UserError(f"picture format '{picture_format}' is not known; choose png or svg")
+        raise UserError(f"unknown plot format '{picture_format}'; choose png or svg")
     settings = AnalysisSettings(
         num_images=num_images,
         batch_size=batch_size,

@@ -23,21 +23,33 @@ bench = typer.Typer(help="Measure speed on this machine: models, saved ones and 
 @bench.command("models", cls=Command)
 def model_speed(
     context: typer.Context,
-    variants: Annotated[list[str] | None, arg("Sizes; S/16 and B/16 by default.")] = None,
-    work: Annotated[list[str] | None, opt("inference, training; both by default.")] = None,
-    dtype: Annotated[list[str] | None, opt("float32, bfloat16; float32 by default.")] = None,
-    batch: Annotated[list[int] | None, opt("Images a step; 1 and 8 by default, training 8.")] = None,
-    image_size: Annotated[int, opt("px a side.")] = 224,
-    contestant: Annotated[list[str] | None, opt("By default hf_vit in its forms and every peer.")] = None,
-    compiled: Annotated[bool, opt("Also each compiled, frozen and not.", "--compiled")] = False,
-    engines: Annotated[bool, opt("Also by OpenVINO and ONNX Runtime, in int8 too.", "--engines")] = False,
-    checkpointing: Annotated[bool, opt("Recompute activations in training.", "--checkpointing")] = False,
-    turns: Annotated[int, opt("Of every contestant in a build.", min=1)] = 15,
-    builds: Annotated[int, opt("Times that all are built anew, elsewhere in memory.", min=1)] = 1,
-    threads: Annotated[int | None, opt("Of torch; all cores by default.", min=1)] = None,
+    variants: Annotated[list[str] | None, arg("Variants to measure. Default: S/16 and B/16.")] = None,
+    work: Annotated[
+        list[str] | None, opt("Work to measure: inference or training; repeat for more. Default: both.")
+    ] = None,
+    dtype: Annotated[list[str] | None, opt("float32 or bfloat16; repeat for more. Default: float32.")] = None,
+    batch: Annotated[
+        list[int] | None, opt("Images per step; repeat for more. Default: 1 and 8, for training 8.")
+    ] = None,
+    image_size: Annotated[int, opt("Image size in pixels.")] = 224,
+    contestant: Annotated[
+        list[str] | None, opt("Contestant; repeat for more. Default: all forms of hf_vit and every peer.")
+    ] = None,
+    compiled: Annotated[
+        bool, opt("Also measure each compiled, with and without frozen weights.", "--compiled")
+    ] = False,
+    engines: Annotated[
+        bool, opt("Also measure OpenVINO and ONNX Runtime, with and without int8.", "--engines")
+    ] = False,
+    checkpointing: Annotated[bool, opt("Use activation checkpointing in training.", "--checkpointing")] = False,
+    turns: Annotated[int, opt("Measurements of every contestant per build.", min=1)] = 15,
+    builds: Annotated[int, opt("Number of builds; each places the models elsewhere in memory.", min=1)] = 1,
+    threads: Annotated[int | None, opt("Threads of torch. Default: all cores.", min=1)] = None,
     device: Annotated[str, opt("torch device.")] = "cpu",
-    peak_tflops: Annotated[float | None, opt("Of the device, for the utilisation.")] = None,
-    output: Annotated[Path | None, opt("JSON file, rewritten after every cell.", dir_okay=False)] = None,
+    peak_tflops: Annotated[float | None, opt("Peak TFLOP/s of the device, to compute utilization.")] = None,
+    output: Annotated[
+        Path | None, opt("JSON file for the results, updated after every measurement.", dir_okay=False)
+    ] = None,
 ) -> None:
     """hf_vit beside transformers, timm, vit-pytorch and torch's own encoder: paired ratios on identical shapes."""
     import itertools
@@ -81,7 +93,10 @@ def model_speed(
         speeds.add(measured.describe(), measured.load)
         print_cell(measured)
     if load > BUSY:
-        typer.echo(f"note: others kept {load:.1f} cores busy: ratios scatter; repeat in a quiet moment", err=True)
+        typer.echo(
+            f"note: other processes used {load:.1f} cores, so ratios vary; measure again when the machine is idle",
+            err=True,
+        )
     if output is not None:
         typer.echo(f"written to {output}")
 
@@ -99,7 +114,7 @@ def print_cell(measured: "MeasuredCell") -> None:
     table = Table("", "images/s", f"x {base} (quartiles)", "peak memory", title=title, title_justify="left")
     shows_use = any(outcome.utilisation is not None for outcome in measured.outcomes.values())
     if shows_use:
-        table.add_column("utilisation")
+        table.add_column("utilization")
     for name, outcome in measured.outcomes.items():
         memory = "" if outcome.memory is None else f"{outcome.memory / 1e6:,.0f} MB"
         row = [name, f"{outcome.images_per_second:,.2f}", str(outcome.ratios.get(base, "")), memory]
@@ -113,12 +128,16 @@ def print_cell(measured: "MeasuredCell") -> None:
 @bench.command("saved", cls=Command)
 def saved_speed(
     context: typer.Context,
-    models: Annotated[list[str], arg("Two or more: folders, Hub ids, timm:NAME, or what export wrote.")],
-    batch: Annotated[list[int] | None, opt("Images a forward; 1 and 8 by default.", min=1)] = None,
-    turns: Annotated[int, opt("Of every model.", min=1)] = 15,
-    threads: Annotated[int | None, opt("Of torch and ONNX graphs; all cores by default.", min=1)] = None,
+    models: Annotated[list[str], arg("Two or more models: folders, Hub ids, timm:NAME, or exported files.")],
+    batch: Annotated[
+        list[int] | None, opt("Images per forward pass; repeat for more. Default: 1 and 8.", min=1)
+    ] = None,
+    turns: Annotated[int, opt("Measurements of every model.", min=1)] = 15,
+    threads: Annotated[int | None, opt("Threads of torch and ONNX Runtime. Default: all cores.", min=1)] = None,
     device: Annotated[str, opt("torch device.")] = "cpu",
-    output: Annotated[Path | None, opt("JSON file, rewritten after every batch.", dir_okay=False)] = None,
+    output: Annotated[
+        Path | None, opt("JSON file for the results, updated after every batch size.", dir_okay=False)
+    ] = None,
 ) -> None:
     """Saved models, and graphs that were exported from them, beside the first: forward passes on noise, in turns."""
     from dataclasses import asdict
@@ -140,7 +159,10 @@ def saved_speed(
         print_speeds(measured, size)
     if not speeds.is_quiet:
         load = max(speeds.loads)
-        typer.echo(f"note: others kept {load:.1f} cores busy: ratios scatter; repeat in a quiet moment", err=True)
+        typer.echo(
+            f"note: other processes used {load:.1f} cores, so ratios vary; measure again when the machine is idle",
+            err=True,
+        )
     if output is not None:
         typer.echo(f"written to {output}")
 
@@ -165,8 +187,8 @@ def data_speed(
     context: typer.Context,
     model: options.Model,
     data: options.Data,
-    recipe: Annotated[str, opt("Recipe, whose augmentation is used.")] = "default-small",
-    seconds: Annotated[float, opt("Seconds of each measurement.")] = 5.0,
+    recipe: Annotated[str, opt("Recipe whose augmentation is used.")] = "default-small",
+    seconds: Annotated[float, opt("Duration of each measurement in seconds.")] = 5.0,
     **shared: Any,
 ) -> None:
     """The input's images/s beside the model's, and which of them limits a training."""
@@ -195,12 +217,12 @@ def print_input_speed(found: "InputSpeed") -> None:
     console = Console()
     console.print(table)
     if found.limit == "model":
-        verdict = "the model limits: the input could feed"
+        verdict = "the model is the bottleneck: the input could supply"
         factor = found.data / found.model
     else:
-        verdict = "the input limits: the model could train on"
+        verdict = "the input is the bottleneck: the model could train on"
         factor = found.model / found.data
     advice = "" if found.limit == "model" else "; try more --num-workers"
     console.print(f"{verdict} {factor:.1f} times as many images{advice}", soft_wrap=True, highlight=False)
     if found.is_cached:
-        console.print("prepared images are kept in memory: the first epoch, which reads them, is slower")
+        console.print("prepared images are cached in memory: the first epoch is slower")

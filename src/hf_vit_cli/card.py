@@ -13,12 +13,14 @@ def card(
     repo: Annotated[str | None, opt("Name on the Hub, for the examples: user/name.")] = None,
     license: Annotated[str | None, opt("Hub license id, for example apache-2.0 or cc-by-4.0.")] = None,
     power: Annotated[
-        float | None, opt("Mean watts of what trained it, as you state: adds the training's energy.")
+        float | None, opt("Mean power of the training hardware in watts; adds the training's energy to the card.")
     ] = None,
     carbon_intensity: Annotated[
-        float | None, opt("With --power: grams of CO2 a kWh of that electricity; adds the emissions.")
+        float | None, opt("With --power: grams of CO2 per kWh; adds the emissions to the card.")
     ] = None,
-    space: Annotated[str | None, opt("The static Space that shows it, user/name: kept, and linked to.")] = None,
+    space: Annotated[
+        str | None, opt("Static Space with the model's page (user/name); stored and linked in the card.")
+    ] = None,
     **shared: Any,
 ) -> None:
     """Write a model's card, MODEL/README.md, from its recorded facts."""
@@ -37,5 +39,5 @@ def card(
     if power is not None:
         state_power(model, power, carbon_intensity)
     elif carbon_intensity is not None:
-        raise UserError("--carbon-intensity is of the energy that --power comes to; add --power, or leave it out")
+        raise UserError("--carbon-intensity needs --power; add it, or leave both out")
     print(f"wrote {write_card(model, repo_id=repo, license=license, **shared)}")

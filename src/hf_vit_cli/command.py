@@ -18,6 +18,7 @@ import re
 import shlex
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -43,6 +44,8 @@ _NEEDED = {
     "hf-vit analyze": ("analysis", ("sklearn", "matplotlib")),
     "hf-vit scaling-law": ("train", ("scipy", "matplotlib")),
 }
+# Name of an option in version 0.2 -> its name.
+_RENAMED = {"--unlabelled": "--unlabeled", "--unlabelled-ratio": "--unlabeled-ratio", "--utilisation": "--utilization"}
 # What a run did with its result is not done again because of a file that came with a model.
 _NOT_REPEATED = ("output", "resume", "push", "private", "share_images")
 
@@ -60,11 +63,11 @@ def stoppable(way_on: Callable[[], str]) -> Generator[None]:
 def finished_parts(output: str | Path) -> str:
     """The way on of a command that keeps what is finished in a folder, or at an address."""
     if "://" in str(output):
-        return f"what is finished stays in {output}, the same command goes on from it"
+        return f"finished parts are in {output}; run the same command again to continue"
     output = Path(output)
     if output.is_dir() and any(not path.name.startswith(".") for path in output.iterdir()):
-        return f"what is finished is in {output}, the same command goes on from it"
-    return "nothing is finished yet; start again with the same command"
+        return f"finished parts are in {output}; run the same command again to continue"
+    return "nothing is finished yet; run the same command again"
 
 
 class Command(TyperCommand):
@@ -77,7 +80,7 @@ class Command(TyperCommand):
             argument.metavar = argument.metavar or argument.name.upper()
             argument.help = f"{argument.help} Also {_option_of(argument)}."
 
-    @stoppable(lambda: "nothing is left half-written")
+    @stoppable(lambda: "no incomplete files remain")
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # typer names the class of its context nowhere
         """Read what was typed into the context.
 
@@ -85,6 +88,7 @@ class Command(TyperCommand):
             typer.TyperException: it cannot be understood.
         """
         context: typer.Context = ctx
+        args = [_current_name(word) for word in args]
         self._refuse_truths(context, args)
         args = self._in_place(context, args)
         try:
@@ -100,7 +104,7 @@ class Command(TyperCommand):
         self._refuse_senseless(context, self.make_parser(ctx).parse_args(list(args))[0])
         return rest
 
-    @stoppable(lambda: "nothing is left half-written")
+    @stoppable(lambda: "no incomplete files remain")
     def invoke(self, ctx: typer.Context) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Run the command; its libraries are imported before, in sight of who waits for them."""
         is_seen = sys.stderr.isatty()
@@ -122,7 +126,7 @@ class Command(TyperCommand):
             value = value if equals else following
             if name in switches and (equals or value.lower() in _TRUTHS):
                 negation = next(iter(switches[name].secondary_opts), f"no {name}")
-                ctx.fail(f"{name} is a switch without a value, but got '{value}': write {name}, or {negation}")
+                ctx.fail(f"{name} is a switch without a value, but got '{value}'; write {name}, or {negation}")
 
     def _refuse_senseless(self, context: typer.Context, given: Mapping[str, Any]) -> None:
         """Tell of empty values (a path "" is the working folder), and of numbers that overflow somewhere below."""
@@ -135,12 +139,12 @@ class Command(TyperCommand):
                 if each.name in _WRITTEN and value is not None:
                     context.params[each.name] = place = _followed(value)
                     if (reason := _obstacle(place)) is not None:
-                        said = f"{_option_of(each)} {value} cannot be written ({reason}); choose another place"
+                        said = f"{_option_of(each)} {value} cannot be written ({reason}); choose another path"
                         raise typer.TyperException(said)
                 if isinstance(value, int) and abs(value) > _LARGEST:
                     context.fail(f"{_option_of(each)} {value} is too large; give at most {_LARGEST}")
                 if isinstance(value, float) and not math.isfinite(value):
-                    context.fail(f"{_option_of(each)} {value} is no finite number; give one")
+                    context.fail(f"{_option_of(each)} {value} is not a finite number; give one")
 
     def _in_place(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """What was typed, with the arguments that were given by their names where they belong."""
@@ -159,7 +163,7 @@ class Command(TyperCommand):
             if not equals and (value := next(words, None)) is None:
                 ctx.fail(f"{name} needs a value")
             if value.startswith("-"):
-                ctx.fail(f"{name} '{value}' begins as an option does; of a file write ./{value}")
+                ctx.fail(f"{name} '{value}' begins like an option; for a file write ./{value}")
             if name in single:  # as of any option, the last one counts
                 named[name].clear()
             named[name].append(value)
@@ -180,6 +184,17 @@ def _obstacle(value: str | Path) -> str | None:
     if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # the libraries that write files want UTF-8
         return "its name is not UTF-8"
     return None if isinstance(value, str) and "://" in value else obstacle(Path(value))
+
+
+def _current_name(word: str) -> str:
+    """Replace the former name of an option, as "--name" or "--name=value"."""
+    name, equals, value = word.partition("=")
+    if name not in _RENAMED:
+        return word
+    warnings.warn(
+        f"{name} is now {_RENAMED[name]}; the old name will be removed in version 0.4", FutureWarning, stacklevel=2
+    )
+    return _RENAMED[name] + equals + value
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -214,10 +229,10 @@ def take_config(context: typer.Context, file: Path | None) -> None:
     is_switch = {each.name: getattr(each, "is_flag", False) for each in context.command.params}
     defaults: dict[str, Any] = {}
     for key, value in options.items():
-        name = str(key).replace("-", "_")
+        name = _current_name(f"--{key}".replace("_", "-"))[2:].replace("-", "_")
         if name not in is_switch:
             near = get_close_matches(name, is_switch, 1)
-            context.fail(f"--config {file}: '{key}' is no option{f'; did you mean {near[0]}?' if near else ''}")
+            context.fail(f"--config {file}: '{key}' is not an option{f'; did you mean {near[0]}?' if near else ''}")
         if value is not None:
             defaults[name] = value if isinstance(value, bool) and is_switch[name] else _typed(value)
     context.default_map = defaults
@@ -226,7 +241,8 @@ def take_config(context: typer.Context, file: Path | None) -> None:
 Config = Annotated[
     Path | None,
     opt(
-        "Options from a YAML or JSON file, or the facts.json of a run to do again; typed ones come first.",
+        "Read options from a YAML or JSON file, or from the facts.json of an earlier run. Typed options "
+        "take precedence.",
         "--config",
         metavar="FILE",
         callback=take_config,
@@ -258,7 +274,7 @@ def _recorded(context: typer.Context, file: Path, records: list[Any]) -> dict[st
         words = shlex.split(runs[-1].removeprefix(context.command_path))
         typed = context.command.make_context(context.info_name, words)
     except (ValueError, typer.TyperException) as error:
-        context.fail(f"--config {file} records a command that is not understood ({error}); give its options yourself")
+        context.fail(f"--config {file} records a command that cannot be read ({error}); type its options")
     sources = {name: typed.get_parameter_source(name) for name in typed.params if name not in _NOT_REPEATED}
     return {name: typed.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
@@ -312,17 +328,17 @@ def is_endless(path: str | Path) -> bool:
 def obstacle(place: Path) -> str | None:
     """Why nothing can be written to a file or folder of this name; None where it can. Nothing is written."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(place)):  # as s3:// does, of which a `Path` has lost a slash
-        return "it is an address, not a place on this machine"
+        return "it is a URL, not a local path"
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(place)  # which a name that is too long does not survive
         nearest = next(each for each in (place.absolute(), *place.absolute().parents) if os.path.lexists(each))
         if not nearest.exists():
-            return f"{nearest.name} is a link that leads nowhere"
+            return f"{nearest.name} is a broken link"
         if nearest == place.absolute() and nearest.is_file():
             nearest = nearest.parent
         if not nearest.is_dir():
-            return f"{nearest} is no folder"
+            return f"{nearest} is not a folder"
         with tempfile.TemporaryFile(dir=nearest):
             return None
     except OSError as error:

@@ -22,9 +22,9 @@ _COLUMNS = 5
 )
 def compare(
     context: typer.Context,
-    models: Annotated[list[str], arg("Two or more: folders, Hub ids, or timm:NAME (timm:FOLDER).")],
+    models: Annotated[list[str], arg("Two or more models: folders, Hub ids, timm:NAME or timm:FOLDER.")],
     data: options.Data,
-    output: Annotated[Path, opt("Folder for tables, pictures and the page.", file_okay=False)],
+    output: Annotated[Path, opt("Folder for tables, plots and the page.", file_okay=False)],
     probe: Annotated[bool, opt("Fit a linear probe for models without a head for these classes.", "--probe")] = False,
     corruption: Annotated[list[str] | None, opt("Kind of corruption; repeat for more. Default: four.")] = None,
     severity: Annotated[int, opt("Severity of the corruptions.", min=1, max=5)] = 3,
@@ -84,7 +84,7 @@ def compare(
     if recorded := save_comparison(run, command=command_line(context), seed=seed):
         typer.echo(f"recorded in facts.json of {', '.join(recorded)}")
     _print_table(run.results, run.speed)
-    typer.echo(f"tables, picture and page in {output}")
+    typer.echo(f"tables, plot and page in {output}")
 
 
 def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> None:

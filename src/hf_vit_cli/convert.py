@@ -12,38 +12,59 @@ def convert(
     model: Annotated[str, arg("Checkpoint: file, folder, https:// or gs:// address, hf://owner/name/file, timm:NAME.")],
     output: Annotated[Path, arg("New folder for the converted model.")],
     image_size: Annotated[
-        str | None, opt("Declare the size in px the source was made for (a table that is no square).", metavar="HxW")
+        str | None,
+        opt("Image size that the source was trained at (224 or 224x160), if it cannot be inferred.", metavar="HxW"),
     ] = None,
-    resize_to: Annotated[str | None, opt("Resample the positions to another image size in px.", metavar="HxW")] = None,
-    num_labels: Annotated[int | None, opt("Replace the head by a new one of zeros for N classes.", metavar="N")] = None,
+    resize_to: Annotated[
+        str | None, opt("Resample the position embeddings to another image size: 384 or 384x256.", metavar="HxW")
+    ] = None,
+    num_labels: Annotated[
+        int | None, opt("Replace the head by a new one, filled with zeros, for N classes.", metavar="N")
+    ] = None,
     labels: Annotated[
-        Path | None, opt("The same with names: a text file, one a line, or a JSON list.", metavar="FILE")
+        Path | None,
+        opt("The same with class names: a text file with one name per line, or a JSON list.", metavar="FILE"),
     ] = None,
     drop_pre_logits: Annotated[
-        bool, opt("Leave out the representation layer, and the head made for it.", "--drop-pre-logits")
+        bool, opt("Drop the representation layer and the head behind it.", "--drop-pre-logits")
     ] = False,
     num_heads: Annotated[
-        int | None, opt("Declare the source's attention heads, where its files do not say it.", metavar="N")
+        int | None, opt("Number of attention heads, if the source does not record it.", metavar="N")
     ] = None,
     hidden_act: Annotated[
-        str | None, opt("Declare its activation: gelu, gelu_pytorch_tanh, quick_gelu ...", metavar="NAME")
+        str | None,
+        opt("Activation, if the source does not record it: gelu, gelu_pytorch_tanh, quick_gelu, ...", metavar="NAME"),
     ] = None,
     pooling: Annotated[
-        str | None, opt("Declare its pooling: token (without a class token: first patch), gap, map.", metavar="NAME")
+        str | None,
+        opt(
+            "Pooling, if the source does not record it: token (without a class token: first patch), gap or map.",
+            metavar="NAME",
+        ),
     ] = None,
     position_embedding: Annotated[
-        str | None, opt("Declare its positions, where there is no table: sincos_2d or none.", metavar="NAME")
+        str | None, opt("Position embedding of a source without a table: sincos_2d or none.", metavar="NAME")
     ] = None,
     prefix: Annotated[
-        str | None, opt("Declare what the model's keys begin with, where something is around it.", metavar="NAME")
+        str | None, opt("Prefix of the model's keys, if it is wrapped in another module.", metavar="NAME")
     ] = None,
     verify: Annotated[
-        Path | None, opt("Images and results of the original code that the model must reproduce.", metavar="IO.npz")
+        Path | None,
+        opt(
+            "Recording (.npz): images and outputs of the original code that the model must reproduce.", metavar="IO.npz"
+        ),
     ] = None,
     report: Annotated[
-        Path | None, opt("Write every source key, shape, transform and target (JSON).", metavar="FILE", dir_okay=False)
+        Path | None,
+        opt(
+            "JSON file that lists every source key with its shape, transform and target.",
+            metavar="FILE",
+            dir_okay=False,
+        ),
     ] = None,
-    sha256: Annotated[str | None, opt("What the source file must be; anything else is refused.", metavar="HEX")] = None,
+    sha256: Annotated[
+        str | None, opt("Required SHA-256 of the source file; other files are refused.", metavar="HEX")
+    ] = None,
     force: Annotated[bool, opt("Replace what an earlier conversion wrote.", "--force")] = False,
 ) -> None:
     """Convert an original checkpoint into a folder that from_pretrained reads; all or nothing."""

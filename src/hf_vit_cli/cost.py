@@ -15,7 +15,7 @@ Rows = list[tuple[str, str]]
 _TRAINING = "A training (mode flops)"
 # Mode -> what it reads; blog and corrected have their own numbers.
 _TAKES: dict[str, set[str]] = {
-    "flops": {"image_size", "images", "epochs", "devices", "device_flops", "utilisation", "price"},
+    "flops": {"image_size", "images", "epochs", "devices", "device_flops", "utilization", "price"},
     "memory": {"image_size", "devices", "batch_size", "precision"},
     "blog": set(),
     "corrected": set(),
@@ -26,21 +26,24 @@ _MEMORY = "Memory of a training (mode memory, with --devices, 64 by default)"
 
 def cost(
     model: Annotated[str, arg("Variant (L/16), folder, Hub id, or whatever hf-vit convert reads.")],
-    image_size: Annotated[str | None, opt("px, S or HxW; by default the model's own.")] = None,
-    images: Annotated[float | None, opt("In the training set; a folder tells its own.", panel=_TRAINING)] = None,
+    image_size: Annotated[str | None, opt("Input size in pixels: 224 or 224x160. Default: the model's.")] = None,
+    images: Annotated[
+        float | None, opt("Images in the training set. Default: those recorded in the folder.", panel=_TRAINING)
+    ] = None,
     epochs: Annotated[float | None, opt("1 by default.", panel=_TRAINING)] = None,
     devices: Annotated[int | None, opt("1 by default.", panel=_TRAINING)] = None,
     device_flops: Annotated[
         str | None, opt("Peak FLOP/s of a device (312e12), or here: measure this one.", panel=_TRAINING)
     ] = None,
-    utilisation: Annotated[
-        float | None, opt("Share of the peak that is kept, 0.4 by default.", panel=_TRAINING)
+    utilization: Annotated[
+        float | None, opt("Share of the peak that a training sustains. Default: 0.4.", panel=_TRAINING)
     ] = None,
-    price: Annotated[float | None, opt("Dollars a device-hour.", panel=_TRAINING)] = None,
-    batch_size: Annotated[int | None, opt("Images on a device at once, 1 by default.", panel=_MEMORY)] = None,
-    precision: Annotated[str | None, opt("fp32 or bf16; fp32 by default.", panel=_MEMORY)] = None,
+    price: Annotated[float | None, opt("Price in dollars per device-hour.", panel=_TRAINING)] = None,
+    batch_size: Annotated[int | None, opt("Images per device and step. Default: 1.", panel=_MEMORY)] = None,
+    precision: Annotated[str | None, opt("fp32 or bf16. Default: fp32.", panel=_MEMORY)] = None,
     mode: Annotated[
-        str, opt("flops; memory; blog, corrected: prices of the original L/16, H/14; tpu: those beside this machine.")
+        str,
+        opt("flops; memory; blog or corrected: prices of the original L/16 and H/14; tpu: this machine beside TPUs."),
     ] = "flops",
     as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
 ) -> None:
@@ -53,7 +56,7 @@ def cost(
         "epochs": epochs,
         "devices": devices,
         "device_flops": None if device_flops is None else _rate(device_flops),
-        "utilisation": utilisation,
+        "utilization": utilization,
         "price": price,
         "batch_size": batch_size,
         "precision": precision,
@@ -61,6 +64,8 @@ def cost(
     given = {name: value for name, value in asked.items() if value is not None}
     _refuse_unused(mode, given)
     if mode == "flops":
+        if "utilization" in given:
+            given["utilisation"] = given.pop("utilization")
         summary = cost_summary(model, **given)
         _show(model, summary, _summary_rows(summary), as_json)
     elif mode == "memory":

@@ -13,7 +13,7 @@ _LISTED = 10
 
 @options.takes("skip_bad_images", "image_column", "label_column")
 def data(
-    source: Annotated[str, arg("As --data of the other commands.", metavar="DATA")],
+    source: Annotated[str, arg("Data set, as in --data of other commands.", metavar="DATA")],
     output: Annotated[
         Path | None, opt("Folder for contact_sheet.png: some images of every class.", file_okay=False)
     ] = None,
@@ -50,17 +50,18 @@ def data(
     )
     Console().print(table)
     smallest, middle, largest = (f"{height}x{width}" for height, width in seen.sizes)
-    typer.echo(f"sizes: {smallest} to {largest} px (height x width), the middle one {middle}")
-    typer.echo(f"kinds: {', '.join(f'{mode} {count:,}' for mode, count in seen.modes.items())} of those looked into")
+    typer.echo(f"sizes: {smallest} to {largest} px (height x width), median {middle}")
+    modes = ", ".join(f"{mode} {count:,}" for mode, count in seen.modes.items())
+    typer.echo(f"modes: {modes} (of {sum(seen.modes.values()):,} images inspected)")
     for remark in (*images.notes, *tell_uneven(images)):
         typer.echo(f"note: {remark}")
     if images.skipped:
         more = ", ..." if len(images.skipped) > _LISTED else ""
-        advice = "" if are_skipped else "; other commands need --skip-bad-images to go on without them"
+        advice = "" if are_skipped else "; other commands need --skip-bad-images to skip them"
         typer.echo(f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_LISTED])}{more}){advice}")
     if output is not None:
         sheet = io.BytesIO()
         contact_sheet(images).save(sheet, "PNG")
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / "contact_sheet.png", sheet.getvalue())
-        typer.echo(f"some images of every class: {output / 'contact_sheet.png'}")
+        typer.echo(f"contact sheet: {output / 'contact_sheet.png'}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def demo(
     context: typer.Context,
     output: Annotated[Path, opt("Folder for the trained model.", file_okay=False)] = Path("hf-vit-demo"),
-    seeds: Annotated[int, opt("Train so many times, with seeds 0, 1, ...", min=1)] = 1,
+    seeds: Annotated[int, opt("Number of trainings, with seeds 0, 1, ...", min=1)] = 1,
     epochs: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train a small ViT on handwritten digits, evaluate it, save it, and load it with plain transformers."""

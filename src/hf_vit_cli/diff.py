@@ -19,10 +19,10 @@ def diff(
     model: Annotated[str, arg(f"Model: {_OneMore}")],
     other: Annotated[str, arg(f"The second model: {_OneMore}")],
     data: Annotated[
-        str | None, opt("Compare predictions for these images, as --data of evaluate.", show_default=False)
+        str | None, opt("Compare predictions for these images, as in --data of evaluate.", show_default=False)
     ] = None,
     output: Annotated[Path | None, opt("Folder for numbers and plots.", file_okay=False)] = None,
-    num_images: Annotated[int | None, opt("With --data: compare so many images.", min=1)] = None,
+    num_images: Annotated[int | None, opt("With --data: number of images to compare.", min=1)] = None,
     **shared: Any,
 ) -> None:
     """Compare two models or two revisions: config, weights per layer, predictions."""
@@ -32,9 +32,9 @@ def diff(
     if data is None and (
         num_images or any(shared[name] for name in ("skip_bad_images", "image_column", "label_column"))
     ):
-        raise UserError("--num-images, --skip-bad-images and the columns are of images; add --data, or leave them out")
+        raise UserError("--num-images, --skip-bad-images and the column options need --data; add it, or leave them out")
     difference = compare_models(model, other, data=data, num_images=num_images, **shared)
     print_tables(difference.tables())
     if output is not None:
         difference.save(output)
-        typer.echo(f"numbers and pictures in {output}")
+        typer.echo(f"metrics and plots in {output}")

@@ -27,14 +27,15 @@ def evaluate(
         str | None,
         opt(
             "top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, "
-            "multi-label, real, objectnet, vtab, segmentation or detection; by default what the model does.",
+            "multi-label, real, objectnet, vtab, segmentation or detection. Default: top1, or the model's "
+            "task.",
             show_default=False,
         ),
     ] = None,
     output: Annotated[
         Path | None, opt("Folder for metrics and plots; default: plots go to the model's folder.", file_okay=False)
     ] = None,
-    num_images: Annotated[int | None, opt("Evaluate on a draw of so many images.", min=1)] = None,
+    num_images: Annotated[int | None, opt("Evaluate on this many images, drawn at random.", min=1)] = None,
     shots: Annotated[list[int] | None, opt("few-shot: images per class; repeat for more.")] = None,
     trials: Annotated[int | None, opt("few-shot: random draws of the images.")] = None,
     neighbors: Annotated[list[int] | None, opt("knn: number of neighbors; repeat for more.")] = None,
@@ -44,12 +45,12 @@ def evaluate(
     epsilons: Annotated[
         list[float] | None, opt("robustness: size of the perturbation in 1/255; repeat for more.")
     ] = None,
-    steps: Annotated[int | None, opt("robustness: PGD steps.")] = None,
+    steps: Annotated[int | None, opt("robustness: number of PGD steps.")] = None,
     kinds: Annotated[list[str] | None, opt("corruptions: one kind; repeat for more.")] = None,
     patch_size: Annotated[int | None, opt("patch-drop: patch size in pixels; default: the model's.")] = None,
     fill: Annotated[str | None, opt("patch-drop: mean (of the image) or black.")] = None,
     real_labels: Annotated[str | None, opt("real: real.json as published.", metavar="FILE")] = None,
-    mappings: Annotated[str | None, opt("objectnet: its folder of mappings.", metavar="DIR")] = None,
+    mappings: Annotated[str | None, opt("objectnet: the folder mappings of objectnet-1.0.", metavar="DIR")] = None,
     **shared: Any,
 ) -> None:
     """Measure a model: accuracy, calibration, every class; mIoU of masks, AP of boxes; or by another protocol."""
@@ -76,10 +77,10 @@ def evaluate(
         for warning in cast(list[str], record.values.get("warnings", [])):
             typer.echo(f"warning: {warning}", err=True)
         where = (
-            "none (--output DIR draws them)"
+            "none (write them with --output DIR)"
             if output is None and not record.values.get("pictures")
             else f"in {output or folder}"
         )
-        typer.echo(f"recorded in {folder / 'facts.json'}; pictures {where}")
+        typer.echo(f"recorded in {folder / 'facts.json'}; plots {where}")
     elif output is not None:
-        typer.echo(f"numbers and pictures in {output}")
+        typer.echo(f"metrics and plots in {output}")

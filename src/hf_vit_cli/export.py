@@ -16,27 +16,34 @@ def export(
     ],
     force: Annotated[bool, opt("Replace what an earlier export wrote.", "--force")] = False,
     static: Annotated[
-        bool, opt("With --to onnx or openvino: a graph for the nominal image size alone.", "--static")
+        bool, opt("With --to onnx or openvino: export a graph for the model's image size only.", "--static")
     ] = False,
     spelling: Annotated[
-        str | None, opt("With --to vit_jax: newer (default) or older keys.", metavar="SPELLING")
+        str | None, opt("With --to vit_jax: newer (default) or older key names.", metavar="SPELLING")
     ] = None,
     preprocessing: Annotated[
         bool,
-        opt("With --to onnx or openvino: the image processor, too: uint8 images of any size go in.", "--preprocessing"),
+        opt(
+            "With --to onnx or openvino: include the image processor; the graph takes uint8 images of any size.",
+            "--preprocessing",
+        ),
     ] = False,
     decoding: Annotated[
-        bool, opt("With --to onnx: the decoder, too: the bytes of a JPEG or PNG go in.", "--decoding")
+        bool,
+        opt(
+            "With --to onnx: include the image decoder; the graph takes the bytes of a JPEG or PNG file.", "--decoding"
+        ),
     ] = False,
     quantize: Annotated[
-        str | None, opt("Dense layers in int8: static (onnx, openvino) or dynamic (onnx).", metavar="MODE")
+        str | None, opt("Quantize dense layers to int8: static (onnx, openvino) or dynamic (onnx).", metavar="MODE")
     ] = None,
     calibrate: Annotated[
-        str | None, opt("With --quantize: images (train) to set it, and others (test) to judge it.", metavar="DATA")
+        str | None,
+        opt("With --quantize: data whose train split calibrates int8 and whose test split checks it.", metavar="DATA"),
     ] = None,
     opset: Annotated[
         int | None,
-        opt("With --to onnx: version of ONNX's operators, 14 or later (default 20).", metavar="N"),
+        opt("With --to onnx: opset version, 14 or later (default 20).", metavar="N"),
     ] = None,
 ) -> None:
     """Write a model in the files of another library, and compare its results there; all or nothing."""

@@ -21,7 +21,7 @@ _TEACHER = "Distillation from a teacher (docs/training.md)"
 _UNLABELED = "Self-training on unlabeled images (docs/training.md)"
 _OF_DISTILLATION = ("distillation", "temperature", "distillation_weight")
 _OF_SELF_TRAINING = (
-    *("self_training", "unlabelled", "unlabelled_ratio", "pseudo_labels", "confidence", "images_per_class"),
+    *("self_training", "unlabeled", "unlabeled_ratio", "pseudo_labels", "confidence", "images_per_class"),
     *("head_dropout", "uda_weight", "uda_temperature", "uda_threshold"),
 )
 
@@ -58,10 +58,10 @@ def finetune(
     self_training: Annotated[
         str | None, opt("noisy-student (the default) or meta-pseudo-labels.", panel=_UNLABELED)
     ] = None,
-    unlabelled: Annotated[
+    unlabeled: Annotated[
         str | None, opt("Unlabeled images: a folder, or as --data; labels are ignored.", panel=_UNLABELED)
     ] = None,
-    unlabelled_ratio: Annotated[
+    unlabeled_ratio: Annotated[
         int | None, opt("Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels).", panel=_UNLABELED)
     ] = None,
     pseudo_labels: Annotated[str | None, opt("noisy-student: soft (the default) or hard.", panel=_UNLABELED)] = None,
@@ -69,23 +69,26 @@ def finetune(
         float | None, opt("noisy-student: smallest confidence of a label; default .3.", panel=_UNLABELED)
     ] = None,
     images_per_class: Annotated[
-        int | None, opt("noisy-student: at most; default: those of the largest class.", panel=_UNLABELED)
+        int | None, opt("noisy-student: most images per class; default: those of the largest class.", panel=_UNLABELED)
     ] = None,
     head_dropout: Annotated[
         float | None, opt("noisy-student: dropout before the head; default .5.", panel=_UNLABELED)
     ] = None,
     uda_weight: Annotated[
-        float | None, opt("meta-pseudo-labels: weight of consistency; default 1.", panel=_UNLABELED)
+        float | None, opt("meta-pseudo-labels: weight of the UDA consistency loss; default 1.", panel=_UNLABELED)
     ] = None,
-    uda_temperature: Annotated[float | None, opt("Temperature of its targets; default .75.", panel=_UNLABELED)] = None,
+    uda_temperature: Annotated[
+        float | None, opt("meta-pseudo-labels: temperature of the UDA targets; default .75.", panel=_UNLABELED)
+    ] = None,
     uda_threshold: Annotated[
-        float | None, opt("Smallest confidence of its targets; default .6.", panel=_UNLABELED)
+        float | None, opt("meta-pseudo-labels: smallest confidence of UDA targets; default .6.", panel=_UNLABELED)
     ] = None,
     lr_sweep: Annotated[
         bool, opt("Try the recipe's grid of learning rates on the validation split.", "--lr-sweep")
     ] = False,
     sweep_rates: Annotated[
-        str | None, opt("Try these learning rates: 0.001,0.003.", panel=RUN, metavar="RATE,RATE...")
+        str | None,
+        opt("Try these learning rates on the validation split: 0.001,0.003.", panel=RUN, metavar="RATE,RATE..."),
     ] = None,
     runner: Annotated[str, opt("With a sweep: local, or ray (extra ray), all rates at once.", panel=RUN)] = "local",
     address: Annotated[
@@ -152,14 +155,15 @@ def parse_self_training(parameters: "Mapping[str, Any]") -> "SelfTrainingOptions
     given = {name: parameters[name] for name in _OF_SELF_TRAINING if parameters[name] is not None}
     if not given:
         return None
-    if parameters["teacher"] is None or "unlabelled" not in given:
-        raise UserError(f"--{next(iter(given)).replace('_', '-')} needs a --teacher and --unlabelled images")
+    if parameters["teacher"] is None or "unlabeled" not in given:
+        raise UserError(f"--{next(iter(given)).replace('_', '-')} needs --teacher and --unlabeled")
     if others := [name.replace("_", "-") for name in _OF_DISTILLATION if parameters[name] is not None]:
-        raise UserError(f"--{others[0]} is of a teacher without --unlabelled images; leave one of the two out")
+        raise UserError(f"--{others[0]} cannot be combined with --unlabeled; leave one of the two out")
     from hf_vit.training import SelfTrainingOptions
 
     kind = given.pop("self_training", "noisy-student")
-    return SelfTrainingOptions(parameters["teacher"], kind=kind, **given)
+    settings = {name.replace("unlabeled", "unlabelled"): value for name, value in given.items()}
+    return SelfTrainingOptions(parameters["teacher"], kind=kind, **settings)
 
 
 def parse_rates(text: str) -> list[float]:
@@ -171,7 +175,7 @@ def parse_rates(text: str) -> list[float]:
     try:
         return [float(rate) for rate in text.split(",")]
     except ValueError as error:
-        raise UserError(f"sweep rates '{text}' are not understood; give numbers: 0.001,0.003,0.01") from error
+        raise UserError(f"--sweep-rates '{text}' cannot be read; give numbers: 0.001,0.003,0.01") from error
 
 
 def print_result(result: "FinetuneResult") -> None:
@@ -185,11 +189,11 @@ def print_result(result: "FinetuneResult") -> None:
 
     test, device = result.test, result.model.device.type
     if not isinstance(test, ClassificationResult):
-        print_tables(test.tables("test split, looked at once"))
+        print_tables(test.tables("test split (evaluated once)"))
         typer.echo(f"saved in {result.folder}: model, processor, facts.json, README.md")
         return
     devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores
-    table = Table(title="test split, looked at once", title_justify="left", show_header=False)
+    table = Table(title="test split (evaluated once)", title_justify="left", show_header=False)
     rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
     if test.top5 is not None:
         rows.append(("test top-5 accuracy", f"{test.top5:.2%}"))

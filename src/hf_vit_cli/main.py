@@ -25,13 +25,13 @@ COMMANDS = (
 )
 # What can be done about what the system did not find or may not read; what it may not write, `errors.refusal` tells.
 _REMEDIES = {
-    errno.EACCES: "have it permitted, or choose another place",
-    errno.EPERM: "have it permitted, or choose another place",
+    errno.EACCES: "ask for permission, or choose another path",
+    errno.EPERM: "ask for permission, or choose another path",
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "give a folder",
     errno.EISDIR: "give a file",
     errno.EEXIST: "choose another name",
-    errno.ELOOP: "the link leads to itself: give what it should lead to",
+    errno.ELOOP: "the link points to itself; give its target",
 }
 # What reads from the Hub -> where its verbosity is looked for.
 _CLIENTS = {"datasets": "DATASETS_VERBOSITY", "huggingface_hub": "HF_HUB_VERBOSITY"}
@@ -112,7 +112,7 @@ def _refuse_without_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise typer.TyperException("the working folder is gone; change to another") from None
+        raise typer.TyperException("the working directory was deleted; change to another") from None
 
 
 def exit_code_of(error: Exception) -> int:
@@ -137,7 +137,7 @@ def message_of(error: Exception) -> str | None:
 def _misuse(error: typer.TyperException) -> str:
     """Of what was typed: what is wrong, and where to look."""
     text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
-    more = "" if context is None else f"; {context.command_path} --help tells what it takes"
+    more = "" if context is None else f"; {context.command_path} --help lists its options"
     return f"{text[:1].lower()}{text[1:]}{more}"
 
 
@@ -158,7 +158,7 @@ def _refusal(error: Exception) -> str | None:
     if isinstance(error, StrictDataclassError):
         return strict_reason(error)
     if is_out_of_memory(error):
-        return "there is too little memory for this; end other programs, or choose a smaller batch, image or model"
+        return "out of memory; close other programs, or choose a smaller batch, image or model"
     return None
 
 
@@ -167,7 +167,7 @@ def _of_system(error: OSError) -> str:
     if error.errno is None or error.filename is None:
         return str(error)
     place = error.filename2 or error.filename
-    remedy = _REMEDIES.get(error.errno, "look into it, or choose another place")
+    remedy = _REMEDIES.get(error.errno, "choose another path")
     return f"{os.fspath(place)!r}: {error.strerror or os.strerror(error.errno)}; {remedy}"
 
 

@@ -12,19 +12,17 @@ from hf_vit_cli.options import arg, opt
 def models(
     places: Annotated[
         list[str] | None,
-        arg("Folders of models, users or organisations on the Hub, papers: the papers' variants, as by default."),
+        arg("Folders of models, users or organizations on the Hub, or papers (the papers' variants). Default: papers."),
     ] = None,
     search: Annotated[str | None, opt("Only models with this in their name.")] = None,
     family: Annotated[
         str | None, opt("plain, hybrid, axial, local, axial_resnet, bit, mixer, or a model_type (vit).")
     ] = None,
-    judged_on: Annotated[str | None, opt("Only results on data with this in its name.")] = None,
-    max_parameters: Annotated[float | None, opt("Only models up to this size (30e6).", min=1)] = None,
-    checkpoints: Annotated[bool, opt("Also list where weights are found.", "--checkpoints")] = False,
+    judged_on: Annotated[str | None, opt("Only results on data sets with this in their name.")] = None,
+    max_parameters: Annotated[float | None, opt("Only models with at most this many parameters (30e6).", min=1)] = None,
+    checkpoints: Annotated[bool, opt("Also list where weights are available.", "--checkpoints")] = False,
     as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
-    output: Annotated[
-        Path | None, opt("Write a page with a leaderboard a data set: FILE.html.", dir_okay=False)
-    ] = None,
+    output: Annotated[Path | None, opt("Write an HTML page with one leaderboard per data set.", dir_okay=False)] = None,
 ) -> None:
     """List models: the papers' variants, folders, a user's repositories; with size, FLOPs, results and checkpoints."""
     from hf_vit.catalogue.listing import list_models

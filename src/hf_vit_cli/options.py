@@ -45,15 +45,15 @@ Json = Annotated[bool, opt("Print JSON.", "--json")]
 SHARED: dict[str, tuple[Any, Any]] = {
     "split": (Annotated[str, opt("Split: train, validation or test.")], "test"),
     "batch_size": (Annotated[int, opt("Images per forward pass.", min=1)], 32),
-    "seed": (Annotated[int, opt("Random seed of splits, draws and noise.", min=0)], 0),
+    "seed": (Annotated[int, opt("Random seed for splits, sampling and noise.", min=0)], 0),
     "optimize": (
         Annotated[
-            bool, opt("Optimize the model for inference where so many images repay it.", "--optimize/--no-optimize")
+            bool, opt("Optimize the model for inference if the number of images repays it.", "--optimize/--no-optimize")
         ],
         True,
     ),
     "runner": (
-        Annotated[str, opt("local, or ray: on the machines of a Ray cluster (extra ray).")],
+        Annotated[str, opt("local, or ray: run on a Ray cluster (extra ray).")],
         "local",
     ),
     "address": (
@@ -124,5 +124,5 @@ def parse_size(text: str | None, option: str = "--image-size") -> tuple[int, int
         return None
     sides = re.fullmatch(r"([1-9][0-9]{0,5})(?:[xX]([1-9][0-9]{0,5}))?", text.strip())
     if sides is None:
-        raise UserError(f"{option} '{text}' is not understood; give one side in px (384) or HEIGHTxWIDTH (224x320)")
+        raise UserError(f"{option} '{text}' cannot be read; give one side in pixels (384) or HEIGHTxWIDTH (224x320)")
     return int(sides[1]), int(sides[2] or sides[1])

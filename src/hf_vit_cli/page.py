@@ -12,10 +12,10 @@ def page(
     models: Annotated[list[str], arg("Folder, Hub id, or whatever hf-vit convert reads.")],
     output: Annotated[Path, opt("New folder for the page.", show_default=False)],
     images: Annotated[
-        str | None, opt("Show test images of this data as examples, as --data elsewhere.", metavar="DATA")
+        str | None, opt("Show test images of this data set as examples; same values as --data.", metavar="DATA")
     ] = None,
     runtime: Annotated[
-        Path | None, opt("Folder with ONNX Runtime Web's files; else fetched once.", metavar="DIR")
+        Path | None, opt("Folder with the files of ONNX Runtime Web. Default: download them once.", metavar="DIR")
     ] = None,
 ) -> None:
     """Write a static page that runs models in the visitor's browser: classes, attention, features; all or nothing."""

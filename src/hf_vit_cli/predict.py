@@ -23,9 +23,9 @@ def predict(
         list[str], arg("Image files, folders of images, or patterns ('photos/**/*.jpg').", metavar="IMAGE...")
     ],
     top: Annotated[
-        int, opt("Classifier: classes to show for every image; a regression model gives all its values.", min=1)
+        int, opt("Classification: number of classes to show per image. Regression models show all values.", min=1)
     ] = 5,
-    threshold: Annotated[float, opt("Detector: smallest score of an object.")] = 0.5,
+    threshold: Annotated[float, opt("Detection: smallest score of an object.")] = 0.5,
     as_json: options.Json = False,
     output: Annotated[
         str | None,
@@ -35,9 +35,7 @@ def predict(
             metavar="PATH",
         ),
     ] = None,
-    skip_bad_images: Annotated[
-        bool, opt("Unreadable images are no failure: exit code 0.", "--skip-bad-images")
-    ] = False,
+    skip_bad_images: Annotated[bool, opt("Skip unreadable images and exit with code 0.", "--skip-bad-images")] = False,
     tiles: Annotated[
         bool,
         opt(
@@ -75,9 +73,7 @@ def predict(
     for each in bad:
         typer.echo(f"left out: {each.problem}", err=True)
     if bad and not skip_bad_images:
-        raise UserError(
-            f"images are left out: {len(bad):,}; mend them, or say that it is no failure: --skip-bad-images"
-        )
+        raise UserError(f"{len(bad):,} could not be read; replace them, or add --skip-bad-images")
 
 
 def _print(predictions: "Sequence[Prediction | DensePrediction]", as_json: bool) -> None:

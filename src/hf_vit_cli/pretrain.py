@@ -33,22 +33,27 @@ def pretrain(
     objective: Annotated[str, opt("masked-patch, next-patch or contrastive.")] = "masked-patch",
     recipe: Annotated[str | None, opt("Recipe; hf-vit recipes lists them. Default: the objective's small one.")] = None,
     class_token: Annotated[
-        bool | None, opt("Class token; default: the model's.", "--class-token/--no-class-token", show_default=False)
+        bool | None,
+        opt("Use a class token or not. Default: as the model.", "--class-token/--no-class-token", show_default=False),
     ] = None,
-    num_hidden_groups: Annotated[int | None, opt("Layers share weights in so many groups.")] = None,
+    num_hidden_groups: Annotated[int | None, opt("Number of groups of layers that share weights.")] = None,
     causal: Annotated[bool, opt("Causal attention (next-patch always has it).", "--causal")] = False,
-    target: Annotated[str, opt("What is predicted: mean_color, downsampled or pixels.", panel=_PATCHES)] = "mean_color",
+    target: Annotated[str, opt("Prediction target: mean_color, downsampled or pixels.", panel=_PATCHES)] = "mean_color",
     mask_rate: Annotated[float, opt("Share of patches corrupted.", panel=_PATCHES)] = 0.5,
-    mask_share: Annotated[float, opt("Share of these replaced by the mask token.", panel=_PATCHES)] = 0.8,
-    swap_share: Annotated[float, opt("Share of these replaced by other patches.", panel=_PATCHES)] = 0.1,
-    static_masks: Annotated[bool, opt("Keep each image's first mask.", "--static-masks", panel=_PATCHES)] = False,
+    mask_share: Annotated[float, opt("Share of corrupted patches replaced by the mask token.", panel=_PATCHES)] = 0.8,
+    swap_share: Annotated[float, opt("Share of corrupted patches replaced by other patches.", panel=_PATCHES)] = 0.1,
+    static_masks: Annotated[
+        bool, opt("Use the same mask for an image in every epoch.", "--static-masks", panel=_PATCHES)
+    ] = False,
     temperature: Annotated[float, opt("Temperature of the contrastive loss.", panel=_CONTRAST)] = 0.2,
     encoder_momentum: Annotated[
-        float, opt("Momentum of the second encoder at the first step.", panel=_CONTRAST)
+        float, opt("Momentum of the momentum encoder at the first step.", panel=_CONTRAST)
     ] = 0.99,
     projection_size: Annotated[int, opt("Size of the projections.", panel=_CONTRAST)] = 256,
     hidden_size: Annotated[int | None, opt("Hidden size of projector and predictor.", panel=_CONTRAST)] = None,
-    normalization: Annotated[str, opt("Normalization in these: batch, layer or none.", panel=_CONTRAST)] = "batch",
+    normalization: Annotated[
+        str, opt("Normalization in projector and predictor: batch, layer or none.", panel=_CONTRAST)
+    ] = "batch",
     freeze_patches: Annotated[
         bool, opt("Freeze the patch projection.", "--freeze-patches/--train-patches", panel=_CONTRAST)
     ] = True,
@@ -93,4 +98,4 @@ def pretrain(
     loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"
     typer.echo(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
     typer.echo(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")
-    typer.echo(f"go on with: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")
+    typer.echo(f"next: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")

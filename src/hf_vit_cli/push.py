@@ -11,19 +11,19 @@ from hf_vit_cli.options import arg, opt
 
 @options.takes("share_images")
 def push(
-    model: Annotated[Path, arg("Folder of a saved model; of a page with --space.")],
-    repo: Annotated[str, arg("Name on the Hub: user/name, or name for your own.")],
+    model: Annotated[Path, arg("Folder of a saved model; with --space, of a page.")],
+    repo: Annotated[str, arg("Repository on the Hub: user/name, or name for your own account.")],
     private: Annotated[bool, opt("Create a private repository.", "--private")] = False,
-    revision: Annotated[str | None, opt("Branch; made from main if it is not there.")] = None,
-    create_pr: Annotated[bool, opt("Propose the change as a pull request.", "--create-pr")] = False,
+    revision: Annotated[str | None, opt("Branch to push to; created from main if it does not exist.")] = None,
+    create_pr: Annotated[bool, opt("Open a pull request instead of committing.", "--create-pr")] = False,
     tag: Annotated[str | None, opt("Name for the new commit, for example v1.0.")] = None,
     collection: Annotated[
-        str | None, opt("Put it into this collection: a title, made if there is none, or a slug.")
+        str | None, opt("Collection to add the repository to: a title (created if needed) or a slug.")
     ] = None,
     license: Annotated[str | None, opt("Hub license id; else the card's or base model's.")] = None,
-    max_shard_size: Annotated[str, opt("Larger weight files are split.")] = "5GB",
-    space: Annotated[bool, opt("Share the page that hf-vit page wrote, as a static Space.", "--space")] = False,
-    dry_run: Annotated[bool, opt("Check everything, change nothing.", "--dry-run")] = False,
+    max_shard_size: Annotated[str, opt("Largest weight file; larger ones are split: 5GB.")] = "5GB",
+    space: Annotated[bool, opt("Push a page written by hf-vit page as a static Space.", "--space")] = False,
+    dry_run: Annotated[bool, opt("Check everything without pushing.", "--dry-run")] = False,
     **shared: Any,
 ) -> None:
     """Share a model: weights, code, processor, card, pictures and facts in one commit, checked before and after."""

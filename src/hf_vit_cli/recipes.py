@@ -6,7 +6,7 @@ from hf_vit_cli.options import arg
 
 
 def recipes(
-    name: Annotated[str | None, arg("One recipe with every value; by default a list.")] = None,
+    name: Annotated[str | None, arg("Recipe to show with every value. Default: list all.")] = None,
 ) -> None:
     """Show the training recipes: what each is for, every value, and where it comes from."""
     from rich.console import Console

@@ -13,9 +13,11 @@ def scaling_law(
         list[str], arg("CSV or JSON files of compute and error, or folders of trained models.", metavar="RUNS...")
     ],
     output: Annotated[Path | None, opt("PNG file for the plot.", dir_okay=False)] = None,
-    unit: Annotated[str, opt("Of compute, for the plot; folders give exaFLOPs.")] = "exaFLOPs",
-    shift: Annotated[bool, opt("Without: d is 0, for runs beyond the start of learning.", "--shift/--no-shift")] = True,
-    predict: Annotated[list[float] | None, opt("Also the error at a compute above 0, with its 95% interval.")] = None,
+    unit: Annotated[str, opt("Unit of compute in the plot. Folders give exaFLOPs.")] = "exaFLOPs",
+    shift: Annotated[bool, opt("Fit the offset d of compute; --no-shift sets it to 0.", "--shift/--no-shift")] = True,
+    predict: Annotated[
+        list[float] | None, opt("Also predict the error at this compute, with its 95% interval.")
+    ] = None,
     as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
 ) -> None:
     """Fit E = a (C + d)^-b + c to the compute and error of at least 5 runs (4 without d), with 95% intervals."""
@@ -25,7 +27,7 @@ def scaling_law(
     if output is not None:
         read = [Path(source).expanduser().absolute() for source in sources]
         if output.suffix.lower() != ".png" or output.absolute() in read:
-            raise UserError(f"{output} is to be a plot; give another name, which ends in .png")
+            raise UserError(f"{output} is not a PNG file name; give one that ends in .png")
         if not output.absolute().parent.is_dir():
             raise UserError(f"there is no folder {output.parent} for the plot; make it first")
     if bad := [compute for compute in predict or [] if compute <= 0]:

@@ -12,12 +12,14 @@ from hf_vit_cli.options import arg, opt
 @options.takes("skip_bad_images", "image_column", "label_column", "device")
 def soup(
     context: typer.Context,
-    models: Annotated[list[str], arg("Two or more fine-tunings of one checkpoint.", metavar="MODEL...")],
+    models: Annotated[list[str], arg("Two or more models fine-tuned from one checkpoint.", metavar="MODEL...")],
     output: options.Output,
     data: Annotated[
-        str | None, opt("Data to evaluate the soup on, and to choose a greedy one by; as --data of finetune.")
+        str | None, opt("Data to evaluate the soup on and to select models by (--greedy); as in --data of finetune.")
     ] = None,
-    greedy: Annotated[bool, opt("Leave out models that make it worse.", "--greedy")] = False,
+    greedy: Annotated[
+        bool, opt("Add models one by one and keep those that improve validation accuracy.", "--greedy")
+    ] = False,
     batch_size: Annotated[int, opt("Images per forward pass.", min=1)] = 64,
     **shared: Any,
 ) -> None:

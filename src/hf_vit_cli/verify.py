@@ -14,12 +14,11 @@ def verify(
     repo: Annotated[str, arg("Name on the Hub, user/name, or a folder of export --to onnx or openvino.")],
     revision: Annotated[str | None, opt("Branch, tag or commit; by default main.")] = None,
     trust_remote_code: Annotated[
-        bool, opt("Also run the card's examples and the model's own code.", "--trust-remote-code")
+        bool,
+        opt("Allow code of the repository: the card's examples and the model's remote code.", "--trust-remote-code"),
     ] = False,
-    results: Annotated[bool, opt("Measure its published results again.", "--results")] = False,
-    data: Annotated[
-        list[str] | None, opt("With --results: where data without a public name is; repeat for more.")
-    ] = None,
+    results: Annotated[bool, opt("Evaluate again and compare with the published results.", "--results")] = False,
+    data: Annotated[list[str] | None, opt("With --results: path of data that is not public; repeat for more.")] = None,
     **shared: Any,
 ) -> None:
     """Download a shared model, compare every checksum, load it and ask it about an image; measure its results again.
@@ -35,13 +34,13 @@ def verify(
 
     if (Path(repo) / CERTIFICATE).is_file():
         if revision or trust_remote_code or results or data or any(shared.values()):
-            raise UserError(f"{repo} is an exported folder, whose certificate takes no options; leave them out")
+            raise UserError(f"{repo} is an exported folder, which takes no options; leave them out")
         done = verify_export(Path(repo))
         typer.echo(f"{len(done.checks)} checks repeated with {done.measured_with}: {done.describe()}")
         return
     check_repo_id(repo)
     if (data or any(shared.values())) and not results:
-        raise UserError("--data and --device are for measuring; add --results, or leave them out")
+        raise UserError("--data and --device need --results; add it, or leave them out")
     if results:
         require("sklearn", "matplotlib", what="measuring results again")
     result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=typer.echo)

@@ -81,7 +81,7 @@ class AugmentationConfig:
     """
 
     random_resized_crop: tuple[float, float] | None = setting(
-        None, "Crop: smallest and largest share of the image's area; 0 0: the whole image.", AUGMENTATION
+        None, "Random resized crop: smallest and largest share of the image's area; 0 0: off.", AUGMENTATION
     )
     horizontal_flip: float = setting(0.0, "Probability of a horizontal flip.", AUGMENTATION)
     randaugment: tuple[int, int] | None = setting(
@@ -98,20 +98,20 @@ class AugmentationConfig:
         0, "Largest translation in pixels of the model's input; whole numbers move by whole pixels.", AUGMENTATION
     )
     rotation_degrees: float = setting(0.0, "Largest rotation in degrees, either direction.", AUGMENTATION)
-    shear_degrees: float = setting(0.0, "Largest slant of upright lines in degrees, either direction.", AUGMENTATION)
-    zoom: float = setting(0.0, "Largest change of size as a share, larger or smaller.", AUGMENTATION)
+    shear_degrees: float = setting(0.0, "Largest shear in degrees, either direction.", AUGMENTATION)
+    zoom: float = setting(0.0, "Largest zoom in or out, as a share: 0.1.", AUGMENTATION)
     random_crop: int | None = setting(
-        None, "Crop of the whole image with so many pixels of reflected edge (arXiv 2204.07118).", AUGMENTATION
+        None, "Random crop after padding with this many reflected pixels (arXiv 2204.07118).", AUGMENTATION
     )
     auto_augment: str | None = setting(
-        None, "timm's policy (extra timm): rand-m9-mstd0.5-inc1, 3a; none: off.", AUGMENTATION
+        None, "timm augmentation policy (extra timm): rand-m9-mstd0.5-inc1, 3a; none: off.", AUGMENTATION
     )
     color_jitter: float = setting(
         0.0, "Largest change of brightness, contrast and saturation as a share; 0: off.", AUGMENTATION
     )
     scale_jitter: tuple[float, float] | None = setting(
         None,
-        "Segmentation, detection: smallest and largest scale, then a crop (arXiv 2012.07177); 0 0: off.",
+        "Segmentation, detection: smallest and largest scale before a crop (arXiv 2012.07177); 0 0: off.",
         AUGMENTATION,
     )
 
@@ -176,7 +176,7 @@ class Recipe:
     beta1: float = setting(
         0.9, "First beta of the other optimizers, and of muon's adamw.", OPTIMIZATION, at_least=0, below=1
     )
-    beta2: float = setting(0.999, "Second beta, likewise.", OPTIMIZATION, at_least=0, below=1)
+    beta2: float = setting(0.999, "Second beta of these optimizers.", OPTIMIZATION, at_least=0, below=1)
     schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = setting(
         "cosine", "Learning rate after the warm-up: cosine, linear, constant or warmup_stable_decay.", OPTIMIZATION
     )
@@ -184,11 +184,13 @@ class Recipe:
     cooldown: float = setting(
         0.2, "1 - sqrt decay of warmup_stable_decay: share of all steps if below 1, else steps.", OPTIMIZATION, above=0
     )
-    min_learning_rate: float = setting(0.0, "Where cosine and warmup_stable_decay end.", OPTIMIZATION, at_least=0)
-    epochs: float | None = setting(None, "Passes over the training split.", above=0)
+    min_learning_rate: float = setting(
+        0.0, "Final learning rate of cosine and warmup_stable_decay.", OPTIMIZATION, at_least=0
+    )
+    epochs: float | None = setting(None, "Epochs: passes over the training split.", above=0)
     steps: int | None = setting(None, "Optimizer steps, instead of epochs.", above=0)
     batch_size: int = setting(MISSING, "Images per optimizer step, over all devices.", above=0)
-    clip: float = setting(1.0, "Largest gradient norm; 0: off.", OPTIMIZATION, at_least=0)
+    clip: float = setting(1.0, "Gradient clipping: largest norm; 0: off.", OPTIMIZATION, at_least=0)
     loss: Literal["ce", "bce"] = setting(
         "ce", "ce (softmax cross-entropy), or bce (binary cross-entropy, summed over the classes).", OPTIMIZATION
     )
@@ -196,44 +198,53 @@ class Recipe:
         None, "bce: targets of mixed images above it become 1, others 0 (arXiv 2110.00476).", OPTIMIZATION,
         at_least=0, below=1,
     )  # fmt: skip
-    class_weights: bool = setting(False, "Weight the loss by how rare a class is (ce).", OPTIMIZATION)
-    balanced_sampling: bool = setting(False, "Draw every class as often as the others, with repetition.", OPTIMIZATION)
+    class_weights: bool = setting(False, "Weight the loss by inverse class frequency (ce).", OPTIMIZATION)
+    balanced_sampling: bool = setting(False, "Sample all classes equally often, with repetition.", OPTIMIZATION)
     repeated_augmentation: int = setting(
-        1, "How often a batch holds an image, each time augmented anew (arXiv 1901.09335).", OPTIMIZATION, at_least=1
+        1, "Differently augmented copies of an image per batch (arXiv 1901.09335).", OPTIMIZATION, at_least=1
     )
     new_head: bool = setting(
-        False, "Start a new head, or keep the checkpoint's, for the same classes.", OPTIMIZATION,
+        False, "If the classes match, start a new head or keep the checkpoint's.", OPTIMIZATION,
         flags="--new-head/--keep-head",
     )  # fmt: skip
-    head_bias: float | None = setting(None, "First bias of a new head; else 0, with bce -log(classes).", OPTIMIZATION)
-    label_smoothing: float = setting(
-        0.0, "Share of the probability spread over all classes.", OPTIMIZATION, at_least=0, below=1
+    head_bias: float | None = setting(
+        None, "Initial bias of a new head. Default: 0, with bce -log(classes).", OPTIMIZATION
     )
-    dropout: float | None = setting(None, "Dropout rate; else the model's.", OPTIMIZATION, at_least=0, below=1)
+    label_smoothing: float = setting(
+        0.0, "Label smoothing: probability spread over all classes.", OPTIMIZATION, at_least=0, below=1
+    )
+    dropout: float | None = setting(None, "Dropout rate. Default: the model's.", OPTIMIZATION, at_least=0, below=1)
     drop_path: float | None = setting(
-        None, "Stochastic depth (drop path) rate; else the model's.", OPTIMIZATION, at_least=0, below=1
+        None, "Drop path (stochastic depth) rate. Default: the model's.", OPTIMIZATION, at_least=0, below=1
     )
     architecture: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     tune: Literal["all", "head", "lora"] = setting(
-        "all", "Which weights learn: all, head, or lora (arXiv 2106.09685; extra peft)."
+        "all", "Weights to train: all, head, or lora (arXiv 2106.09685; extra peft)."
     )
     lora_rank: int = setting(8, "Rank of LoRA's updates of queries and values.", WEIGHTS, above=0)
     lora_alpha: float = setting(16.0, "LoRA's updates are scaled by alpha / rank.", WEIGHTS, above=0)
     layer_decay: float | None = setting(
         None,
-        "Factor on the learning rate from a layer to the one below (arXiv 2106.08254).",
+        "Layer-wise decay of the learning rate (arXiv 2106.08254).",
         WEIGHTS,
         above=0,
         at_most=1,
     )
     average_decay: float | None = setting(
-        None, "Decay of an EMA of the weights (0.9999), which is evaluated and released.", WEIGHTS, at_least=0, below=1
+        None,
+        "Decay of an EMA of the weights, for example 0.9999; the EMA weights are evaluated and saved.",
+        WEIGHTS,
+        at_least=0,
+        below=1,
     )
     sam_rho: float = setting(
         0.0, "Radius of sharpness-aware minimization (arXiv 2010.01412); 0: off.", WEIGHTS, at_least=0
     )
     sam_micro_batches: bool = setting(
-        False, "A perturbation per micro-batch, or per step.", WEIGHTS, flags="--sam-micro-batches/--sam-batch"
+        False,
+        "Compute SAM's perturbation per micro-batch or per step.",
+        WEIGHTS,
+        flags="--sam-micro-batches/--sam-batch",
     )
     image_size: tuple[int, int] | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
@@ -246,10 +257,13 @@ class Recipe:
         for each in fields(self):
             object.__setattr__(self, each.name, _checked(each, getattr(self, each.name)))
         wrong = (
-            ((self.epochs is None) == (self.steps is None), "the length is given either in epochs or in steps"),
+            (
+                (self.epochs is None) == (self.steps is None),
+                "give the length in epochs or in steps, and in one of them only",
+            ),
             (
                 self.tune == "lora" and self.average_decay is not None,
-                "LoRA's factors cannot be averaged and merged; leave average_decay out, or tune all",
+                "LoRA weights cannot be averaged; leave average_decay out, or tune all",
             ),
             (
                 self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"),
@@ -262,19 +276,19 @@ class Recipe:
             ),
             (
                 self.bce_threshold is not None and self.loss != "bce",
-                "bce_threshold is a setting of the loss bce; choose --loss bce",
+                "--bce-threshold works with --loss bce only; leave it out, or choose --loss bce",
             ),
             (
                 self.sam_micro_batches and not self.sam_rho,
-                "sam_micro_batches is a setting of sharpness-aware minimisation; give --sam-rho",
+                "--sam-micro-batches needs --sam-rho; add it, or leave both out",
             ),
             (
                 self.class_weights and self.loss == "bce",
-                "class weights are a setting of the loss ce; leave one of the two out",
+                "--class-weights works with --loss ce only; leave one of the two out",
             ),
             (
                 self.class_weights and self.balanced_sampling,
-                "class weights and balanced sampling make up for the same; choose one of the two",
+                "--class-weights and --balanced-sampling both balance classes; choose one of them",
             ),
         )
         if reasons := [reason for is_wrong, reason in wrong if is_wrong]:
@@ -307,7 +321,7 @@ class Recipe:
         known = OVERRIDABLE | {"image_size"}
         for name in set(given) - known:
             near = difflib.get_close_matches(name, known, n=1) or sorted(known)
-            raise UserError(f"a recipe has no value '{name}'; did you mean {near[0]}?")
+            raise UserError(f"unknown recipe value '{name}'; did you mean {near[0]}?")
         if "epochs" in given and "steps" in given:
             raise UserError("give the length either in epochs or in steps, not both")
         changes: dict[str, Any] = {}
@@ -340,20 +354,21 @@ class FinetuneOptions:
     """
 
     image_size: tuple[int, int] | None = setting(
-        None, "Input size in pixels: 224 or 224x160; else the recipe's or model's. Position embeddings are resampled.",
+        None, "Input size in pixels: 224 or 224x160. Position embeddings are resampled. Default: the recipe's or "
+            "model's.",
         typed=str,
     )  # fmt: skip
     micro_batch_size: int | None = setting(
         None, "Images per forward pass; gradients are accumulated exactly. Default: at most 128."
     )
     precision: Literal["auto", "fp32", "bf16"] = setting(
-        "auto", "auto, fp32 or bf16 (weights stay float32); auto: bf16 where it pays."
+        "auto", "fp32, bf16 (weights stay float32) or auto: bf16 where it is faster."
     )
     seed: int = setting(
         0, "Random seed for weight initialization, data order, augmentation, masks and dropout.", at_least=0
     )
-    num_workers: int = setting(0, "Processes that prepare images.", at_least=0)
-    streaming: bool = setting(False, "Read the data while it is used; training needs --steps or a known size.", RUN)
+    num_workers: int = setting(0, "Data loading processes.", at_least=0)
+    streaming: bool = setting(False, "Stream the data instead of loading it; needs --steps or a known size.", RUN)
     skip_bad_images: bool = setting(
         False, "Leave out unreadable images, and training images smaller than a patch.", RUN
     )
@@ -363,14 +378,12 @@ class FinetuneOptions:
     label_column: str | None = setting(
         None, "Column with the classes (multi-label: the columns cat,dog of 0 and 1), masks or objects.", RUN
     )
-    device: str | None = setting(None, "torch device, such as cpu or cuda:1; default: a GPU where there is one.")
-    process_timeout: int = setting(
-        1800, "Seconds that a process waits for the others (torchrun) before the run ends.", RUN
-    )
+    device: str | None = setting(None, "torch device, such as cpu or cuda:1. Default: a GPU if there is one.")
+    process_timeout: int = setting(1800, "Seconds to wait for other processes (torchrun) before the run stops.", RUN)
     report_to: str = setting("none", "Also log to tensorboard (OUTPUT/runs), wandb or trackio.", RUN)
     push: str | None = setting(None, "Repository on the Hub, user/name, to push the finished model to.")
-    private: bool = setting(False, "With --push: make that repository private.", RUN)
-    license: str | None = setting(None, "With --push: Hub license id; else the base model's.", RUN)
+    private: bool = setting(False, "With --push: create a private repository.", RUN)
+    license: str | None = setting(None, "With --push: Hub license id. Default: the base model's.", RUN)
     share_images: bool = setting(False, "Also show plots that contain images of the data in the model card.", RUN)
 
     def __post_init__(self) -> None:

@@ -240,12 +240,12 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
     options = {"only": ["attention_entropy"], "device": "cpu"}
     analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
     other = with_processor(FAMILIES["plain"].build("classification", seed=1))
-    with pytest.raises(UserError, match=r"attention_entropy of other inputs \(model\); choose another folder"):
+    with pytest.raises(UserError, match=r"attention_entropy of another run \(model differ\); choose another folder"):
         analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
-    with pytest.raises(UserError, match=r"of other inputs \(images, settings\)"):
+    with pytest.raises(UserError, match=r"of another run \(images, settings differ\)"):
         analyze(saved, pictures, tmp_path / "out", settings=AnalysisSettings(num_images=4), **options)
     (tmp_path / "out/attention_entropy.json").write_text('{"name": "something else"}')
-    with pytest.raises(UserError, match=r"attention_entropy.json is no result of this version of hf-vit analyze"):
+    with pytest.raises(UserError, match=r"attention_entropy.json is not a result of this version of hf-vit analyze"):
         analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
 
 
@@ -254,12 +254,12 @@ def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, 
     relative = with_processor(FAMILIES["plain"].build("classification", "relative"))
     for model, images, only, said in (
         (saved, pictures, "cka_between", r"cka_between does not apply: .* give --against MODEL"),
-        (saved, make_images(3), "cka", r"at least 4 images, there are 3"),
-        (relative, pictures, "position_similarity", r"does not apply: the model adds no position embeddings"),
+        (saved, make_images(3), "cka", r"at least 4 images, not 3"),
+        (relative, pictures, "position_similarity", r"does not apply: the model has no additive position embeddings"),
     ):
         with pytest.raises(UserError, match=said):
             analyze(model, images, out, only=[only])
-    with pytest.raises(UserError, match=r"cka_batch_size 3 is too few; it must be at least 4"):
+    with pytest.raises(UserError, match=r"cka_batch_size 3 must be at least 4"):
         AnalysisSettings(cka_batch_size=3)
     assert not out.exists()
 
@@ -373,8 +373,8 @@ def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--only", "colour"], "there is no analysis colour; there are patch_filters"),
-        (["--picture-format", "jpg"], "picture format 'jpg' is not known; choose png or svg"),
+        (["--only", "colour"], "unknown analysis colour; choose from patch_filters"),
+        (["--picture-format", "jpg"], "unknown plot format 'jpg'; choose png or svg"),
         (["--against", "nowhere/at/all"], "there is no folder nowhere/at/all"),
         (["--rollout-identity", "1"], "rollout_identity 1.0 must be a share"),
     ],
@@ -394,11 +394,11 @@ def test_a_stopped_run_says_how_it_goes_on(model, pictures, tmp_path, capsys, mo
     with monkeypatch.context() as patched:
         patched.setattr(api, "load_model", stop)
         assert run(*typed(model, pictures, tmp_path)) == 130
-    said = "hf-vit: stopped; nothing is finished yet; start again with the same command\n"
+    said = "hf-vit: stopped; nothing is finished yet; run the same command again\n"
     assert capsys.readouterr().err == said
     monkeypatch.setattr(ANALYSES["cka"], "measure", stop)
     assert run(*typed(model, pictures, tmp_path, "--only", "attention_entropy", "--only", "cka")) == 130
-    assert "the same command goes on from it" in capsys.readouterr().err
+    assert "run the same command again" in capsys.readouterr().err
     assert (tmp_path / "out/attention_entropy.json").is_file()
 
 

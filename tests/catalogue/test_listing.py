@@ -173,13 +173,13 @@ def test_a_user_s_repositories(hub: Loopback, xet_client: Client, tmp_path: Path
     ]  # fmt: skip
     nobody = xet_client.attempt("hub.jobs:command", arguments=["models", "nobody"])
     assert (nobody.code, len(nobody.err.splitlines())) == (1, 1)
-    assert "there is no folder nobody, and no user of the Hub of that name has a model to be seen" in nobody.err
+    assert "there is no folder nobody, and no user of that name on the Hub has a public model" in nobody.err
 
 
 def test_what_cannot_be_listed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no folder no/such; give one, a user"):
         list_models(["no/such"])
-    with pytest.raises(UserError, match="there is no family 'cnn!'; there are plain, hybrid"):
+    with pytest.raises(UserError, match="unknown family 'cnn!'; choose from plain, hybrid"):
         list_models(family="cnn!")
     with pytest.raises(UserError, match=r"ends in \.html"):
         Listing(("papers",), []).save_page(tmp_path / "models.txt")

@@ -220,13 +220,13 @@ def test_a_switch_that_is_given_a_value_is_told_so(words, capsys):
     code, out, err = told(capsys, "finetune", "S/16", *words.split(), "--data", "digits", "--output", "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
     value = words.replace("=", " ").split()[1]
-    assert f"--streaming is a switch without a value, but got '{value}': write --streaming, or " in err
+    assert f"--streaming is a switch without a value, but got '{value}'; write --streaming, or " in err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("finetun", "no such command 'finetun'. Did you mean 'finetune'?; hf-vit --help tells what it takes"),
+        ("finetun", "no such command 'finetun'. Did you mean 'finetune'?; hf-vit --help lists its options"),
         ("evaluate m --data d --batch 3", "no such option: --batch"),
         ("evaluate m --data d --batch-size 0", "--batch-size '0': "),
         ("evaluate m --data d --seed x", "--seed 'x': "),
@@ -246,7 +246,7 @@ def test_misuse_is_told_in_one_line(words, message, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("learning-rat: 1", "'learning-rat' is no option; did you mean learning_rate?"),
+        ("learning-rat: 1", "'learning-rat' is not an option; did you mean learning_rate?"),
         ("7", "holds no options"),
         ("", "holds no options"),
         ("a: [", "cannot be read"),
@@ -254,7 +254,7 @@ def test_misuse_is_told_in_one_line(words, message, capsys):
         ("[]", "records no run of hf-vit finetune"),
         ('[{"command": "hf-vit pretrain S/16 --data d --output o"}, 3]', "records no run of hf-vit finetune"),
         ('[{"command": "hf-vit finetune S/16 --data d --output o --sede 3"}]', "No such option: --sede"),
-        ('[{"command": "hf-vit finetune \'S/16"}]', "not understood (No closing quotation)"),
+        ('[{"command": "hf-vit finetune \'S/16"}]', "cannot be read (No closing quotation)"),
         ("{learning_rate: x, data: d, output: o, model: S/16}", "--learning-rate 'x': "),
         ("{random_resized_crop: [1], data: d, output: o, model: S/16}", "--random-resized-crop '1': "),
         ("{steps: true, data: d, output: o, model: S/16}", "--steps 'True': "),
@@ -280,6 +280,18 @@ def test_a_config_file_counts_less_than_what_is_typed(tmp_path):
     assert "config" not in typed
 
 
+def test_options_of_version_0_2_are_renamed_with_a_warning(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("unlabelled_ratio: 2")
+    words = ["S/16", "--config", str(file), "--data", "d", "--output", "o", "--unlabelled=more", "--teacher", "t"]
+    with pytest.warns(FutureWarning, match="is now --unlabeled") as warnings:
+        typed = COMMANDS["finetune"].make_context("finetune", words).params
+    assert len(warnings) == 2
+    assert (typed["unlabeled"], typed["unlabeled_ratio"]) == ("more", 2)
+    with pytest.warns(FutureWarning, match="--utilisation is now --utilization"):
+        assert COMMANDS["cost"].make_context("cost", ["S/16", "--utilisation", ".5"]).params["utilization"] == 0.5
+
+
 def test_a_stranger_s_facts_push_nothing(tmp_path):
     """A facts.json from the Hub says how a model was trained, not where the next one goes."""
     command = "hf-vit finetune S/16 --data digits --output o --seed 3 --push somebody/else --private --resume"
@@ -297,7 +309,7 @@ def test_ctrl_c_while_options_are_read_ends_in_a_line(capsys, monkeypatch, tmp_p
 
     monkeypatch.setattr("hf_vit_cli.command.obstacle", stopped)
     code, out, err = told(capsys, "export", "model", str(tmp_path / "out"), "--to", "timm")
-    assert (code, out, err) == (130, "", "hf-vit: stopped; nothing is left half-written\n")
+    assert (code, out, err) == (130, "", "hf-vit: stopped; no incomplete files remain\n")
 
 
 def test_closed_streams_hinder_no_command(monkeypatch):
@@ -319,7 +331,7 @@ def test_a_working_folder_that_is_gone_is_told_in_a_line(capsys, monkeypatch, tm
     (tmp_path / "gone").rmdir()
     code, out, err = told(capsys, "recipes")
     monkeypatch.chdir(tmp_path)
-    assert (code, out, err) == (1, "", "hf-vit: the working folder is gone; change to another\n")
+    assert (code, out, err) == (1, "", "hf-vit: the working directory was deleted; change to another\n")
 
 
 def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path):

@@ -58,7 +58,9 @@ def test_two_at_once_do_not_mix_and_the_same_inputs_give_the_same_files(saved, d
 
     monkeypatch.setattr(api, "measure_model", meet)
     first = run(saved, data, tmp_path, "swin", "igpt", probe=True)
-    assert refused == [f"another process is writing to {tmp_path}; wait until it is done, or choose another"]
+    assert refused == [
+        f"another process is writing to {tmp_path}; wait until it has finished, or choose another folder"
+    ]
     assert first.measured == ["swin", "igpt"]
     assert not run(saved, data, tmp_path, "swin", "igpt", probe=True).measured
     run(saved, data, tmp_path / "again", "swin", "igpt", probe=True)
@@ -144,8 +146,8 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
         (["vit", "vit"], "vit is given twice"),
         (["vit", "nowhere"], "there is no folder nowhere"),
         (["vit", "timm:nowhere"], "timm:nowhere cannot be loaded"),
-        (["vit", "igpt"], "igpt: it has no head with named classes; or let a linear probe answer"),
-        (["vit", "other"], r"other: the data has classes the model does not know.* a linear probe answer \(--probe\)"),
+        (["vit", "igpt"], "igpt: it has no head with named classes; or fit a linear probe"),
+        (["vit", "other"], r"other: the data has classes that the model .* fit a linear probe \(--probe\)"),
     ],
 )  # fmt: skip
 def test_mistakes_come_before_any_work(kinds, message, saved, data, tmp_path, monkeypatch):
@@ -161,8 +163,8 @@ def test_mistakes_come_before_any_work(kinds, message, saved, data, tmp_path, mo
 
 def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, data, tmp_path, monkeypatch, capsys):
     for changes, message in (
-        ({"corruptions": ("rain",)}, "there is no corruption rain"),
-        ({"severity": 6}, "severity 6 is not known"),
+        ({"corruptions": ("rain",)}, "unknown corruption rain"),
+        ({"severity": 6}, "severity 6 is out of range"),
         ({"epsilons": (0.0,)}, "must be above 0"),
         ({"batch_size": 0}, "batch_size 0 must be at least 1"),
         ({"speed_turns": -1}, "speed_turns -1"),
@@ -249,8 +251,8 @@ def test_a_stopped_command_goes_on_by_model(saved, class_folders, capsys, tmp_pa
     sources = [saved.source(kind) for kind in ("vit", "swin")]
     words = ("compare", *sources, "--data", class_folders, "--output", out, "--no-robustness", "--speed-turns", 0)
     for name, said in (
-        ("vit", "nothing is finished yet; start again with the same command"),
-        ("swin", f"what is finished is in {out}, the same command goes on from it"),
+        ("vit", "nothing is finished yet; run the same command again"),
+        ("swin", f"finished parts are in {out}; run the same command again to continue"),
     ):
         stops[:] = [name]
         assert typed(*words) == 130
@@ -385,7 +387,7 @@ def test_image_gpt_by_its_middle_layer_and_a_probe(saved, data, tmp_path):
     assert result.clean == result.top1.value
     folder = zoo.save_image_gpt(tmp_path / "small")
     AutoImageProcessor.from_pretrained(folder, size={"height": 16, "width": 16}).save_pretrained(folder)
-    with pytest.raises(UserError, match=r"makes 16x16 px, a token each, and the ImageGPT takes 64"):
+    with pytest.raises(UserError, match=r"makes 16x16 px, one token per pixel, but the ImageGPT takes 64"):
         load_models([str(folder), saved.source("vit")])
 
 
@@ -434,7 +436,7 @@ def test_timm_by_folder_and_by_file(saved, data):
     by_folder, by_file = load_models(sources)
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
-    with pytest.raises(UserError, match="it has no head with named classes; or let a linear probe answer"):
+    with pytest.raises(UserError, match="it has no head with named classes; or fit a linear probe"):
         judged_by(by_file, data, probe=False)
     for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):
         with pytest.raises(UserError, match="cannot be loaded"):

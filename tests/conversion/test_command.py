@@ -72,13 +72,13 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
     [
         (
             ["--image-size", "12y12"],
-            "--image-size '12y12' is not understood; give one side in px (384) or HEIGHTxWIDTH",
+            "--image-size '12y12' cannot be read; give one side in pixels (384) or HEIGHTxWIDTH",
         ),
-        (["--resize-to", "0"], "--resize-to '0' is not understood"),
-        (["--num-labels", "0"], "0 labels make no classifier"),
+        (["--resize-to", "0"], "--resize-to '0' cannot be read"),
+        (["--num-labels", "0"], "0 labels are too few for a classifier"),
         (["--labels", "absent.txt"], "there is no label file absent.txt"),
         (["--report", "absent/report.json"], "the folder of --report absent/report.json does not exist"),
-        (["--verify", "absent.npz"], "absent.npz is no file"),
+        (["--verify", "absent.npz"], "absent.npz is not a file"),
         (["--drop-pre-logits"], "leave out --drop-pre-logits"),
     ],
 )
@@ -98,7 +98,7 @@ def test_used_output_is_refused_and_left_alone(checkpoint, write_npz, tmp_path: 
     with pytest.raises(UserError, match="is not empty"):
         conversion.convert(source, tmp_path / "full")
     assert [file.name for file in (tmp_path / "full").iterdir()] == ["precious.txt"]
-    with pytest.raises(UserError, match="exists and is no folder"):
+    with pytest.raises(UserError, match="exists and is not a folder"):
         conversion.convert(source, source)
     (tmp_path / "empty").mkdir()
     conversion.convert(source, tmp_path / "empty")
@@ -109,7 +109,7 @@ FULL = "No space left on device"
 FAILURES = {
     "the system's": (OSError(28, FULL), 1, f"{FULL}"),
     "safetensors'": (SafetensorError(f"I/O error: {FULL} (os error 28)"), 1, "No space left"),
-    "ended by hand": (KeyboardInterrupt(), 130, "hf-vit: stopped; nothing is left half-written\n"),
+    "ended by hand": (KeyboardInterrupt(), 130, "hf-vit: stopped; no incomplete files remain\n"),
 }
 
 
@@ -177,10 +177,10 @@ def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tm
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for place, said in (
-        (tmp_path / "model\udcff", r"model\udcff cannot be written (its name is not UTF-8); choose another place"),
-        (tmp_path / "file" / "model", "file is no folder"),
+        (tmp_path / "model\udcff", r"model\udcff cannot be written (its name is not UTF-8); choose another path"),
+        (tmp_path / "file" / "model", "file is not a folder"),
         (tmp_path / ("x" * 300), "File name too long"),
-        (tmp_path / "loop", "(loop is a link that leads nowhere)"),
+        (tmp_path / "loop", "(loop is a broken link)"),
     ):
         code, _, err = run(capsys, source, place)
         assert code == 1
@@ -192,7 +192,7 @@ def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tm
 def test_report_comes_with_the_model_and_replaces_nothing_else(checkpoint, write_npz, tmp_path: Path, monkeypatch):
     source = write_npz(checkpoint(labels=None))
     content = source.read_bytes()
-    with pytest.raises(UserError, match="is there already and is no report of a conversion"):
+    with pytest.raises(UserError, match="already exists and is not a conversion report"):
         conversion.convert(source, tmp_path / "model", report=source)
     assert source.read_bytes() == content
     with pytest.raises(UserError, match="cannot be written: Is a directory"):
@@ -288,10 +288,10 @@ def test_label_files(tmp_path: Path):
         ("labels.txt", b"", "holds no name"),
         ("labels.txt", b"cat\n\ndog\n", "holds an empty name"),
         ("labels.txt", b"cat\ndog\ncat\n", "names cat more than once"),
-        ("labels.txt", b"\xff\xfe\x00", "is no label file"),
-        ("labels.json", b"{", "is no label file"),
-        ("labels.json", b'{"0": "cat"}', "no JSON list of names"),
-        ("labels.json", b"[1, 2]", "no JSON list of names"),
+        ("labels.txt", b"\xff\xfe\x00", "cannot be read as a label file"),
+        ("labels.json", b"{", "cannot be read as a label file"),
+        ("labels.json", b'{"0": "cat"}', "not a JSON list of names"),
+        ("labels.json", b"[1, 2]", "not a JSON list of names"),
     ):
         (tmp_path / name).write_bytes(text)
         with pytest.raises(UserError, match=told):

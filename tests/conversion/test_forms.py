@@ -411,7 +411,9 @@ def test_command_prints_what_files_of_google_do_not_tell(case, declared, assumed
         main(["convert", str(golden / f"{case}.ckpt.npz"), str(tmp_path / "out"), *size, *declared])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("assumed, ")]
     texts = (
-        line.removeprefix("assumed, as the source does not tell: ").partition("; where that is wrong")[0].split("; ")
+        line.removeprefix("assumed, because the source does not record it: ")
+        .partition("; where that is wrong")[0]
+        .split("; ")
     )
     assert len(texts) == len(assumed)
     assert all(text.startswith(begin) for text, begin in zip(texts, assumed, strict=True))

@@ -263,8 +263,8 @@ def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path
     source = write_npz(weights)
     bad = {
         "holds no 'images'": {"logits": recording["logits"]},
-        "holds no result that can be compared .it has images only": {"images": images},
-        "holds no result that can be compared .no stage": {"images": images, "logit": recording["logits"]},
+        "holds no results to compare with .it has images only": {"images": images},
+        "holds no results to compare with .no stage": {"images": images, "logit": recording["logits"]},
         "are 1x64x64, not": {"images": images[..., 0], "logits": recording["logits"]},
         r"'logits' in recording.npz is 1x9, the converted model gives 1x10": {
             "images": images,

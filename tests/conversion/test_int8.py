@@ -170,12 +170,12 @@ def test_without_vnni_sums_of_two_products_fit_into_16_bits(
     with np.load(tmp_path / "out" / "export.npz") as arrays:
         elsewhere = [arrays[name] * 1.3 for name in arrays.files]
     np.savez(tmp_path / "out" / "export.npz", *elsewhere)
-    with pytest.raises(UserError, match=r"gives other results here: .* or export the model again on this one"):
+    with pytest.raises(
+        UserError, match=r"gives different results on this machine: .* or export the model again on this machine"
+    ):
         load_model(tmp_path / "out")
     (tmp_path / "out" / "export.json").rename(tmp_path / "away.json")
-    with pytest.raises(
-        UserError, match=r"is in int8, .* no export\.json of it lies beside it .* export the model again"
-    ):
+    with pytest.raises(UserError, match=r"is in int8, .* its export\.json is missing.* export the model again"):
         load_model(tmp_path / "out")
     processor(avx512_vnni=True)
     load_model(tmp_path / "out")
@@ -265,7 +265,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, name, refuse)
 
 
-@pytest.mark.parametrize("reason", ["Too many open files; raise the limit", "Permission denied; make that place"])
+@pytest.mark.parametrize("reason", ["Too many open files; raise the limit", "Permission denied; make that folder"])
 def test_why_nothing_could_be_written_is_told(
     reason: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -302,16 +302,16 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "no images": ({"to": "onnx", "quantize": "static"}, "--quantize static needs images to measure with; add --calib"),
     "nothing to do": ({"to": "onnx", "calibrate": "DATA"}, "--calibrate is for --quantize; add that, or leave it out"),
     "no such mode": ({"to": "onnx", "quantize": "int4", "calibrate": "DATA"},
-        "--quantize 'int4' does not go with --to onnx; give dynamic or static"),
+        "--quantize 'int4' cannot be combined with --to onnx; give dynamic or static"),
     "not of this target": ({"to": "openvino", "quantize": "dynamic", "calibrate": "DATA"},
-        "--quantize 'dynamic' does not go with --to openvino; give static"),
-    "another target": ({"to": "timm", "quantize": "static"}, "--quantize does not go with --to timm; leave it out"),
+        "--quantize 'dynamic' cannot be combined with --to openvino; give static"),
+    "another target": ({"to": "timm", "quantize": "static"}, "--quantize cannot be combined with --to timm; leave it"),
     "too few": ({"to": "onnx", "quantize": "static", "calibrate": "FEW"},
         r"FEW has \d+ training and \d+ test images; int8 needs 64 .* give more"),
     "no decoder": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "decoding": "yes"},
         "--quantize static runs the graph where there is no decoder; give --preprocessing instead of --decoding"),
     "a bare model": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "model": "BARE"},
-        "judged by answers, and a bare model has none; give a classifier"),
+        "comparing predictions, so it needs a classifier, not a bare model"),
     "no data": ({"to": "onnx", "quantize": "static", "calibrate": "NONE"}, "NONE"),
 }  # fmt: skip
 

@@ -89,7 +89,7 @@ def test_what_is_not_there(tmp_path: Path):
             hf_vit.from_hub(source)
     with pytest.raises(UserError, match="names no file of the Hub"):
         hf_vit.from_hub("hf://nobody")
-    with pytest.raises(UserError, match="revision 'main' belongs to a repository of the Hub"):
+    with pytest.raises(UserError, match="revision 'main' needs a repository on the Hub"):
         hf_vit.from_hub(tmp_path, revision="main")
 
 

@@ -107,7 +107,7 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("vit_jax", lambda s: without("embedding/bias")(s) | {"x": (1,), "cls": (8,)}, ["1 keys missing: embedding/bias",
         "1 keys left over: x", "cls is 8 (needs 1x1x8)"],),
     ("vit_jax", without("block"), ["holds no encoder block"]),
-    ("vit_jax", lambda s: s | replaced("^", "opt/target/")(s), ["exactly one set of weights is needed"]),
+    ("vit_jax", lambda s: s | replaced("^", "opt/target/")(s), ["give a file with exactly one set of weights"]),
     ("vit_jax", with_key("Transformer/posembed_input/pos_embedding", 1, 1, 8), ["has no row for any patch"]),
     ("linen", without("1/LayerNorm_1/bias"), [f"1 keys missing: opt/target/{ONE}/LayerNorm_1/bias"]),
     ("hybrid", without("unit1/conv_proj", "unit1/gn_proj"),
@@ -197,7 +197,7 @@ def test_heads_that_do_not_split_the_width_are_refused():
 
 # (shapes, options, what the refusal must say).
 BAD_OPTIONS: tuple[tuple[Callable[[], Shapes], dict[str, Any], str], ...] = (
-    (GOOD["vit_jax"], {"num_labels": 0}, "0 labels make no classifier"),
+    (GOOD["vit_jax"], {"num_labels": 0}, "0 labels are too few for a classifier"),
     (GOOD["vit_jax"], {"num_labels": 3, "labels": ["a", "b", "c"]}, "not both"),
     (GOOD["vit_jax"], {"resize_to": (3, 12)}, "sizes make no model: image_size=(3, 12) does not fit patch_size=4"),
     (GOOD["vit_jax"], {"drop_pre_logits": True}, "leave out --drop-pre-logits"),
@@ -327,7 +327,7 @@ OTHERS = {
     "text tower of big_vision": ["params/txt/Encoder_0/encoder_norm/bias", "params/t"],
     "ViT of timm": ["blocks.0.norm1.weight", "pos_embed"],
     "ViT of transformers": ["vit.encoder.layer.0.attention.attention.query.weight"],
-    "no checkpoint that is known here": ["weights", "biases"],
+    "an unknown checkpoint": ["weights", "biases"],
 }
 
 

@@ -246,7 +246,7 @@ def test_another_filter_stops_the_export(tmp_path: Path, monkeypatch: pytest.Mon
     saved("plain", tmp_path / "model")
     weights = preprocessing._weights
     monkeypatch.setattr(preprocessing, "_weights", lambda nodes, old, new, _: weights(nodes, old, new, BICUBIC))
-    with pytest.raises(UserError, match=r"the graph resizes otherwise: .*nothing is written"):
+    with pytest.raises(UserError, match=r"the graph resizes images differently: .*nothing was written"):
         export(tmp_path / "model", tmp_path / "out", "onnx", preprocessing=True)
     assert not (tmp_path / "out").exists()
 
@@ -298,6 +298,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, mo
         with pytest.raises(UserError, match=why):
             export(tmp_path / model, tmp_path / "out", "onnx", **options)
     for option in ("preprocessing", "decoding"):
-        with pytest.raises(UserError, match=f"--{option} does not go with --to timm; leave it out"):
+        with pytest.raises(UserError, match=f"--{option} cannot be combined with --to timm; leave it out"):
             export(tmp_path / "model", tmp_path / "out", "timm", **{option: True})
     assert not (tmp_path / "out").exists()

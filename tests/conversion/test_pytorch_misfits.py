@@ -136,7 +136,7 @@ def test_what_has_no_counterpart_is_refused_by_name(key: str, told: str):
     shapes, companions = good("timm_vit")
     message = refusal(shapes | {key: (64,)}, companions)
     assert re.fullmatch(
-        rf"the checkpoint has {told}.*\('{key}'\), which no model here has; use it with timm itself", message
+        rf"the checkpoint has {told}.*\('{key}'\), which hf_vit does not support; use it with timm", message
     )
 
 
@@ -170,14 +170,14 @@ def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
 def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architecture: str, told: str):
     message = refusal(good("timm_vit")[0], Companions({"architecture": architecture}))
     name = architecture.partition(".")[0]
-    pattern = rf"the checkpoint: timm's '{name}' has {told}.*, which no model here has; use it with timm itself"
+    pattern = rf"the checkpoint: timm's '{name}' has {told}.*, which hf_vit does not support; use it with timm"
     assert re.fullmatch(pattern, message)
 
 
 def test_one_weight_in_two_spellings_is_refused():
     shapes, companions = good("transformers_vit")
     new = "vit.layers.0.attention.q_proj.weight"
-    assert "are one weight in two spellings" in refusal(shapes | {new: (24, 24)}, companions)
+    assert "are two names of the same weight" in refusal(shapes | {new: (24, 24)}, companions)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_one_weight_in_two_spellings_is_refused():
         ({"architecture": "resnet50"}, "'resnet50' is none of vit_"),
         (
             {"architecture": "vit_x", "model_args": {"act_layer": "mish"}},
-            "timm's argument act_layer='mish', which has no counterpart",
+            "timm's argument act_layer='mish', which hf_vit does not support",
         ),
         ({"architecture": "vit_x", "model_args": {"norm_layer": "rmsnorm"}}, "timm's argument norm_layer='rmsnorm'"),
         ({"architecture": "vit_x", "global_pool": "max"}, "timm's argument global_pool='max'"),
@@ -259,9 +259,9 @@ VALUES: tuple[tuple[str, str, Callable[[Any], Any], str], ...] = (
     ("transformers", "processor", with_other(size={"depth": 3}), "makes no image processor"),
     ("transformers", "processor", with_other(resample="2"), "preprocessor_config.json gives resample='2'"),
     ("transformers", "processor", with_other(image_mean=[0.5]), "image_mean=.0.5."),
-    ("transformers", "processor", with_other(**PAD), "gives do_pad=true, and no processor here pads"),
+    ("transformers", "processor", with_other(**PAD), "gives do_pad=true, and hf_vit's image processors do not pad"),
     ("transformers", "processor", with_other(image_processor_type=0), "json is of 0, whose steps"),
-    ("transformers", "processor", lambda _: {"a": 1}, "preprocessor_config.json says nothing of the pixels"),
+    ("transformers", "processor", lambda _: {"a": 1}, "preprocessor_config.json does not describe the preprocessing"),
     ("transformers", "config", with_other(num_attention_heads=None), "gives num_attention_heads=None"),
     ("transformers", "config", with_one(7, "id2label", "2"), "gives id2label.2=7"),
     ("transformers", "config", with_other(id2label={"0": "a", "1": "b"}), "it names 2 classes, the weights make 5"),

@@ -173,8 +173,9 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     model = of_transformers("ViTForImageClassification", hidden_size=64, num_attention_heads=1)
     model.save_pretrained(tmp_path / "saved")
     result = convert(tmp_path / "saved" / "model.safetensors")
-    assert "assumed, as the source does not tell: heads of 64; the exact GELU; eps 1e-12" in conversion.assumption(
-        result.plan
+    assert (
+        "assumed, because the source does not record it: heads of 64; the exact GELU; eps 1e-12"
+        in conversion.assumption(result.plan)
     )
     facts = json.loads((result.output / "facts.json").read_text())[0]["values"]
     assert set(facts["assumed"]) == {
@@ -291,7 +292,9 @@ def test_attention_pooling_beside_a_token(tmp_path: Path):
     back = conversion.export(result.output, tmp_path / "back", "timm")
     assert back.difference <= 1e-5
     mean = of_timm(global_pool="avg", fc_norm=False, **arguments)
-    with pytest.raises(UserError, match="gives timm's argument pool_include_prefix=True, which has no counterpart"):
+    with pytest.raises(
+        UserError, match="gives timm's argument pool_include_prefix=True, which hf_vit does not support"
+    ):
         convert(save_timm(mean, tmp_path / "mean", model_args=arguments))
 
 
@@ -515,11 +518,11 @@ def test_others_of_timm_are_refused(tmp_path: Path):
         conversion.plan({key: tuple(value.shape) for key, value in affine.state_dict().items()})
     arguments = {"img_size": 16, "act_layer": "gelu_tanh"}
     tanh = save_timm(mixer_of_timm(), tmp_path / "tanh", model_args=arguments)
-    with pytest.raises(UserError, match="gives timm's argument 'act_layer', which no MLP-Mixer here has"):
+    with pytest.raises(UserError, match="gives timm's argument 'act_layer', which hf_vit's MLP-Mixer does not support"):
         conversion.convert(tanh, tmp_path / "out")
     bare = save_timm(mixer_of_timm(), tmp_path / "bare", model_args={"img_size": 16})
     config = json.loads((bare / "config.json").read_text())
     (bare / "config.json").write_text(json.dumps(config | {"global_pool": "max", "model_args": {"img_size": 16}}))
-    with pytest.raises(UserError, match="gives global_pool='max'; the MLP-Mixers here take the mean"):
+    with pytest.raises(UserError, match="gives global_pool='max'; hf_vit's MLP-Mixers use mean pooling"):
         conversion.convert(bare, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -249,7 +249,7 @@ def test_size_that_is_not_told_needs_a_hash(site):
     assert fetch(site.url, right).path.read_bytes() == site.data
     # How many GETs a look at the server takes is the client's affair: all of them break off.
     site.drops, site.version = [1000] * 99, '"two"'
-    with pytest.raises(UserError, match="is another file than --sha256 says"):
+    with pytest.raises(UserError, match="does not match --sha256"):
         fetch(site.url, right)
     site.drops = []
     assert fetch(site.url, right).path.read_bytes() == site.data, "the part was not kept"
@@ -258,30 +258,30 @@ def test_size_that_is_not_told_needs_a_hash(site):
 def test_hash(site, tmp_path: Path):
     right = hashlib.sha256(site.data).hexdigest()
     assert fetch(site.url, right.upper()).path.read_bytes() == site.data
-    with pytest.raises(UserError, match=f"its SHA-256 is {right}; nothing is written"):
+    with pytest.raises(UserError, match=f"its SHA-256 is {right}; nothing was written"):
         fetch(site.url, "0" * 64)
     local = tmp_path / "local.npz"
     local.write_bytes(site.data)
     assert fetch(local, right).path == local
-    with pytest.raises(UserError, match=f"local.npz is another file.*{right}"):
+    with pytest.raises(UserError, match=f"local.npz does not match.*{right}"):
         fetch(local, "0" * 64)
     assert local.is_file()
-    with pytest.raises(UserError, match="is no SHA-256"):
+    with pytest.raises(UserError, match="is not a SHA-256"):
         fetch(local, right[:-1])
-    with pytest.raises(UserError, match="is a folder, which has no SHA-256"):
+    with pytest.raises(UserError, match="is a folder and has no SHA-256"):
         fetch(tmp_path, right)
 
 
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("http://example.org/a.npz", "could be altered on its way"),
-        ("ftp://example.org/a.npz", "give a path, or an address with https://"),
-        ("s3://bucket/a.npz", "give a path, or an address with https://"),
+        ("http://example.org/a.npz", "would be downloaded without encryption"),
+        ("ftp://example.org/a.npz", "give a path or a URL that begins with https://"),
+        ("s3://bucket/a.npz", "give a path or a URL that begins with https://"),
         ("hf://owner", "names no file of the Hub; give hf://owner/name/file"),
-        ("hf://datasets/owner/name/file", "cannot be had from the Hub"),
-        ("hf://owner/name/model.npz", "hf://owner/name/model.npz cannot be had from the Hub: "),
-        ("hf://owner/name", "hf://owner/name cannot be had from the Hub: "),
+        ("hf://datasets/owner/name/file", "cannot be downloaded from the Hub"),
+        ("hf://owner/name/model.npz", "hf://owner/name/model.npz cannot be downloaded from the Hub: "),
+        ("hf://owner/name", "hf://owner/name cannot be downloaded from the Hub: "),
     ],
 )
 def test_address_that_is_no_source(source, told):
@@ -316,6 +316,6 @@ def test_source_over_the_network(site, golden, tmp_path: Path, capsys):
     with pytest.raises(SystemExit):
         main(["convert", site.url, str(tmp_path / "other"), "--sha256", "0" * 64])
     error = capsys.readouterr().err
-    assert error.startswith(f"hf-vit: {site.url} is another file than --sha256 says")
+    assert error.startswith(f"hf-vit: {site.url} does not match --sha256")
     assert error.count("\n") == 1
     assert not (tmp_path / "other").exists()

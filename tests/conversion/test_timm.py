@@ -148,7 +148,7 @@ def test_what_weights_do_not_tell_of_relative_positions(tmp_path: Path):
     with pytest.raises(UserError, match=r"1 keys missing: blocks\.1\.attn\.rel_pos\.mlp\.fc2\.bias"):
         conversion.plan(less, image_size=(12, 12))
     beside_token = of_relpos(rel_pos_type="bias", class_token=True, global_pool="avg").state_dict()
-    with pytest.raises(UserError, match="a bias between the patches and a class token has no place here"):
+    with pytest.raises(UserError, match="a bias between the patches and a class token is not supported"):
         conversion.plan({name: tuple(value.shape) for name, value in beside_token.items()}, image_size=(12, 12))
 
 

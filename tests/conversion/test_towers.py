@@ -188,7 +188,7 @@ def test_heads_that_no_model_here_has_are_replaced_or_refused(name: str, tmp_pat
     fields = {} if name == "CLIP" else DINOV2
     of_transformers(f"{name}ForImageClassification", **fields).save_pretrained(tmp_path / "saved")
     if name != "CLIP":
-        told = r"has a classifier on the class token beside the mean of the patches.* no model here has; give --num-l"
+        told = r"a classifier on the class token beside the mean of the patches.* hf_vit does not support; give --num-l"
         with pytest.raises(UserError, match=told):
             conversion.convert(tmp_path / "saved", tmp_path / "out")
     result = conversion.convert(tmp_path / "saved", tmp_path / "out", num_labels=3)

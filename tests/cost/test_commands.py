@@ -66,7 +66,7 @@ def test_flops_of_a_variant(run) -> None:
 
 def test_time_and_money_of_a_training(run) -> None:
     training = ("--images", "303e6", "--epochs", 14)
-    device = ("--devices", 8, "--device-flops", "312e12", "--utilisation", 0.5, "--price", 2)
+    device = ("--devices", 8, "--device-flops", "312e12", "--utilization", 0.5, "--price", 2)
     code, out, _ = run("cost", "L/16", *training, *device, "--json")
     assert code == 0
     told = json.loads(out)
@@ -84,7 +84,7 @@ def test_time_and_money_of_a_training(run) -> None:
 def test_a_trained_folder_shows_the_estimate_beside_the_measured_time(run, tmp_path: Path) -> None:
     folder = trained(tmp_path / "model")
     config = HfViTConfig(image_size=8, patch_size=4, **TINY)
-    code, out, _ = run("cost", folder, "--device-flops", "1e9", "--utilisation", 0.5, "--json")
+    code, out, _ = run("cost", folder, "--device-flops", "1e9", "--utilization", 0.5, "--json")
     assert code == 0
     told = json.loads(out)
     assert told["images"] == 800
@@ -229,10 +229,10 @@ def test_scaling_law_refuses_in_one_line(run, tmp_path: Path) -> None:
     fails(run("scaling-law", table), "run 5", "compute of 0")
     fails(run("scaling-law", table, "--output", tmp_path / "no" / "law.png"), "no folder")
     before = table.read_bytes()
-    fails(run("scaling-law", table, "--output", table), "runs.csv is to be a plot", ".png")
+    fails(run("scaling-law", table, "--output", table), "runs.csv is not a PNG file name", ".png")
     assert table.read_bytes() == before
     table = table.rename(tmp_path / "runs.png")
-    fails(run("scaling-law", table, "--output", table), "runs.png is to be a plot")
+    fails(run("scaling-law", table, "--output", table), "runs.png is not a PNG file name")
     (folder / "facts.json").unlink()
     fails(run("scaling-law", folder), "no training")
     trained(folder, top1="unknown")

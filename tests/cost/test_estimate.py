@@ -29,7 +29,7 @@ def test_time_and_money_by_hand() -> None:
         ({"device_flops": -1.0}, "device FLOP/s"),
         ({"device_flops": math.nan}, "device FLOP/s"),
         ({"devices": 0}, "0 devices"),
-        ({"utilisation": 0.0}, "utilisation 0"),
+        ({"utilisation": 0.0}, "utilization 0"),
         ({"utilisation": 40.0}, "at most 1"),
         ({"price": -2.0}, "price -2"),
         ({"price": math.nan}, "price nan"),

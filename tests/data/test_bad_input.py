@@ -88,12 +88,12 @@ def folders(root, *names, **counts):
 
 # What is in a folder -> what is said of it; with a star as a table and as a stream alike.
 FOLDERS = {
-    "no files": (lambda root: root, "holds no files; needed: one folder of images a class"),
+    "no files": (lambda root: root, "holds no files; needed: one folder of images per class"),
     "no images": (lambda root: write(root, "a/1.txt", "a/2.txt", "n.CSV"), r"no images \(found: 2 .txt, 1 .csv\)"),
     "no class folders": (lambda root: write(root, "x.png"), "images such as 'x.png' but no class folders; put the"),
     "split without classes": (lambda root: write(folders(root, "train"), "test/x.png"),
                               "test' holds images such as 'x.png' but no class folders"),
-    "split beside another": (lambda root: folders(root, "train", "spare"), "'train' beside 'spare', which is none"),
+    "split beside another": (lambda root: folders(root, "train", "spare"), "'train' beside 'spare', which is not"),
     "an empty class": (lambda root: write(folders(root), "newt/"), "'.*newt' holds no images; add some or remove"),
     "one image *": (lambda root: folders(folders(root), newt=1), "class 'newt' has 1 image; to cut validation"),
     "one class *": (lambda root: folders(root, cat=9), r"of one class only \(cat\); a classifier needs at least two"),
@@ -136,7 +136,7 @@ def save_without(folder, path, column):
     make_table(folder).remove_columns(column).to_parquet(str(path))
 
 
-OUTSIDE = r"(the label (7|-1)|no label), which is outside the 3 classes"
+OUTSIDE = r"(the label (7|-1)|no label), which is not among the 3 classes"
 TABLES = {
     **{f"{label} *": (partial(other_label, label=label), OUTSIDE) for label in (7, -1, None)},
     "floats *": (partial(save_labels, label=lambda name: 0.5 + len(name)), "are of type float; needed: whole numbers"),
@@ -176,12 +176,14 @@ def test_files_whose_classes_differ(folder, tmp_path, streaming):
     """`datasets` would read all of them by the first's names."""
     for name, names in (("train", NAMES), ("test", NAMES[::-1])):
         make_table(folder, names=names).to_parquet(str(tmp_path / "d" / f"{name}.parquet"))
-    said = r"'label' in test/test\.parquet \(owl, dog, cat\) otherwise than in train/train\.parquet \(cat, dog, owl\)"
+    said = r"'label' in test/test\.parquet \(owl, dog, cat\) differently than in train/train\.parquet \(cat, dog, owl\)"
     refuses(tmp_path / "d", said, streaming=streaming)
     if not streaming:
         make_table(folder).to_parquet(str(tmp_path / "d" / "train.parquet"))
         make_table(folder, label=lambda name: "yak").to_parquet(str(tmp_path / "d" / "test.parquet"))
-        refuses(tmp_path / "d", r"image 0 of split test has the label 'yak', which is outside the 3 classes \(cat, dog")
+        refuses(
+            tmp_path / "d", r"image 0 of split test has the label 'yak', which is not among the 3 classes \(cat, dog"
+        )
 
 
 def test_image_size_must_be_positive():

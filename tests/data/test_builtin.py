@@ -92,7 +92,7 @@ def test_photos_are_the_same_everywhere_and_384_px_at_most():
     assert load_data("photos").fingerprint == load_data("photos", streaming=True).fingerprint == "c04a148d656eb418"
     assert load_data("photos", image_size=(384, 8)).splits["test"][0]["image"].size == (8, 384)
     for size in ((385, 100), (100, 385)):
-        with pytest.raises(UserError, match=rf"{size[0]}x{size[1]} px asked for.*384 px a side at most"):
+        with pytest.raises(UserError, match=rf"{size[0]}x{size[1]} px is too large.*384 px a side"):
             load_data("photos", image_size=size)
 
 
@@ -421,7 +421,7 @@ def test_a_scene_is_the_same_at_every_size():
         ("fractals:classes=10,images=100000", "label", "seed=0: 1,000,000 images of 32x32 px are 2.9 GiB; read them"),
         ("scenes:images=0", "mask", "images is 0; choose 1 to 1000000"),
         ("scenes:shapes=3", "mask", "'shapes=3' is not understood; write scenes:images=1000,size=64,clutter=0,seed=0"),
-        ("scenes", "label", "scenes have no label an image"),
+        ("scenes", "label", "scenes have no image labels"),
         ("photos", "mask", "'photos' has neither masks nor objects"),
         ("scenes:images=500000,size=512", "mask", "366.2 GiB; ask for fewer or smaller ones"),
     ],

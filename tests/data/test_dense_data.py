@@ -183,12 +183,12 @@ BAD_COCO = [
     (lambda told: told["images"][2].update(file_name="none.png"), "'train2017/none.png' is not there"),
     (lambda told: [image.update(file_name="x" + image["file_name"]) for image in told["images"]],
      "the images of instances_train2017.json of 'beasts', such as x000.png, are not there"),
-    (lambda told: told["annotations"].clear(), "the training images have no objects; annotate some"),
+    (lambda told: told["annotations"].clear(), "no training image has objects; annotate some"),
     (lambda told: told["annotations"][3].pop("category_id"),
      "instances_train2017.json of 'beasts': entry 3 of 'annotations' has no category_id"),
     (lambda told: told["images"][1].update(id=100), "two images have the id 100"),
-    (lambda told: told["categories"].append({"id": 8, "name": "cat"}), "two categories are called 'cat'"),
-    (lambda told: told.update(annotations={}), "is no file of COCO annotations; needed: lists of images"),
+    (lambda told: told["categories"].append({"id": 8, "name": "cat"}), "two categories are named 'cat'"),
+    (lambda told: told.update(annotations={}), "is not a COCO annotation file; needed: lists of images"),
 ]  # fmt: skip
 
 
@@ -289,7 +289,7 @@ def test_without_ade20ks_list_values_are_classes(ade, tmp_path, named):
     data = load_data(str(ade), target="mask")
     assert data.label_names == (names if named else ["0", "1", "2", "3"])
     assert (np.array(data.splits["validation"][0]["mask"]) == mask(50)).all()
-    assert ("nothing names the classes, so they are called 0 to 3" in data.notes) == (named is None)
+    assert ("there are no class names, so classes are named 0 to 3" in data.notes) == (named is None)
     flat = tmp_path / "flat"
     flat.mkdir()
     (ade / "images" / "training").rename(flat / "images")
@@ -358,8 +358,8 @@ def filled(value, kind, size=(16, 20)):
 BAD_MASKS = [
     (filled(0, np.uint8, (16, 10)), "has a mask of 16x10 px, but is 16x20 px; both must be of one size"),
     (filled(9, np.uint8), "has a mask with the class 8; there are classes 0 to 2 (wall, building, sky), and 255 for"),
-    (lambda path: Image.new("RGB", (20, 16)).save(path), "has a mask in colour (mode RGB); needed: one channel of"),
-    (filled(999, np.uint16), "has a mask with the value 999; needed: classes 0 to 254, or 255 for what is not judged"),
+    (lambda path: Image.new("RGB", (20, 16)).save(path), "has a color mask (mode RGB); needed: one channel of"),
+    (filled(999, np.uint16), "has a mask with the value 999; needed: classes 0 to 254, or 255 for ignored pixels"),
     (lambda path: path.write_text("a mask"), "has a mask that is not an image"),
     (lambda path: path.write_bytes(path.read_bytes()[:60]), "has a mask that is corrupt or cannot be read"),
     (lambda path: path.unlink(), "has no mask; add one of the same name"),
@@ -394,7 +394,7 @@ def test_other_tasks_and_streams_are_refused_in_one_line(ade, folder):
     refuses(ade, "mask", "has no column 'x'", label_column="x")
     for path in ade.rglob("training/*.png"):
         Image.new("L", (20, 16), 0).save(path)
-    refuses(ade, "mask", "the training images have no pixels of any class; annotate some of them")
+    refuses(ade, "mask", "no training image has pixels of any class; annotate some")
     (ade / "id2label.json").write_text('{"1": "a"}')
     (ade / "objectInfo150.txt").unlink()
     refuses(ade, "mask", "id2label.json cannot be read")
@@ -515,7 +515,7 @@ def test_a_table_of_labels_is_refused_for_masks(tmp_path, make, folder):
     path = tmp_path / "pets.parquet"
     make.table(folder).to_parquet(path)
     refuses(path, "mask", "needed: one of images and one of masks")
-    refuses(path, "objects", "needed: one such as 'objects'")
+    refuses(path, "objects", "needed: a column such as 'objects'")
     assert load_data(str(path), target=None).target == "label"
 
 
@@ -559,5 +559,5 @@ def test_a_strangers_table_that_names_files_is_refused(tmp_path, make, monkeypat
     monkeypatch.setattr(
         "hf_vit.data.dense_reading.open_hub", lambda source, streaming: ({"train": table}, [], "a" * 40)
     )
-    with pytest.raises(UserError, match=r"names a file in place of an image|with a mask that is not in the table"):
+    with pytest.raises(UserError, match=r"names a file in place of an image|with a mask that is a reference"):
         load_data("user/rooms", target=target)

@@ -142,7 +142,7 @@ def test_every_mode_becomes_the_rgb_it_stands_for(name):
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        *((array([[0, value]], np.int32), "65535 is needed") for value in (-1, 65536)),
+        *((array([[0, value]], np.int32), "needed: 0..65535") for value in (-1, 65536)),
         *((array([v], np.float32), "floating-point image") for v in ([-0.5, 1.0], [0.0, 256.0], [float("nan"), 1.0])),
         (Image.new("LAB", (4, 4)), "mode LAB cannot be converted"),
     ],

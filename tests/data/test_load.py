@@ -40,7 +40,7 @@ def test_folder_of_class_folders_is_cut_by_content_and_seed_alone_and_says_so(fo
         data = load_data(str(folder))
     assert (data.name, data.label_names, counts(data)) == ("pets", NAMES, [33, 5, 2])
     assert data.notes == [
-        "5 images for validation and 2 images for test were cut from the 40 training images (by content, seed 0)"
+        "5 images for validation and 2 images for test were split off the 40 training images (by content hash, seed 0)"
     ]
     assert data.notes[0] in caplog.text
     assert everything(data) == {
@@ -69,7 +69,7 @@ def test_split_folders_are_used(tmp_path, names, expected):
         make_folder(tmp_path / "d" / name, {"a": 5, "b": 6}, seed=10_000 * number)
     data = load_data(str(tmp_path / "d"))
     assert counts(data) == expected
-    assert ("for test were cut from the 11 training images" in " ".join(data.notes)) == ("dev" in names)
+    assert ("for test were split off the 11 training images" in " ".join(data.notes)) == ("dev" in names)
     assert data.notes == [] or "dev" in names
     if names == ("test",):
         with pytest.raises(UserError, match=r"has no split 'train' \(it has test\)"):
@@ -91,7 +91,7 @@ def test_what_counts_of_a_folder(tmp_path):
     data = load_data(str(root))
     assert data.label_names == ["bus", "train", "x"]
     assert sum(map(len, data.seen.values())) == 4 + 4 + 2 + 1 + 4
-    assert data.notes[0] == "2 files in 'd' that are no images were ignored (1 .txt, 1 .db)"
+    assert data.notes[0] == "2 files in 'd' that are not images were ignored (1 .txt, 1 .db)"
 
 
 @pytest.mark.parametrize("form", ["class label", "names", "numbers", "tar", "json tar"])
@@ -143,13 +143,13 @@ def test_copies_are_told_and_stay_on_one_side(tmp_path):
     digests = {split: {image.digest for image in seen} for split, seen in data.seen.items()}
     assert not digests["train"] & (digests["test"] | digests["validation"])
     assert len(data.notes) == 2
-    assert data.notes[1].startswith("20 images are there more than once: cat/")
+    assert data.notes[1].startswith("20 duplicate images in one split: cat/")
     shutil.copy(folder / "cat" / "000.png", folder / "dog" / "the same.png")
-    assert "1 image is there under several classes, which nothing can learn: " in load_data(str(folder)).notes[2]
+    assert "1 duplicate image with different classes: " in load_data(str(folder)).notes[2]
     for number, split in enumerate(("train", "val", "test")):
         make_folder(tmp_path / "split" / split, {"cat": 4, "dog": 4}, seed=100 * number)
     shutil.copy(tmp_path / "split/train/cat/000.png", tmp_path / "split/test/cat/again.png")
-    said = "1 image is there in train and outside of it, where results are too good then: cat/000.png = cat/again.png"
+    said = "1 duplicate image in train and in other splits, so results are too good: cat/000.png = cat/again.png"
     assert load_data(str(tmp_path / "split")).notes[1] == said
 
 
@@ -291,7 +291,7 @@ def test_dark_numbers_are_told(tmp_path, highest, bits, full):
     pixels = noise(24, 8, 8, most=highest + 1)
     pixels[0, 0, 0] = highest
     notes = load_data(numbers_table(tmp_path / "x.parquet", pixels)).notes
-    said = f"images of {bits} bits reach {highest:,} of {full}, so they are seen in 6%"
+    said = f"images of {bits} bits reach {highest:,} of {full}, so they look dark (6%"
     assert sum(said in note for note in notes) == 1
 
 
@@ -404,7 +404,7 @@ def test_what_a_list_lacks_is_named(flat):
         load_data(str(place))
     assert load_data(str(place), skip_bad_images=True).skipped == ["flat/gone.png"]
     write_csv(path, ("file_name", "label", "split"), [(*row, "holiday") for row in rows])
-    with pytest.raises(UserError, match=r"metadata\.csv: split 'holiday' is none; needed: train, validation or test"):
+    with pytest.raises(UserError, match=r"metadata\.csv: unknown split 'holiday'; needed: train, validation or test"):
         load_data(str(place))
     path.write_text('file_name,label\n"unclosed\n')
     with pytest.raises(UserError, match=r"^metadata\.csv of 'flat'"):
@@ -487,11 +487,11 @@ def test_a_column_that_is_there_twice_is_refused_if_it_counts(flat, column):
     place, rows = flat
     header = ("file_name", "label", "split", "note", "note", column)
     rows = [(*row, "train", "x", "y", row[0] if column == "file_name" else "train") for row in rows]
-    with pytest.raises(UserError, match=rf"^l\.csv, row 1: '{column.strip()}' is there twice; remove or rename one$"):
+    with pytest.raises(UserError, match=rf"^l\.csv, row 1: '{column.strip()}' appears twice; remove or rename one$"):
         load_data(str(write_csv(place / "l.csv", header, rows)))
     fields = ", ".join(f'"{name}": "{value}"' for name, value in zip(header, rows[0], strict=True))
     (place / "l.jsonl").write_text(f"{{{fields}}}\n")
-    with pytest.raises(UserError, match=rf"^l\.jsonl, row 1: '{column.strip()}' is there twice; remove or rename one$"):
+    with pytest.raises(UserError, match=rf"^l\.jsonl, row 1: '{column.strip()}' appears twice; remove or rename one$"):
         load_data(str(place / "l.jsonl"))
     plain = [row[:-1] for row in rows]
     assert load_data(str(write_csv(place / "l.csv", header[:-1], plain))).label_names == ["cat", "dog", "owl"]

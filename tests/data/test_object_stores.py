@@ -130,7 +130,7 @@ def test_a_corrupt_object_is_a_corrupt_image(folder, stored, store):
 def test_a_list_names_nothing_beyond_itself(named, folder, stored, store):
     address = stored(folder)
     store.pipe_file("bucket/pets/metadata.csv", f"file_name,label\n{named},cat\ncat/000.png,dog\n".encode())
-    with pytest.raises(UserError, match=r"^metadata.csv names '.*', which is not below it; correct it$"):
+    with pytest.raises(UserError, match=r"^metadata.csv names '.*', which is outside its folder; correct it$"):
         load_data(address)
 
 
@@ -160,13 +160,16 @@ def test_places_that_cannot_be_read_are_told(folder, stored, store, monkeypatch)
     store.pipe_file("bucket/dense/annotations/a.png", b"x")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     for place, said in (
-        ("s3://bucket/x", "what s3://bucket/x is read by is not installed: pip install s3fs$"),
-        ("ftp://host/x", "^ftp://host/x is of a kind that is not known; give a path, file:///, s3://, gs://, hf://"),
+        ("s3://bucket/x", "the library that reads s3://bucket/x is not installed: pip install s3fs$"),
+        ("ftp://host/x", "^ftp://host/x has an unknown scheme; give a path, file:///, s3://, gs://, hf://"),
         ("memory://bucket/no", "^there is no 'memory://bucket/no'; give a folder"),
         ("memory://bucket/no*.parquet", "^there is no 'memory://bucket/no"),
         (f"{address}/cat", "holds images such as '000.png' but no class folders"),
         (f"{address}/cat/000.png", "is no data set file; needed: .parquet"),
-        ("memory://bucket/dense", "holds masks or objects as files, which are not read from there; give parquet"),
+        (
+            "memory://bucket/dense",
+            "holds masks or objects as files, which are read from local folders only; give parquet",
+        ),
     ):
         with pytest.raises(UserError, match=said):
             load_data(place)
@@ -209,7 +212,7 @@ def test_folders_are_those_of_data(model, folder, caplog):
         predict(model, str(folder / "cat"))
     found = predict(model, str(folder / "cat"), skip_bad_images=True)
     assert [each.problem is None for each in found] == [True] * 12 + [False]
-    assert "1 file in 'cat' that are no images were ignored (1 .heic)" in caplog.text
+    assert "1 file in 'cat' that are not images were ignored (1 .heic)" in caplog.text
     (folder / "cat" / b"caf\xe9.png".decode(errors="surrogateescape")).write_bytes(b"")
     for given in (folder / "cat", folder / "cat" / "c*.png"):
         with pytest.raises(UserError, match="is not UTF-8; rename it"):
@@ -227,9 +230,9 @@ def test_tables_of_predictions(ending, model, folder, stored, store, monkeypatch
     here = (folder.parent / f"here.{ending}").read_bytes()
     assert store.cat_file(f"bucket/there.{ending}") == here != b""
     (folder / "cat" / "x.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match="is no table; give a file that ends in"):
+    with pytest.raises(UserError, match="is not a table; give a file that ends in"):
         predict(model, "pets/cat", output="memory://bucket/there.txt")
-    with pytest.raises(UserError, match="is an address, not a place on this machine"):
+    with pytest.raises(UserError, match="is a URL, not a local path"):
         write_dense_predictions([], "memory://bucket/masks")
     monkeypatch.setattr(MemoryFileSystem, "put_file", lambda *given, **more: fail("the disk of the store is full"))
     with pytest.raises(UserError, match=rf"there.{ending} cannot be written \(the disk of the store is full\); check"):
@@ -251,5 +254,5 @@ def test_a_failing_store_is_no_image_to_pass_over(model, folder, stored, monkeyp
 
     monkeypatch.setattr(MemoryFileSystem, "_open", refuse)
     monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
-    with pytest.raises(StoreError, match=r"cat/000.png cannot be read \(Forbidden\); check its name, your right to it"):
+    with pytest.raises(StoreError, match=r"cat/000.png cannot be read \(Forbidden\); check the path, your permissions"):
         predict_images(load_model(model), files, skip_bad_images=True)

@@ -164,7 +164,7 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(run, save_classifier,
 
     monkeypatch.setattr(registry, "evaluate_protocol", replaced_meanwhile)
     before = sorted(folder.iterdir())
-    _fails(run("evaluate", folder, "--data", class_folders), "holds another model by now", "(measured: top-1 accuracy ")
+    _fails(run("evaluate", folder, "--data", class_folders), "holds another model than", "(measured: top-1 accuracy ")
     assert sorted(folder.iterdir()) == before
 
 
@@ -230,7 +230,7 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(run, save_classifi
     for line, path in zip(err.splitlines(), bad, strict=True):
         assert line.startswith("left out: ")
         assert path.name in line
-    _fails(run("predict", model, address), f"{address} is of a kind that is not known; give")
+    _fails(run("predict", model, address), f"{address} has an unknown scheme; give")
     _fails(run("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
     pattern = tmp_path / "*.jpg"
     _fails(run("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
@@ -336,12 +336,12 @@ def test_it_tells_what_is_there(told, tmp_path):
     assert sum(numbers["cat"]) == 31
     assert sum(numbers["dog"]) == 9
     assert [a + b for a, b in zip(numbers["cat"], numbers["dog"], strict=True)] == numbers["all"]
-    assert "sizes: 12x12 to 20x16 px (height x width), the middle one 12x12" in out
-    assert "note: 1 image is there more than once: cat/3.png = cat/again.png" in out
+    assert "sizes: 12x12 to 20x16 px (height x width), median 12x12" in out
+    assert "note: 1 duplicate image in one split: cat/3.png = cat/again.png" in out
     assert "note: class 'cat' has 31 images and 'dog' 9" in out
     assert "unreadable: 1 images (dog/torn.png); other commands need --skip-bad-images" in out
     assert "unreadable: 1 images (dog/torn.png)\n" in told("--skip-bad-images")
-    assert "were cut from the 40 training images (by content" in out
+    assert "were split off the 40 training images (by content" in out
     with Image.open(tmp_path / "look" / "contact_sheet.png") as sheet:
         assert sheet.height == 2 * (96 + 16)
         assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 100
@@ -349,8 +349,8 @@ def test_it_tells_what_is_there(told, tmp_path):
 
 def test_dark_scans_are_told(told):
     out = told()
-    assert "kinds: RGB 39, I;16 1 of those looked into" in out
-    assert "images of 16 bits reach 4,095 of 65,535, so they are seen in 6% of the brightness" in out
+    assert "modes: RGB 39, I;16 1 (of 40 images inspected)" in out
+    assert "images of 16 bits reach 4,095 of 65,535, so they look dark (6% brightness)" in out
     assert "contact_sheet" not in out
 
 

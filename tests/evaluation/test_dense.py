@@ -164,8 +164,8 @@ def test_what_gives_nothing_to_judge_by_is_refused(monkeypatch):
     nothing.update(answer, objects([], []))
     pixels.update(torch.tensor([[0]]), torch.tensor([[IGNORED]]))
     for each, said in (
-        (meter, "none of the 1 images has an object"),
-        (nothing, "none of the 1 images has an object"),
+        (meter, "none of the 1 images has an annotated object"),
+        (nothing, "none of the 1 images has an annotated object"),
         (pixels, "no pixel of the 1 images"),
     ):
         with pytest.raises(UserError, match=said):
@@ -173,7 +173,7 @@ def test_what_gives_nothing_to_judge_by_is_refused(monkeypatch):
     meter.update(answer, objects([[0, 0, 9, 9]], [0]))
     assert meter.values(["one"])["ap"] == pytest.approx(1.0)
     monkeypatch.setattr("hf_vit.evaluation.protocols.dense.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"torchmetrics and pycocotools, not .* pip install 'hf-vit\[dense"):
+    with pytest.raises(UserError, match=r"need torchmetrics and pycocotools: pip install 'hf-vit\[dense"):
         SegmentationMeter(2)
 
 

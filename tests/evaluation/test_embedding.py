@@ -207,7 +207,7 @@ def test_bad_input(model, images, tmp_path):
     for data, output, given, said in (
         (images, "out", dict(splits=["test"], batch_size=3), "was begun with settings"),
         ("digits", "out", dict(splits=["test"]), "was begun with data"),
-        (images, "full", {}, "holds something else"),
+        (images, "full", {}, "holds other files"),
         (images, "new", dict(splits=["dev"]), "no split 'dev'"),
         (images, "new", dict(num_processes=0), "at least 1"),
     ):
@@ -426,12 +426,12 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(store, monkey
     monkeypatch.setitem(sys.modules, "s3fs", None)
     for place, said in (
         ("s3://bucket/x", "pip install s3fs$"),
-        ("ftp://host/x", "a kind that is not known; give a path, file:///, s3://, gs://"),
-        ("nosuch://x", "a kind that is not known"),
-        ("file://x", "a kind that is not known"),
-        ("memory://", "names no folder; give one, such as memory://NAME/embeddings$"),
-        ("memory://bucket/taken", r"holds something else \(notes\.txt\)"),
-        (Path("s3://bucket/x"), "is an address, not a place on this machine"),
+        ("ftp://host/x", "an unknown scheme; give a path, file:///, s3://, gs://"),
+        ("nosuch://x", "an unknown scheme"),
+        ("file://x", "an unknown scheme"),
+        ("memory://", "is a bucket without a folder; give one, such as memory://NAME/embeddings$"),
+        ("memory://bucket/taken", r"holds other files \(notes\.txt\)"),
+        (Path("s3://bucket/x"), "is a URL, not a local path"),
     ):
         with pytest.raises(UserError, match=said):
             embed("no-such-model", "digits", place)
@@ -461,5 +461,5 @@ def test_other_outputs_refuse_an_address_before_any_work(write, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     with pytest.raises((UserError, SystemExit)) as stopped:
         write("gs://bucket/x")
-    assert "is an address, not a place on this machine" in str(stopped.value) + capsys.readouterr().err
+    assert "is a URL, not a local path" in str(stopped.value) + capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -193,9 +193,9 @@ def test_what_an_examination_cannot_do_is_refused(pixels, monkeypatch):
         (lambda: pre_logits(torch.nn.Linear(1, 1), pixels), "features of a Linear cannot be read"),
         (
             lambda: list(examine(ViTModel(make_classifier().config)).judging()),
-            "ViTModel has no named classes to answer with; choose few-shot",
+            "ViTModel has no named classes to predict; choose few-shot",
         ),
-        (lambda: list(examine(other_names).judging()), "does not know"),
+        (lambda: list(examine(other_names).judging()), "that the model does not have"),
     ):
         with pytest.raises(UserError, match=said):
             act()
@@ -205,7 +205,7 @@ def test_what_an_examination_cannot_do_is_refused(pixels, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(model.vit, "forward", fail)
-    with pytest.raises(UserError, match="too little memory for a batch of 9 images of 8x8 px; choose a smaller batch"):
+    with pytest.raises(UserError, match="out of memory for a batch of 9 images of 8x8 px; choose a smaller batch"):
         examine(model, batch_size=9).features("test")
 
 
@@ -336,5 +336,5 @@ def test_a_processor_of_another_model_is_told(save_classifier, tmp_path):
     with pytest.raises(UserError, match=told):
         embed(str(folder), str(tmp_path / "data"), tmp_path / "out")
     ViTImageProcessor(do_resize=False).save_pretrained(folder)
-    with pytest.raises(UserError, match=r"processor makes no batch of these images \(.*\); have it resize or crop all"):
+    with pytest.raises(UserError, match=r"processor cannot batch these images \(.*\); let it resize or crop all"):
         predict_images(open_classifier(folder, "cpu"), [tmp_path / "image.png", wide])

@@ -144,7 +144,7 @@ def test_a_record_and_a_card_say_how_images_were_fed(folder):
     model, data = str(folder / "model"), str(folder / "jpg")
     for more, told in (
         ({"draft": True}, "JPEG files were decoded at a smaller scale"),
-        ({"max_num_patches": 4}, "images were fed in their own size and shape, of 4 patches at most"),
+        ({"max_num_patches": 4}, "images kept their size and shape, with at most 4 patches"),
     ):
         evaluate(model, data, progress=False, **more)
         last = json.loads((folder / "model" / "facts.json").read_text())[-1]["values"]
@@ -180,12 +180,12 @@ def test_the_commands_take_them(folder, tmp_path, capsys):
 
 def test_what_they_do_not_go_with(folder, classifier, tmp_path):
     model, data = str(folder / "model"), str(folder / "jpg")
-    one_size = "takes images of one size"
+    one_size = "needs images of one size"
     refusals = [
-        ("top1", dict(draft=True, max_num_patches=12), "resized to one size, and not for masks or boxes; leave it out"),
+        ("top1", dict(draft=True, max_num_patches=12), "classifiers that resize images to one size; leave it out"),
         (None, dict(draft=True, max_num_patches=12), "resized to one size; leave it out"),
         (None, dict(draft=True, streaming=True), "resized to one size; leave it out"),
-        ("top1", dict(draft=True, streaming=True), "as they are; leave --streaming or --draft out"),
+        ("top1", dict(draft=True, streaming=True), "does not work on streams; leave --streaming or --draft out"),
         *(
             (name, dict(max_num_patches=12), f"protocol {name} {one_size}; leave --max-num-patches out")
             for name in ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab")
@@ -197,13 +197,16 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
         with pytest.raises(UserError, match=said):
             measure(model, data, **output, **given)
     for subject, said in (
-        (examine().subject, f"{one_size}; --max-num-patches is for Vision Transformers"),
-        (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), one_size),
-        (load_model((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())), "pools nothing"),
+        (examine().subject, "takes images of one size; --max-num-patches is for Vision Transformers"),
+        (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), "takes images of one size"),
+        (
+            load_model((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())),
+            "has no pooling layer",
+        ),
     ):
         with pytest.raises(UserError, match=said):
             at_own_size(subject, 12)
-    with pytest.raises(UserError, match="does not say what size its images are resized to; leave --draft out"):
+    with pytest.raises(UserError, match="has no fixed input size; leave --draft out"):
         _ = load_model((classifier, ViTImageProcessor(do_resize=False))).draft_side
     before_a_crop = ViTImageProcessor(
         size={"shortest_edge": 11}, do_center_crop=True, crop_size={"height": 8, "width": 8}

@@ -335,23 +335,28 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
             calibration,
             None,
             {"split": "validation"},
-            r"cannot be fitted: split 'validation' .* judge as well.*--no-temp",
+            r"cannot be fitted: split 'validation' .* to evaluate on.*--no-temp",
         ),
         (calibration, without("validation"), {}, r"cannot be fitted: .*no split 'validation'.*--no-temperature"),
         (calibration, None, {"temperature": False, "bins": 0}, "0 bins"),
         (few_shot, None, {}, rf"has {FEWEST} images to learn from, 25 shots need 25 a class.*--shots"),
-        (few_shot, None, {"split": "train", "shots": (1,)}, "split 'train' is fitted on and cannot judge as well"),
+        (few_shot, None, {"split": "train", "shots": (1,)}, "split 'train' is used for fitting"),
         (few_shot, None, {"shots": (0,)}, "at least 1"),
-        (few_shot, streamed(make_data()), {"shots": (1,)}, "is a stream, whose images cannot be chosen"),
+        (few_shot, streamed(make_data()), {"shots": (1,)}, "is a stream, from which images cannot be drawn"),
         (linear_probe, without("validation"), {}, "has no split 'validation'"),
-        (linear_probe, without("validation"), {"choose_split": None}, "one alone where no split chooses"),
+        (linear_probe, without("validation"), {"choose_split": None}, "only one where there is no split to select on"),
         (linear_probe, of_one_class(), {}, "images of one class only"),
-        (nearest_neighbors, None, {"neighbors": (1, 73)}, "73 neighbours are asked for, split 'train' has 72 images"),
+        (nearest_neighbors, None, {"neighbors": (1, 73)}, "73 neighbors requested, but split 'train' has 72 images"),
         (nearest_neighbors, None, {"neighbors": ()}, "at least 1"),
         (patch_drop, None, {"shares": ()}, r"must lie in 0\.\.1"),
         (patch_drop, None, {"shares": (1.2,)}, r"must lie in 0\.\.1"),
-        (patch_drop, None, {"fill": "white"}, "fill 'white' is not known; choose mean or black"),
-        (patch_drop, None, {"orders": ("best",)}, r"orders \['best'\] are not all known; there are random, salient"),
+        (patch_drop, None, {"fill": "white"}, "unknown fill 'white'; choose mean or black"),
+        (
+            patch_drop,
+            None,
+            {"orders": ("best",)},
+            r"orders \['best'\] contain an unknown order; choose from random, salient",
+        ),
         (patch_drop, None, {"patch_size": 90}, "do not fit images of 8x8 px"),
     ],
 )
@@ -435,7 +440,7 @@ def test_processors_that_do_more_than_scale(linear):
         return linear.prepare(images).flip(1)  # MobileViT's processor does
 
     for prepare in (squared, constant, swapped):
-        with pytest.raises(UserError, match="does more to a pixel than scale it"):
+        with pytest.raises(UserError, match="does more than resize, crop and normalize"):
             PixelScale.of(LoadedModel(linear.model, prepare, "odd"))
 
 
@@ -663,5 +668,5 @@ def test_accuracy_equals_a_plain_loop():
 
 
 def test_unknown_corruptions_are_named():
-    with pytest.raises(UserError, match="there is no corruption fog; there are gaussian_noise, shot_noise"):
+    with pytest.raises(UserError, match="unknown corruption fog; choose from gaussian_noise, shot_noise"):
         corruptions(examine(), kinds=["fog", "contrast"])

@@ -147,12 +147,12 @@ def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run, save_classifier
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["--protocol", "magic"], "there is no protocol 'magic'; there are top1, few-shot, linear-probe"),
+        (["--protocol", "magic"], "unknown protocol 'magic'; choose from top1, few-shot, linear-probe"),
         (["--protocol", "knn", "--shots", 1], "protocol knn has no --shots; choose --protocol few-shot"),
         (["--shots", 1, "--num-images", 3], "protocol top1 has no --shots; choose --protocol few-shot"),
         (["--protocol", "few-shot"], "has 10 images to learn from, 25 shots need 25 a class"),
-        (["--protocol", "knn", "--split", "train"], "split 'train' is fitted on and cannot judge as well"),
-        (["--protocol", "calibration", "--split", "validation"], "--no-temperature does without"),
+        (["--protocol", "knn", "--split", "train"], "split 'train' is used for fitting"),
+        (["--protocol", "calibration", "--split", "validation"], "add --no-temperature"),
         (["--protocol", "robustness", "--epsilons", 0], "must lie in 0 < epsilon <= 255"),
     ],
 )
@@ -266,14 +266,11 @@ def test_a_model_that_orders_its_classes_otherwise(imagenet):
     ("content", "name", "told"),
     [
         (None, PUBLISHED, "there is no file"),
-        ("[[0], [1", PUBLISHED, "is no JSON"),
-        *(
-            (no, PUBLISHED, "no list with a list of class numbers")
-            for no in ('{"0": [1]}', "[[0], 1]", "[[0], [true]]")
-        ),
+        ("[[0], [1", PUBLISHED, "is not valid JSON"),
+        *((no, PUBLISHED, "not a list of class numbers") for no in ('{"0": [1]}', "[[0], 1]", "[[0], [true]]")),
         ("[[0], [3]]", PUBLISHED, "has the class 3, the data has 3; give all of ImageNet's classes"),
         ("[[0], [1]]", PUBLISHED, "has labels of 2 images, none of image number 8"),
-        ("[[0], [1]]", "{}", "has labels of 2 images, the split has 8, whose names are not ImageNet's"),
+        ("[[0], [1]]", "{}", "has labels of 2 images, the split has 8, whose file names are not ImageNet's"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(imagenet, content, name, told):
@@ -343,13 +340,13 @@ def test_a_mapping_that_does_not_fit_is_refused(photographs, tmp_path):
     refused(words, mappings, r"the model has no class 'analog clock' \(and 3 others of the mapping\)")
     refused(WORDS, tmp_path, r"there is no .*folder_to_objectnet_label.json; give the folder 'mappings'")
     (mappings / "objectnet_to_imagenet_1k.json").write_text('["Alarm clock"]')
-    refused(WORDS, mappings, r"objectnet_to_imagenet_1k\.json is no table from names to names")
+    refused(WORDS, mappings, r"objectnet_to_imagenet_1k\.json does not map names to names")
 
 
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["--protocol", "real"], "give the file with --real-labels real.json"),
+        (["--protocol", "real"], "give them with --real-labels real.json"),
         (["--protocol", "objectnet"], "give the folder with --mappings DIR"),
         (["--mappings", "x"], "protocol top1 has no --mappings; choose --protocol objectnet"),
     ],

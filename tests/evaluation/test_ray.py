@@ -114,7 +114,7 @@ def test_images_that_change_after_they_were_read_are_refused(runner, request, pl
 
     monkeypatch.setattr(embedding, "_enter", after_a_change(embedding._enter))
     where = r"^on node [\d.]+: image" if runner == "ray" else "^image"
-    said = where + rf" '[^']*{NAMES[0]}/07\.png' is not the one that was looked at when the command began"
+    said = where + rf" '[^']*{NAMES[0]}/07\.png' has changed since the command began"
     with pytest.raises(UserError, match=said) as told:
         embed(str(place / "model"), str(tmp_path / "images"), tmp_path / "out", runner=runner)
     assert str(told.value).endswith("; give data that all nodes share") == (runner == "ray")
@@ -331,10 +331,10 @@ def test_tasks_run_after_those_they_need_and_again_where_they_are_killed(ray, tm
 def test_what_ray_cannot_do_is_refused(ray, place):
     model, data = str(place / "model"), str(place / "images")
     for given, said in (
-        (dict(protocol="robustness"), "robustness stays in one process"),
+        (dict(protocol="robustness"), "robustness runs in one process"),
         (dict(device="cuda"), "has no GPU"),
-        (dict(device="cuda:1"), "Ray's choice"),
-        (dict(address="127.0.0.1:6379"), "connected to Ray already"),
+        (dict(device="cuda:1"), "Ray assigns GPUs itself"),
+        (dict(address="127.0.0.1:6379"), "already connected to Ray"),
     ):
         with pytest.raises(UserError, match=said):
             evaluate(model, data, runner="ray", progress=False, **given)
@@ -343,27 +343,27 @@ def test_what_ray_cannot_do_is_refused(ray, place):
 
 
 def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys):
-    no_cluster = r"the address|there is no cluster of Ray at"
+    no_cluster = r"the address|no Ray cluster at"
     refusals = [
         *((("ray", f"127.0.0.1:{port}"), no_cluster) for port in ("1", "x", "99999999")),
         (("ray", "nowhere"), no_cluster),
         (("ray", "ray://host:1"), no_cluster),
-        (("spark", None), "there is no runner 'spark'; there are local, ray"),
-        (("local", "10.0.0.1:6379"), "add --runner ray"),
+        (("spark", None), "unknown runner 'spark'; choose from local, ray"),
+        (("local", "10.0.0.1:6379"), "needs --runner ray"),
     ]
     for given, said in refusals:
         with pytest.raises(UserError, match=said), running(*given, None):
             raise AssertionError("it runs")
     config, out = HfViTConfig(image_size=8, patch_size=4), tmp_path / "out"
-    with pytest.raises(UserError, match="Ray runs the rates of a sweep"):
+    with pytest.raises(UserError, match="--runner ray needs --lr-sweep"):
         finetune(config, str(place / "images"), out, runner="ray")
-    with pytest.raises(UserError, match="add --runner ray"):
+    with pytest.raises(UserError, match="needs --runner ray"):
         finetune(config, str(place / "images"), out, address="127.0.0.1:1")
-    with pytest.raises(UserError, match="made in Python stays in one process"):
+    with pytest.raises(UserError, match="a model object runs in this process only"):
         compare([(None, None), "x"], make_data(), out, runner="ray")
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "hf_vit.evaluation.ray_runner", raising=False)
     with pytest.raises(SystemExit, match="1"):
         main(["embed", str(place / "model"), "--data", "digits", "--output", str(out), "--runner", "ray"])
-    assert capsys.readouterr().err.strip() == 'hf-vit: the runner ray is not installed: pip install "hf-vit[ray]"'
+    assert capsys.readouterr().err.strip() == 'hf-vit: --runner ray needs Ray: pip install "hf-vit[ray]"'
     assert not out.exists()

@@ -133,10 +133,10 @@ IMAGENET = ["crane", "heron", "crane"]
     [
         (IMAGENET, IMAGENET, [0, 1, 2]),
         (["heron"], IMAGENET, [1]),
-        (["heron", "crane"], IMAGENET, r"several classes called 'crane'.*id2label"),
+        (["heron", "crane"], IMAGENET, r"several classes named 'crane'.*id2label"),
         (["cr\u00e8me", "bee"], ["bee ", "cre\u0300me"], [1, 0]),  # either Unicode form, and blanks
-        (["cr\u00e8me"], ["cr\u00e8me", "cre\u0300me"], "several classes called 'cr\u00e8me'"),
-        (["bee", "yak", "zebra"], ["ant", "bee"], r"does not know: 'yak', 'zebra'; the model's are 'ant', 'bee'"),
+        (["cr\u00e8me"], ["cr\u00e8me", "cre\u0300me"], "several classes named 'cr\u00e8me'"),
+        (["bee", "yak", "zebra"], ["ant", "bee"], r"does not have: 'yak', 'zebra'; the model's are 'ant', 'bee'"),
         ([f"c{index}" for index in range(50)], ["ant"], "and 40 more"),
     ],
 )
@@ -164,9 +164,9 @@ def rows_of(*labels, images=None):
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        (Untouchable(), {"label_names": ["yak"]}, "does not know"),
+        (Untouchable(), {"label_names": ["yak"]}, "that the model does not have"),
         *((rows_of(each), {}, re.escape(f"label {each!r}, outside the 6")) for each in (-1, 6, None, "ant", [1])),
-        (rows_of(0, 0, images=[*make_images(1), None]), {}, "a row of the data has no image"),
+        (rows_of(0, 0, images=[*make_images(1), None]), {}, "a row has no image"),
         (make_dataset(4).select([]), {}, "holds no image"),
         (make_dataset(4), {"batch_size": 0}, "batch size 0"),
     ],
@@ -254,7 +254,7 @@ def test_a_multi_label_model_is_warned_of(dataset, tmp_path):
     model.config.problem_type = "multi_label_classification"
     model.save_pretrained(tmp_path)
     (told,) = evaluate(str(tmp_path), data, progress=False).record.values["warnings"]
-    assert told.startswith("the model judges each class by itself, and the loss, the calibration error")
+    assert told.startswith("this is a multi-label model; loss, calibration error")
     assert told in (tmp_path / "README.md").read_text()
 
 

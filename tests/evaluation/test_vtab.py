@@ -491,7 +491,7 @@ def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_
 
 def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path, small):
     eurosat(tmp_path)
-    with pytest.raises(UserError, match="6 images that judge instead of the published 5,400; copy all of it"):
+    with pytest.raises(UserError, match="6 test images instead of the published 5,400; copy all of it"):
         vtab.load_vtab(tmp_path)
     small(eurosat=6)
     with pytest.raises(UserError, match="too few images to draw 20 and 10 from"):
@@ -639,7 +639,7 @@ def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path, small):
         file.writelines(f"{number}_left,0,Public\n" for number in range(31, 51))
     small(diabetic_retinopathy_detection=2)
     with pytest.raises(
-        UserError, match=r"where diabetic-retinopathy-detection/train/\d+_left.jpeg and \d+ others lack"
+        UserError, match=r"where diabetic-retinopathy-detection/train/\d+_left.jpeg and \d+ other files are missing"
     ):
         vtab.load_vtab(tmp_path)
 

@@ -95,7 +95,7 @@ def test_a_passing_fault_is_survived(name: str, hub: Loopback, client: Client, f
 LASTING: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "upload cut": (STORAGE, "cut_request", {"after": 100}, "cannot be reached"),
     "storage 503": (STORAGE, "status", {"status": 503}, "503"),
-    "commit 503": (COMMIT, "status", {"status": 503}, "fails at the moment (HTTP 503: injected fault)"),
+    "commit 503": (COMMIT, "status", {"status": 503}, "has an internal error (HTTP 503: injected fault)"),
     "commit 429": (COMMIT, "status", {"status": 429}, "limits the rate of requests"),
     "commit 413": (COMMIT, "status", {"status": 413}, "are more than the Hub takes in one commit"),
     "no room": (COMMIT, "status", {"status": 403, "message": "Private repository storage limit reached"},
@@ -104,7 +104,7 @@ LASTING: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "a long wait": (CREATE, "status", {"status": 429, "headers": {"Retry-After": "900"}}, "asks to wait 900 s"),
     "a wait to commit": (COMMIT, "status", {"status": 429, "headers": {"RateLimit": '"api";r=0;t=200'}},
                          "the upload: the Hub asks to wait 200 s (HTTP 429: injected fault); run the same command"),
-    "card 500": ("/validate-yaml", "status", {"status": 500}, "the Hub fails at the moment"),
+    "card 500": ("/validate-yaml", "status", {"status": 500}, "the Hub has an internal error"),
     "card cut": ("/validate-yaml", "cut_response", {"after": 10}, "cannot be reached"),
     "checksums 500": ("/tree/", "status", {"status": 500}, "comparing checksums failed"),
 }  # fmt: skip
@@ -188,7 +188,7 @@ def test_tokens(hub: Loopback, xet_client: Client, folder: Path) -> None:
 
 def test_no_right_to_write(hub: Loopback, xet_client: Client, folder: Path, make_model: Callable[..., Path]) -> None:
     message = refused(hub, xet_client, folder, token="hf_alice_read")
-    assert "can only read, and alice/my-vit has to be created" in message
+    assert "is read-only, and alice/my-vit must be created" in message
     message = refused(hub, xet_client, folder, token="hf_bob_write")
     assert "has no right to create it: give bob/my-vit" in message
     message = refused(hub, xet_client, folder, token="hf_bob_write", repo_id="acme/vit")
@@ -249,7 +249,7 @@ def test_what_cannot_be_loaded_is_told(hub: Loopback, xet_client: Client, folder
     gated, anonymous = told("hf_bob_write"), told(None)
     for message in (gated, anonymous):
         assert f"is gated: ask for access on {hub.endpoint}/{REPO}" in message
-    assert f"{REPO}, then log in: a token is looked for in" in anonymous
+    assert f"{REPO}, then log in: run `hf auth login`" in anonymous
     assert gated.endswith("as the owner of the token of the environment variable HF_TOKEN")
     hub.settings(REPO, granted=["bob"])
     assert xet_client.run("hub.jobs:verify", token="hf_bob_write")["commit"] == hub.head(REPO)
@@ -323,7 +323,7 @@ def test_somebody_else_was_faster(hub: Loopback, xet_client: Client, make_model:
     hub.wait_for_fault(late)
     winner = xet_client.run("hub.jobs:push", folder=str(fast))
     hub.clear_faults()
-    assert "somebody else changed main" in late.wait().answer["error"]
+    assert "was changed by someone else" in late.wait().answer["error"]
     assert hub.head(REPO) == winner["commit"]
     assert_it_works_now(hub, xet_client, slow)
 
@@ -391,6 +391,6 @@ def test_downloads_that_break_off_or_are_damaged(hub: Loopback, client: Client, 
     found = client.run("hub.jobs:verify", limits=HURRIED)
     assert "error" in found
     if client.transport == "lfs":
-        assert f"{WEIGHTS} of {REPO} does not have the Hub's checksum" in found["error"]
+        assert f"{WEIGHTS} of {REPO} still has a wrong checksum" in found["error"]
     hub.clear_faults()
     assert "error" not in client.run("hub.jobs:verify")

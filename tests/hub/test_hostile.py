@@ -175,7 +175,7 @@ def test_code_is_of_the_folder_alone(model_folder: Path, tmp_path: Path) -> None
     config = json.loads((model_folder / "config.json").read_text())
     config["auto_map"]["AutoBackbone"] = f"{tmp_path}/private.Backbone"
     (model_folder / "config.json").write_text(json.dumps(config))
-    refuse(model_folder, "auto_map in config.json names .* no file inside")
+    refuse(model_folder, "auto_map in config.json names .* not inside")
 
 
 TOKEN = "hf_" + "aB3" * 11
@@ -333,7 +333,7 @@ def test_images_are_shared_when_asked_for(tmp_path: Path) -> None:
     assert set(asked.files) - set(shared.files) == showing
     card = (model / "README.md").read_text().replace(MARKER, "") + "\n![mine](wrong_images.png)\n"
     (model / "README.md").write_text(card)
-    with pytest.raises(UserError, match=r"the card shows wrong_images\.png, with images of the data in it; give --sha"):
+    with pytest.raises(UserError, match=r"the card shows wrong_images\.png, which show images of the data; give --sha"):
         collect(model, "me/model", scratch=tmp_path / "scratch")
     assert "wrong_images.png" in collect(model, "me/model", scratch=tmp_path / "scratch", share_images=True).files
 

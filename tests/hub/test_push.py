@@ -127,7 +127,7 @@ def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make
     )
     again_behind = xet_client.run("hub.jobs:push", folder=folders[1], repo_id="alice/other", tag="v1")
     assert again_behind["error"].startswith(
-        f"alice/other has a tag v1 already (at {on['commit'][:8]}), of exactly this"
+        f"alice/other has a tag v1 already (at {on['commit'][:8]}) with this content"
     )
     assert hub.head("alice/other") == behind["commit"]
     assert hub.head(REPO) == first["commit"]
@@ -139,8 +139,8 @@ def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make
         assert (repeated["commit"], repeated["changed"]) == (before["commit"], False)
         assert repeated["pull_request"] == before["pull_request"]
     assert "has a tag v1 already" in taken["error"]
-    assert "tags do not move" in moved["error"]
-    assert "does not exist, so nothing can be proposed" in unproposable["error"]
+    assert "tags cannot be moved" in moved["error"]
+    assert "does not exist, so it cannot have pull requests" in unproposable["error"]
     loads = [{"repo_id": REPO, "revision": revision} for revision in ("main", "v1", "next/try", "refs/pr/1")]
     wanted = [jobs.logits(folders[number]) for number in (0, 0, 1, 2)]
     assert xet_client.run("hub.jobs:logits_many", loads=loads) == wanted
@@ -260,7 +260,7 @@ def test_what_cannot_go_together(model_folder: Path) -> None:
         ({"create_pr": True, "tag": "v1"}, "leave --tag out"),
         ({"tag": "my tag"}, "cannot be a tag's name"),
         ({"revision": "refs/pr/1"}, "cannot be a revision's name"),
-        ({"facts": [training_record()]}, "go with a model object"),
+        ({"facts": [training_record()]}, "are for a model object"),
     ):
         with pytest.raises(UserError, match=message):
             push_to_hub(model_folder, REPO, **options)

@@ -220,7 +220,7 @@ def test_nothing_of_the_author_runs_unasked(
     xet_client.run("hub.jobs:upload_raw", repo_id=REPO, files={"facts.json": json.dumps(records)})
     done = xet_client.attempt("hub.jobs:command", arguments=["verify", REPO], token=None)
     assert done.code == 0, done.err
-    assert "every checksum agrees" in done.out
+    assert "all checksums match" in done.out
     assert f"commit {hub.head(REPO)}" in done.out
     assert f"this package's example printed: {label_of_noise(model_folder)}\n" in done.out
     unasked = [f"not run: example {number} of the card is code of {REPO}" in done.out for number in (1, 2, 3, 4)]
@@ -251,12 +251,12 @@ def test_when_no_example_can_run_it_fails(hub: Loopback, xet_client: Client, mod
     xet_client.run("hub.jobs:upload_raw", repo_id=REPO, files={"config.json": json.dumps(config)})
     done = xet_client.attempt("hub.jobs:command", arguments=["verify", REPO], token=None)
     assert done.code == 1
-    assert "every checksum agrees, but no example was run: the architecture 'their_own' comes with code" in done.err
+    assert "all checksums match, but no example was run: the architecture 'their_own' comes with code" in done.err
     told = xet_client.run("hub.jobs:verify", examples=True, trust_remote_code=True)["error"]
     assert told == "example 1 of the card fails: ran"
     (model_folder / "README.md").write_text("---\nlicense: mit\n---\nno example")
     xet_client.run("hub.jobs:push", folder=str(model_folder))
-    assert "has no example in Python" in xet_client.run("hub.jobs:verify", examples=True)["error"]
+    assert "has no Python example" in xet_client.run("hub.jobs:verify", examples=True)["error"]
 
 
 def test_weights_of_another_place_are_refused(
@@ -269,4 +269,4 @@ def test_weights_of_another_place_are_refused(
         index = {"metadata": {}, "weight_map": {"classifier.weight": name}}
         xet_client.run("hub.jobs:upload_raw", repo_id=REPO, files={"model.safetensors.index.json": json.dumps(index)})
         told = xet_client.run("hub.jobs:verify", examples=True)["error"]
-        assert "which is no file inside the model's folder" in told or "which is not in the repository" in told
+        assert "which is not inside the model's folder" in told or "which is not in the repository" in told

@@ -72,7 +72,7 @@ def test_license_of_the_models_is_the_page_s(hub: Loopback, xet_client: Client, 
     (page / "README.md").write_text((page / "README.md").read_text().replace("license: apache-2.0\n", ""))
     without = xet_client.attempt("hub.jobs:command", arguments=["push", str(page), "my-page", "--space"])
     assert (without.code, without.err.count("\n")) == (1, 1)
-    assert "no license is known" in without.err
+    assert "the license is unknown" in without.err
 
 
 def test_what_follows_a_first_push(hub: Loopback, xet_client: Client, page: Path) -> None:
@@ -145,10 +145,10 @@ def _state(**fields: Any) -> Change:
         (lambda page: (page / "index.html").unlink(), r"lacks index\.html; make it again"),
         (lambda page: (page / "models/1/model.onnx").unlink(), r"lacks models/1/model\.onnx; make it again"),
         (lambda page: [file.unlink() for file in (page / "runtime").iterdir()], "lacks the files of its runtime"),
-        (_write("page.json", "{"), r"page\.json of .* is no page's"),
-        (_write("page.json", '{"models": 3}'), r"page\.json of .* is no page's"),
-        (_write("page.json", '{"models": [], "examples": []}'), "names other files than a page's"),
-        (_state(folder="../../elsewhere"), "names other files than a page's"),
+        (_write("page.json", "{"), r"page\.json of .* is not a page of hf-vit"),
+        (_write("page.json", '{"models": 3}'), r"page\.json of .* is not a page of hf-vit"),
+        (_write("page.json", '{"models": [], "examples": []}'), "names unexpected files"),
+        (_state(folder="../../elsewhere"), "names unexpected files"),
         (_link_out("models/0/model.onnx"), "is a link to a file outside"),
         (_link_out("runtime"), "is a link to a file outside"),
         (_write("README.md", "no metadata"), "is not a static Space's"),
@@ -166,13 +166,15 @@ def test_trouble_is_told_without_the_hub(damage: Change, words: str, page: Path)
 
 
 def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"holds a page, no model; share it with hf-vit push DIR REPO --space"):
+    with pytest.raises(UserError, match=r"holds a page, not a model; share it with hf-vit push DIR REPO --space"):
         push_to_hub(page, REPO, license="mit")
     with pytest.raises(UserError, match=r"holds no page: .* or leave --space out to share a model"):
         push_to_hub(model_folder, REPO, space=True)
-    with pytest.raises(UserError, match="a page is shared from its folder"):
+    with pytest.raises(UserError, match="space=True needs the folder of a page"):
         push_to_hub(object(), REPO, space=True)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UserError, match="--max-shard-size splits weight files, and a page has none; leave it out, or"):
+    with pytest.raises(
+        UserError, match="--max-shard-size splits weight files, which a page does not have; leave it or"
+    ):
         push_to_hub(page, REPO, space=True, license="mit", max_shard_size="1MB")
 
 
@@ -226,6 +228,6 @@ def test_what_cannot_be_linked_to(model_folder: Path, tmp_path: Path) -> None:
     for space, words in (("my-page", "lacks its owner"), ("a/b/c", "cannot be the name"), ("", "cannot be the name")):
         with pytest.raises(UserError, match=words):
             state_space(model_folder, space)
-    with pytest.raises(UserError, match="tells of no training or conversion"):
+    with pytest.raises(UserError, match="has no training or conversion record"):
         state_space(tmp_path, "alice/my-page")
     assert "space" not in Facts.load(model_folder).records[0].values

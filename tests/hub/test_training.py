@@ -31,11 +31,11 @@ def test_the_trainer_shares_one_commit(hub: Loopback, xet_client: Client, tmp_pa
 def test_trouble_is_told_before_the_training(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
     for number, (options, message) in enumerate(
         (
-            ({"token": "hf_alice_read"}, "can only read"),
+            ({"token": "hf_alice_read"}, "is read-only"),
             ({"token": None}, "there is no token"),
-            ({"named": False}, "this data set has no name"),
+            ({"named": False}, "the model card needs the name of the training data"),
             ({"processor": False}, "give processing_class="),
-            ({"license": None}, "no license is known, and none is assumed"),
+            ({"license": None}, "the license is unknown; give one"),
         )
     ):
         done = train(xet_client, tmp_path / str(number), hub_model_id=REPO, **options)
@@ -52,7 +52,7 @@ def test_a_failed_push_ends_the_run(hub: Loopback, xet_client: Client, tmp_path:
     assert done.code != 0
     assert "UserError: the model in" in done.err
     assert "no space left" in done.err
-    assert f"Later: hf-vit push {folder} {REPO}" in done.err
+    assert f"Push it later: hf-vit push {folder} {REPO}" in done.err
     stock = {"folder": str(tmp_path / "stock"), "hub_model_id": "alice/two", "stock": True}
     silent = xet_client.attempt("hub.jobs:train", **stock)
     assert silent.code == 0, silent.err
@@ -77,12 +77,12 @@ def test_finetune_shares_its_result(hub: Loopback, xet_client: Client, tmp_path:
 
     refused = finetune("never", token="hf_alice_read")
     assert refused.code == 1
-    assert "can only read" in refused.err
+    assert "is read-only" in refused.err
     assert not (tmp_path / "never").exists()
     hub.fault("/commit/", "status", status=403, times=-1)
     failed = finetune("first")
     assert failed.code == 1
-    assert f"hf-vit: the model in {tmp_path / 'first'} is complete, but sharing it failed" in failed.err
+    assert f"hf-vit: the model in {tmp_path / 'first'} is complete, but pushing it failed" in failed.err
     assert (tmp_path / "first" / "model.safetensors").is_file()
     hub.clear_faults()
     done = finetune("second")

@@ -123,7 +123,7 @@ def test_weights_whose_answers_are_not_numbers(value: float):
     model.vit.layers[0].mlp.fc1.bias[0] = value
     model.vit.layers[0].mlp.fc2.weight[:, 0] = 3.0  # else 3e38 stays a number
     assert model(IMAGES).logits.isnan().all()
-    with pytest.raises(hf_vit.UserError, match=r"engine='openvino' might make numbers of the NaN .* engine='torch'"):
+    with pytest.raises(hf_vit.UserError, match=r"engine='openvino' may turn the NaN .* engine='torch'"):
         optimize(model, "openvino")
     fast = hf_vit.optimize_for_inference(model)
     assert fast.engine == "torch"

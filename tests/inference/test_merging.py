@@ -153,7 +153,7 @@ def test_every_dtype(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("other", [*OTHERS.values(), FAMILIES["axial"]], ids=lambda other: other.name)
 def test_other_families_are_refused(other: Family) -> None:
-    with pytest.raises(hf_vit.UserError, match=r"merge_tokens does not go with .*; (leave|give)"):
+    with pytest.raises(hf_vit.UserError, match=r"merge_tokens does not work with .*; (leave|give)"):
         hf_vit.optimize_for_inference(other.build("classification"), merge_tokens=2)
 
 
@@ -193,7 +193,7 @@ def test_what_would_show_fewer_tokens_is_refused() -> None:
         with pytest.raises(hf_vit.UserError, match="give images of one size"):
             method(images, patch_attention_mask=torch.ones(len(images), h, w))
     attend_to_twice_the_values(fast)
-    with pytest.raises(hf_vit.UserError, match="does not go with an attention function of one's own"):
+    with pytest.raises(hf_vit.UserError, match="does not work with a custom attention function"):
         fast(images)
 
 

@@ -90,7 +90,7 @@ WRAPPED: dict[str, tuple[Callable[[Any], nn.Module], str]] = {
     "LoRA on the head": (lora("classifier"), r"peft.*merge_and_unload"),
     "quantize_dynamic": (
         lambda model: torch.ao.quantization.quantize_dynamic(model, {nn.Linear}),
-        r"is a torch\.ao\..*before it is quantised",
+        r"is a torch\.ao\..*before it is quantized",
     ),
     "compiled": (lambda model: torch.compile(model, backend="eager"), "before it is compiled"),
     "data parallel": (nn.DataParallel, r"model\.module"),
@@ -115,7 +115,7 @@ CHANGED: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda model: prune.random_unstructured(model.vit.layers[1].attention.q_proj, "weight", 0.5),
         "q_proj has a hook",
     ),
-    "torchao": (quantised_by_torchao, "torchao.*before it is quantised"),
+    "torchao": (quantised_by_torchao, "torchao.*before it is quantized"),
     "patched forward": (patched_forward, r"attention\.forward was replaced"),
     "subclass of a block": (
         lambda model: setattr(model.vit.layers[1], "__class__", Otherwise),
@@ -201,8 +201,8 @@ def test_what_is_no_model_of_the_package(given: Any):
     [
         ({"engine": "tvm"}, "engine='tvm': there is 'auto', 'torch', 'openvino', 'onnxruntime'"),
         ({"engine": None}, "engine=None"),
-        ({"quantize": "int4"}, "quantize='int4': there is None and 'int8'"),
-        ({"quantize": "int8", "compile": True}, "quantize='int8' does not go with compile=True"),
+        ({"quantize": "int4"}, "unknown quantize='int4'; choose None or 'int8'"),
+        ({"quantize": "int8", "compile": True}, "quantize='int8' cannot be combined with compile=True"),
         ({"merge_tokens": 0.5}, "merge_tokens=0.5: give a number of tokens"),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_failure_in_the_middle_changes_nothing(family: Family, error: Exceptio
         return packed(part)
 
     monkeypatch.setattr(optimize, "pack", fail_late)
-    with nothing_changes(model), pytest.raises(hf_vit.UserError, match="too little memory"):
+    with nothing_changes(model), pytest.raises(hf_vit.UserError, match="out of memory"):
         hf_vit.optimize_for_inference(model, engine="torch")
     assert next(calls) == 3
 

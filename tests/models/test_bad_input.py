@@ -15,7 +15,7 @@ IMAGES = [
     ((2, 16, 16, 3), torch.float32, r"shape \(2, 16, 16, 3\); the model needs \[B, 3, H, W\]"),
     ((2, 1, 16, 16), torch.float32, r"shape \(2, 1, 16, 16\); the model needs \[B, 3, H, W\]"),
     *(
-        ((2, 3, 16, 16), dtype, rf"{dtype}.*normalised floats.*image processor")
+        ((2, 3, 16, 16), dtype, rf"{dtype}.*normalized floats.*image processor")
         for dtype in (torch.uint8, torch.int64, torch.bool, torch.complex64)
     ),
 ]

@@ -90,5 +90,5 @@ def test_a_training_at_another_size_is_refused_in_one_line(tmp_path: Path):
 
 
 def test_it_has_no_attention_to_read():
-    with pytest.raises(UserError, match=r"attention cannot be analysed: it reads attention maps.*not in hf_mixer"):
+    with pytest.raises(UserError, match=r"attention cannot be analyzed: it needs attention maps.*not from hf_mixer"):
         AttentionReader(MIXER.shared("classification"))

@@ -291,7 +291,7 @@ def test_wrong_masks(training: bool):
 def test_mask_for_models_that_cannot_take_it():
     images = images_of(build())
     sources = torch.zeros(2, 16, dtype=torch.long)
-    with pytest.raises(ValueError, match="give bool_masked_pos too"):
+    with pytest.raises(ValueError, match="needs bool_masked_pos"):
         build()(images, patch_sources=sources)
     with pytest.raises(ValueError, match=r"without a \[mask\] embedding; load.*AutoModelForMaskedImageModeling"):
         HfViTModel(FAMILIES["plain"].config())(images.float(), bool_masked_pos=torch.ones(2, 16))

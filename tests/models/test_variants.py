@@ -134,6 +134,8 @@ NEAREST = {
 
 @pytest.mark.parametrize(("name", "nearest"), NEAREST.items())
 def test_unknown_names_get_the_nearest(name: str, nearest: str):
-    with pytest.raises(UserError, match=f"no variant '{re.escape(name)}'; the name is SIZE/PATCH") as error:
+    with pytest.raises(
+        UserError, match=f"unknown variant '{re.escape(name)}'; names have the form SIZE/PATCH"
+    ) as error:
         variant_config(name)
     assert nearest in str(error.value)

@@ -153,7 +153,7 @@ def test_refusals_come_before_the_export(plain: Path, runtime_files: Path, tmp_p
         assert not (tmp_path / "out").exists()
 
     for choice in ("no_labels", "one_channel"):
-        refuse(save_classifier(tmp_path / choice, "plain", choice), "no image classifier|RGB")
+        refuse(save_classifier(tmp_path / choice, "plain", choice), "not an image classifier|RGB")
     with monkeypatch.context() as patched:
         patched.setattr(making, "LARGEST_BYTES", 10_000)
         refuse(plain, "too large for a browser: 0 MB of weights")
@@ -179,7 +179,7 @@ def test_runtime_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
         assert len(list((tmp_path / "cache").rglob("ort*"))) == len(SMALL_FILES)
         forged = on_server / "ort-wasm-simd-threaded.wasm"
         forged.write_text("forged")
-        with pytest.raises(UserError, match=r"simd-threaded\.wasm is another file than it was; try again, or give"):
+        with pytest.raises(UserError, match=r"simd-threaded\.wasm has changed; try again, or give"):
             runtime.copy_runtime(tmp_path / "refused")
         assert not (tmp_path / "refused").exists()
         assert "forged" not in [file.read_text() for file in (tmp_path / "cache").rglob("ort*")]  # got anew next time

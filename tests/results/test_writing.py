@@ -207,7 +207,7 @@ def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
     [
         (OSError(errno.EROFS, "Read-only file system"), "Read-only file system; make that disk writable"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded; free some of your space there"),
-        (OSError(errno.EIO, "Input/output error"), "Input/output error; have that disk looked after"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error; check that disk for errors"),
         (SafetensorError("I/O error: Disk quota exceeded (os error 122)"), "quota exceeded; free some of your space"),
         (OSError(errno.EMFILE, "Too many open files"), "Too many open files; raise the limit of open files (ulimit"),
     ],

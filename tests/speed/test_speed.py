@@ -124,7 +124,7 @@ def test_who_cannot_take_part_is_told(name, shape, how, said):
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch):
-    with pytest.raises(UserError, match="nobody can take part: transformers has no Axial-B/16"):
+    with pytest.raises(UserError, match="no contestant can run: transformers has no Axial-B/16"):
         measure_cell(Cell("inference", AXIAL), ["transformers"], 1)
     with pytest.raises(UserError, match="no contestant 'keras'"):
         build("keras", SHAPE)
@@ -140,7 +140,7 @@ def test_a_variant_that_does_not_fit_is_told_in_one_line(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([*command, "S/225"])
     assert stopped.value.code == 1
-    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: others kept")]
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: other processes used")]
     assert len(told) == 1
     assert told[0].startswith("hf-vit: image_size=224 does not fit patch_size=225")
 

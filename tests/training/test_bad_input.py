@@ -53,7 +53,7 @@ def refused(command, tmp_path, colours, monkeypatch):
     ("arguments", "message"),
     [
         (("--learning-rate", "0"), "learning_rate = 0.0: Input should be greater than 0"),
-        (("--learning-rate", "nan"), "--learning-rate nan is no finite number"),
+        (("--learning-rate", "nan"), "--learning-rate nan is not a finite number"),
         (("--batch-size", "-8"), "batch_size = -8"),
         (("--weight-decay", "-1"), "weight_decay = -1.0"),
         (("--label-smoothing", "2"), "label_smoothing = 2.0"),
@@ -68,14 +68,17 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--image-size", "2"), "Ti/4: image_size=2 does not fit patch_size=4"),
         (("--device", "nonsense"), "device 'nonsense' cannot be used"),
         (("--recipe", "default-smal"), "no recipe 'default-smal'; did you mean default-small"),
-        (("--model", "Tu/16"), "no variant 'Tu/16'.*Ti/16"),
-        (("--model", "nothing"), "no variant 'nothing'"),
+        (("--model", "Tu/16"), "unknown variant 'Tu/16'.*Ti/16"),
+        (("--model", "nothing"), "unknown variant 'nothing'"),
         (("--model", "nobody/nothing"), "no folder nobody/nothing and no variant .*, and as a model of the Hub: "),
         (("--data", "no-such-folder-here"), "no-such-folder-here"),
-        (("--data", "digits", "--repeated-augmentation", "3", "--streaming"), "images of a stream come once an epoch"),
+        (
+            ("--data", "digits", "--repeated-augmentation", "3", "--streaming"),
+            "a stream gives each image once per epoch",
+        ),
         (
             ("--random-crop", "16", "--image-size", "16"),
-            "--random-crop 16 reflects more than there is",
+            "--random-crop 16 is larger than",
         ),
         (("--auto-augment", "rand-m"), "auto_augment = rand-m; needed: a policy such as"),
         (("--distillation", "soft"), "need a --teacher"),
@@ -84,7 +87,7 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--teacher", "TINY", "--distillation-weight", "2"), "must be in 0..1"),
         (("--teacher", "no/such/teacher/here"), "there is no folder no/such/teacher/here"),
         (("--teacher", "timm:no_such_model"), "timm:no_such_model cannot be loaded"),
-        (("--teacher", "TINY", "--data", "digits"), "teacher tiny: the data has classes the model does not know"),
+        (("--teacher", "TINY", "--data", "digits"), "teacher tiny: the data has classes that the model does not have"),
     ],
 )
 def test_bad_values(arguments, message, refused, tiny_checkpoint):
@@ -159,7 +162,7 @@ def test_damaged_checkpoints(refused, tiny_config, tmp_path):
     (folder / "model.safetensors").write_bytes(whole)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    assert "lack or do not fit vit.layers.2" in refused(model=folder)
+    assert "are missing or misshaped: vit.layers.2" in refused(model=folder)
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": "three"}))
     assert "config.json" in refused(model=folder)
     (folder / "config.json").write_text("{")
@@ -171,8 +174,8 @@ def test_output_that_holds_something_else(refused, tmp_path):
     output.mkdir()
     (output / "thesis.txt").write_text("the only copy")
     message = refused(untouched=False)
-    assert "holds something else (thesis.txt)" in message
-    assert "something else" in refused("--resume", untouched=False)
+    assert "holds other files (thesis.txt)" in message
+    assert "holds other files" in refused("--resume", untouched=False)
     assert [path.name for path in output.iterdir()] == ["thesis.txt"]
     (output / "thesis.txt").unlink()
     output.rmdir()
@@ -185,7 +188,7 @@ def test_full_disk_is_told_beforehand(refused, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**30, 2**30 - 5 * 2**20, 5 * 2**20))
     message = refused()
     assert "has 5.0 MiB free and training needs about" in message
-    assert message.endswith("; free some space or choose another place\n")  # bench data has no --output
+    assert message.endswith("; free some space or choose another folder\n")  # bench data has no --output
 
 
 def test_needed_space_is_counted_in_whole(tmp_path, monkeypatch):
@@ -207,7 +210,7 @@ FULL = [
 
 @pytest.mark.parametrize("error", FULL)
 def test_errors_of_a_full_disk_are_known(error):
-    assert re.search(r"space.*; free some space there, or choose a place on another disk$", refusal(error))
+    assert re.search(r"space.*; free some space there, or choose a folder on another disk$", refusal(error))
     assert refusal(error, elsewhere=False).endswith("; free some space there")
     assert refusal(type(error)("something else")) is None
 
@@ -229,7 +232,7 @@ def test_disk_that_refuses_a_checkpoint(error, colours, tiny_config, tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr(HfViTTrainer, "_save_optimizer_and_scheduler", save_once)
         reason = getattr(error, "strerror", None) or ".* space; free some space there"
-        message = rf"out cannot be written: {reason}.*, then go on from checkpoint-2 with --resume$"
+        message = rf"out cannot be written: {reason}.*, then continue from checkpoint-2 with --resume$"
         with pytest.raises(UserError, match=message):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]
@@ -248,7 +251,7 @@ def test_disk_that_fills_up_with_the_finished_model(colours, tiny_config, tmp_pa
 
     with monkeypatch.context() as patched:
         patched.setattr("hf_vit.training.run.write_card", fail)
-        with pytest.raises(UserError, match="free some space there, then go on with --resume; the checkpoints"):
+        with pytest.raises(UserError, match="free some space there, then continue with --resume; the checkpoints"):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]
     assert last_complete(output / "checkpoints").name == "checkpoint-1"
@@ -302,7 +305,7 @@ def failing_forward(*args, **kwargs):
     ids=["torch", "numpy", "python"],
 )
 def test_real_failures_are_known(allocate):
-    expected = pytest.raises(UserError, match=r"^there is too little memory for a cat; choose a smaller cat$")
+    expected = pytest.raises(UserError, match=r"^out of memory for a cat; choose a smaller cat$")
     with expected, enough_memory("a cat", "choose a smaller cat"):
         allocate()
 
@@ -336,7 +339,7 @@ def test_training_starts_again_with_a_smaller_part(colours, tiny_config, tmp_pat
 
 def test_training_that_has_a_checkpoint_keeps_its_settings(colours, tiny_config, tmp_path, stop_at):
     stop_at(3, failing_forward)
-    with pytest.raises(UserError, match=r"too little memory for 1 images at once; choose smaller .*another --output$"):
+    with pytest.raises(UserError, match=r"out of memory for 1 images at once; choose smaller .*another --output$"):
         finetune(
             tiny_config(),
             str(colours),
@@ -368,5 +371,5 @@ def test_commands_without_a_batch_end_in_one_line(command, monkeypatch):
     monkeypatch.setattr("hf_vit_cli.main.build_app", lambda: failing_forward)
     code, _, err = command("cost")
     assert code == 1
-    assert err.startswith("hf-vit: there is too little memory for this; end other programs")
+    assert err.startswith("hf-vit: out of memory; close other programs")
     assert err.count("\n") == 1

@@ -116,7 +116,7 @@ def test_training_images_in_a_test_folder_are_told(trained, command, tmp_path):
     code, _, err = command("evaluate", folder, "--data", tmp_path / "holdout")
     total = 5 + source.num_examples("test")
     assert code == 0
-    assert f"warning: 5 of the {total} images were trained on: the result says little of new images\n" in err
+    assert f"warning: 5 of the {total} images were trained on, so the result is too good\n" in err
     record = Facts.load(folder).records[-1]
     assert record.values["trained_images"] == 5
     assert f"5 of the {total} images were trained on" in (folder / "README.md").read_text()
@@ -141,7 +141,7 @@ def test_results_of_training_images_stay_out_of_the_card(trained, command):
     code, out, err = command("evaluate", folder, "--data", data, "--split", "train")
     assert code == 0
     assert "images were trained on" in err
-    assert "pictures none (--output DIR draws them)" in out
+    assert "plots none (write them with --output DIR)" in out
     assert Facts.load(folder).records[-1].data.split == "train"
     assert {name: (folder / name).read_bytes() for name in before} == before
     assert command("evaluate", folder, "--data", data, "--split", "train", "--protocol", "calibration")[0] == 0
@@ -290,7 +290,7 @@ def test_a_shard_that_vanishes_while_training(workers, shards, train, tmp_path, 
             shard.rename(tmp_path / shard.name)
 
     stop_at(3, take_away)
-    message = r"training data train/train-0\.parquet is missing, .* then go on from checkpoint-2 with --resume"
+    message = r"data has changed: train/train-0\.parquet is missing, .* then continue from checkpoint-2 with --resume"
     with pytest.raises(UserError, match=message):
         train(data, tmp_path / "out", num_workers=workers)
     for number in range(3):

@@ -118,7 +118,7 @@ def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path) -> None:
     differing = {name for name, value in larger.state_dict().items() if not torch.equal(value, old[name])}
     assert [name.rpartition(".")[2] for name in differing] == ["position_embeddings"]
     if head not in ("linear", "detr"):  # whose width follows from the backbone, or from the fields
-        with pytest.raises(UserError, match=r"is of another shape .*leave --head-width"):
+        with pytest.raises(UserError, match=r"has another shape .*leave --head-width"):
             build_dense_model(source, head, ["sky", "cat"], width=2 * SMALL[head]["width"])
     another = "linear" if head != "linear" else "detr"
     given = {} if another == "linear" else SMALL["detr"]
@@ -193,7 +193,7 @@ def test_a_head_that_does_not_fit_is_refused(family: str, head: str) -> None:
 
 
 def test_what_else_is_refused() -> None:
-    with pytest.raises(UserError, match="no head 'fcn'; it needs one of linear, upernet"):
+    with pytest.raises(UserError, match="unknown head 'fcn'; choose from linear, upernet"):
         build_dense_model(find_model(FAMILIES["plain"]()), "fcn", ["a"])
     with pytest.raises(UserError, match="the head 'linear' has no num_queries"):
         build("plain", "linear", num_queries=3)
@@ -424,18 +424,21 @@ def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, capfd: p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(task="depth"), "there is no task 'depth'.*classification, segmentation, detection"),
-        (dict(task="segmentation", head="detr"), "no head 'detr' for segmentation.*linear, upernet, mask2former"),
-        (dict(task="detection", head="linear"), "no head 'linear' for detection.*mask-rcnn, detr, deformable-detr"),
-        (dict(task="classification", head="linear"), "are of segmentation and detection"),
-        (dict(task="segmentation", head_width=0), "at least 1 channel"),
-        (dict(task="segmentation", streaming=True), "are not streamed"),
+        (dict(task="depth"), "unknown task 'depth'.*classification, segmentation, detection"),
+        (dict(task="segmentation", head="detr"), "unknown head 'detr' for segmentation.*linear, upernet, mask2former"),
+        (
+            dict(task="detection", head="linear"),
+            "unknown head 'linear' for detection.*mask-rcnn, detr, deformable-detr",
+        ),
+        (dict(task="classification", head="linear"), "need --task segmentation or detection"),
+        (dict(task="segmentation", head_width=0), "--head-width 0 must be at least 1"),
+        (dict(task="segmentation", streaming=True), "cannot be streamed"),
         (dict(task="segmentation", mixup_alpha=0.2), "mixup_alpha"),
         (dict(task="detection", rotation_degrees=5.0), "rotation_degrees"),
         (dict(task="segmentation", label_smoothing=0.1), "has no --label-smoothing"),
         (dict(task="detection", loss="bce"), "has no --loss"),
         (dict(task="detection", tune="lora"), "has no --tune"),
-        (dict(task="segmentation", lr_sweep=True), "leave the sweep out"),
+        (dict(task="segmentation", lr_sweep=True), "a learning-rate sweep compares accuracies"),
         (dict(task="segmentation", sam_rho=0.05), "has no --sam-rho"),
     ],
 )

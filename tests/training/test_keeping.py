@@ -160,7 +160,7 @@ def test_a_model_that_has_hardly_learnt_is_told(colours, make_colours, command, 
     arguments = ("finetune", "--model", tiny_checkpoint, "--batch-size", "16", "--evaluations", "1")
     code, out, _ = command(*arguments, "--data", alike, "--output", tmp_path / "out", "--steps", "2")
     assert code == 0
-    (line,) = (line for line in out.splitlines() if "hardly learnt" in line)
+    (line,) = (line for line in out.splitlines() if "hardly learned" in line)
     assert "train longer" in line
     values = Facts.load(tmp_path / "out").records[0].values
     assert values["validation_accuracy"] <= values["chance_accuracy"] < 1
@@ -168,7 +168,7 @@ def test_a_model_that_has_hardly_learnt_is_told(colours, make_colours, command, 
     assert row in (tmp_path / "out" / "README.md").read_text().replace("\\", "")
     learning = ("--steps", "100", "--learning-rate", "3e-3")
     code, out, _ = command(*arguments, "--data", colours, "--output", tmp_path / "learnt", *learning)
-    assert (code, "hardly learnt" in out) == (0, False)
+    assert (code, "hardly learned" in out) == (0, False)
 
 
 def test_the_last_step_is_judged_whatever_the_interval(colours, tiny_config, tmp_path):

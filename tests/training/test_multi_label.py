@@ -72,17 +72,17 @@ def test_columns_of_anything_but_zero_and_one_are_refused(shapes, no, said):
     header, *rows = (shapes / "columns.csv").read_text().splitlines()
     rows = [",".join(no if cell == "0" else cell for cell in row.split(",")) for row in rows]
     (shapes / "others.csv").write_text("\n".join([header, *rows]) + "\n")
-    with pytest.raises(UserError, match=rf"the column \w+ holds {said}; needed, of several label columns: 1 where"):
+    with pytest.raises(UserError, match=rf"the column \w+ holds {said}; label columns need 1 where"):
         load_data(str(shapes / "others.csv"), label_column="blue,green,red", multi_label=True)
 
 
 def test_what_cannot_do_with_several_classes_says_so(shapes, tiny_config, tmp_path):
-    with pytest.raises(UserError, match="several classes each, for which there are hf-vit data, finetune"):
+    with pytest.raises(UserError, match="are multi-label; use hf-vit data, finetune"):
         load_data(str(shapes))
-    with pytest.raises(UserError, match="several classes each; load them without streaming"):
+    with pytest.raises(UserError, match="multi-label, which cannot be streamed; load them without streaming"):
         load_data(str(shapes), streaming=True, multi_label=True)
     for values in ({"mixup_alpha": 0.2}, {"class_weights": True}):
-        with pytest.raises(UserError, match="neither balanced nor mixed"):
+        with pytest.raises(UserError, match="cannot be balanced or mixed"):
             finetune(tiny_config(), str(shapes), tmp_path / "out", steps=2, **values)
 
 
@@ -182,7 +182,7 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
         append_record(tmp_path / "model", told)
         code, _, err = command("predict", tmp_path / "model", *one)
         assert (code, len(err.splitlines())) == (1, 1)
-        assert "no threshold of the class blue" in err
+        assert "no threshold for the class blue" in err
     (tmp_path / "model" / "facts.json").unlink()
     _, out, _ = command("predict", tmp_path / "model", *one, "--json")
     (answer,) = json.loads(out)

@@ -64,7 +64,7 @@ def test_a_second_run_in_a_live_runs_folder_is_refused(place, train, done, tmp_p
 
     def meanwhile(*args, **kwargs):
         for resume in (False, True) if not refused else ():
-            with pytest.raises(UserError, match=r"another run is at work in .*out; wait for its end, or choose"):
+            with pytest.raises(UserError, match=r"another run is using .*out; wait until it ends, or choose"):
                 train(output, resume=resume)
             refused.append(resume)
         return real(*args, **kwargs)
@@ -118,7 +118,7 @@ def test_a_run_killed_in_its_final_tidying_is_finished(left, train, done, tmp_pa
     LEFT[left](output / "checkpoints")
     monkeypatch.setattr(HfViTTrainer, "train", lambda *args, **kwargs: pytest.fail("trained again"))
     again = train(output, told.append, dict(learning_rate=0.1), resume=True)
-    assert told == [f"{output} holds a finished model: there is nothing to resume"]
+    assert told == [f"{output} holds a finished model; there is nothing to resume"]
     assert {path.name for path in output.iterdir()} == {p.name for p in done.folder.iterdir()} - {"checkpoints"}
     assert (output / "facts.json").read_bytes() == (done.folder / "facts.json").read_bytes()
     assert same_weights(output, done.folder)
@@ -157,10 +157,10 @@ def test_a_finished_pre_training_by_command(command, colours, tiny_checkpoint, t
     assert (output / "checkpoints" / "run.json").is_file()
     second = command(*arguments, *steps, "--resume")
     assert (second[0], second[2]) == (0, "")
-    assert "holds a finished model: there is nothing to resume" in second[1]
+    assert "holds a finished model; there is nothing to resume" in second[1]
     code, _, err = command("finetune", *arguments[1:], "--resume")
     assert (code, err.count("\n")) == (1, 1)
-    assert "holds a model of another kind; choose a new or empty one" in err
+    assert "holds a model for another task; choose a new or empty folder" in err
     assert first[1].partition("validation loss")[2] == second[1].partition("validation loss")[2]
     assert not (output / "checkpoints").exists()
     assert len(Facts.load(output).records) == 1
@@ -172,7 +172,7 @@ def test_what_others_keep_beside_a_model_is_left_alone(train, tiny_checkpoint, t
     append_record(output, new_record("conversion", values={}, command="hf-vit convert"))
     (output / "checkpoints").mkdir()
     (output / "checkpoints" / "thesis.txt").write_text("the only copy")
-    with pytest.raises(UserError, match="holds a model of another kind; choose a new or empty one"):
+    with pytest.raises(UserError, match="holds a model for another task; choose a new or empty folder"):
         train(output, resume=True)
     assert (output / "checkpoints" / "thesis.txt").is_file()
 
@@ -204,8 +204,8 @@ def test_an_interrupt_after_the_model_was_delivered_says_that_it_is_complete(tra
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (1, "no checkpoint was complete yet; --resume starts again from step 0"),
-        (2, "checkpoint-1 in OUTPUT is complete; --resume goes on from it"),
+        (1, "there is no complete checkpoint yet; --resume starts from step 0"),
+        (2, "checkpoint-1 in OUTPUT is complete; continue with --resume"),
     ],
 )
 def test_an_interrupted_command_tells_what_it_kept(step, message, command, colours, tmp_path, stop_at):
@@ -221,7 +221,7 @@ def test_an_interrupted_command_tells_what_it_kept(step, message, command, colou
 def test_an_interrupt_before_the_run_is_entered(command, colours, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_vit.training.run.open_start", lambda *args, **options: interrupt())
     code, _, err = command("finetune", "--model", "Ti/4", "--data", colours, "--output", tmp_path / "out")
-    assert (code, err) == (130, "hf-vit: stopped; nothing was written yet; start again with the same command\n")
+    assert (code, err) == (130, "hf-vit: stopped; nothing was written yet; run the same command again\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -273,9 +273,7 @@ def test_a_data_worker_that_is_killed_is_one_line(train, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(SeededDataset, "__getitems__", killed)
-        message = (
-            r"^a process that prepares images was killed, most likely for want of memory \(DataLoader worker .*\); "
-        )
+        message = r"^a data loading process was killed, probably for lack of memory \(DataLoader worker .*\); "
         with pytest.raises(UserError, match=message + r"free some or choose a smaller --num-workers, then start again"):
             train(tmp_path / "out", num_workers=1)
     assert train(tmp_path / "out", resume=True).steps == 4

@@ -163,9 +163,9 @@ def test_choices_reach_the_model(train, tmp_path):
 REFUSED = [
     ({"objective": "jigsaw"}, "objective 'jigsaw' is unknown; choose masked-patch, next-patch, contrastive"),
     ({"target": "edges"}, "target 'edges' is unknown; choose mean_color, downsampled, pixels"),
-    ({"objective": "contrastive", "micro_batch_size": 4}, "cannot be accumulated from parts of 4"),
-    ({"objective": "contrastive", "batch_size": 64}, "50 training images are fewer than a batch of 64"),
-    ({"static_masks": True, "streaming": True}, "static masks.*stream.*dynamic"),
+    ({"objective": "contrastive", "micro_batch_size": 4}, "cannot be split into micro-batches of 4"),
+    ({"objective": "contrastive", "batch_size": 64}, "50 training images are fewer than the batch size 64"),
+    ({"static_masks": True, "streaming": True}, "static masks.*stream.*leave"),
     ({"num_hidden_groups": 7}, "num_hidden_groups=7 exceeds num_hidden_layers=2"),
 ]
 
@@ -236,7 +236,7 @@ def test_next_patch_hides_nothing():
     masked, sources = NextPatch().draw(2, 5)
     assert masked.tolist() == [[False, True, True, True, True]] * 2
     assert sources.tolist() == [[0, 1, 2, 3, 4]] * 2
-    with pytest.raises(UserError, match="one patch has no next one"):
+    with pytest.raises(UserError, match="one patch has no next patch"):
         NextPatch().draw(2, 1)
 
 
@@ -271,7 +271,7 @@ def test_images_to_be_judged_by_always_have_the_same_masks():
     assert torch.equal(streamed[0]["bool_masked_pos"], streamed[1]["bool_masked_pos"])
     assert not torch.equal(streamed[0]["bool_masked_pos"][0], streamed[0]["bool_masked_pos"][1])
     assert set(one) == {"pixel_values", "bool_masked_pos", "patch_sources"}
-    with pytest.raises(UserError, match=r"static masks.*stream.*dynamic"):
+    with pytest.raises(UserError, match=r"static masks.*stream.*leave"):
         MaskingCollator(RandomMasking(), CONFIG, static=True)(examples([1], index=False))
 
 

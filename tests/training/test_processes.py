@@ -324,7 +324,9 @@ def test_sharding_is_refused_before_the_first_step(two):
 @pytest.mark.slow  # two processes train in twelve ways
 def test_a_full_disk_of_one_process_ends_all_in_a_line(two):
     first, second = two[1]("full-disk")
-    assert first.startswith("process 0 of 2 has lost another one, which has ended or was silent for 20 seconds")
+    assert first.startswith(
+        "process 0 of 2 lost contact with another process, which ended or did not answer for 20 seconds"
+    )
     assert "cannot be written: " in second
     assert "space" in second
     assert "--resume" in first
@@ -372,8 +374,8 @@ def test_who_works_is_waited_for_and_who_is_silent_is_not(tmp_path, warm, second
         programs[0].kill()
         assert waited == [0, None]
         assert json.loads(told[1].read_text()) == (
-            "process 1 of 2 has lost another one, which has ended or was silent for 4 seconds (--process-timeout); see "
-            "what that one says, then go on with --resume"
+            "process 1 of 2 lost contact with another process, which ended or did not answer for 4 seconds "
+            "(--process-timeout); read that process's error, then continue with --resume"
         )
     else:
         assert waited == [0, 0]

@@ -155,13 +155,13 @@ def test_images_a_second_by_a_clock_that_input_and_model_move(
 
 
 def test_by_command(command, colours, tiny_checkpoint, monkeypatch):
-    with pytest.raises(UserError, match="too few to measure"):
+    with pytest.raises(UserError, match="too short to measure"):
         measure_input(str(tiny_checkpoint), str(colours), options=OPTIONS, seconds=0)
     measured = InputSpeed(100.0, 50.0, 40.0, 8, 2, False)
     monkeypatch.setattr("hf_vit.training.input_speed.measure_input", lambda *args, **kwargs: measured)
     code, out, _ = command("bench", "data", "--data", colours, "--model", tiny_checkpoint, "--num-workers", "2")
     assert code == 0
-    assert "the model limits: the input could feed 2.0 times as many images" in out
+    assert "the model is the bottleneck: the input could supply 2.0 times as many images" in out
     assert "2 workers" in out
     measured = InputSpeed(10.0, 40.0, 9.0, 8, 0, True)
     assert "the model could train on 4.0 times as many" in command("bench", "data", "--data", "d", "--model", "m")[1]

@@ -63,9 +63,9 @@ def test_override_changes_only_what_is_given():
         (dict(horizontal_flip=2.0), "horizontal_flip"),
         (dict(leaning_rate=1.0), "did you mean learning_rate"),
         (dict(steps=7, epochs=1), "not both"),
-        (dict(sam_micro_batches=True), "a setting of sharpness-aware minimisation; give --sam-rho"),
-        (dict(tune="lora", average_decay=0.99), "^LoRA's factors cannot be averaged and merged"),
-        (dict(bce_threshold=0.2), "^bce_threshold is .*choose --loss bce"),
+        (dict(sam_micro_batches=True), "--sam-micro-batches needs --sam-rho"),
+        (dict(tune="lora", average_decay=0.99), "^LoRA weights cannot be averaged"),
+        (dict(bce_threshold=0.2), "bce only.*choose --loss bce"),
         (dict(tune="heads"), "'all', 'head' or 'lora'"),
         (dict(layer_decay=1.5), "less than or equal to 1"),
         (dict(sam_rho=-1.0), "sam_rho = -1.0"),
@@ -265,9 +265,12 @@ def test_values_for_classifiers_are_refused_by_pre_training(command, tmp_path):
     arguments = ("pretrain", "--model", "Ti/16", "--data", "digits", "--output", tmp_path / "out")
     code, _, err = command(*arguments, "--recipe", "rsb-a2")
     assert code == 1
-    assert "loss bce, repeated_augmentation, mixup_alpha, cutmix_alpha of the recipe rsb-a2 is for classifiers" in err
+    assert (
+        "loss bce, repeated_augmentation, mixup_alpha, cutmix_alpha of the recipe rsb-a2 works in hf-vit finetune only"
+        in err
+    )
     code, _, err = command(*arguments, "--recipe", "better-vit")
     assert code == 1
-    assert "architecture, mixup_alpha of the recipe better-vit is for classifiers" in err
-    with pytest.raises(UserError, match=r"label_smoothing, mixup_alpha of the recipe .* is for classifiers"):
+    assert "architecture, mixup_alpha of the recipe better-vit works in hf-vit finetune only" in err
+    with pytest.raises(UserError, match=r"label_smoothing, mixup_alpha of the recipe .* works in hf-vit finetune only"):
         pretrain("Ti/16", "digits", tmp_path / "out", label_smoothing=0.1, mixup_alpha=0.2)

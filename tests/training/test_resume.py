@@ -144,7 +144,7 @@ def test_resume_with_other_settings_is_refused(train, short, killed):
 
 def test_unfinished_and_finished_runs_are_not_overwritten(train, short, killed):
     """What --resume makes of a finished one is in test_output.py."""
-    with pytest.raises(UserError, match="unfinished run; go on with --resume"):
+    with pytest.raises(UserError, match="unfinished run; continue with --resume"):
         train(killed(short, "again", lost=0))
     before = {path: path.stat().st_mtime_ns for path in short.folder.rglob("*")}
     with pytest.raises(UserError, match="holds a finished model; choose"):
@@ -304,7 +304,7 @@ def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, tmp_path):
     shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
     # The first trial had ended, the second had not got to its end.
     shutil.rmtree(again / "checkpoints" / "rate-0.003" / "checkpoints" / "checkpoint-12")
-    with pytest.raises(UserError, match="go on with --resume"):
+    with pytest.raises(UserError, match="continue with --resume"):
         sweep(again)
     with pytest.raises(UserError, match=r"begun with the learning rates to sweep: 1e-06,0\.003"):
         sweep(again, rates=(0.1, 0.2), resume=True)
@@ -342,7 +342,7 @@ def test_a_sweep_by_command(command, tiny_checkpoint, colours, tmp_path):
     assert out.count("kept") == 1
     record = json.loads((output / "facts.json").read_text())[0]
     assert "--sweep-rates 0.001,0.003" in record["command"]
-    for value, message in (("a,b", "not understood"), ("0.1,0.1", "comes twice"), ("-1", "greater than 0")):
+    for value, message in (("a,b", "cannot be read"), ("0.1,0.1", "duplicate learning rate"), ("-1", "greater than 0")):
         code, _, err = command(*arguments, "--output", tmp_path / "no", "--sweep-rates", value)
         assert code == 1
         assert message in err

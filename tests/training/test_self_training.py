@@ -495,7 +495,7 @@ def test_a_training_that_diverges_says_so(kind, train, tmp_path):
 def test_flags(command, colours, teacher_folder, more, tmp_path):
     arguments = ("finetune", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--image-size", "8")
     steps = ("--steps", "1", "--evaluations", "1", "--batch-size", "4", "--device", "cpu", "--teacher", teacher_folder)
-    chosen = ("--unlabelled", more, "--unlabelled-ratio", "2", "--pseudo-labels", "hard", "--confidence", ".35")
+    chosen = ("--unlabeled", more, "--unlabeled-ratio", "2", "--pseudo-labels", "hard", "--confidence", ".35")
     code, out, err = command(*arguments, *steps, *chosen, "--images-per-class", "4", "--head-dropout", ".2")
     assert code == 0, err
     assert "recipe noisy-student" in out
@@ -505,35 +505,38 @@ def test_flags(command, colours, teacher_folder, more, tmp_path):
     assert sum(values["unlabelled_images_of_classes"]) == values["unlabelled_images"]
 
 
-HEAP = ("--teacher", "TEACHER", "--unlabelled", "HEAP")
+HEAP = ("--teacher", "TEACHER", "--unlabeled", "HEAP")
 META = (*HEAP, "--self-training", "meta-pseudo-labels")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--unlabelled", "HEAP"), "--unlabelled needs a --teacher and --unlabelled images"),
-        (("--self-training", "noisy-student", "--teacher", "TEACHER"), "needs a --teacher and --unlabelled images"),
-        (("--confidence", ".5"), "--confidence needs a --teacher"),
-        ((*HEAP, "--distillation", "hard"), "--distillation is of a teacher without --unlabelled images"),
+        (("--unlabeled", "HEAP"), "--unlabeled needs --teacher and --unlabeled"),
+        (("--self-training", "noisy-student", "--teacher", "TEACHER"), "needs --teacher and --unlabeled"),
+        (("--confidence", ".5"), "--confidence needs --teacher"),
+        ((*HEAP, "--distillation", "hard"), "--distillation cannot be combined with --unlabeled"),
         ((*HEAP, "--self-training", "loud"), "'loud' is unknown; choose noisy-student, meta-pseudo-labels"),
-        ((*HEAP, "--pseudo-labels", "firm"), "pseudo labels 'firm' are unknown; choose soft or hard"),
+        ((*HEAP, "--pseudo-labels", "firm"), "unknown pseudo-labels 'firm'; choose soft or hard"),
         ((*HEAP, "--confidence", "1.5"), "confidence 1.5 must be in 0..1"),
         ((*HEAP, "--head-dropout", "1"), "head_dropout 1.0 must be in 0..1, below 1"),
-        ((*HEAP, "--unlabelled-ratio", "0"), "unlabelled_ratio 0 must be at least 1"),
-        ((*HEAP, "--uda-weight", "1"), "uda_weight is no setting of noisy-student"),
-        ((*META, "--confidence", ".5"), "confidence is no setting of meta-pseudo-labels"),
+        ((*HEAP, "--unlabeled-ratio", "0"), "unlabelled_ratio 0 must be at least 1"),
+        ((*HEAP, "--uda-weight", "1"), "uda_weight is not a setting of noisy-student"),
+        ((*META, "--confidence", ".5"), "confidence is not a setting of meta-pseudo-labels"),
         ((*META, "--uda-weight", "-1"), "uda_weight -1.0 must be 0 or more"),
         ((*META, "--uda-temperature", "0"), "uda_temperature 0.0 must be above 0"),
-        ((*META, "--sam-rho", ".05"), "leave --sam-rho out"),
+        ((*META, "--sam-rho", ".05"), "does not support --sam-rho"),
         ((*HEAP, "--mixup-alpha", ".2"), "--mixup-alpha of the recipe noisy-student"),
         ((*HEAP, "--streaming"), "leave --streaming out"),
-        ((*HEAP, "--data", "digits"), "teacher teacher: the data has classes the model does not know"),
-        (("--teacher", "FEWER", "--unlabelled", "HEAP"), "teacher fewer: the data has classes the model does not know"),
-        (("--teacher", "TEACHER", "--unlabelled", "no/such/folder"), "no/such/folder' does not exist"),
-        (("--teacher", "TEACHER", "--unlabelled", "EMPTY"), "holds no files"),
-        (("--teacher", "TEACHER", "--unlabelled", "JUDGED"), "are among the validation and test images of colours"),
-        ((*HEAP, "--confidence", "1"), "is sure of none of the 30 unlabelled images of heap: of the surest"),
+        ((*HEAP, "--data", "digits"), "teacher teacher: the data has classes that the model does not have"),
+        (
+            ("--teacher", "FEWER", "--unlabeled", "HEAP"),
+            "teacher fewer: the data has classes that the model does not have",
+        ),
+        (("--teacher", "TEACHER", "--unlabeled", "no/such/folder"), "no/such/folder' does not exist"),
+        (("--teacher", "TEACHER", "--unlabeled", "EMPTY"), "holds no files"),
+        (("--teacher", "TEACHER", "--unlabeled", "JUDGED"), "are validation or test images of colours"),
+        ((*HEAP, "--confidence", "1"), "labels none of the 30 unlabeled images of heap confidently enough"),
     ],
 )
 def test_refused_before_any_training(arguments, message, command, colours, teacher_folder, more, tiny_config, tmp_path):
@@ -563,7 +566,7 @@ def test_several_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = timm.create_model("test_vit", num_classes=3)
     task = MetaPseudoLabels(SelfTrainingOptions(Teacher(LoadedModel(model, torch.stack, "vit")), "", KINDS[1]))
-    with pytest.raises(UserError, match="learnt in one process"):
+    with pytest.raises(UserError, match="runs in one process"):
         task.check(find_recipe("meta-pseudo-labels"))
 
 
@@ -578,5 +581,5 @@ def test_distillation_or_self_training(colours, teacher_folder, more, tmp_path):
     both = dict(
         distillation=DistillationOptions(teacher_folder), self_training=SelfTrainingOptions(teacher_folder, more)
     )
-    with pytest.raises(UserError, match="give distillation or self_training"):
+    with pytest.raises(UserError, match="distillation and self_training exclude each other"):
         finetune("Ti/4", str(colours), tmp_path / "out", **both)

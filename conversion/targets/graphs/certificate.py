@@ -223,7 +223,9 @@ def certify(
     changed = {"tolerance": INT8_TOLERANCE, "checks": checks, "quantization": quantization}
     in_int8 = _write(certificate.model_copy(update=changed), runtime, file, results)
     if not in_int8.holds():
-        raise UserError(f"in int8 the graph repeats nothing: {in_int8.describe()}; nothing is written, please report")
+        raise UserError(
+            f"the int8 graph is not deterministic: {in_int8.describe()}; nothing was written, please report"
+        )
     return certificate
 
 
@@ -292,8 +294,9 @@ def _quantize(outgoing: OutgoingModel, runtime: Runtime, mode: Any, data: Calibr
     lost = 0.0 if accuracy is None or float_accuracy is None else float_accuracy - accuracy
     if agreement < AGREEMENT or lost > ACCURACY:
         raise UserError(
-            f"{quantization.describe()}; needed are {AGREEMENT:.1%} and at most {100 * ACCURACY:.1f} points less, so "
-            "nothing is written: give more images (--calibrate), try the other --quantize, or leave it out"
+            f"{quantization.describe()}; needed are {AGREEMENT:.1%} and at most {100 * ACCURACY:.1f} points "
+            "less, so nothing was written: give more images (--calibrate), try the other --quantize, or "
+            "leave it out"
         )
     return quantization
 
@@ -326,7 +329,7 @@ def verify(folder: Path) -> Certificate:
         raise UserError(f"{folder} has no {NAME}; give a folder that hf-vit export --to {' or '.join(targets)} wrote")
     file = folder / Path(certificate.file).name
     if certificate.runtime not in RUNTIMES:
-        raise UserError(f"{folder / NAME} is for {certificate.runtime!r}, which is none of {', '.join(RUNTIMES)}")
+        raise UserError(f"{folder / NAME} is for {certificate.runtime!r}, which is not one of {', '.join(RUNTIMES)}")
     runtime = RUNTIMES[certificate.runtime]
     runtime.require(file)
     try:
@@ -336,15 +339,15 @@ def verify(folder: Path) -> Certificate:
         if len(results) != len(certificate.checks):
             raise ValueError("as many results as checks are needed")
     except (OSError, ValueError, BadZipFile) as error:
-        raise UserError(f"{folder} lacks {file.name} or {RESULTS}, whole; export the model again") from error
+        raise UserError(f"{folder} lacks {file.name} or {RESULTS}; export the model again") from error
     if sha256 != certificate.sha256:
-        raise UserError(f"{file} is not the file that {NAME} certifies: it was changed; export the model again")
+        raise UserError(f"{file} does not match {NAME}: it was changed; export the model again")
     checks = list(_compare(certificate, runtime, file, results))
     repeated = certificate.model_copy(update={"checks": checks, "versions": _versions(runtime), "hardware": hardware()})
     if not repeated.holds():
         raise UserError(
-            f"{file} gives other results here: {repeated.describe()}; use the versions and the kind of machine that "
-            f"{NAME} names, or export the model again on this one"
+            f"{file} gives different results on this machine: {repeated.describe()}; use the versions and "
+            f"the kind of machine listed in {NAME}, or export the model again on this machine"
         )
     return repeated
 

@@ -237,7 +237,7 @@ def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -
     quantizer = QUANTIZERS[runtime.package]
     layers, parts = quantizer.layers(file), dict[str, list[str]]()
     if not layers:
-        raise UserError(f"{file.name} has no dense layers to quantise; leave --quantize out")
+        raise UserError(f"{file.name} has no dense layers to quantize; leave --quantize out")
     for layer in layers:
         module = layer.partition("/")[0]
         parts.setdefault(module.rpartition(".")[0] or module, []).append(layer)
@@ -295,9 +295,10 @@ def choose(
             return {part: change[part] for part in order[:count]}
         count = 2 * count or 1
     raise UserError(
-        f"in int8 only {agreement:.2%} of the answers would stay as in float, to judge by {len(data.choosing)} images, "
-        f"with half of the model's {len(parts)} parts in float; {CHOOSING_AGREEMENT:.2%} is needed, so nothing is "
-        "written: give other images (--calibrate), or leave --quantize out"
+        f"in int8 only {agreement:.2%} of the answers would stay as in float, measured on "
+        f"{len(data.choosing)} images, with half of the model's {len(parts)} parts in float; "
+        f"{CHOOSING_AGREEMENT:.2%} is needed, so nothing was written: give other images (--calibrate), or "
+        "leave --quantize out"
     )
 
 

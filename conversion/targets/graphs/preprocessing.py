@@ -59,8 +59,8 @@ class Preprocessing:
         wrong = _inexpressible(processor)
         if wrong:
             raise UserError(
-                f"no graph here does what the image processor does: {', '.join(wrong)}; save another, or export --to "
-                "onnx without it"
+                f"a graph cannot do what the image processor does: {', '.join(wrong)}; save another, or "
+                "export --to onnx without it"
             )
         size, crop = dict(processor.size or {}), dict(getattr(processor, "crop_size", None) or {})
         mean, std = scale_of(processor)

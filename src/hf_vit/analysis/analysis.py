@@ -67,7 +67,7 @@ class AnalysisSettings:
     def __post_init__(self) -> None:
         for name, least in (("num_images", 1), ("batch_size", 1), ("num_pictures", 1), ("cka_batch_size", 4)):
             if getattr(self, name) < least:
-                raise UserError(f"{name} {getattr(self, name)} is too few; it must be at least {least}")
+                raise UserError(f"{name} {getattr(self, name)} must be at least {least}")
         if not 0 <= self.rollout_identity < 1:
             raise UserError(f"rollout_identity {self.rollout_identity} must be a share, 0 <= rollout_identity < 1")
 

@@ -356,7 +356,7 @@ def analyze(
     if images is None and conflicts is not None and of_conflicts_alone:
         images = conflicts.images
     if images is None:
-        raise UserError("no images were given (--images); only shape_bias can be made of cue conflicts alone")
+        raise UserError("--images is missing; only shape_bias works with --cue-conflict alone")
     subject = load_model(model, device, inside=True)
     context = Context(
         subject,
@@ -413,7 +413,7 @@ def _known(only: Sequence[str] | None) -> list[str]:
     if only is None:
         return list(ANALYSES)
     if unknown := [name for name in only if name not in ANALYSES]:
-        raise UserError(f"there is no analysis {', '.join(unknown)}; there are {', '.join(ANALYSES)}")
+        raise UserError(f"unknown analysis {', '.join(unknown)}; choose from {', '.join(ANALYSES)}")
     return [name for name in ANALYSES if name in only]
 
 
@@ -473,7 +473,9 @@ def _kept(folder: Path, context: Context) -> dict[str, AnalysisDocument]:
             setattr(wanted, second, getattr(document.inputs, second))
         if document.inputs != wanted:
             fields = ", ".join(differing(document.inputs, wanted))
-            raise UserError(f"{folder} holds {name} of other inputs ({fields}); choose another folder or remove it")
+            raise UserError(
+                f"{folder} holds {name} of another run ({fields} differ); choose another folder or remove it"
+            )
         documents[name] = document
     return documents
 

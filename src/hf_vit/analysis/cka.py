@@ -108,7 +108,7 @@ class CKA(Analysis):
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
         if context.images.size < 4:
-            return f"its estimator needs at least 4 images, there are {context.images.size}"
+            return f"it needs at least 4 images, not {context.images.size}"
         return None
 
     def measure(self) -> Arrays:

@@ -112,7 +112,7 @@ def images_of_files(name: str, files: Sequence[Path], limit: int | None = None) 
             good.append(file)
             digests.append(seen.digest)
     if not good:
-        raise UserError(f"none of the {len(files)} images in {name} can be read; save them again as PNG or JPEG")
+        raise UserError(f"none of the {len(files)} images in {name} can be read; convert them to PNG or JPEG")
     images = AnalysisImages(name, _hash(digests), len(good), lambda index: _read(good[index]), skipped=sorted(skipped))
     return images, good
 
@@ -256,12 +256,14 @@ def open_cue_conflicts(folder: str | os.PathLike[str]) -> CueConflicts:
     """
     place = Path(folder).expanduser()
     if not place.is_dir():
-        raise UserError(f"{place} is no folder; cue conflicts are a folder of images like cat/cat7-elephant1.png")
+        raise UserError(f"{place} is not a folder; give a folder of images named like cat/cat7-elephant1.png")
     files = [place.joinpath(*parts) for parts in walk(place)[0] if is_image(parts[-1])]
     cues = {path: _cues(path, place) for path in files}
     disagreeing = [path for path in files if cues[path][0] != cues[path][1]]
     if not disagreeing:
-        raise UserError(f"{place} holds no image whose shape and texture disagree; give such as cat/cat7-elephant1.png")
+        raise UserError(
+            f"{place} holds no image whose shape and texture disagree; name them like cat/cat7-elephant1.png"
+        )
     images, kept = images_of_files(place.resolve().name, disagreeing)
     if same := len(files) - len(disagreeing):
         images.notes.append(f"{same} images of one class in shape and texture are left out of the cue conflicts")

@@ -62,7 +62,7 @@ class PositionSimilarity(Analysis):
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
         if patch_positions(context.subject.model) is None:
-            return "the model adds no position embeddings to its patches, or they are not known here"
+            return "the model has no additive position embeddings that can be read"
         return None
 
     def measure(self) -> Arrays:

@@ -64,7 +64,7 @@ class ShapeBias(Analysis):
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
         if context.cue_conflicts is None:
-            return "it looks at images whose shape and texture disagree: give --cue-conflict DIR"
+            return "it needs images whose shape and texture disagree: give --cue-conflict DIR"
         return None
 
     def measure(self) -> Arrays:

@@ -86,7 +86,7 @@ def _obstacle(subject: LoadedModel) -> str | None:
     """Why there is no page of a model; None where there is one."""
     config: Any = getattr(subject.model, "config", None)
     if family_of(str(getattr(config, "model_type", None))) is None or not subject.label_sets:
-        return "only classifiers of hf_vit, and what converts to them, can be looked around in"
+        return "only classifiers of hf_vit, and models that convert to them, have a page"
     if subject.processor is None:
         return "there is no image processor"
     size = 2 * numbers_inside(config)

@@ -77,7 +77,7 @@ def entries_of(place: str) -> Iterator[Entry]:
     if folder.is_dir():
         return map(_folder, model_folders(folder))
     if "/" in place or place.startswith((".", "~")):
-        raise UserError(f"there is no folder {place}; give one, a user or organisation of the Hub, or {PAPERS}")
+        raise UserError(f"there is no folder {place}; give one, a user or organization on the Hub, or {PAPERS}")
     return iter(_repositories(place))
 
 
@@ -153,7 +153,7 @@ def _repositories(owner: str) -> list[Entry]:
     except UserError as error:
         raise UserError(f"there is no folder {owner}, and as a user of the Hub: {error}") from error
     if not entries:
-        raise UserError(f"there is no folder {owner}, and no user of the Hub of that name has a model to be seen")
+        raise UserError(f"there is no folder {owner}, and no user of that name on the Hub has a public model")
     return entries
 
 

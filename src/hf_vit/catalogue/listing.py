@@ -99,7 +99,7 @@ class Listing(Displayed):
             UserError: the name does not end in .html, or nothing can be written there.
         """
         if Path(output).suffix.lower() not in (".html", ".htm"):
-            raise UserError(f"{output} is to be a page; give a name that ends in .html")
+            raise UserError(f"{output} is not an HTML file name; give one that ends in .html")
         shown: dict[str, Any] = {"amount": _amount, "percent": percent, "metric": TOP1}
         places = ", ".join(self.places)
         page = render_report(
@@ -135,7 +135,7 @@ def list_models(
     from rich.progress import track
 
     if family is not None and family not in FAMILIES and not family.isidentifier():
-        raise UserError(f"there is no family '{family}'; there are {', '.join(FAMILIES)}")
+        raise UserError(f"unknown family '{family}'; choose from {', '.join(FAMILIES)}")
     places = tuple(dict.fromkeys(places)) or (PAPERS,)
     entries = list[Entry]()
     for place in places:

@@ -114,7 +114,7 @@ def compare(
     settings, say, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
     refuse_output_in(data, folder)
     if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
-        raise UserError("a model that was made in Python stays in one process; leave --runner ray out")
+        raise UserError("a model object runs in this process only; leave --runner ray out")
     with ExitStack() as held:
         with running(runner, address, device) as ray:
             loaded, size = load_models(models, device), None
@@ -243,5 +243,7 @@ def _kept(path: Path, wanted: ComparisonInputs) -> ModelResult | None:
     result = ModelResult.read(path)
     if result is not None and result.inputs != wanted:
         fields = ", ".join(differing(result.inputs, wanted))
-        raise UserError(f"{path} was measured with other inputs ({fields}); choose another --output or remove it")
+        raise UserError(
+            f"{path} was measured with other inputs ({fields} differ); choose another --output or remove it"
+        )
     return result

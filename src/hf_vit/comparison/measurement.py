@@ -51,7 +51,7 @@ def judged_by(loaded: LoadedModel, data: ImageData, probe: bool) -> str:
         loaded.classes_of(data.label_names)
     except UserError as error:
         if not probe:
-            raise UserError(f"{loaded.name}: {error}; or let a linear probe answer (--probe)") from error
+            raise UserError(f"{loaded.name}: {error}; or fit a linear probe (--probe)") from error
         return PROBE
     return HEAD
 

@@ -47,7 +47,7 @@ class ComparisonSettings:
     def __post_init__(self) -> None:
         known_corruptions(self.corruptions)
         if not 1 <= self.severity <= 5:
-            raise UserError(f"severity {self.severity} is not known; choose 1 to 5")
+            raise UserError(f"severity {self.severity} is out of range; choose 1 to 5")
         if min(self.epsilons, default=1.0) <= 0:
             raise UserError(f"epsilons {list(self.epsilons)} must be above 0 (1/255 of the pixels' range each)")
         for name in ("robustness_images", "probe_images", "batch_size", "speed_batch_size"):

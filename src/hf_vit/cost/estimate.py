@@ -59,11 +59,11 @@ def estimate(
         if not (value > 0 and isfinite(value)):
             raise UserError(f"{name}: {value:g} is not possible; give a finite number above 0")
     if devices < 1:
-        raise UserError(f"{devices} devices train nothing; give at least 1")
+        raise UserError(f"{devices} devices cannot train; give at least 1")
     if not 0 < utilisation <= 1:
-        raise UserError(f"utilisation {utilisation:g} is a share of the peak rate; give a number above 0, at most 1")
+        raise UserError(f"utilization {utilisation:g} must be above 0 and at most 1: a share of the peak")
     if price is not None and not (price >= 0 and isfinite(price)):
-        raise UserError(f"price {price:g} is not possible; give dollars a device-hour, at least 0")
+        raise UserError(f"price {price:g} is negative or not finite; give dollars per device-hour")
     seconds = training_flops / (devices * device_flops * utilisation)
     hours = devices * seconds / 3600
     dollars = None if price is None else hours * price

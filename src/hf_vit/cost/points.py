@@ -36,16 +36,16 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
         raise UserError(f"{source} is not UTF-8 text; give CSV or JSON files, or folders of trained models") from error
     entries = _json_entries(text, path) if text.lstrip()[:1] in ("[", "{") else _csv_entries(text, path)
     if not entries:
-        raise UserError(f"{source} holds no run; give lines of compute and error")
+        raise UserError(f"{source} holds no runs; give lines with compute and error")
     return [_numbers(entry, f"{path.name}, run {place}") for place, entry in enumerate(entries, start=1)]
 
 
 def _point_of_run(folder: Path) -> tuple[float, float]:
     run = measured_run(folder)
     if run is None:
-        raise UserError(f"{folder} tells of no training (facts.json); give the folder of a trained model")
+        raise UserError(f"{folder} has no training record in facts.json; give the folder of a trained model")
     if run.error is None:
-        raise UserError(f"{folder} tells of no evaluation after its training; run hf-vit evaluate on it first")
+        raise UserError(f"{folder} has no evaluation record after its training; run hf-vit evaluate on it first")
     return run.training_flops / 1e18, run.error
 
 
@@ -74,4 +74,4 @@ def _numbers(entry: Any, where: str) -> tuple[float, float]:
         compute, error = (entry[name] for name in COLUMNS) if isinstance(entry, dict) else entry
         return float(compute), float(error)
     except (KeyError, TypeError, ValueError) as reason:
-        raise UserError(f"{where}: {entry!r:.80} is no pair of numbers, compute and error") from reason
+        raise UserError(f"{where}: {entry!r:.80} is not a pair of numbers (compute and error)") from reason

@@ -58,7 +58,7 @@ class ScalingLaw:
             UserError: the law was not fitted.
         """
         if not self.covariance:
-            raise UserError("a law that was not fitted has no interval; take that of fit_scaling_law")
+            raise UserError("this law was not fitted and has no interval; use the result of fit_scaling_law")
         import numpy as np
 
         slopes = _slopes((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
@@ -95,7 +95,7 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
     found = np.array([a * unit**b, b, c, d * unit])
     fitted = _error(found, compute)
     if fitted.max() - fitted.min() <= 1e-9 * errors.max():
-        raise UserError("the errors do not fall as compute grows, so that no scaling law fits them; check the columns")
+        raise UserError("the error does not fall as compute grows, so no scaling law can be fitted; check the columns")
     residuals = fitted - errors
     covariance, free = _covariance(found, compute, residuals, len(names)), found[: len(names)]
     margins = np.sqrt(np.diag(covariance)) * _student(len(errors) - len(names))
@@ -135,8 +135,8 @@ def _checked(points: Sequence[tuple[float, float]], parameters: int) -> "tuple[A
 
     if len(points) <= parameters:
         raise UserError(
-            f"{len(points)} runs are too few: the law has {parameters} parameters, and its intervals need one run "
-            f"more, of which to judge the fit; give at least {parameters + 1}"
+            f"{len(points)} runs are too few: the law has {parameters} parameters, and its intervals need "
+            f"one run more; give at least {parameters + 1}"
         )
     for place, (compute, error) in enumerate(points):
         if not (compute > 0 and np.isfinite(compute)):

@@ -45,11 +45,11 @@ def class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArray[np
         UserError: it is in color, or has numbers that are no classes.
     """
     if mask.mode not in ("1", "L", "P") and not mask.mode.startswith("I"):
-        raise UserError(f"a mask in colour (mode {mask.mode}); needed: one channel of class numbers, such as mode L")
+        raise UserError(f"a color mask (mode {mask.mode}); needed: one channel of class numbers, such as mode L")
     numbers = np.asarray(mask).astype(np.int64)
     if numbers.min() < 0 or numbers.max() > IGNORED:
         worst = int(numbers.min() if numbers.min() < 0 else numbers.max())
-        raise UserError(f"a mask with the value {worst}; needed: classes 0 to 254, or 255 for what is not judged")
+        raise UserError(f"a mask with the value {worst}; needed: classes 0 to 254, or 255 for ignored pixels")
     if reduce_labels:
         numbers = np.where((numbers == 0) | (numbers == IGNORED), IGNORED, numbers - 1)
     return numbers.astype(np.uint8)
@@ -106,14 +106,14 @@ def run_lengths(mask: Any, height: int, width: int, place: str) -> dict[str, Any
 
 def _encoded_file(coded: Any, mask: dict[str, Any], height: int, width: int, place: str) -> Any:
     if mask["bytes"] is None:
-        raise UserError(f"{place} with a mask that is not in the table, but elsewhere")
+        raise UserError(f"{place} with a mask that is a reference to another file")
     try:
         with Image.open(io.BytesIO(mask["bytes"])) as opened:
             drawn = np.asarray(opened)
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
         raise UserError(f"{place} with a mask that is corrupt or no image") from error
     if drawn.ndim != 2:
-        raise UserError(f"{place} with a mask in colour; needed: one channel, 0 outside of the object")
+        raise UserError(f"{place} with a color mask; needed: one channel, 0 outside of the object")
     _refuse_other_size(drawn.shape, height, width, place)
     return coded.encode(np.asfortranarray(drawn != 0, dtype=np.uint8))
 

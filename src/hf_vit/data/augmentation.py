@@ -227,8 +227,7 @@ def open_policy(policy: str, size: tuple[int, int] = (224, 224), fill: tuple[int
         from timm.data.auto_augment import auto_augment_transform, rand_augment_transform
     except ImportError as error:
         raise UserError(
-            f"the policy {policy} is timm's, which is not installed: pip install 'hf-vit[timm]'; or choose "
-            "--auto-augment none"
+            f"the policy {policy} needs timm: pip install 'hf-vit[timm]'; or choose --auto-augment none"
         ) from error
     values: dict[str, Any] = {"translate_const": int(min(size) * _LARGEST_SHIFT), "img_mean": fill}
     vary: Any = (rand_augment_transform if policy.startswith("rand") else auto_augment_transform)(policy, values)

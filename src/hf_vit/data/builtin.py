@@ -127,8 +127,8 @@ def photos(image_size: tuple[int, int] | None = None) -> Builtin:
     """
     if image_size is not None and max(image_size) > MAX_PHOTO_SIDE:
         raise UserError(
-            f"photos in {image_size[0]}x{image_size[1]} px asked for; they are {MAX_PHOTO_SIDE} px a side at most: "
-            "choose a smaller image size"
+            f"photos in {image_size[0]}x{image_size[1]} px is too large; the limit is {MAX_PHOTO_SIDE} px a "
+            "side: choose a smaller image size"
         )
     images: dict[str, list[_Drawn]] = {split: [] for split in _CROPS}
     for label, (name, file, frame) in enumerate(PHOTOGRAPHS):

@@ -194,8 +194,8 @@ def _mask_columns(features: "Features", name: str, named: NamedColumns) -> tuple
         mask = next(column for column in pictures if column != image)
     if mask is None or image is None:
         raise UserError(
-            f"'{name}' has the columns {', '.join(features)}; needed: one of images and one of masks, best called "
-            "'image' and 'mask', or named by --image-column and --label-column"
+            f"'{name}' has the columns {', '.join(features)}; needed: one of images and one of masks, best "
+            "named 'image' and 'mask', or named with --image-column and --label-column"
         )
     return image, mask
 
@@ -221,7 +221,8 @@ def _first(names: tuple[str, ...], features: "Features", name: str, option: str)
     column = next((column for column in names if column in features), None)
     if column is None:
         raise UserError(
-            f"'{name}' has the columns {', '.join(features)}; needed: one such as '{names[0]}', or name it by {option}"
+            f"'{name}' has the columns {', '.join(features)}; needed: a column such as '{names[0]}'; or "
+            f"name one with {option}"
         )
     return column
 
@@ -341,7 +342,7 @@ def _parsed(place: Path, where: str) -> Mapping[str, list[Any]]:
         reason = f"{' '.join(str(error).split()):.120}"
         raise UserError(f"{where} cannot be read as JSON: {reason}; write it again") from error
     if not isinstance(read, dict) or not all(isinstance(read.get(key), list) for key in _ENTRIES):
-        raise UserError(f"{where} is no file of COCO annotations; needed: lists of {', '.join(_ENTRIES)}")
+        raise UserError(f"{where} is not a COCO annotation file; needed: lists of {', '.join(_ENTRIES)}")
     for key, needed in _ENTRIES.items():
         for row, entry in enumerate(read[key]):
             missing = [name for name in needed if not isinstance(entry, dict) or name not in entry]
@@ -358,11 +359,11 @@ def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, A
             raise UserError(f"{where}: the category '{name}' has the id {number!r}; needed: a whole number")
         if categories.setdefault(number, name) != name:
             raise UserError(
-                f"{where}: category {number} is '{name}' here and '{categories[number]}' before; name it once"
+                f"{where}: category {number} is '{name}' here and '{categories[number]}' before; use one name"
             )
     twice = [name for name, count in Counter(categories.values()).items() if count > 1]
     if twice:
-        raise UserError(f"{where}: two categories are called '{twice[0]}'; give them different names")
+        raise UserError(f"{where}: two categories are named '{twice[0]}'; give them different names")
 
 
 def _listed_images(entries: Sequence[dict[str, Any]], where: str) -> dict[Any, dict[str, Any]]:

@@ -73,7 +73,7 @@ def images_in(folder: Path) -> tuple[list[Path], list[str]]:
 def tell_ignored(names: Sequence[str], folder: str) -> list[str]:
     """A note on the files of a folder that are no images, with their kinds."""
     files = "1 file" if len(names) == 1 else f"{len(names)} files"
-    return [f"{files} in '{folder}' that are no images were ignored ({kinds_of(names)})"] if names else []
+    return [f"{files} in '{folder}' that are not images were ignored ({kinds_of(names)})"] if names else []
 
 
 def _is_hidden(name: str) -> bool:

@@ -77,7 +77,7 @@ def short_digests(seen: Sequence[Seen]) -> "NDArray[np.uint64]":
 def refuse_changed(name: str, digest: str, wanted: "np.uint64") -> None:
     """Raise ChangedImageError where an image is not the one that was looked at."""
     if int(digest[:16], 16) != int(wanted):
-        raise ChangedImageError(f"image '{name}' is not the one that was looked at when the command began")
+        raise ChangedImageError(f"image '{name}' has changed since the command began")
 
 
 def states_fingerprint(states: Mapping[str, str]) -> str:
@@ -117,14 +117,14 @@ def tell_copies(
     torn = [copies for copies in several if len({label for _, label, _ in copies}) > 1]
     leaked = [copies for copies in several if {"train"} < {split for *_, split in copies}]
     kinds = (
-        (several, "more than once"),
-        (torn, f"under several {what}, which nothing can learn"),
-        (leaked, "in train and outside of it, where results are too good then"),
+        (several, "in one split"),
+        (torn, f"with different {what}"),
+        (leaked, "in train and in other splits, so results are too good"),
     )
     notes: list[str] = []
     for copies, where in kinds:
         if copies:
-            count = "1 image is there" if len(copies) == 1 else f"{len(copies)} images are there"
+            count = "1 duplicate image" if len(copies) == 1 else f"{len(copies)} duplicate images"
             more = ", ..." if len(copies) > 1 or len(copies[0]) > 2 else ""
             notes.append(f"{count} {where}: {' = '.join(name for name, *_ in copies[0][:2])}{more}")
     return notes

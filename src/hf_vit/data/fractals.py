@@ -161,7 +161,7 @@ def _draw_system(key: int) -> "tuple[_Floats, NDArray[np.uint8]]":
         picture = _render(system[0][None], system[1][None], np.asarray([key], dtype=np.uint64), 32)
         if np.count_nonzero(picture[0, :, :, 0]) >= _LEAST_FILLED * 32 * 32:
             return system
-    raise AssertionError("no iterated function system was found in a million tries")
+    raise AssertionError("no iterated function system found in a million tries")
 
 
 def _system_of(drawn: Sequence[float]) -> "tuple[_Floats, NDArray[np.uint8]] | None":

@@ -49,7 +49,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         values = np.asarray(image).astype(np.int64)
         low, high = int(values.min()), int(values.max())
         if low < 0 or high > 65535:
-            raise UserError(f"a {image.mode} image holds numbers from {low} to {high}; 0..65535 is needed (16 bits)")
+            raise UserError(f"a {image.mode} image holds numbers from {low} to {high}; needed: 0..65535 (16 bits)")
         return _gray((values * 255 + 32767) // 65535)
     if image.mode == "F":
         values = np.asarray(image).astype(np.float64)
@@ -115,7 +115,7 @@ def image_problem(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, Image.UnidentifiedImageError):
-        return "is not an image, or of a format that Pillow does not know"
+        return "is not an image, or has a format that Pillow does not support"
     if isinstance(error, FileNotFoundError):
         return "is not there"
     # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
@@ -143,8 +143,8 @@ def tell_dark(highest: int, bits: int) -> list[str]:
     if not 0 < highest <= full >> 2:
         return []
     return [
-        f"images of {bits} bits reach {highest:,} of {full:,}, so they are seen in {highest / full:.0%} of the "
-        f"brightness; multiply them (all by the same number) if their full range is less than {bits} bits"
+        f"images of {bits} bits reach {highest:,} of {full:,}, so they look dark ({highest / full:.0%} "
+        f"brightness); multiply all by the same number if their full range is less than {bits} bits"
     ]
 
 
@@ -247,7 +247,7 @@ def keep_good(
         raise UserError(f"{first}{more}; {_REMEDY}")
     for split, good in rows.items():
         if not good and scans[split]:
-            raise UserError(f"split {split} has no usable image left: {first}; mend it, or give other data")
+            raise UserError(f"split {split} has no usable image left: {first}; replace it, or give other data")
     return rows, bad
 
 

@@ -95,8 +95,9 @@ class LabelMap:
         if number is None:
             what = "no label" if raw is None else f"the label {raw!r}"
             raise UserError(
-                f"{place} has {what}, which is outside the {len(self.names)} classes ({first_of(self.names)}); "
-                "correct the label, or add an image of that class to the training images"
+                f"{place} has {what}, which is not among the {len(self.names)} classes "
+                f"({first_of(self.names)}); correct the label, or add an image of that class to the "
+                "training images"
             )
         return number
 

@@ -110,8 +110,8 @@ def load_data(
             data = _table_data(resolved, _labelled(resolved.name, read), skip_bad_images, seed)
     if data.multi_label and not multi_label:
         raise UserError(
-            f"the images of '{data.name}' have several classes each, for which there are hf-vit data, finetune without "
-            "a teacher, and evaluate --protocol multi-label; for this give data with one class an image"
+            f"the images of '{data.name}' are multi-label; use hf-vit data, finetune without a teacher, or "
+            "evaluate --protocol multi-label, or give data with one class per image"
         )
     for note in data.notes:
         logger.info(note)
@@ -239,7 +239,9 @@ def _table_data(source: DataSource, tables: ImageTables, skip_bad_images: bool, 
 def _streamed_tables(source: DataSource, tables: LabelTables, skip_bad_images: bool, seed: int) -> ImageData:
     """The same of a folder or a list, where images are looked at while they flow."""
     if tables.multi_label:
-        raise UserError(f"the images of '{source.name}' have several classes each; load them without streaming")
+        raise UserError(
+            f"the images of '{source.name}' are multi-label, which cannot be streamed; load them without streaming"
+        )
     data = _data_of(source, tables)
     data.files = file_states(source)
     data.fingerprint = states_fingerprint(data.files)
@@ -266,7 +268,7 @@ def _labelled(name: str, tables: Tables) -> LabelTables:
         tables.notes.append(f"split '{split}' of '{name}' has no labels and was left out")
         del raw[split]
     if not any(raw.values()):
-        raise UserError(f"'{name}' holds no labelled images")
+        raise UserError(f"'{name}' holds no labeled images")
     everything = [label for values in raw.values() for label in values]
     labels, multi_label = _label_map(name, tables, raw.get("train") or everything), is_multi_label(everything)
     classes = ClassLabel(names=labels.names)
@@ -304,7 +306,7 @@ def _cut(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
     if seen is not None:
         data.seen = data.seen | {split: [seen[row] for row in rows.tolist()] for split, rows in parts.items()}
     sizes = " and ".join(f"{len(cut[split])} images for {split}" for split in data.cut)
-    data.notes += [f"{sizes} were cut from the {len(train)} training images (by content, seed {seed})", *notes]
+    data.notes += [f"{sizes} were split off the {len(train)} training images (by content hash, seed {seed})", *notes]
 
 
 def _shuffled_streams(data: ImageData, skip_bad_images: bool) -> ImageData:
@@ -360,7 +362,9 @@ def _stream_data(source: DataSource, tables: Tables, skip_bad_images: bool, seed
             replace(reader, missing=missing if is_cut else (), seed=seed),
         )
     if missing:
-        data.notes.append(f"about 10% of the training images each go to {' and '.join(missing)} (by content hash)")
+        data.notes.append(
+            f"about 10% of the training images each are used for {' and '.join(missing)} (by content hash)"
+        )
     return as_streams(data, readers)
 
 

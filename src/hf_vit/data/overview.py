@@ -74,7 +74,8 @@ def tell_uneven(data: ImageData) -> list[str]:
         return []
     return [
         f"class '{data.label_names[most]}' has {amounts[most]:,} images and '{data.label_names[least]}' "
-        f"{amounts[least]:,}: look at every class, and see --class-weights and --balanced-sampling of hf-vit finetune"
+        f"{amounts[least]:,}: check the accuracy of every class; --class-weights and --balanced-sampling of "
+        "hf-vit finetune can help"
     ]
 
 

@@ -79,8 +79,8 @@ class Columns:
             for name, values in columns.items():
                 if wrong := [value for value in values if str(value).lower() not in _INDICATORS]:
                     raise UserError(
-                        f"the column {name} holds {wrong[0]!r}; needed, of several label columns: 1 where an image has "
-                        "the class and 0 where not"
+                        f"the column {name} holds {wrong[0]!r}; label columns need 1 where an image has the "
+                        "class and 0 where not"
                     )
             rows = ((_INDICATORS[str(value).lower()] for value in row) for row in zip(*columns.values(), strict=True))
             return [[name for name, has in zip(columns, row, strict=True) if has] for row in rows]
@@ -239,9 +239,9 @@ def _refuse_other_classes(source: DataSource) -> None:
                 first, others = known.setdefault(column, (name, classes))
                 if classes != others:
                     raise UserError(
-                        f"'{source.name}' numbers the classes of the column '{column}' in {first} ({first_of(others)}) "
-                        f"otherwise than in {name} ({first_of(classes)}); save all of its files with the same class "
-                        "names, or with names in place of numbers"
+                        f"'{source.name}' numbers the classes of the column '{column}' in {first} "
+                        f"({first_of(others)}) differently than in {name} ({first_of(classes)}); save all "
+                        "of its files with the same class names, or with names in place of numbers"
                     )
             inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
             waiting += [(column, each) for each in inner if each is not None]
@@ -287,9 +287,9 @@ def _read_list(source: DataSource, named: NamedColumns) -> Tables:
             of_folder = next((name for name in map(split_name, Path(path).parts[:1]) if name), listed)
             part = of_folder if split is None else split_name(str(split))
             if part is None:
-                raise UserError(f"{place.name}: split '{split}' is none; needed: train, validation or test")
+                raise UserError(f"{place.name}: unknown split '{split}'; needed: train, validation or test")
             if in_store(place) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
-                raise UserError(f"{place.name} names {path[:80]!r}, which is not below it; correct it")
+                raise UserError(f"{place.name} names {path[:80]!r}, which is outside its folder; correct it")
             paths.setdefault(part, []).append(names.find(place.parent / path))
             labels.setdefault(part, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
@@ -324,16 +324,16 @@ def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, 
         what = "image files, such as file_name" if image is None else "classes, such as label"
         option = "--image-column" if image is None else "--label-column"
         raise UserError(
-            f"{place.name} has the columns {', '.join(have)}; needed: one of {what}, or name it by {option}"
+            f"{place.name} has the columns {', '.join(have)}; needed: one of {what}, or name one with {option}"
         )
     columns = Columns(image, (label,), named.indicators)
     for number, row in enumerate(rows, start=1):
         for column in (image, *columns.labelling, "split"):
             if row.get(column) is _TWICE:
-                raise UserError(f"{place.name}, row {number}: '{column}' is there twice; remove or rename one")
+                raise UserError(f"{place.name}, row {number}: '{column}' appears twice; remove or rename one")
         if not isinstance(row.get(image), str) or not row[image]:
             raise UserError(
-                f"{place.name}, row {number}: {row.get(image)!r} in the column {image} is no file's name; correct it"
+                f"{place.name}, row {number}: {row.get(image)!r} in the column {image} is not a file name; correct it"
             )
     labels = columns.labels({column: [row.get(column) for row in rows] for column in columns.labelling})
     for row, value in zip(rows, labels, strict=True):
@@ -365,7 +365,7 @@ def _json_rows(place: Path) -> Iterator[dict[str, Any]]:
             except json.JSONDecodeError as error:
                 raise ValueError(f"row {number}: {error.msg} at character {error.pos}") from error
             if not isinstance(row, dict):
-                raise ValueError(f"row {number} is no object, {{...}}")
+                raise ValueError(f"row {number} is not an object {{...}}")
             yield row
 
 
@@ -445,7 +445,7 @@ def _load_hub(repo: str, commit: str | None, configuration: str | None, *, strea
     for pattern in () if commit is None else _declared(repo, commit):
         if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
             raise UserError(
-                f"{repo} names files of another place ({pattern[:80]!r}), which are not read; give other data"
+                f"{repo} names files outside the repository ({pattern[:80]!r}), which are not read; give other data"
             )
     is_quiet = are_progress_bars_disabled() or sys.stderr.isatty()
     if not is_quiet:  # bars are for terminals
@@ -474,7 +474,7 @@ def _declared(repo: str, commit: str) -> Iterator[str]:
         try:
             described: object = yaml.safe_load(front)
         except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise UserError(f"{name} of {repo} cannot be read as YAML; its author has to mend it") from error
+            raise UserError(f"{name} of {repo} cannot be read as YAML; its author must correct it") from error
         yield from _patterns_in(described)
 
 
@@ -522,7 +522,7 @@ def _tables(read: dict[str, Any], source: DataSource, named: NamedColumns, strea
     name = source.name
     features: Features | None = next(iter(read.values())).features
     if features is None:
-        raise UserError(f"'{name}' does not tell its columns as a stream; load it without streaming")
+        raise UserError(f"'{name}' cannot list its columns when streamed; load it without streaming")
     columns = _find_columns(features, name, named)
     chosen = [columns.image, *columns.labelling]
     selected = {split: read[split].select_columns(chosen) for split in SPLITS if split in read}
@@ -549,7 +549,7 @@ def _find_columns(features: "Features", name: str, named: NamedColumns) -> Colum
     candidates = [named.image] if named.image else [column for column in usual if column in typed] or typed or usual
     have = f"'{name}' has the columns {', '.join(map(str, features))}"
     if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
-        raise UserError(f"{have}; needed: one column of images, best called 'image', or named by --image-column")
+        raise UserError(f"{have}; needed: one column of images, best named 'image', or named with --image-column")
     if named.label:
         return Columns(candidates[0], (named.label,), named.indicators)
     nested = [(column, label) for column in ("json", "jsn") for label in _LABEL_NAMES]

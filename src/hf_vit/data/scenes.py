@@ -134,7 +134,7 @@ class Scenes:
         from hf_vit.data.mask_features import mask_features, object_features
 
         if target == "label":
-            raise UserError("scenes have no label an image; they are for --task segmentation and --task detection")
+            raise UserError("scenes have no image labels; use them with --task segmentation or --task detection")
         largest = self.count("train") * 3 * size * size
         if largest > LARGEST_TABLE:
             raise UserError(

@@ -118,8 +118,8 @@ def _from_store(address: str) -> DataSource:
         return _from_files(paths, name, address)
     if _dense_folder(place, name):
         raise UserError(
-            f"'{address}' holds masks or objects as files, which are not read from there; give parquet files, or a "
-            "folder of this machine"
+            f"'{address}' holds masks or objects as files, which are read from local folders only; give "
+            "parquet files or a local folder"
         )
     return _folder(place, address, name)
 
@@ -221,14 +221,16 @@ def _folder(root: Path, source: str, name: str) -> DataSource:
     images = list(filter(_is_image, files))
     if not images:
         instead = f"no images (found: {kinds_of(parts[-1] for parts in files)})" if files else "no files"
-        raise UserError(f"'{source}' holds {instead}; needed: one folder of images a class, parquet files or tar files")
+        raise UserError(
+            f"'{source}' holds {instead}; needed: one folder of images per class, parquet files or tar files"
+        )
     notes = tell_ignored([parts[-1] for parts in files if not _is_image(parts)], name)
     split_folders = {parts[0] for parts in images if len(parts) > 2 and split_name(parts[0])}
     others = sorted({parts[0] for parts in folders if not split_name(parts[0])})
     if split_folders and others:
         raise UserError(
-            f"'{source}' holds the split folder '{min(split_folders)}' beside '{others[0]}', which is none; keep "
-            "only train, validation and test there, each with the class folders"
+            f"'{source}' holds the split folder '{min(split_folders)}' beside '{others[0]}', which is not a "
+            "split; keep only train, validation and test there, each with the class folders"
         )
     layout: dict[str, dict[str, list[Path]]] = {}
     for above in sorted({parts[:1] for parts in folders}) if split_folders else [()]:

@@ -133,7 +133,7 @@ def cut_rows(
     for label, contents in classes.items():
         if all(parts[digest] != "train" for digest in contents):
             parts[contents[-1]] = "train"
-            notes.append(f"by content class '{label_names[label]}' had no training image; one was moved there")
+            notes.append(f"by content class '{label_names[label]}' had no training image, so one was moved there")
     owners = Counter(digest for contents in classes.values() for digest in contents)
     for name in missing:
         if name in parts.values():

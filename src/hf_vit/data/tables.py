@@ -57,10 +57,10 @@ class ImageTables(ABC):
         if self.label_names is None:
             highest = max((number for numbers in there.values() for number in numbers), default=0)
             self.label_names = [str(number) for number in range(highest + 1)]
-            self.notes.append(f"nothing names the classes, so they are called 0 to {highest}")
+            self.notes.append(f"there are no class names, so classes are named 0 to {highest}")
         if not there.get("train", {0}):
             things = "objects" if self.target == "objects" else "pixels of any class"
-            raise UserError(f"the training images have no {things}; annotate some of them")
+            raise UserError(f"no training image has {things}; annotate some")
 
 
 @dataclass

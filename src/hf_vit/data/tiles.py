@@ -43,7 +43,10 @@ class Tiles:
         if not 0 <= overlap < min(self.tile_size):
             raise UserError(f"tiles overlap by {overlap} px; needed: 0 or more, and less than {min(self.tile_size)}")
         if not 0 <= 2 * margin <= overlap:
-            raise UserError(f"tiles with a margin of {margin} px overlap by {overlap} px; needed: twice as many")
+            raise UserError(
+                f"tiles with a margin of {margin} px overlap by {overlap} px; needed: an overlap of at least "
+                "twice the margin"
+            )
 
     def __len__(self) -> int:
         return len(self.boxes)

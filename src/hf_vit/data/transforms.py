@@ -33,9 +33,7 @@ def make_processor(config: "PreTrainedConfig", **kwargs: Any) -> "ViTImageProces
     from transformers import ViTImageProcessor
 
     if config.num_channels != 3:
-        raise UserError(
-            f"the model takes {config.num_channels} channels; images are fed as RGB: build it with 3 channels"
-        )
+        raise UserError(f"the model takes {config.num_channels} channels and images are RGB; build it with 3 channels")
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     # do_convert_rgb: its default None crashes on grayscale images once the processor is reloaded.
@@ -107,8 +105,8 @@ class EvalTransform(_Unvaried):
                 return self.processor(images=rgb, return_tensors="pt")["pixel_values"]
             except ValueError as error:
                 raise UserError(
-                    f"the image processor makes no batch of these images ({first_line(error):.200}); have it resize or "
-                    "crop all of them to one height and width, in preprocessor_config.json"
+                    f"the image processor cannot batch these images ({first_line(error):.200}); let it "
+                    "resize or crop all images to one size in preprocessor_config.json"
                 ) from error
         with torch.inference_mode(False):  # which is each thread's own, and what it makes no other may write to
             values = torch.empty(len(images), 3, *input_size(self.processor))
@@ -143,7 +141,9 @@ class TrainTransform(_Varied):
 
         super().__init__(augmentation, seed)
         if self.augmentation.scale_jitter is not None:
-            raise UserError("augmentation scale_jitter is of segmentation and detection; use random_resized_crop")
+            raise UserError(
+                "augmentation scale_jitter works for segmentation and detection only; use random_resized_crop"
+            )
         self.processor = processor
         size, interpolation = input_size(processor), interpolation_of(processor)
         self._augment = Augmenter(self.augmentation, size, interpolation, mean_color(processor))
@@ -222,8 +222,8 @@ def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, 
     mean, std = (processor.image_mean, processor.image_std) if normalises else (0.0, 1.0)
     if not factor or mean is None or std is None:
         raise UserError(
-            f"the image processor makes no pixels of rescale_factor={factor}, image_mean={mean}, image_std={std}; save "
-            "one with all three"
+            f"the image processor cannot use rescale_factor={factor}, image_mean={mean}, image_std={std}; "
+            "save one with all three"
         )
     means, stds = ((value,) * channels if isinstance(value, int | float) else tuple(value) for value in (mean, std))
     return float(factor), means, stds
@@ -428,8 +428,8 @@ def refuse_apart(augmentation: AugmentationConfig) -> None:
     for field in fields(augmentation):
         if field.name not in _JOINT and getattr(augmentation, field.name) != field.default:
             raise UserError(
-                f"augmentation {field.name} does not move masks and boxes along; for segmentation and detection there "
-                f"are {', '.join(_JOINT)}"
+                f"augmentation {field.name} does not transform masks and boxes; for segmentation and "
+                f"detection choose from {', '.join(_JOINT)}"
             )
 
 

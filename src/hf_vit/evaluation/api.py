@@ -128,11 +128,11 @@ def predict(
     is_dense, is_named = _dense_task(model) is not None, isinstance(model, str | os.PathLike)
     if runner == "ray" and (is_dense or not is_named):
         what = "a model for masks or boxes" if is_named else "a model that was made in Python"
-        raise UserError(f"{what} stays in one process; leave --runner ray out")
+        raise UserError(f"{what} runs in one process; leave --runner ray out")
     if tiles and not is_dense:
         raise UserError("tiles are for models that predict masks or boxes; leave --tiles out for a classifier")
     if draft and is_dense:
-        raise UserError("masks and boxes are for images as they are; leave --draft out")
+        raise UserError("segmentation and detection decode images in full; leave --draft out")
     with running(runner, address, device) as ray:
         if is_dense:
             predictions = each_dense_prediction(
@@ -146,7 +146,7 @@ def predict(
             return list(predictions) if output is None else write_dense_predictions(predictions, output)
         subject = load_model(model, device if ray is None else "cpu", as_classifier=True)
         if report is not None and (reason := regression_reason(subject.model)) is not None:
-            report(f"{subject.name} is a regression model ({reason}): its scores are values")
+            report(f"{subject.name} is a regression model ({reason}): its scores are predicted values")
         engine = None
         if optimize and is_named and not (ray and ray.gpus):
             engine = engine_for(subject, sum(1 for _ in image_files(paths)))

@@ -161,14 +161,14 @@ def embed(
     from hf_vit.data.fingerprints import short_digests
 
     if min(top, batch_size, rows_per_file, 1 if num_processes is None else num_processes) < 1:
-        raise UserError("top, the numbers of processes, of images a batch and of rows a file must be at least 1")
+        raise UserError("--top, --num-processes, --batch-size and --rows-per-file must be at least 1")
     if draft and (streaming or max_num_patches is not None):
-        raise UserError("--draft is for tables of images that are resized to one size; leave it out")
+        raise UserError("--draft works only on tables whose images are resized to one size; leave it out")
     refuse_output_in(data, output)
     folder = output_folder(output)
     inside = sorted(folder.names())
     if inside and MANIFEST_NAME not in inside:
-        raise UserError(f"the output folder {folder} holds something else ({inside[0]}); choose a new or empty one")
+        raise UserError(f"the output folder {folder} holds other files ({inside[0]}); choose a new or empty one")
     named = NamedModel(model, max_num_patches)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
     with running(runner, address, device, num_processes) as ray:
@@ -221,9 +221,7 @@ def embed(
 def _open(model: NamedModel, predictions: bool, device: str | None) -> "LoadedModel":
     subject = model.opened(device)
     if predictions and not subject.label_sets:
-        raise UserError(
-            f"{model.model} is no classifier, so it predicts no classes; leave --predictions out for embeddings"
-        )
+        raise UserError(f"{model.model} is not a classifier; leave --predictions out to write embeddings")
     if predictions:
         remedy = "hf-vit predict gives its values; leave --predictions out for embeddings"
         refuse_regression(subject.model, model.model, "--predictions", remedy)
@@ -404,8 +402,8 @@ def _write_in_processes(
             yield future.result()
     except BrokenProcessPool as error:
         raise UserError(
-            "a process ended before its work was done (too little memory for so many?); the files that are complete "
-            "stay, the same command goes on, with a smaller --num-processes if need be"
+            "a process ended early, perhaps for lack of memory; finished files are kept: run the same "
+            "command again, if needed with a smaller --num-processes"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -464,13 +462,13 @@ def _enter(folder: "Disk | ObjectStore", manifest: dict[str, Any]) -> None:
         raise
     except ValueError as error:
         raise UserError(
-            f"{folder}/{MANIFEST_NAME} is damaged, or another command's ({error}); give another output folder, or "
-            "delete this one to start anew"
+            f"{folder}/{MANIFEST_NAME} is damaged, or another command's ({error}); give another output "
+            "folder, or delete this one to start again"
         ) from error
     for name, now in manifest.items():
         if before.get(name) != now:
             raise UserError(
-                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; give the same again, or another "
+                f"{folder} was begun with {name} {before.get(name)}, now it is {now}; give the same value, or another "
                 "output folder"
             )
 
@@ -587,5 +585,5 @@ def output_folder(place: str | Path) -> Disk | ObjectStore:
         return Disk(place_of(place))
     store = ObjectStore(str(place))
     if not store.opened()[1].strip("/"):
-        raise UserError(f"the output {place} names no folder; give one, such as {place}NAME/embeddings")
+        raise UserError(f"the output {place} is a bucket without a folder; give one, such as {place}NAME/embeddings")
     return store

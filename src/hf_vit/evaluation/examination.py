@@ -73,15 +73,15 @@ class Examination:
                 raise UserError(f"{name} {value} must be at least 1")
         self.data.split(self.split)
         if self.draft_side is not None and self.data.readers:
-            raise UserError("a stream decodes its images as they are; leave --streaming or --draft out")
+            raise UserError("--draft does not work on streams; leave --streaming or --draft out")
 
     @cached_property
     def answers(self) -> list[str]:
         """The names of the model's classes, in the order of its logits."""
         if not self.subject.label_sets:
             raise UserError(
-                f"{self.subject.name} has no named classes to answer with; choose few-shot, linear-probe or knn, "
-                "which need features only, or fine-tune it first (hf-vit finetune)"
+                f"{self.subject.name} has no named classes to predict; choose few-shot, linear-probe or "
+                "knn, which need features only, or fine-tune it first (hf-vit finetune)"
             )
         return self.subject.label_names(self.data.label_names)
 
@@ -99,7 +99,7 @@ class Examination:
         """`name`, a split that something is fitted on."""
         self.data.split(name)
         if name == self.split:
-            raise UserError(f"split '{name}' is fitted on and cannot judge as well; choose another --split")
+            raise UserError(f"split '{name}' is used for fitting; choose another --split to evaluate on")
         return name
 
     def judged(self, num_images: int) -> str:
@@ -172,7 +172,9 @@ class Examination:
         """Classes of the data [n] of all images of a split, without reading them."""
         table: Any = self.data.split(split)
         if not hasattr(table, "__len__"):
-            raise UserError(f"'{self.data.name}' is a stream, whose images cannot be chosen; load it without streaming")
+            raise UserError(
+                f"'{self.data.name}' is a stream, from which images cannot be drawn; load it without streaming"
+            )
         return np.asarray(table["label"], dtype=np.int64)
 
     def features(self, split: str, rows: Sequence[int] | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -161,7 +161,7 @@ def each_prediction(
         raise UserError(f"top {top} must be at least 1")
     files = list(image_files(paths))
     if not subject.label_sets:
-        raise UserError(f"{subject.name} has no named classes to answer with; give an image classifier")
+        raise UserError(f"{subject.name} has no named classes to predict; give an image classifier")
     side, limits = subject.draft_side if draft else None, _thresholds(subject, subject.label_sets[-1])
     work = _Classifying(batch_size, skip_bad_images, side, top, limits)
     if remote is None:
@@ -187,7 +187,7 @@ def write_predictions(
 
     place, writers = place_of(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if place.suffix not in writers:
-        raise UserError(f"the output {place} is no table; give a file that ends in {' or '.join(writers)}")
+        raise UserError(f"the output {place} is not a table; give a file that ends in {' or '.join(writers)}")
     predictions = each_prediction(subject, paths, skip_bad_images=True, **options)
     classes = len(subject.label_sets[-1]) if subject.label_sets else 1
     kind = problem_type_of(subject.model)
@@ -234,7 +234,7 @@ def _thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, float] 
     known = {name: fraction(told.get(name)) for name in names} if isinstance(told, dict) else dict.fromkeys(names)
     if missing := [name for name, threshold in known.items() if threshold is None]:
         raise UserError(
-            f"facts.json tells no threshold of the class {missing[0]}; evaluate again: --protocol multi-label"
+            f"facts.json has no threshold for the class {missing[0]}; run hf-vit evaluate --protocol multi-label"
         )
     return cast(dict[str, float], known)
 
@@ -434,7 +434,7 @@ def read_image(path: str | os.PathLike[str], draft_side: int | None = None) -> "
 
     is_remote = in_store(path)
     if not is_remote and os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
-        raise UserError(f"{path} is no file; give an image file")
+        raise UserError(f"{path} is not a file; give an image file")
     try:
         return decode_image(path, draft_side)
     except StoreError:  # says nothing of the image

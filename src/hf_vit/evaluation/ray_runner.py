@@ -271,8 +271,8 @@ def _one_line_errors() -> Generator[None]:
         yield
     except ExecutionTimeoutError as error:
         raise UserError(
-            f"no process of Ray came on in {_SILENCE} s; free its cores or GPUs (ray status), or add nodes; what is "
-            "complete stays, the same command goes on from it"
+            f"Ray started no process within {_SILENCE} s; free cores or GPUs (see ray status), or add "
+            "nodes, then run the same command again: finished parts are kept"
         ) from error
     except RayError as error:
         if "failed to import on the worker" in str(error):
@@ -280,7 +280,7 @@ def _one_line_errors() -> Generator[None]:
             package = re.search(r"No module named '(\w+)", str(error))
             raise UserError(
                 f"node {node[1] if node else '(unknown)'} cannot import "
-                f"{package[1] if package else 'what runs here'}; install the same packages there"
+                f"{package[1] if package else 'a package of this run'}; install the same packages there"
             ) from error
         cause: Any = error
         while isinstance(cause, RayTaskError) and isinstance(cause.cause, Exception):
@@ -292,8 +292,8 @@ def _one_line_errors() -> Generator[None]:
         lines = [line for line in map(one_line, str(error).splitlines()) if line]
         reason = next(reversed(lines), type(error).__name__)[:200]
         raise UserError(
-            f"processes of Ray ended {ATTEMPTS} times over the same work, or could not begin ({reason}); what is "
-            "complete stays, the same command goes on from it"
+            f"processes of Ray ended {ATTEMPTS} times over the same work, or could not start ({reason}); "
+            "run the same command again: finished parts are kept"
         ) from error
 
 
@@ -305,7 +305,9 @@ def connected(address: str | None, num_processes: int | None, device: str | None
     """
     was_there = ray.is_initialized()
     if was_there and address is not None:
-        raise UserError(f"this process is connected to Ray already; leave the address {address} out, or end that first")
+        raise UserError(
+            f"this process is already connected to Ray; leave the address {address} out, or disconnect first"
+        )
     if not was_there:
         _connect(address or os.environ.get("RAY_ADDRESS") or "local")
     pipelines: list[Any] = []
@@ -324,7 +326,7 @@ def _connect(address: str) -> None:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if "://" in address:
-        raise UserError(f"the address {address} is of Ray's client; give HOST:PORT, on a machine of the cluster")
+        raise UserError(f"the address {address} is a Ray client address; give HOST:PORT, on a machine of the cluster")
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main else None
     try:
@@ -360,10 +362,10 @@ def _no_stderr() -> Generator[None]:
 def _refuse(address: str, error: Exception) -> NoReturn:
     said = one_line(error)
     if "Version mismatch" in said:
-        raise UserError(f"the cluster at {address} is of another version ({said}); install the same") from error
+        raise UserError(f"the cluster at {address} runs another version ({said}); install the same version") from error
     raise UserError(
-        f"there is no cluster of Ray at {address} ({said}); give the HOST:PORT that ray start named, or leave "
-        "--address out for this machine alone"
+        f"no Ray cluster at {address} ({said}); give the HOST:PORT that ray start printed, or leave "
+        "--address out to start Ray on this machine"
     ) from error
 
 
@@ -373,12 +375,12 @@ def _shared_out(num_processes: int | None, device: str | None) -> RayRunner:
     cpus, gpus = have.get("CPU", 0.0), int(have.get("GPU", 0))
     machines = sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")) or 1
     if cpus < 1:
-        raise UserError("the cluster of Ray offers no CPU; start its nodes with --num-cpus")
+        raise UserError("the Ray cluster has no CPUs; start its nodes with --num-cpus")
     if device is not None and device.startswith("cuda"):
         if ":" in device:
-            raise UserError(f"which GPU is Ray's choice; give --device cuda instead of {device}")
+            raise UserError(f"Ray assigns GPUs itself; give --device cuda instead of {device}")
         if not gpus:
-            raise UserError("the cluster of Ray has no GPU; leave --device cuda out")
+            raise UserError("the Ray cluster has no GPU; leave --device cuda out")
     uses_gpus = bool(gpus) and device in (None, "cuda")
     count = num_processes or (gpus if uses_gpus else machines)
     return RayRunner(

@@ -80,7 +80,7 @@ class Collate:
         from hf_vit.data.images import each_in_threads, to_rgb
 
         if any(row["image"] is None for row in rows):
-            raise UserError("a row of the data has no image; leave such rows out, or choose another split")
+            raise UserError("a row has no image; remove such rows, or choose another split")
         if self.draft_side is None:
             images = [to_rgb(row["image"]) for row in rows]
         else:
@@ -104,8 +104,8 @@ class Collate:
             return [float(each in label) for each in range(len(self.mapping))]
         if not isinstance(label, Integral) or not 0 <= int(label) < len(self.mapping):
             raise UserError(
-                f"an image has label {label!r}, outside the {len(self.mapping)} classes of the data; "
-                "choose a split whose images are labelled"
+                f"an image has label {label!r}, outside the {len(self.mapping)} classes of the data; choose "
+                "a split with labeled images"
             )
         return self.mapping[int(label)]
 

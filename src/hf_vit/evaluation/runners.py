@@ -18,15 +18,15 @@ def running(
 ) -> "Generator[RayRunner | None]":
     """A connection to Ray; None for the runner "local", whose processes the caller starts."""
     if runner not in RUNNERS:
-        raise UserError(f"there is no runner '{runner}'; there are {', '.join(RUNNERS)}")
+        raise UserError(f"unknown runner '{runner}'; choose from {', '.join(RUNNERS)}")
     if runner == "local":
         if address is not None:
-            raise UserError(f"the address {address} is one of Ray's; add --runner ray, or leave it out")
+            raise UserError(f"--address {address} needs --runner ray; add it, or leave the address out")
         yield None
         return
     try:
         from hf_vit.evaluation.ray_runner import connected
     except ModuleNotFoundError as error:
-        raise UserError('the runner ray is not installed: pip install "hf-vit[ray]"') from error
+        raise UserError('--runner ray needs Ray: pip install "hf-vit[ray]"') from error
     with connected(address, num_processes, device) as ray:
         yield ray

@@ -21,13 +21,10 @@ from hf_vit.results.writing import write_atomically
 
 logger = logging.getLogger(__name__)
 PICTURE_PREFIX = "evaluation_"
-EACH_BY_ITSELF = (
-    "the model judges each class by itself, and the loss, the calibration error and what follows from confidence take "
-    "its answers for probabilities of one class an image"
-)
+EACH_BY_ITSELF = "this is a multi-label model; loss, calibration error and confidence assume one class per image"
 # How images were fed otherwise than the model's image processor says, by the settings of an evaluation.
 _FED = {
-    "max_num_patches": "images were fed in their own size and shape, of {} patches at most",
+    "max_num_patches": "images kept their size and shape, with at most {} patches",
     "draft": "JPEG files were decoded at a smaller scale (draft={})",
 }
 
@@ -91,7 +88,9 @@ def _draw(run: ProtocolRun, folder: Path, stem: str, ours: Collection[object] | 
     for name, figure in figures.items():
         path = folder / name
         if ours is not None and name not in ours and path.exists():
-            logger.warning("%s was drawn by no evaluation and stays as it is; --output FOLDER draws elsewhere", path)
+            logger.warning(
+                "%s is not a plot of an evaluation and is kept; write plots elsewhere with --output FOLDER", path
+            )
         elif figure is None:
             path.unlink(missing_ok=True)
         else:
@@ -108,9 +107,7 @@ def drawn_before(document: Path) -> Sequence[str] | None:
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{document} is no result of hf-vit evaluate; move it away, or choose another output"
-        ) from error
+        raise UserError(f"{document} is not a result of hf-vit evaluate; move it, or choose another output") from error
 
 
 def _document(run: ProtocolRun, pictures: Sequence[str]) -> str:
@@ -142,9 +139,7 @@ def warnings_of(examination: Examination, protocol: str, folder: Any, settings: 
     known = count_trained(folder, digests)
     warnings: list[str] = []
     if known:
-        warnings.append(
-            f"{known:,} of the {len(digests):,} images were trained on: the result says little of new images"
-        )
+        warnings.append(f"{known:,} of the {len(digests):,} images were trained on, so the result is too good")
     training = _training(Facts.load(folder))
     if training is not None and training.data is not None and training.data.name == data.name:
         is_same_kind = bool(training.values.get("streaming")) == bool(data.readers)

@@ -36,7 +36,9 @@ def check_license(license: str) -> None:
         UserError: it does not look like one.
     """
     if not _LICENSE.fullmatch(license):
-        raise UserError(f"license '{license}' is no license id of the Hub; give such as apache-2.0, mit or cc-by-4.0")
+        raise UserError(
+            f"license '{license}' is not a license id of the Hub; use for example apache-2.0, mit or cc-by-4.0"
+        )
 
 
 def load_facts(folder: str | os.PathLike[str], config: ModelConfig) -> Facts:

@@ -200,7 +200,7 @@ def find_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> dict
     """
 
     if (folder / SINGLE).is_file() and (folder / INDEX).is_file():
-        raise UserError(f"{folder} holds both {SINGLE} and {INDEX}; only one is the model: delete the stale one")
+        raise UserError(f"{folder} holds both {SINGLE} and {INDEX}; delete the stale one")
     names = weight_files(folder)
     if not names:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
@@ -225,10 +225,10 @@ def _bytes_of(size: int | str) -> int:
         limit = size if isinstance(size, int) else parse_size_to_int(size)
     except ValueError as error:
         raise UserError(
-            f"max_shard_size '{size}' is no size; give a number with KB, MB, GB or TB, such as 5GB"
+            f"max_shard_size '{size}' is not a size; give a number with KB, MB, GB or TB, such as 5GB"
         ) from error
     if limit < 1:
-        raise UserError(f"max_shard_size '{size}' leaves no room for a weight; give such as 5GB")
+        raise UserError(f"max_shard_size '{size}' is too small; give for example 5GB")
     return limit
 
 
@@ -248,7 +248,8 @@ def split_weights(weights: Path, scratch: Path, limit: int) -> dict[str, Path | 
     except (SafetensorError, OSError) as error:
         raise UserError(
             f"{weights.name} cannot be split into shards in {scratch.parent} ({error}); make room for "
-            f"{weights.stat().st_size:,} bytes there, name another folder in TMPDIR, or give a larger max_shard_size"
+            f"{weights.stat().st_size:,} bytes there, set TMPDIR to another folder, or give a larger "
+            "max_shard_size"
         ) from error
     return {path.name: path for path in scratch.iterdir()}
 
@@ -293,14 +294,14 @@ def find_card(folder: Path, repo_id: str, license: str | None, share_images: boo
         card = path.read_text(encoding="utf-8")
         if not share_images and (private := sorted(filter(shows_images, _pictures_in(card)))):
             raise UserError(
-                f"the card shows {', '.join(private)}, with images of the data in it; give --share-images "
-                "(share_images=True) to make them public, or take it out of the card"
+                f"the card shows {', '.join(private)}, which show images of the data; give --share-images "
+                "(share_images=True) to make them public, or remove it from the card"
             )
     else:
         if missing := missing_facts(folder):
             raise UserError(
-                f"the card of {folder} lacks {'; '.join(missing)}. Facts are recorded by hf-vit finetune, pretrain and "
-                f"convert; or write {CARD_NAME} yourself"
+                f"the card of {folder} lacks {'; '.join(missing)}. hf-vit finetune, pretrain and convert "
+                f"record them; or write {CARD_NAME} yourself"
             )
         card = render_card(folder, repo_id=repo_id, license=license, share_images=share_images)
         if ModelCard(card).data.get("license") is None:
@@ -320,7 +321,7 @@ def find_pictures(folder: Path, card: str) -> set[str]:
     for name in sorted(local):
         if not (folder / check_name(name, "the card")).is_file():
             raise UserError(
-                f"the card shows {name}, which is not in {folder}; put it there, or take it out of the card"
+                f"the card shows {name}, which is not in {folder}; copy it there, or remove it from the card"
             )
     return local
 
@@ -359,6 +360,6 @@ def check_secrets(files: Iterable[SharedFile]) -> None:
     for file in shared:
         if (kind := secret_in(file.words)) is not None:
             raise UserError(
-                f"{file.path} holds what looks like {kind}; take it out, revoke it if others may have read it, and "
-                "push again"
+                f"{file.path} holds what looks like {kind}; remove it, revoke it if others may have read "
+                "it, and push again"
             )

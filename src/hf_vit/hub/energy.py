@@ -22,15 +22,15 @@ def state_power(folder: str | os.PathLike[str], watts: float, grams_per_kwh: flo
     """
     if not watts > 0 or not (grams_per_kwh is None or grams_per_kwh >= 0):
         raise UserError(
-            f"a power of {watts:g} W with {grams_per_kwh} g/kWh is none; give watts above 0, grams from 0 on"
+            f"{watts:g} W and {grams_per_kwh} g/kWh are out of range; give watts above 0 and grams of at least 0"
         )
     with exclusive(folder):
         facts = Facts.load(folder)
         trainings = facts.of_kind("training")
         if not trainings or trainings[-1].seconds is None:
             raise UserError(
-                f"facts.json of {folder} tells of no training whose time was measured, so a power comes to no energy; "
-                "leave --power out"
+                f"facts.json of {folder} has no training record with a measured time, so the energy cannot "
+                "be computed; leave --power out"
             )
         kwh = trainings[-1].seconds * watts / _JOULES
         energy: dict[str, Any] = {"stated_watts": watts, "kwh": _rounded(kwh)}

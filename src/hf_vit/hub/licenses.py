@@ -61,6 +61,6 @@ def need_license(license: str | None, base: str | None) -> None:
 
 
 NO_LICENSE = (
-    "no license is known, and none is assumed; say under which one the model is shared, for example --license "
-    "apache-2.0, mit or cc-by-4.0 (a base model's is inherited where its card declares one)"
+    "the license is unknown; give one, for example --license apache-2.0, mit or cc-by-4.0 (a base model's "
+    "license is inherited if its card declares it)"
 )

@@ -94,7 +94,9 @@ def read_config(folder: Path) -> ModelConfig:
         return ModelConfig.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         if (folder / PAGE_NAME).is_file():
-            raise UserError(f"{folder} holds a page, no model; share it with hf-vit push DIR REPO --space") from error
+            raise UserError(
+                f"{folder} holds a page, not a model; share it with hf-vit push DIR REPO --space"
+            ) from error
         raise UserError(
             f"{folder} holds no model: there is no config.json in it; give a saved model's folder"
         ) from error
@@ -120,9 +122,7 @@ def check_inside(folder: Path, path: Path) -> None:
     is_cached = root.parent.name == "snapshots" and repository.name.startswith("models--")
     inside = [root, repository / "blobs"] if is_cached and not (repository / "blobs").is_symlink() else [root]
     if not any(path.resolve().is_relative_to(place) for place in inside):
-        raise UserError(
-            f"{path} is a link to a file outside of {folder}; put the file itself there, or remove the link"
-        )
+        raise UserError(f"{path} is a link to a file outside of {folder}; replace it by the file itself, or remove it")
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -200,7 +200,7 @@ def _siblings(folder: Path, name: str) -> list[str]:
     """The modules beside a file of code that it imports."""
     path = folder / name
     if not path.is_file():
-        raise UserError(f"{folder} lacks {name}, code that its model needs to load anywhere; save the model again")
+        raise UserError(f"{folder} lacks {name}, which holds code of the model; save the model again")
     check_inside(folder, path)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -80,8 +80,8 @@ def state_space(folder: str | os.PathLike[str], space: str) -> None:
         origins = [record for record in facts.records if record.kind in ("training", "conversion")]
         if not origins:
             raise UserError(
-                f"facts.json of {folder} tells of no training or conversion, beside which --space {space} is kept; "
-                "leave --space out"
+                f"facts.json of {folder} has no training or conversion record to store --space {space} "
+                "with; leave --space out"
             )
         origins[-1].values["space"] = space
         facts.save(folder)
@@ -99,10 +99,10 @@ def _read_page(folder: Path) -> tuple[list[str], list[str]]:
             "leave --space out to share a model"
         ) from error
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{PAGE_NAME} of {folder} is no page's; make the page again: hf-vit page") from error
+        raise UserError(f"{PAGE_NAME} of {folder} is not a page of hf-vit; make the page again: hf-vit page") from error
     numbered = [f"models/{number}/model.onnx" for number in range(len(models))]
     if not models or models != numbered or examples != [f"examples/{number}.png" for number in range(len(examples))]:
-        raise UserError(f"{PAGE_NAME} of {folder} names other files than a page's; make the page again: hf-vit page")
+        raise UserError(f"{PAGE_NAME} of {folder} names unexpected files; make the page again: hf-vit page")
     return models, examples
 
 

@@ -40,11 +40,11 @@ class PushOptions:
             if value is not None and not _BRANCH.fullmatch(value):
                 raise UserError(f"'{value}' cannot be a {name}'s name; use letters, digits, -, _, . and /")
         if self.create_pr and self.revision not in (None, "main"):
-            raise UserError(f"a pull request is made against main; leave --revision {self.revision} out")
+            raise UserError(f"a pull request targets main; leave --revision {self.revision} out")
         if self.create_pr and self.tag:
-            raise UserError("a proposed commit is not tagged; leave --tag out, and tag it when it is merged")
+            raise UserError("a pull request cannot be tagged; leave --tag out, and tag the commit after the merge")
         if self.create_pr and self.collection:
-            raise UserError("a proposed commit is in no collection; leave --collection out until it is merged")
+            raise UserError("a pull request cannot be added to a collection; leave --collection out until it is merged")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def log_in(api: HfApi, options: PushOptions, say: Callable[[str], None]) -> dict
     if (options.token or get_token()) is None:
         raise UserError(f"there is no token for the Hub: {login_help()}")
     try:
-        return try_again(lambda: api.whoami(), "asking the Hub who you are", say=say)
+        return try_again(lambda: api.whoami(), "checking your account on the Hub", say=say)
     except Exception as error:
         raise explain(error, "the Hub", explicit_token=options.token is not None) from error
 
@@ -111,7 +111,7 @@ def find_destination(api: HfApi, repo_id: str, options: PushOptions, say: Callab
     me = log_in(api, options, say)
     repo_id = repo_id if "/" in repo_id else f"{me['name']}/{repo_id}"
     try:
-        return try_again(lambda: _find_destination(api, repo_id, me, options), "looking at the repository", say=say)
+        return try_again(lambda: _find_destination(api, repo_id, me, options), "reading the repository", say=say)
     except LocalTokenNotFoundError as error:
         raise UserError(f"there is no token for the Hub: {login_help()}") from error
     except Exception as error:
@@ -138,7 +138,7 @@ def _find_destination(api: HfApi, repo_id: str, me: dict[str, Any], options: Pus
     heads = {ref.name: ref.target_commit for ref in refs.branches}
     tags = {ref.name: ref.target_commit for ref in refs.tags}
     if branch in tags:
-        raise UserError(f"{branch} is a tag of {repo_id}, and tags do not move; push to a branch")
+        raise UserError(f"{branch} is a tag of {repo_id}, and tags cannot be moved; push to a branch")
     head = heads.get(branch) or heads["main"]
     tree = api.list_repo_tree(repo_id, repo_type=options.repo_type, revision=head, recursive=True)
     files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
@@ -149,10 +149,10 @@ def _check_namespace(repo_id: str, me: dict[str, Any], options: PushOptions) -> 
     """Whether the token may create this repository: the Hub says so only when asked to create it."""
     namespace, token = repo_id.split("/")[0], (me.get("auth") or {}).get("accessToken") or {}
     if options.create_pr:
-        raise UserError(f"{repo_id} does not exist, so nothing can be proposed to it; leave --create-pr out")
+        raise UserError(f"{repo_id} does not exist, so it cannot have pull requests; leave --create-pr out")
     where = token_source(options.token is not None)
     if token.get("role") == "read":
-        raise UserError(f"{where} can only read, and {repo_id} has to be created; use a token with the role write")
+        raise UserError(f"{where} is read-only, and {repo_id} must be created; use a token with the role write")
     roles = {str(organisation["name"]): organisation.get("roleInOrg") for organisation in me.get("orgs") or []}
     if namespace != me["name"] and roles.get(namespace, "none") in ("none", "read"):
         raise UserError(

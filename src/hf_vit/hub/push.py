@@ -87,7 +87,7 @@ def push_to_hub(
     check_repo_id(repo_id)
     _refuse_secrets({"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection})
     if space and max_shard_size != _SHARD_SIZE:
-        raise UserError("--max-shard-size splits weight files, and a page has none; leave it out, or --space")
+        raise UserError("--max-shard-size splits weight files, which a page does not have; leave it or --space out")
     options = PushOptions(private, revision, create_pr, tag, collection, token, space)
     message = message or f"Share the {'page' if space else 'model'} with hf-vit"
 
@@ -117,7 +117,7 @@ def _refuse_secrets(public: Mapping[str, str | None]) -> None:
     """Whatever all will read must be no token: what it is -> its words."""
     for what, words in public.items():
         if words is not None and (kind := secret_in(words)) is not None:
-            raise UserError(f"the {what} that was given looks like {kind}, and all would read it; give another one")
+            raise UserError(f"the {what} looks like {kind} and would be public; give another one")
 
 
 @contextmanager
@@ -152,12 +152,14 @@ def _as_folder(
     """The folder of a model; a model object is saved in `folder`."""
     if isinstance(source, str | os.PathLike):
         if processor is not None or facts or card is not None:
-            raise UserError("processor, facts and card go with a model object; a folder has its own")
+            raise UserError("processor=, facts= and card= are for a model object; a folder contains its own")
         return Path(source)
     if space:
-        raise UserError("a page is shared from its folder; give its path, or leave space=True out to share a model")
+        raise UserError(
+            "space=True needs the folder of a page; give its path, or leave space=True out to share a model"
+        )
     if processor is None:
-        raise UserError("a model is shared together with its image processor: give processor=")
+        raise UserError("a model is pushed with its image processor; give processor=")
     source.save_pretrained(folder, max_shard_size=max_shard_size)
     processor.save_pretrained(folder)
     if facts:
@@ -202,10 +204,10 @@ class _Push:
         if is_there:
             assert self.destination.head is not None
             if self.options.revision and not self.destination.branch_exists:
-                self._attempt("making the branch", self._make_branch)
+                self._attempt("creating the branch", self._make_branch)
             self._tag(self.destination.head)
             return self._result(self.destination.head, changed=False)
-        if self.options.create_pr and (proposal := self._attempt("looking at proposals", self._proposal)):
+        if self.options.create_pr and (proposal := self._attempt("reading pull requests", self._proposal)):
             return self._result(proposal[0], changed=False, pull_request=proposal[1])
         self._make_place()
         commit, pull_request = self._attempt("the upload", lambda: self._commit(message), self._landed)
@@ -221,12 +223,12 @@ class _Push:
         if is_there and commit == self.destination.head:
             return
         tag = f"{self.repo_id} has a tag {self.options.tag} already (at {commit[:8]})"
-        if not self._holds(self._attempt("looking at the tag", lambda: self._files(commit))):
-            raise UserError(f"{tag}, of something else; choose another")
+        if not self._holds(self._attempt("reading the tag", lambda: self._files(commit))):
+            raise UserError(f"{tag}, with other content; choose another")
         if not is_there:
             raise UserError(
-                f"{tag}, of exactly this, but {self.branch} has gone on since; leave --tag out to make {self.branch} "
-                "this again"
+                f"{tag} with this content, but {self.branch} has changed since; leave --tag out to push to "
+                f"{self.branch} again"
             )
 
     def _plan(self) -> str:
@@ -251,9 +253,9 @@ class _Push:
         files = ", ".join(f"{file.path} ({file.size:,} bytes)" for file in self.contents.files.values())
         readers = "private" if self.options.private else "public, unless the repository is private"
         told = (
-            "the page tells classes and figures"
+            "the page shows classes and results"
             if self.options.space
-            else "the card tells classes, command, data, machine and versions"
+            else "the card shows classes, command, data, machine and versions"
         )
         return f"{readers}: {files}; {told}"
 
@@ -266,8 +268,8 @@ class _Push:
         except Exception as error:
             if status_of(error) == 412:
                 raise UserError(
-                    f"somebody else changed {self.branch} of {self.repo_id} meanwhile, so nothing of this push is in "
-                    "it; look at the change, then run the same command again"
+                    f"{self.branch} of {self.repo_id} was changed by someone else meanwhile, so nothing was "
+                    "pushed; review the change, then run the same command again"
                 ) from error
             told = self._explain_size(error) or explain(
                 error, self.repo_id, explicit_token=self.options.token is not None
@@ -296,7 +298,7 @@ class _Push:
 
     def _state(self) -> str:
         """Where the branch stands now, in words."""
-        again = "The same command goes on with it; what was uploaded is kept"
+        again = "Run the same command again; uploaded files are kept"
         try:
             heads = {
                 ref.name: ref.target_commit
@@ -325,10 +327,10 @@ class _Push:
                 ),
             )
             self.parent = self._attempt(
-                "looking at the repository", lambda: self.api.repo_info(self.repo_id, repo_type=self.repo_type).sha
+                "reading the repository", lambda: self.api.repo_info(self.repo_id, repo_type=self.repo_type).sha
             )
         if not self.destination.branch_exists:
-            self._attempt("making the branch", self._make_branch)
+            self._attempt("creating the branch", self._make_branch)
 
     def _make_branch(self) -> bool:
         self.api.create_branch(
@@ -393,7 +395,7 @@ class _Push:
         wrong = differences(self.contents.files, remote) + self.contents.stale(remote)
         if wrong:
             raise UserError(
-                f"what arrived in {self.repo_id} at {commit[:8]} is not what was sent: {', '.join(wrong)}; if the "
+                f"{self.repo_id} at {commit[:8]} differs from what was pushed: {', '.join(wrong)}; if the "
                 "folder was written to meanwhile, run the same command again"
             )
 
@@ -415,7 +417,7 @@ class _Push:
         if "/" not in name:
             owner, private = self.repo_id.split("/")[0], self.options.private
             slug = self._attempt(
-                "making the collection",
+                "creating the collection",
                 lambda: self.api.create_collection(name, namespace=owner, private=private, exists_ok=True).slug,
             )
         return self._attempt(

@@ -44,10 +44,9 @@ def describe(result: PushResult) -> str:
         return f"nothing was changed (dry run); {result.repo_id} would be at {result.url}"
     if not result.changed:
         where = f"an open pull request of {result.repo_id}" if result.pull_request else result.repo_id
-        return f"{where} holds exactly this already, at commit {result.commit}\n{result.pull_request or result.url}"
+        return f"{where} already holds this content at commit {result.commit}\n{result.pull_request or result.url}"
     lines = [
-        f"{len(result.files)} files, {sum(result.files.values()):,} bytes, one commit; "
-        "every remote checksum equals the local one",
+        f"{len(result.files)} files, {sum(result.files.values()):,} bytes, one commit; all remote checksums match",
         f"commit {result.commit}",
         result.pull_request or result.url,
     ]

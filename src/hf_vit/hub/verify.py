@@ -83,10 +83,10 @@ def verify_repo(
     say = report or (lambda line: None)
     api = HfApi()
     with reading(repo_id):
-        commit, remote = try_again(lambda: _look(api, repo_id, revision), "looking at the repository", say=say)
+        commit, remote = try_again(lambda: _look(api, repo_id, revision), "reading the repository", say=say)
         folder = try_again(lambda: Path(snapshot_download(repo_id, revision=commit)), "the download", say=say)
         repaired = _repair(repo_id, commit, folder, remote, say)
-    say(f"{len(remote)} files of {repo_id} at {commit[:8]}: every checksum agrees")
+    say(f"{len(remote)} files of {repo_id} at {commit[:8]}: all checksums match")
     examples, not_run = run_examples(repo_id, folder, remote, trust_remote_code, say)
     size = sum(entry.size for entry in remote.values())
     return VerifyResult(repo_id, commit, folder, len(remote), size, repaired, examples, not_run)
@@ -109,8 +109,8 @@ def _repair(
         hf_hub_download(repo_id, path, revision=commit, force_download=True)
     if still := _damaged(folder, remote):
         raise UserError(
-            f"{', '.join(still)} of {repo_id} does not have the Hub's checksum, also when downloaded again: something "
-            "on the way changes the data (a proxy, a disk); try another network"
+            f"{', '.join(still)} of {repo_id} still has a wrong checksum after a second download: a proxy "
+            "or a disk changes the data; try another network"
         )
     return damaged
 
@@ -162,7 +162,7 @@ def run_examples(
             not_run.append(f"example {number} of the card is code of {repo_id}; allow it with --trust-remote-code")
     if not waiting:
         reasons = [f"the architecture '{one_line(config.model_type)}' comes with code of {repo_id}", *not_run]
-        raise UserError(f"every checksum agrees, but no example was run: {'; '.join(reasons)}")
+        raise UserError(f"all checksums match, but no example was run: {'; '.join(reasons)}")
     printed: dict[str, str] = {}
     for example in waiting:
         say(f"running {example.name}")
@@ -174,7 +174,9 @@ def _card_examples(repo_id: str, folder: Path) -> list[str]:
     card = folder / CARD_NAME
     blocks = _BLOCK.findall(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else []
     if not blocks:
-        raise UserError(f"the card of {repo_id} has no example in Python; add one, or push it again with hf-vit push")
+        raise UserError(
+            f"the card of {repo_id} has no Python example; add one, or push the model again with hf-vit push"
+        )
     return [code for _, code in blocks]
 
 
@@ -205,7 +207,7 @@ def _run(example: _Example) -> str:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise UserError(f"{example.name} did not end within {_EXAMPLE_SECONDS} s") from error
+            raise UserError(f"{example.name} did not finish within {_EXAMPLE_SECONDS} s") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise UserError(f"{example.name} fails: {one_line(lines[-1])}")

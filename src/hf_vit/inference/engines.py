@@ -314,8 +314,8 @@ def _make_graph(
     answers = one_pass.outputs(images)
     if any(bool(tensor.isnan().any()) for output in answers for tensor in output.to_tuple()):
         raise UserError(
-            f"engine={engine.package!r} might make numbers of the NaN that this {type(model).__name__} answers: its "
-            "weights are damaged or diverged; give others, or engine='torch'"
+            f"engine={engine.package!r} may turn the NaN outputs of this {type(model).__name__} into "
+            "numbers: its weights are damaged or diverged; give other weights, or engine='torch'"
         )
     outputs = [Outputs(type(output), tuple(output)) for output in answers]
     # Of one size, which is faster to make and to run; torch computes the others.

@@ -137,11 +137,13 @@ class MergingModel(HfViTBaseModel):
     ) -> Any:
         _refuse_padding(patch_attention_mask)
         if attends_otherwise(self.config):
-            raise UserError("merge_tokens does not go with an attention function of one's own; set another")
+            raise UserError("merge_tokens does not work with a custom attention function; choose a built-in one")
         for name in ("output_hidden_states", "output_attentions"):
             asked = kwargs.get(name)
             if getattr(self.config, name) if asked is None else asked:
-                raise UserError(f"with merge_tokens there is no {name}, tokens are merged between blocks; {REMEDY}")
+                raise UserError(
+                    f"with merge_tokens there is no {name}, because tokens are merged between blocks; {REMEDY}"
+                )
         kwargs["groups"] = self.groups()
         return super().forward(pixel_values, **kwargs)
 
@@ -162,13 +164,13 @@ class MergingModel(HfViTBaseModel):
 
 def _refuse_padding(patch_attention_mask: Any) -> None:
     if patch_attention_mask is not None:
-        raise UserError("merge_tokens does not go with patch_attention_mask; give images of one size")
+        raise UserError("merge_tokens does not work with patch_attention_mask; give images of one size")
 
 
 def check_mergeable(model: nn.Module, num_merged: object) -> None:
     """Raise UserError for what is no number of tokens, or for a model whose tokens cannot be merged."""
     if type(num_merged) is not int or num_merged < 1:
-        raise UserError(f"merge_tokens={num_merged!r}: give a number of tokens that each block is to merge, or None")
+        raise UserError(f"merge_tokens={num_merged!r}: give the number of tokens that each block merges, or None")
     vits = [module for module in model.modules() if isinstance(module, HfViTBaseModel)]
     for vit in vits:
         config = vit.config
@@ -180,9 +182,9 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
             "layers that share blocks": len(set(vit.layers)) < config.num_hidden_layers,
         }
         if why := next((reason for reason, holds in reasons.items() if holds), None):
-            raise UserError(f"merge_tokens does not go with {why}; leave it out")
+            raise UserError(f"merge_tokens does not work with {why}; leave it out")
     if not vits or any(isinstance(module, HfBaseBackbone) for module in model.modules()):
-        raise UserError(f"merge_tokens does not go with {type(model).__name__}; give a model or a classifier")
+        raise UserError(f"merge_tokens does not work with {type(model).__name__}; give a model or a classifier")
 
 
 def merging_changes(model: nn.Module, changes: list[Change], num_merged: int) -> list[Change]:

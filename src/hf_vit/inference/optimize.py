@@ -64,9 +64,9 @@ def optimize_for_inference(
     """
     names = ("auto", "torch", *ENGINES)
     if engine not in names:
-        raise UserError(f"engine={engine!r}: there is {', '.join(map(repr, names))}")
+        raise UserError(f"unknown engine={engine!r}; choose from {', '.join(map(repr, names))}")
     if quantize not in (None, "int8"):
-        raise UserError(f"quantize={quantize!r}: there is None and 'int8'")
+        raise UserError(f"unknown quantize={quantize!r}; choose None or 'int8'")
     dtype, device = placement = check_model(model)
     if quantize is not None:
         check_int8(model, device, compile)

@@ -137,7 +137,7 @@ class PackedConv2d(nn.Module):
 def check_int8(model: nn.Module, device: torch.device, compile: bool) -> None:
     """Raise a UserError where int8 cannot be computed, or where nothing would be."""
     if compile:
-        raise UserError("quantize='int8' does not go with compile=True; give one of them")
+        raise UserError("quantize='int8' cannot be combined with compile=True; give one of them")
     missing = None in (_INT8_PACK, _INT8_LINEAR) or not torch.backends.mkldnn.is_available()
     if device.type != "cpu" or missing:
         raise UserError(f"quantize='int8' is for oneDNN on CPUs, and the model is on {device}; leave it out")

@@ -75,7 +75,7 @@ _PARTS: dict[type[nn.Module], _Kinds] = {
 _REMEDIES = {
     "peft.": "merge its adapters first: model = model.merge_and_unload()",
     "torch.nn.utils.parametrize": "first take that off by torch.nn.utils.parametrize.remove_parametrizations",
-    **dict.fromkeys(("torch.ao.", "torchao.", "bitsandbytes."), "give the model before it is quantised"),
+    **dict.fromkeys(("torch.ao.", "torchao.", "bitsandbytes."), "give the model before it is quantized"),
     "torch._dynamo.": "give the model before it is compiled",
     "torch.jit.": "give the model before it is traced",
     "torch.nn.parallel.": "give the model inside it: model.module",
@@ -99,10 +99,10 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
             dtypes or devices, or without values.
     """
     if not isinstance(model, nn.Module):
-        raise UserError(f"a {type(model).__name__} is no model; give one of hf_vit's")
+        raise UserError(f"a {type(model).__name__} is not a model; give one of hf_vit's")
     modules, kind = dict(model.named_modules()), type(model).__name__
     if any(isinstance(module, Guarded) for module in modules.values()):
-        raise UserError(f"the model was optimized before; use it as it is, or {REMEDY}")
+        raise UserError(f"the model is already optimized; use it as it is, or {REMEDY}")
     try:
         precede(type(model), by=guard_of(model))
     except Exception as error:  # whatever making a subclass of a user's class does
@@ -113,7 +113,7 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
         if module._compiled_call_impl is not None:
             raise UserError(f"{name or 'the model'} is compiled; {_REMEDIES['torch._dynamo.']}")
     if not any(isinstance(module, HfPreTrainedModel) or type(module) in REPLACEMENTS for module in modules.values()):
-        raise UserError(f"{kind} is no model of hf_vit and holds none; there is nothing to rewrite")
+        raise UserError(f"{kind} is not a model of hf_vit and contains none; there is nothing to optimize")
     placement = _find_placement(model)
     for name, module in modules.items():
         if type(module) in (DenseNorm, HfAxialResNetAttention):  # their batch norms become scales and shifts
@@ -126,7 +126,7 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
             for part_name, part in module.named_modules(prefix=name):
                 _check_untouched(part_name, part)
         elif isinstance(module, tuple(REPLACEMENTS)):
-            told = "which may compute otherwise than its base class"
+            told = "which may differ from its base class"
             raise UserError(f"{_describe(name, module)}, {told}; {_AS_LOADED}")
     return placement
 
@@ -149,10 +149,12 @@ def _check_untouched(name: str, module: nn.Module) -> None:
             raise UserError(f"{_describe(f'{name}.{part_name}', part)}, not the plain {plain}; {_AS_LOADED}")
     # transformers records hidden states and attentions by hooks of its own; they move to the new part.
     if any(hook.__module__ != RECORDING for kind in _HOOKS for hook in vars(module)[kind].values()):
-        raise UserError(f"{name} has a hook, which would see nothing any more; remove it first, or put it elsewhere")
+        raise UserError(
+            f"{name} has a hook, which would no longer be called; remove it first, or put it on another module"
+        )
     patched = [key for key in vars(module) if callable(getattr(type(module), key, None))]
     if patched:
-        raise UserError(f"{name}.{patched[0]} was replaced on this one object (accelerate does so, too); {_AS_LOADED}")
+        raise UserError(f"{name}.{patched[0]} was replaced on this object (accelerate does this, too); {_AS_LOADED}")
 
 
 def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:
@@ -168,9 +170,7 @@ def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:
     for kind, several in (("dtype", dtypes), ("device", devices)):
         if len(several) > 1:
             names = " and ".join(sorted(map(str, several)))
-            raise UserError(
-                f"the model's weights are of more than one {kind}, {names}; bring them to one by model.to(…)"
-            )
+            raise UserError(f"the model's weights have more than one {kind}: {names}; use one, with model.to(…)")
     return dtypes.pop(), devices.pop()
 
 

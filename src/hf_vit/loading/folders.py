@@ -55,9 +55,7 @@ def load_transformers(
     source.need_config()
     assert folder is not None
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
-        raise UserError(
-            f"{name} holds no weights: model.safetensors is not in it; copy it there or save the model again"
-        )
+        raise UserError(f"{name} holds no weights: model.safetensors is missing; copy it there or save the model again")
     with without_transformers_report(), without_transformers_bars(), loading(name):
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -152,8 +150,8 @@ class ImageGPTFeatures(nn.Module):
         self.config = model.config
         if size[0] * size[1] > self.config.n_positions:
             raise UserError(
-                f"the image processor makes {size[0]}x{size[1]} px, a token each, and the ImageGPT takes "
-                f"{self.config.n_positions}; give the processor the size it was trained with"
+                f"the image processor makes {size[0]}x{size[1]} px, one token per pixel, but the ImageGPT "
+                f"takes {self.config.n_positions}; set the processor to the size it was trained with"
             )
         # A shallow copy: the model that was given keeps all its layers.
         body = copy.copy(model if hasattr(model, "h") else model.transformer)

@@ -57,21 +57,21 @@ class GraphForImageClassification(nn.Module):
             digest = bytes.fromhex(runtime.sha256(file))
         except KeyError as error:
             raise UserError(
-                f"{file} does not say its {error.args[0]}; give a graph that hf-vit export --to {runtime.target} wrote"
+                f"{file} lacks its {error.args[0]}; give a graph that hf-vit export --to {runtime.target} wrote"
             ) from error
         except Exception as error:  # a runtime has a class for every reason
             raise UserError(f"{file} cannot be read by {runtime.package}: {one_line(error)}") from error
         if unsure and "quantize" in self.graph.about:
             raise UserError(
-                f"{file} is in int8, which this processor may compute otherwise, and no {NAME} of it lies beside it to "
-                f"check that by; put it there with its {RESULTS}, or export the model again"
+                f"{file} is in int8, which other processors may compute differently, and its {NAME} is "
+                f"missing; put it there with its {RESULTS}, or export the model again"
             )
         if predicts := self.graph.about.get("predicts"):
             raise UserError(
-                f"{file} is the graph of a {predicts}, which is run by {runtime.package} alone; give the model itself"
+                f"{file} is the graph of a {predicts}, which only {runtime.package} runs; give the model itself"
             )
         if "logits" not in self.graph.outputs:
-            raise UserError(f"{file} is the graph of a bare model, which answers nothing; export a classifier")
+            raise UserError(f"{file} is the graph of a bare model, which predicts nothing; export a classifier")
         self.config = SimpleNamespace(
             model_type=runtime.target,
             num_labels=len(labels),

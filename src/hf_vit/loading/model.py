@@ -53,12 +53,12 @@ def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[
     index = {name: position for position, name in enumerate(model_names)}
     if unknown := [name for name in data_names if name not in index]:
         raise UserError(
-            f"the data has classes the model does not know: {_some(unknown)}; the model's are {_some(model_names)}; "
-            "use data with these class names, or rename the classes"
+            f"the data has classes that the model does not have: {_some(unknown)}; the model's are "
+            f"{_some(model_names)}; use data with these class names, or rename the classes"
         )
     counts = Counter(model_names)
     if twice := [name for name in data_names if counts[name] > 1]:
-        raise UserError(f"the model has several classes called {_some(twice)}; rename them in its config (id2label)")
+        raise UserError(f"the model has several classes named {_some(twice)}; rename them in its config (id2label)")
     return [index[name] for name in data_names]
 
 
@@ -104,8 +104,8 @@ class LoadedModel:
         """
         if self.folder is not None and self.state != _state_of(self.folder):
             raise UserError(
-                f"{self.folder} holds another model by now than the one that was measured, so nothing was recorded "
-                "there; run the command again"
+                f"{self.folder} holds another model than the one that was measured, so nothing was "
+                "recorded; run the command again"
             )
 
     @property
@@ -165,7 +165,7 @@ class LoadedModel:
         size = getattr(self.processor, "size", None) or {}
         sides = [size.get(name) for name in ("height", "width", "shortest_edge")]
         if self.resizes or not any(sides) or not getattr(self.processor, "do_resize", True):
-            raise UserError(f"{self.name} does not say what size its images are resized to; leave --draft out")
+            raise UserError(f"{self.name} has no fixed input size; leave --draft out")
         return max(int(side) for side in sides if side)
 
     @property
@@ -328,7 +328,7 @@ def _state_of(folder: Path) -> frozenset[tuple[object, ...]]:
 def _convert(source: Source, device: str | None, as_classifier: bool) -> LoadedModel:
     place, plan = pick_device(device), source.plan
     if as_classifier and not plan.has_head:
-        raise UserError("it is no trained image classifier, it has no head; fine-tune it first (hf-vit finetune)")
+        raise UserError("it is not an image classifier, as it has no head; fine-tune it first (hf-vit finetune)")
     model: Any = source.load()
     model.to(place)
     name = source.checkpoint.name if source.folder is None else _name_of(source)
@@ -337,9 +337,9 @@ def _convert(source: Source, device: str | None, as_classifier: bool) -> LoadedM
 
 def _load_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) -> LoadedModel:
     if inside:
-        raise UserError(f"{file} is a graph, whose layers cannot be read; give the model that was exported")
+        raise UserError(f"{file} is an exported graph, whose layers cannot be read; give the model that was exported")
     if device is not None and pick_device(device).type != "cpu":
-        raise UserError(f"{file} is a graph, which runs on the CPU; leave --device {device} out")
+        raise UserError(f"{file} is an exported graph, which runs on the CPU; leave --device {device} out")
     graph = GraphForImageClassification(runtime, file)
     prepare = None if graph.takes == PIXEL_VALUES else canvas
     return _wrap(graph, graph.processor, f"{file.resolve().parent.name}/{file.name}", prepare=prepare)
@@ -348,7 +348,7 @@ def _load_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) 
 def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> LoadedModel:
     model = load_timm(source, device)
     if as_classifier and not getattr(model, "num_classes", 0):
-        raise UserError(f"{source.name} is no classifier: it has no head (num_classes 0)")
+        raise UserError(f"{source.name} is not a classifier: it has no head (num_classes 0)")
     from timm.data.transforms_factory import create_transform
 
     transform: Any = create_transform(**timm_data_config(model), is_training=False)

@@ -59,8 +59,8 @@ class PixelScale:
 
         if subject.resizes:
             raise UserError(
-                f"{subject.name} resizes images itself, and what it is fed cannot be changed (attacks, corruptions, "
-                "teachers): give the model that was exported"
+                f"{subject.name} resizes images inside the graph, so attacks, corruptions and teachers "
+                "cannot use it; give the model that was exported"
             )
         colours = torch.tensor([[0.0] * 3, [1.0] * 3, [0.4, 0.2, 0.8]], dtype=torch.float64)
         levels = (255 * colours).round().int().tolist()
@@ -72,8 +72,8 @@ class PixelScale:
         limit = _TOLERANCE * float(span.abs().min())
         if limit <= 0 or float(even.max()) > limit or float((coloured - expected).abs().max()) > limit:
             raise UserError(
-                f"the image processor of {subject.name} does more to a pixel than scale it; attacks, corruptions and "
-                "teachers need one that only resizes, crops and scales each channel"
+                f"the image processor of {subject.name} does more than resize, crop and normalize, which "
+                "attacks, corruptions and teachers need"
             )
         return cls(tuple((-black / span).tolist()), tuple((1 / span).tolist()))
 
@@ -124,11 +124,11 @@ def at_own_size(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
     family = family_of(getattr(getattr(model, "config", None), "model_type", None))
     if family is None or not family.is_vit or subject.processor is None:
         raise UserError(
-            f"{subject.name} takes images of one size; --max-num-patches is for Vision Transformers of hf_vit "
-            "(hf-vit convert makes one of another library's)"
+            f"{subject.name} takes images of one size; --max-num-patches is for Vision Transformers of "
+            "hf_vit (hf-vit convert converts those of other libraries)"
         )
     if getattr(model.base_model, "pooler", None) is None:
-        raise UserError(f"{subject.name} pools nothing, so that padding would count; load it with its pooling layer")
+        raise UserError(f"{subject.name} has no pooling layer to mask padding with; load it with its pooling layer")
     if max_num_patches < 1:
         raise UserError(f"max_num_patches {max_num_patches} must be at least 1")
     patch, processor = model.config.patch_stride, subject.processor

@@ -45,7 +45,7 @@ def find_model(name: str | HfBaseConfig) -> Source:
         parts = "layers" if hasattr(name, "num_hidden_layers") else "stages"  # a ResNet's
         return Source(f"{family} of {name.num_stages} {parts}, {name.hidden_size} wide", fresh=name)
     if graph_file(name) is not None:
-        raise UserError(f"{name} is a graph, which does not learn; give the model that was exported")
+        raise UserError(f"{name} is an exported graph, which cannot be trained; give the model that was exported")
     source = find_source(name, with_variants=True)
     source.need_config()
     try:
@@ -60,8 +60,8 @@ def find_model(name: str | HfBaseConfig) -> Source:
             else ""
         )
         raise UserError(
-            f"{name}{what} cannot be converted to hf_vit on the way: {error}; give another, or start from a variant "
-            "such as S/16"
+            f"{name}{what} cannot be converted to hf_vit: {error}; give another checkpoint, or start from a "
+            "variant such as S/16"
         ) from error
     return source
 
@@ -273,5 +273,5 @@ def _load(
     wrong = sorted(key for key in {*missing, *mismatched} if not key.startswith(new))
     if wrong:
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        raise UserError(f"the weights of {source.name} lack or do not fit {shown}; save the checkpoint again")
+        raise UserError(f"the weights of {source.name} are missing or misshaped: {shown}; save the checkpoint again")
     return model

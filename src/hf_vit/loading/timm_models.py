@@ -40,7 +40,8 @@ def load_timm(source: Source, device: str | None = None) -> Any:
     except Exception as error:  # unknown names, no weights, no connection: each has an error of its own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"timm:{name} cannot be loaded ({reason:.200}); timm.list_models(pretrained=True) names what can"
+            f"timm:{name} cannot be loaded ({reason:.200}); timm.list_models(pretrained=True) lists the "
+            "models that can be loaded"
         ) from error
     model.problem_type = source.stored.get("problem_type")
     return model.eval().to(place)

@@ -30,7 +30,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     @property
     def num_stages(self) -> int:
         """Stages of a backbone after its stem."""
-        raise NotImplementedError(f"{type(self).__name__} is abstract: a family knows its stages")
+        raise NotImplementedError(f"{type(self).__name__} is abstract: use the configuration of a family")
 
     @property
     def stage_names(self) -> list[str]:

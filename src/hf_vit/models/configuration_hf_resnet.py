@@ -15,7 +15,7 @@ def stem_stride(stage_depths: tuple[int, ...] | list[int]) -> int:
 def check_stem(stage_depths: tuple[int, ...] | list[int], stem_width: int, divisor: int, what: str) -> None:
     """Raises ValueError: an empty stage, or a width that is no multiple of `divisor`, which `what` names."""
     if any(depth < 1 for depth in stage_depths):
-        raise ValueError(f"stage_depths={stage_depths}: every stage needs at least one unit; () is no stage")
+        raise ValueError(f"stage_depths={stage_depths}: every stage needs at least one unit; () has none")
     if stem_width < divisor or stem_width % divisor:
         raise ValueError(f"stem_width={stem_width} must be a positive multiple of {divisor}, {what}")
 

@@ -126,8 +126,8 @@ class HfViTEmbeddings(PositionTable):
         (height, width), (stride_h, stride_w) = pixel_values.shape[2:], self.config.patch_stride
         if grid[0] * stride_h < height or grid[1] * stride_w < width:
             warnings.warn(
-                f"images of {height}x{width} px hold {grid[0]}x{grid[1]} patches of {stride_h}x{stride_w} px; what is "
-                "left over at the bottom and at the right is not seen: resize or pad the images where it matters",
+                f"images of {height}x{width} px hold {grid[0]}x{grid[1]} patches of {stride_h}x{stride_w} "
+                "px; the rest at the bottom and right is ignored: resize or pad the images if it matters",
                 UserWarning,
                 stacklevel=2,
             )
@@ -217,7 +217,7 @@ def check_corruption(
         ValueError: a wrong shape or type, a mask or a source on padding, a source that is no patch.
     """
     if bool_masked_pos is None:
-        raise ValueError("patch_sources tells what stands at corrupted patches; give bool_masked_pos too")
+        raise ValueError("patch_sources needs bool_masked_pos; give both")
     for name, given in (("bool_masked_pos", bool_masked_pos), ("patch_sources", patch_sources)):
         if given is not None and tuple(given.shape) != tuple(shape):
             raise ValueError(f"{name} of shape {tuple(given.shape)}; it needs {list(shape)}, one entry a patch")

@@ -347,7 +347,7 @@ class HfViTPooler(nn.Module):
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         """[B, D] before the representation layer; `token_mask` [B, N] is True where a token is not padding."""
-        raise NotImplementedError(f"{type(self).__name__} is abstract: take it from POOLERS")
+        raise NotImplementedError(f"{type(self).__name__} is abstract: use a class of POOLERS")
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         pooled = self.pool(hidden_states, token_mask)
@@ -436,7 +436,7 @@ class AttentionMaps:
 
     def __getitem__(self, layer: int) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if layer not in self.maps:
-            raise KeyError(f"layer {layer} was not asked for; there are {sorted(self.maps)}")
+            raise KeyError(f"layer {layer} was not requested; available: {sorted(self.maps)}")
         return self.maps[layer]
 
     def __iter__(self) -> Iterator[int]:

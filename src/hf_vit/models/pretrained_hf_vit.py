@@ -55,7 +55,7 @@ def check_images(pixel_values: torch.Tensor, num_channels: int) -> None:
         )
     if not pixel_values.is_floating_point():
         raise ValueError(
-            f"pixel_values are {pixel_values.dtype}; the model needs normalised floats: use the image processor"
+            f"pixel_values are {pixel_values.dtype}; the model needs normalized floats: use the image processor"
         )
 
 

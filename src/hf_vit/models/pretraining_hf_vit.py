@@ -63,9 +63,10 @@ class ColourClasses:
     def __init__(self, config: HfViTBaseConfig, side: int) -> None:
         if config.num_channels > MAX_CHANNELS:
             raise ValueError(
-                f"prediction_target='{config.prediction_target}' tells colours of 3 bits a channel apart, which are "
-                f"{LEVELS}**{config.num_channels} classes with num_channels={config.num_channels}; it takes at most "
-                f"{MAX_CHANNELS} channels: use prediction_target='pixels'"
+                f"prediction_target='{config.prediction_target}' classifies colors of 3 bits per channel, "
+                f"which makes {LEVELS}**{config.num_channels} classes with "
+                f"num_channels={config.num_channels}; it takes at most {MAX_CHANNELS} channels: use "
+                "prediction_target='pixels'"
             )
         self.config, self.side = config, side
         self.num_classes = LEVELS**config.num_channels
@@ -254,8 +255,8 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         stride_h, stride_w = self.config.patch_stride
         if h * stride_h > height or w * stride_w > width:
             raise ValueError(
-                f"image {height}x{width} px is no whole number of patches of {stride_h}x{stride_w} px: the stem pads "
-                "it, so that not every patch has colours to predict; resize or pad it first"
+                f"image {height}x{width} px is no whole number of patches of {stride_h}x{stride_w} px: the "
+                "stem pads it, so not every patch has colors to predict; resize or pad it first"
             )
         if self.config.predict_next_patch and patch_attention_mask is not None:
             raise ValueError(

@@ -65,7 +65,7 @@ def preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[str, Any]
     if resize is not None and set(resize) not in ({"height", "width"}, {"shortest_edge"}):
         raise UserError(f"the page cannot resize to {json.dumps(resize)}; needed: height and width, or shortest_edge")
     if settings.get("do_pad"):
-        raise UserError("the page cannot pad images, as this image processor does; save one that resizes or crops")
+        raise UserError("the page cannot pad images; save an image processor that resizes or crops")
     given = crop or resize
     if given is None or (given.get("height"), given.get("width")) != image_size:
         height, width = image_size

@@ -103,7 +103,7 @@ def _write_model(source: str | Path, name: str, folder: Path, place: Path) -> di
     loaded, processor = open_model(source)
     loaded = loaded.float()  # what a browser computes in, however the weights are stored
     if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
-        raise UserError(f"{source} is no image classifier; give one, or fine-tune it (hf-vit finetune)")
+        raise UserError(f"{source} is not an image classifier; give one, or fine-tune it (hf-vit finetune)")
     refuse_regression(loaded, str(source), "a page")
     if loaded.config.num_channels != 3:
         raise UserError(

@@ -30,7 +30,7 @@ def check_runtime(source: str | Path | None) -> None:
         if not file.is_file():
             raise UserError(f"--runtime {source} has no {name}; {remedy}")
         if not _is_known(file):
-            raise UserError(f"--runtime {source} has another {name} than version {VERSION}, as needed; {remedy}")
+            raise UserError(f"--runtime {source} has a {name} that is not of version {VERSION}; {remedy}")
 
 
 def copy_runtime(folder: Path, source: str | Path | None = None) -> None:
@@ -56,9 +56,7 @@ def _fetched(name: str) -> Path:
         raise UserError(f"{error}; or give the files with --runtime DIR") from error
     if not _is_known(file):
         file.unlink()  # get it anew next time
-        raise UserError(
-            f"{ADDRESS}/{name} is another file than it was; try again, or give the files with --runtime DIR"
-        )
+        raise UserError(f"{ADDRESS}/{name} has changed; try again, or give the files with --runtime DIR")
     return file
 
 

@@ -21,10 +21,7 @@ from hf_vit.repositories.retrying import chain, is_connection, reason, status_of
 
 def login_help() -> str:
     """Where a token is looked for, and how to get one."""
-    return (
-        f"a token is looked for in the environment variable HF_TOKEN, then in the file {constants.HF_TOKEN_PATH}; "
-        "run `hf auth login`, or set HF_TOKEN to one with write rights (huggingface.co/settings/tokens)"
-    )
+    return "run `hf auth login`, or set HF_TOKEN to a token with write rights (huggingface.co/settings/tokens)"
 
 
 def token_source(explicit: bool) -> str:
@@ -81,8 +78,8 @@ def _explain_status(status: int, error: BaseException, repo_id: str, explicit_to
         return UserError(f"{token_source(explicit_token)} is invalid or expired: {login_help()}")
     if isinstance(error, RepositoryNotFoundError) or status == 401:
         return UserError(
-            f"{repo_id} was not found, or this token (or its absence) does not allow to see it; check the name. "
-            f"By the way: {login_help()}"
+            f"{repo_id} was not found, or this token (or its absence) has no access; check the name, or log "
+            f"in: {login_help()}"
         )
     if status in (402, 403) and re.search(r"\b(storage|quota)\b", reason(error), re.IGNORECASE):
         return UserError(
@@ -101,5 +98,5 @@ def _explain_status(status: int, error: BaseException, repo_id: str, explicit_to
         when = "later" if wait is None else f"in {wait:.0f} s"
         return UserError(f"the Hub limits the rate of requests ({reason(error)}); try again {when}")
     if status >= 500:
-        return UserError(f"the Hub fails at the moment ({reason(error)}); try again later")
+        return UserError(f"the Hub has an internal error ({reason(error)}); try again later")
     return UserError(f"the Hub refused: {reason(error)}")

@@ -117,7 +117,7 @@ def _honest_names() -> Generator[None]:
     def check(response: Any) -> None:
         for header in ("ETag", "X-Linked-Etag", "X-Repo-Commit"):
             if re.search(r"[/\\\0]|\.\.", response.headers.get(header, "").removeprefix("W/")):
-                raise UserError(f"the server calls a file {response.headers[header][:80]!r}, which is no name of one")
+                raise UserError(f"the server sent the file name {response.headers[header][:80]!r}, which is not valid")
 
     hooks: list[Any] = get_session().event_hooks["response"]
     hooks.append(check)
@@ -135,15 +135,15 @@ def check_folder(folder: Path, name: str) -> None:
     """
     if (folder / ADAPTER).exists():
         raise UserError(
-            f"{name} holds an adapter ({ADAPTER}), whose model is another repository; merge it into that model "
-            "(peft: merge_and_unload), and give what save_pretrained then saves"
+            f"{name} holds an adapter ({ADAPTER}), whose base model is in another repository; merge them "
+            "(peft: merge_and_unload), save the result and give that"
         )
     config = read_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     place = _place_in(config) or _place_of_timm(config.get("model_args"))
     if place is not None:
         raise UserError(
-            f"{CONFIG} of {name} names another place ({place[0]}: {str(place[1])[:80]!r}), which is not read; take "
-            "that out, or give a model that is complete"
+            f"{CONFIG} of {name} refers to another repository ({place[0]}: {str(place[1])[:80]!r}), which "
+            "is not read; remove it, or give a complete model"
         )
     indexed_files(folder, name)
 
@@ -218,9 +218,7 @@ def check_name(name: str, named_by: str) -> str:
     """
     pure = PureWindowsPath(name)  # knows both separators
     if not name or pure.drive or pure.root or ".." in pure.parts or "\\" in name or "\0" in name:
-        raise UserError(
-            f"{named_by} names {name[:80]!r}, which is no file inside the model's folder; save the model again"
-        )
+        raise UserError(f"{named_by} names {name[:80]!r}, which is not inside the model's folder; save the model again")
     return name
 
 

@@ -49,11 +49,11 @@ def place_of(name: str | os.PathLike[str]) -> Path:
         return Path(unquote(urlsplit(text).path))
     if scheme not in STORES:
         known = ", ".join(f"{each}://" for each in STORES)
-        raise UserError(f"{text} is of a kind that is not known; give a path, file:///, {known}")
+        raise UserError(f"{text} has an unknown scheme; give a path, file:///, {known}")
     try:
         from upath import UPath
     except ImportError as error:
-        raise UserError(f"what {text} is read by is not installed: pip install 'hf-vit[stores]'") from error
+        raise UserError(f"the library that reads {text} is not installed: pip install 'hf-vit[stores]'") from error
     with installed_for(text), saying_what(text, "opened"):
         place = UPath(text)
         _ = place.fs  # imports the store's library
@@ -133,7 +133,7 @@ def write(address: str, content: bytes | Path) -> None:
             else:
                 store.pipe_file(place, content)
     except FileNotFoundError:
-        raise UserError(f"{address} cannot be written: there is no such place in that store; create it") from None
+        raise UserError(f"{address} cannot be written: there is no such bucket or folder; create it") from None
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def installed_for(address: str) -> Generator[None]:
     except ImportError as error:
         package = re.search(r"\w+fs\b", str(error))
         remedy = f"pip install {package[0]}" if package else str(error)
-        raise UserError(f"what {address} is read by is not installed: {remedy}") from error
+        raise UserError(f"the library that reads {address} is not installed: {remedy}") from error
 
 
 @contextmanager
@@ -156,5 +156,5 @@ def saying_what(place: object, done: str) -> Generator[None]:
         raise
     except Exception as error:  # every store's library raises its own
         raise StoreError(
-            f"{place} cannot be {done} ({reason(error)}); check its name, your right to it and the network"
+            f"{place} cannot be {done} ({reason(error)}); check the path, your permissions and the network"
         ) from error

@@ -45,7 +45,7 @@ def free_folder(output: str | Path, force: bool | None = None, parcel: Path | No
             if {*place.iterdir()} - {parcel}:
                 _refuse_full(output, place, force)
     elif place.exists() or place.is_symlink():  # a link to itself
-        raise UserError(f"{output} exists and is no folder; give another name")
+        raise UserError(f"{output} exists and is not a folder; give another name")
     file = next((above for above in place.parents if above.exists() and not above.is_dir()), None)
     if file is not None:
         raise UserError(f"{output} cannot be a folder, as {file.name} is a file; give another name")
@@ -67,7 +67,7 @@ def _refuse_full(output: str | Path, place: Path, force: bool | None) -> None:
     if foreign:
         held = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise UserError(
-            f"the folder {output} holds {held}, which hf-vit did not write; give a new folder, or move that"
+            f"the folder {output} holds {held}, which hf-vit did not write; give a new folder, or move these files"
         )
     if os.path.ismount(place) or place == Path.cwd():
         raise UserError(f"the folder {output} is a disk or the working folder; empty it, or name a folder inside it")

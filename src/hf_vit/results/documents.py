@@ -43,7 +43,7 @@ class Document(BaseModel):
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            raise UserError(f"{path} is no result of this version of {cls.command}; move it away") from error
+            raise UserError(f"{path} is not a result of this version of {cls.command}; move it") from error
 
     def write(self, path: Path) -> None:
         """Write in one move; the folder is made."""

@@ -203,7 +203,7 @@ def exclusive(folder: str | os.PathLike[str], *, wait: bool = True) -> Generator
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
-                f"another process is writing to {folder}; wait until it is done, or choose another"
+                f"another process is writing to {folder}; wait until it has finished, or choose another folder"
             ) from error
         except OSError:  # some network file systems cannot lock a folder
             pass

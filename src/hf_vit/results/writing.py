@@ -134,7 +134,7 @@ def refuse_address(place: str | Path) -> None:
         UserError: it is an address.
     """
     if is_address(place):
-        raise UserError(f"{place} is an address, not a place on this machine; give a path")
+        raise UserError(f"{place} is a URL, not a local path; give a path")
 
 
 def beside(path: Path, ending: str) -> Path:

@@ -274,4 +274,4 @@ class Script(SpeedFile):
         super().finish(**whole)
         if not self.is_quiet:
             most = max(self.loads)
-            print(f"The machine was busy (others kept up to {most:.1f} cores): repeat in a quiet moment.")
+            print(f"The machine was busy (other processes used up to {most:.1f} cores): measure again when it is idle.")

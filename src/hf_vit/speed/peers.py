@@ -62,7 +62,7 @@ class Shape:
     def config(self, **fields: Any) -> HfViTBaseConfig:
         config = self.any_config(**fields)
         if not isinstance(config, HfViTBaseConfig):
-            raise UserError(f"{self.variant} is no Vision Transformer and has no such peer; give a size like S/16")
+            raise UserError(f"{self.variant} is not a Vision Transformer and has no such peer; give a size like S/16")
         return config
 
     def any_config(self, **fields: Any) -> HfBaseConfig:
@@ -306,7 +306,7 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
         model = (OURS | PEERS)[plain](shape)
     else:
         known = ", ".join([*OURS, *PEERS, PRODUCTS])
-        raise UserError(f"no contestant '{whole}'; there are {known}, and hf-vit bench saved for saved models")
+        raise UserError(f"unknown contestant '{whole}'; choose from {known}; for saved models use hf-vit bench saved")
     model = model.to(device, dtype)
     if "optimized" in plain:
         engine, quantize = form.removeprefix(", ") or "torch", "int8" if name.endswith(INT8) else None
@@ -404,7 +404,7 @@ class Cell:
         if self.dtype not in DTYPES:
             raise UserError(f"dtype '{self.dtype}' is unknown; choose {' or '.join(DTYPES)}")
         if self.batch < 1:
-            raise UserError(f"a batch of {self.batch} images; it must be at least 1")
+            raise UserError(f"batch size {self.batch} must be at least 1")
 
     def step(self, name: str) -> Callable[[], Any]:
         """Return one step of a contestant, ready to be called again and again."""
@@ -497,13 +497,13 @@ def measure_cell(
     for name in contestants:
         reason = obstacle(name, cell.shape, cell.work == "training", DTYPES[cell.dtype], cell.device)
         if reason is None and cell.checkpointing and not name.startswith(("hf_vit", "transformers")):
-            reason = "it has no checkpointing of the same kind"
+            reason = "it has no comparable activation checkpointing"
         if reason is None:
             names.append(name)
         else:
             made.absent[name] = reason
     if not names:
-        raise UserError(f"nobody can take part: {'; '.join(made.absent.values())}")
+        raise UserError(f"no contestant can run: {'; '.join(made.absent.values())}")
     steps: dict[str, Callable[[], Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for built in range(builds):

@@ -89,9 +89,11 @@ def finetune(
     line = TASKS[_task_name(task, head, head_width, distillation, self_training)]
     chosen = _choose_recipe(line.recipe if recipe is None else recipe, values)
     if runner == "ray" and (lr_sweep is False or world_size() > 1):
-        raise UserError("Ray runs the rates of a sweep, one process each; give --lr-sweep without torchrun, or no ray")
+        raise UserError(
+            "--runner ray needs --lr-sweep and does not work under torchrun; add --lr-sweep, or leave the runner out"
+        )
     if lr_sweep is not False and task != "classification":
-        raise UserError(f"learning rates are compared by accuracy, which {task} does not have; leave the sweep out")
+        raise UserError(f"a learning-rate sweep compares accuracies, which {task} does not have; leave it out")
     rates = None if lr_sweep is False else _sweep_rates(chosen, lr_sweep)
     learner = line.make(
         distillation=distillation,
@@ -122,15 +124,15 @@ def _task_name(
     self_training: SelfTrainingOptions | None,
 ) -> str:
     if task not in FINETUNED:
-        raise UserError(f"there is no task '{task}' to fine-tune for; choose {', '.join(FINETUNED)}")
+        raise UserError(f"unknown task '{task}'; choose {', '.join(FINETUNED)}")
     if task == "classification" and (head or head_width) is not None:
-        raise UserError("--head and --head-width are of segmentation and detection; give --task, or leave them out")
+        raise UserError("--head and --head-width need --task segmentation or detection; add it, or leave them out")
     if task != "classification" and (distillation is not None or self_training is not None):
-        raise UserError(f"a teacher teaches classification, not {task}; leave one of the two out")
+        raise UserError(f"a teacher works for classification only, not {task}; leave one of the two out")
     if task != "classification":
         return task
     if distillation is not None and self_training is not None:
-        raise UserError("a teacher teaches by distillation or labels images; give distillation or self_training")
+        raise UserError("distillation and self_training exclude each other; give one of them")
     if self_training is not None:
         return self_training.kind
     return "classification" if distillation is None else "distillation"
@@ -209,7 +211,7 @@ def _sweep_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, 
     for rate in rates:
         recipe.override(learning_rate=rate)
     if len({_trial_name(rate) for rate in rates}) < len(rates):
-        raise UserError(f"a learning rate comes twice in {', '.join(map(str, rates))}; give each once")
+        raise UserError(f"duplicate learning rate in {', '.join(map(str, rates))}; give each once")
     return rates
 
 
@@ -250,14 +252,14 @@ def _sweep(
     runner one rate comes after the other in this process. The run that is returned has all trials.
     """
     if start.data.multi_label:
-        raise UserError("learning rates are compared by accuracy, which several classes an image do not have")
+        raise UserError("a learning-rate sweep compares accuracies, which multi-label data does not have; leave it out")
     work, settings = work_folder(job.output), {"sweep_rates": list(rates)}
     started = read_run(work)
     if started is not None and started != settings:
         begun = ",".join(f"{rate:g}" for rate in started.get("sweep_rates", [])) or "none"
         raise UserError(
-            f"{job.output} was begun with the learning rates to sweep: {begun}; go on with the same, or choose another "
-            "output folder"
+            f"{job.output} was begun with the learning rates to sweep: {begun}; resume with the same, or "
+            "choose another output folder"
         )
     if started is None and is_first():
         write_run(work, settings)
@@ -275,7 +277,7 @@ def _sweep(
             f"the loss became infinite at every learning rate ({', '.join(map(str, rates))}); try lower ones"
         )
     best = max(finished, key=lambda trial: trial.score or 0.0).learning_rate
-    say(f"taking up learning rate {best:g} again")
+    say(f"resuming learning rate {best:g}")
     again = replace(jobs[best], options=replace(job.options, resume=True))
     run, trainer = train_once(task, again, start, say)
     return replace(run, output=job.output, trials=[asdict(trials[number]) for number in sorted(trials)]), trainer

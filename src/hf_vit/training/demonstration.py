@@ -106,11 +106,11 @@ def demonstrate(
         claim_output(folder)
     for seed, folder in enumerate(folders):
         result = train_digits(folder, seed=seed, command=command, report=report, **overrides)
-        report("loading it in a fresh Python process without hf_vit (trust_remote_code=True) ...")
+        report("loading the model in a new Python process without hf_vit (trust_remote_code=True) ...")
         look = look_afresh(folder, result)
         yield Demonstration(seed, folder, result, look)
         if look.here != look.fresh or look.largest_difference > 1e-4:
-            raise UserError(f"the fresh process answered differently (by up to {look.largest_difference:.2g})")
+            raise UserError(f"the new process gave different probabilities (by up to {look.largest_difference:.2g})")
 
 
 def claim_output(output: Path) -> None:
@@ -124,7 +124,7 @@ def claim_output(output: Path) -> None:
         return
     training = Facts.load(output).of_kind("training") if output.is_dir() else []
     if not training or not training[-1].command.startswith("hf-vit demo"):
-        raise UserError(f"the output {output} holds something else; choose a new or empty folder with --output")
+        raise UserError(f"the output {output} holds other files; choose a new or empty folder with --output")
 
 
 def train_digits(

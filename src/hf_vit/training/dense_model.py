@@ -74,7 +74,7 @@ def build_dense_model(
     """
     kind = DENSE_HEADS.get(head)
     if kind is None:
-        raise UserError(f"there is no head '{head}'; it needs one of {', '.join(DENSE_HEADS)}")
+        raise UserError(f"unknown head '{head}'; choose from {', '.join(DENSE_HEADS)}")
     own = dense_model(source) if source.dense_head is kind else None
     maps = {} if own is not None else _maps(source, head)
     maps |= {} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width}
@@ -200,8 +200,8 @@ def _take_head(model: Any, own: Any, name: str) -> None:
     theirs = {key: value for key, value in theirs.items() if key in mine and not key.startswith(f"{inside}.")}
     if other := next((key for key, value in theirs.items() if mine[key].shape != value.shape), None):
         raise UserError(
-            f"the head of {name} is of another shape ({other}); leave --head-width and the fields of the recipe's "
-            "architecture out, or choose another --head"
+            f"the head of {name} has another shape ({other}); leave --head-width and the fields of the "
+            "recipe's architecture out, or choose another --head"
         )
     model.load_state_dict(theirs, strict=False)
 

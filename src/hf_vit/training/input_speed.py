@@ -65,7 +65,7 @@ def measure_input(
         UserError: bad input, see `finetune`; `seconds` is not positive.
     """
     if seconds <= 0:
-        raise UserError(f"{seconds} seconds are too few to measure anything; give 5")
+        raise UserError(f"{seconds} seconds are too short to measure; give 5 or more")
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1)
     options = options or FinetuneOptions()
     say = report or (lambda line: None)

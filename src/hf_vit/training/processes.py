@@ -17,13 +17,13 @@ from hf_vit.errors import UserError
 _FAILED, _DONE, _AT_WORK = range(3)
 # What several processes cannot do together; the reasons stand in docs/combinations.md.
 REFUSALS = {
-    "device": "{processes} processes cannot all run on --device {device}; leave it out (a GPU each), or give cpu",
+    "device": "{processes} processes cannot share --device {device}; leave it out (one GPU each), or give cpu",
     "batch": ("{processes} processes do not divide the batch size {batch_size}; choose a multiple of their number"),
     "contrastive parts": (
-        "a contrastive batch of {share} images cannot be accumulated from parts of {parts}: its images are each "
-        "other's negatives; leave --micro-batch-size out, or choose a smaller --batch-size"
+        "a contrastive batch of {share} images cannot be split into micro-batches of {parts}: its images "
+        "are each other's negatives; leave --micro-batch-size out, or choose a smaller --batch-size"
     ),
-    "meta pseudo labels": "meta pseudo labels are learnt in one process; start it without torchrun",
+    "meta pseudo labels": "meta-pseudo-labels runs in one process; start it without torchrun",
     "fsdp1": "FSDP of version 1 is not supported; set fsdp_version: 2 (examples/accelerate/fsdp2.yaml)",
     "sam micro-batches": (
         "--sam-micro-batches needs the whole weights in every process, and FSDP divides them; leave it out, or use DDP"
@@ -101,8 +101,9 @@ def missing_explained(timeout: int) -> Generator[None]:
         if world_size() == 1 or not _is_silence(error):
             raise
         raise UserError(
-            f"process {os.environ.get('RANK')} of {world_size()} has lost another one, which has ended or was silent "
-            f"for {timeout} seconds (--process-timeout); see what that one says, then go on with --resume"
+            f"process {os.environ.get('RANK')} of {world_size()} lost contact with another process, which "
+            f"ended or did not answer for {timeout} seconds (--process-timeout); read that process's error, "
+            "then continue with --resume"
         ) from error
 
 
@@ -122,10 +123,7 @@ def need_same(what: str, value: str | int) -> None:
 
     values: list[str | int] = gather_object([value])
     if len(set(values)) > 1:
-        raise UserError(
-            f"the processes have different {what}: {', '.join(map(str, values))}; give all of them the same, each "
-            "takes its own part"
-        )
+        raise UserError(f"the processes have different {what}: {', '.join(map(str, values))}; give the same to all")
 
 
 def _join(device: str | None, timeout: int) -> object:

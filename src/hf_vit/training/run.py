@@ -111,7 +111,7 @@ def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
             start = None if is_done else open_start(job, say, multi_label=task.multi_label, target=task.target)
         if start is None:
             result = task.recall(output, job.recipe)
-            say(f"{output} holds a finished model: there is nothing to resume")
+            say(f"{output} holds a finished model; there is nothing to resume")
             wait_for_all()
             if is_first():
                 _tidy(output, options.keep_checkpoints)
@@ -146,12 +146,12 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
     task.check(recipe)
     micro_batch_size(recipe.batch_size, options.micro_batch_size, task.accumulates)
     if options.streaming and not task.streams:
-        raise UserError("images with masks or boxes are not streamed; leave --streaming out")
+        raise UserError("segmentation and detection data cannot be streamed; leave --streaming out")
     if options.streaming and (recipe.class_weights or recipe.balanced_sampling):
-        raise UserError("the classes of a stream are not known beforehand; balance them without --streaming")
+        raise UserError("a stream cannot be balanced by class; leave --streaming or --balanced-sampling out")
     if options.streaming and recipe.repeated_augmentation > 1:
         raise UserError(
-            "the images of a stream come once an epoch; choose --repeated-augmentation 1, or no --streaming"
+            "a stream gives each image once per epoch; use --repeated-augmentation 1, or leave --streaming out"
         )
     if recipe.optimizer in ("lamb", "lion", "muon"):
         import_timm_optim(recipe.optimizer)
@@ -183,7 +183,7 @@ def lock_output(output: Path) -> Generator[None]:
                 stack.enter_context(WeakFileLock(output / _LOCK, timeout=_AT_ONCE))
             except TimeoutError as error:
                 raise UserError(
-                    f"another run is at work in {output}; wait for its end, or choose another --output"
+                    f"another run is using {output}; wait until it ends, or choose another --output"
                 ) from error
             except OSError as error:
                 raise UserError(
@@ -220,10 +220,10 @@ def refuse_taken(output: Path, resume: bool) -> None:
     if is_finished(output):
         raise UserError(f"the output folder {output} holds a finished model; choose a new or empty one")
     if not (work / RUN_NAME).is_file():
-        held = f"something else ({', '.join(inside[:3])})"
+        held = f"other files ({', '.join(inside[:3])})"
         raise UserError(f"the output folder {output} holds {held}; choose a new or empty one")
     if not resume:
-        raise UserError(f"{output} holds an unfinished run; go on with --resume, or delete the folder")
+        raise UserError(f"{output} holds an unfinished run; continue with --resume, or delete the folder")
 
 
 def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
@@ -232,8 +232,7 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target 
     size = options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
     if (crop or 0) >= min(size):
         raise UserError(
-            f"--random-crop {crop} reflects more than there is of images of {size[0]}x{size[1]} px; choose less than "
-            f"{min(size)}"
+            f"--random-crop {crop} is larger than images of {size[0]}x{size[1]} px; choose less than {min(size)}"
         )
     images = load_data(
         job.data,
@@ -299,10 +298,10 @@ def _find_checkpoint(output: Path, resume: bool, say: Say) -> Path | None:
     if not is_first():  # the first process has looked
         return last_complete(work)
     if not (work / RUN_NAME).is_file():
-        say(f"{output} holds no run to resume; it is started anew")
+        say(f"{output} holds no run to resume; starting a new one")
         return None
     for name in _remove_incomplete(work):
-        say(f"removed {name}, which was not written to its end")
+        say(f"removed {name}, which is incomplete")
     checkpoint = last_complete(work)
     say(f"going on from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet: starting from step 0")
     return checkpoint
@@ -317,8 +316,8 @@ def need_space(folder: Path, needed: int) -> None:
             f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB" for count in (free, needed)
         )
         raise UserError(
-            f"the disk of {folder} has {free_size} free and training needs about {needed_size} (the model and "
-            "three checkpoints with optimizer state); free some space or choose another place"
+            f"the disk of {folder} has {free_size} free and training needs about {needed_size} (model and "
+            "three checkpoints); free some space or choose another folder"
         )
 
 
@@ -363,8 +362,8 @@ def enter_run(run: Run) -> None:
             changes = tell_changes(json.loads((run.work / _FILES_NAME).read_text(encoding="utf-8")), run.data.files)
     files = f" ({changes}: put the data back as it was)" if changes else ""
     raise UserError(
-        f"--resume goes on as {run.output} was started, but {'; '.join(different)}{files}; give the same settings, or "
-        "another output folder"
+        f"--resume needs the settings that {run.output} was started with, but "
+        f"{'; '.join(different)}{files}; give the same settings, or another output folder"
     )
 
 
@@ -375,7 +374,7 @@ def read_run(work: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UserError(f"{work / RUN_NAME} is damaged ({error}); delete {work} to start anew") from error
+        raise UserError(f"{work / RUN_NAME} is damaged ({error}); delete {work} to start again") from error
 
 
 def write_run(work: Path, settings: Mapping[str, Any]) -> None:
@@ -421,7 +420,7 @@ def _explained(run: Run, accumulates: bool) -> Generator[None]:
         # From a loader's worker it arrives wrapped in the worker's traceback.
         message = str(error).rpartition("UserError: ")[2].strip()
         if isinstance(error, DivergedError):
-            raise DivergedError(f"{message}; a training of other settings wants another --output") from error
+            raise DivergedError(f"{message}; with other settings, choose another --output") from error
         raise UserError(message) from error
     except Exception as error:
         if is_out_of_memory(error):
@@ -433,30 +432,30 @@ def _explained(run: Run, accumulates: bool) -> Generator[None]:
             reason = " ".join(str(error).split()).rstrip(".")
             fewer = "" if run.options.streaming and last_complete(run.work) else " or choose a smaller --num-workers"
             raise UserError(
-                f"a process that prepares images was killed, most likely for want of memory ({reason}); free some"
-                f"{fewer}, then {_how_to_resume(run)}"
+                f"a data loading process was killed, probably for lack of memory ({reason}); free "
+                f"some{fewer}, then {_how_to_resume(run)}"
             ) from error
         if "Batch does not contain any data" in str(error):  # accelerate's, of a stream without rows
             raise UserError(
-                f"{run.data.name} as a stream has no image for validation or for test, which get about 10% of its "
-                "images each; give more images, or leave --streaming out"
+                f"{run.data.name} has no image for the validation or test split, which get about 10% each "
+                "of a stream; give more images, or leave --streaming out"
             ) from error
         # An error that came of files which were removed or changed while they were read.
         if changes := run.data.changed_files():
             raise UserError(
-                f"of the training data {changes}; put it back as it was, then {_how_to_resume(run)}"
+                f"the training data has changed: {changes}; restore it, then {_how_to_resume(run)}"
             ) from error
         raise
 
 
 def _how_to_resume(run: Run) -> str:
     last = last_complete(run.work)
-    return f"go on from {last.name} with --resume" if last else "start again with --resume"
+    return f"continue from {last.name} with --resume" if last else "start again with --resume"
 
 
 def _too_little_memory(run: Run, accumulates: bool) -> str:
     size, smaller = run.micro_batch_size, "smaller images or a smaller model"
-    message = f"there is too little memory for {size} images at once; choose "
+    message = f"out of memory for {size} images at once; choose "
     if size > 1:
         flag, same = ("--micro-batch-size", " (the result stays the same)") if accumulates else ("--batch-size", "")
         message += f"a smaller {flag} than {size}{same}, {smaller}"
@@ -487,7 +486,7 @@ def _resume(trainer: HfViTTrainer, checkpoint: Path, say: Say) -> None:
     if not has_ended(checkpoint):
         trainer.train(resume_from_checkpoint=str(checkpoint))
         return
-    say("the training itself had ended")
+    say("training was already finished")
     trainer.state = TrainerState(**state)
     clock = (state.get("stateful_callbacks") or {}).get("Clock")
     if clock:
@@ -561,12 +560,12 @@ def way_on(output: Path) -> str:
     if is_finished(output):
         return f"the model in {output} is complete" + ("; --resume tidies up beside it" if work.exists() else "")
     if not (work / RUN_NAME).is_file():
-        return "nothing was written yet; start again with the same command"
+        return "nothing was written yet; run the same command again"
     if (last := last_complete(work)) is not None:
-        return f"{last.name} in {output} is complete; --resume goes on from it"
+        return f"{last.name} in {output} is complete; continue with --resume"
     if any(last_complete(trial) for trial in work.glob(f"*/{WORK_FOLDER}")):
-        return f"what was done is in {output}; --resume goes on from it"
-    return "no checkpoint was complete yet; --resume starts again from step 0"
+        return f"what was done is in {output}; continue with --resume"
+    return "there is no complete checkpoint yet; --resume starts from step 0"
 
 
 # Deliver
@@ -606,8 +605,8 @@ def _complete(task: Task[Result], run: Run, trainer: HfViTTrainer) -> Result:
             with suppress(OSError):
                 shutil.rmtree(parcel)
             raise UserError(
-                f"the output {run.output} cannot be written: {why}, then go on with --resume; the checkpoints are "
-                "complete"
+                f"the output {run.output} cannot be written: {why}, then continue with --resume; the "
+                "checkpoints are complete"
             ) from error
         _tidy(run.output, run.options.keep_checkpoints)
     wait_for_all()

@@ -118,18 +118,16 @@ def make_soup(
     """
     say, output = report or (lambda line: None), Path(output)
     if len(models) < 2:
-        raise UserError(f"a soup of {len(models)} model is none; give two or more")
+        raise UserError(f"a soup needs two or more models, not {len(models)}")
     if greedy and data is None:
-        raise UserError("a greedy soup chooses by validation accuracy; give --data")
+        raise UserError("a greedy soup needs validation accuracy; give --data")
     free_folder(output)
     with quiet_transformers():
         loaded = [load_model(model, device, as_classifier=True) for model in models]
         names = [each.name for each in loaded]
         for place, each in enumerate(loaded):
             if each.processor is None:
-                raise UserError(
-                    f"{each.name} is a model of timm; a soup needs classifiers of this package or of transformers"
-                )
+                raise UserError(f"{each.name} is a timm model; a soup needs classifiers of hf_vit or transformers")
             if names.count(each.name) > 1:
                 loaded[place] = replace(each, name=f"{each.name} #{place + 1}")
         for other in loaded[1:]:
@@ -194,8 +192,8 @@ def _need_same(first: LoadedModel, other: LoadedModel) -> None:
     if different:
         shown = ", ".join("classes" if name == "id2label" else name for name in different)
         raise UserError(
-            f"{first.name} and {other.name} differ in {shown}; a soup needs fine-tunings of one checkpoint on the "
-            "same classes"
+            f"{first.name} and {other.name} differ in {shown}; a soup needs models fine-tuned from one "
+            "checkpoint on the same classes"
         )
 
 

@@ -194,7 +194,7 @@ def _fit(examination: Examination, split: str) -> float:
     try:
         examination.learning_split(split)
     except UserError as error:
-        raise UserError(f"a temperature cannot be fitted: {error}; --no-temperature does without") from error
+        raise UserError(f"the temperature cannot be fitted: {error}; add --no-temperature") from error
     parts = [
         (logits.double().numpy(), labels.numpy()) for logits, labels in examination.logits(split, f"logits of {split}")
     ]

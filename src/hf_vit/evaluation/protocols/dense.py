@@ -32,9 +32,7 @@ _ALONE: Any = {"sync_on_compute": False}
 def need_metrics() -> None:
     """Refuse to go on without the libraries that measure dense predictions."""
     if absent := [name for name in ("torchmetrics", "pycocotools") if find_spec(name) is None]:
-        raise UserError(
-            f"dense predictions are measured by {' and '.join(absent)}, not installed here: pip install 'hf-vit[dense]'"
-        )
+        raise UserError(f"segmentation and detection metrics need {' and '.join(absent)}: pip install 'hf-vit[dense]'")
 
 
 @final
@@ -75,7 +73,7 @@ class SegmentationMeter:
         counted: Mapping[str, torch.Tensor] = self._metrics.compute()
         truth, answered = counted["pixels"].sum(1), counted["pixels"].sum(0)
         if not int(truth.sum()):
-            raise UserError(f"no pixel of the {self.num_images:,} images has a class to judge by; choose another split")
+            raise UserError(f"no pixel of the {self.num_images:,} images has a labeled class; choose another split")
         there, named = (truth > 0).tolist(), ((truth + answered) > 0).tolist()
         accuracy = {names[k]: float(counted["accuracy"][k]) for k in range(len(names)) if there[k]}
         return {
@@ -138,7 +136,7 @@ class DetectionMeter:
     def values(self, names: Sequence[str]) -> dict[str, Any]:
         """Fractions by name, None where nothing of that size is there; of masks under names that begin with "mask_"."""
         if not self.num_singles:
-            raise UserError(f"none of the {self.num_images:,} images has an object to judge by; choose another split")
+            raise UserError(f"none of the {self.num_images:,} images has an annotated object; choose another split")
         counted: Mapping[str, torch.Tensor] = self._metric.compute()
         values: dict[str, Any] = {}
         for prefix, kind in (("", "bbox"), ("mask_", "segm"))[: 1 + self.with_masks]:
@@ -225,7 +223,10 @@ def need_task(examination: Examination, task: str, target: str) -> list[str]:
         other = f"does {answered}" if answered else "names images"
         raise UserError(f"{subject.name} {other}; choose --protocol {answered or 'top1'}, or give a model for {task}")
     if data.target != target:
-        raise UserError(f"the images of '{data.name}' have no {_WANTED[target]}, by which {task} is judged; give such")
+        raise UserError(
+            f"the images of '{data.name}' have no {_WANTED[target]}, which {task} is evaluated on; give data "
+            "that have them"
+        )
     return label_names_of(subject.model)
 
 
@@ -321,7 +322,7 @@ def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationRes
     """How well the class of every pixel is told, at the size of the images themselves."""
     names = need_task(examination, "segmentation", MaskRows.target)
     if len(names) > IGNORED:
-        raise UserError(f"the model has {len(names)} classes; masks tell {IGNORED} apart, as {IGNORED} judges nothing")
+        raise UserError(f"the model has {len(names)} classes; masks tell {IGNORED} apart, as {IGNORED} is ignored")
     meter, kept, start = SegmentationMeter(len(names)), Extremes[WorstImage](worst), time.perf_counter()
     for index, image, truth, answer in answered(examination, MaskRows, names, segment):
         meter.update(answer, truth)

@@ -60,7 +60,7 @@ class RealResult(ProtocolResult):
 def real(examination: Examination, *, real_labels: str | os.PathLike[str] | None = None) -> RealResult:
     """Accuracy by the original and by the reassessed labels of the same images, in one pass."""
     if real_labels is None:
-        raise UserError("ReaL needs the labels that were published with it; give the file with --real-labels real.json")
+        raise UserError("the protocol real needs the published labels; give them with --real-labels real.json")
     labels = read_real_labels(real_labels, examination.file_names(), len(examination.data.label_names))
     seen = right = labelled = really = 0
     rows = iter(examination.judged_rows())
@@ -86,8 +86,9 @@ def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], nu
         indices = {name: index for index, name in enumerate(sorted(file_names))}
         if len(labels) != len(file_names):
             raise UserError(
-                f"{place.name} has labels of {len(labels):,} images, the split has {len(file_names):,}, whose names "
-                "are not ImageNet's (ILSVRC2012_val_00000001.JPEG); give the images as published, or as many"
+                f"{place.name} has labels of {len(labels):,} images, the split has {len(file_names):,}, "
+                "whose file names are not ImageNet's (ILSVRC2012_val_00000001.JPEG); give all images in "
+                "their published order, or with their published names"
             )
     if len(indices) != len(file_names):
         raise UserError(f"the split has two images of one file name, so that {place.name} cannot tell them apart")
@@ -98,13 +99,13 @@ def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], nu
 
 def _read(place: Path, num_classes: int) -> list[list[int]]:
     if not place.is_file():
-        raise UserError(f"there is no file {place}; get real.json from google-research/reassessed-imagenet")
+        raise UserError(f"there is no file {place}; download real.json from google-research/reassessed-imagenet")
     try:
         labels: Any = json.loads(place.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place.name} is no JSON ({error}); get real.json again") from error
+        raise UserError(f"{place.name} is not valid JSON ({error}); download real.json again") from error
     if not isinstance(labels, list) or not all(_is_labels(each) for each in labels):  # pyright: ignore[reportUnknownVariableType]
-        raise UserError(f"{place.name} is no list with a list of class numbers for every image; get real.json again")
+        raise UserError(f"{place.name} is not a list of class numbers per image; download real.json again")
     if outside := sorted({label for each in labels for label in each if not label < num_classes}):  # pyright: ignore[reportUnknownVariableType]
         raise UserError(
             f"{place.name} has the class {outside[0]}, the data has {num_classes:,}; give all of ImageNet's classes"
@@ -164,7 +165,7 @@ def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | No
     classes = examination.labels(examination.split)
     rows = [row for row in examination.judged_rows() if int(classes[row]) in right]
     if not rows:
-        raise UserError("no image that judges is of a class that ImageNet has too; choose another --split")
+        raise UserError("no evaluation image has a class that ImageNet has too; choose another --split")
     subject = replace(examination.subject, prepare=partial(_without_border, examination.subject.prepare))
     shared = list(right)
     hits: list[tuple[int, bool, bool, bool]] = []
@@ -198,8 +199,8 @@ def right_classes(examination: Examination, folder: Path) -> dict[int, list[int]
     numbers = {name: index for index, name in enumerate(answers)}
     if unknown := sorted({word for each in known.values() for word in each} - set(numbers)):
         raise UserError(
-            f"the model has no class '{unknown[0]}' (and {len(unknown) - 1} others of the mapping); ObjectNet needs an "
-            "ImageNet classifier that calls its classes by their words"
+            f"the model has no class '{unknown[0]}' (and {len(unknown) - 1} others of the mapping); "
+            "ObjectNet needs an ImageNet classifier whose class names are ImageNet's"
         )
     return {index: [numbers[word] for word in each] for index, each in known.items()}
 
@@ -210,9 +211,9 @@ def _read_names(place: Path) -> Mapping[str, str]:
     try:
         content: Any = json.loads(place.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place.name} is no JSON ({error}); unpack objectnet-1.0 again") from error
+        raise UserError(f"{place.name} is not valid JSON ({error}); unpack objectnet-1.0 again") from error
     if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        raise UserError(f"{place.name} is no table from names to names; unpack objectnet-1.0 again")
+        raise UserError(f"{place.name} does not map names to names; unpack objectnet-1.0 again")
     return content  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -37,7 +37,7 @@ class MultiLabelResult(OneTableResult):
         seconds: wall time, the fit of the thresholds included.
     """
 
-    title: ClassVar[str] = "Several classes an image"
+    title: ClassVar[str] = "Multi-label"
     source: ClassVar[str] = "scikit-learn: average_precision_score, f1_score, precision_recall_curve"
     num_images: int
     average_precision: dict[str, float]
@@ -102,7 +102,7 @@ def multi_label(
 ) -> MultiLabelResult:
     """How well every class is told apart from its absence."""
     if not examination.data.multi_label:
-        raise UserError(f"the images of '{examination.data.name}' have one class each; choose --protocol top1")
+        raise UserError(f"the images of '{examination.data.name}' have one class per image; choose --protocol top1")
     names, start = examination.data.label_names, time.perf_counter()
     if thresholds is None:
         fitted, present = _answers(examination, examination.learning_split(fit_split))
@@ -121,7 +121,7 @@ def judge(
     answers, counts = expit(logits) >= limits, truth.sum(axis=0)
     there = np.flatnonzero(counts)
     if not there.size:
-        raise UserError("no image that judges has a class; choose another split")
+        raise UserError("no evaluation image has a label; choose another split")
     precision = {names[k]: float(average_precision_score(truth[:, k], logits[:, k])) for k in there}
     f1: Any = partial(f1_score, zero_division=0.0)  # pyright: ignore[reportArgumentType]
     losses = np.where(truth, -log_expit(logits), -log_expit(-logits))

@@ -72,7 +72,9 @@ def linear_probe(
     depths are in memory at once, n x D x L x 4 bytes.
     """
     if not strengths or min(strengths) <= 0 or (choose_split is None and len(strengths) != 1):
-        raise UserError(f"strengths {list(strengths)}: give positive numbers, and one alone where no split chooses")
+        raise UserError(
+            f"strengths {list(strengths)}: give positive numbers, and only one where there is no split to select on"
+        )
     used = [examination.learning_split(name) for name in (learn_split, choose_split) if name is not None]
     (learned, labels), *chosen = (examination.depth_features(name) for name in used)
     if len(np.unique(labels)) < 2:
@@ -174,7 +176,7 @@ def nearest_neighbors(
         raise UserError(f"neighbors {list(neighbors)} must be at least 1")
     features, labels = examination.features(examination.learning_split(learn_split))
     if sizes[-1] > len(labels):
-        raise UserError(f"{sizes[-1]} neighbours are asked for, split '{learn_split}' has {len(labels)} images")
+        raise UserError(f"{sizes[-1]} neighbors requested, but split '{learn_split}' has {len(labels)} images")
     judged, truth = examination.features(examination.split)
     nearest = NearestNeighbors(n_neighbors=sizes[-1], metric="cosine").fit(features)
     distances, places = nearest.kneighbors(judged)

@@ -141,13 +141,13 @@ def evaluate_protocol(
         UserError: an unknown protocol or option, or whatever the protocol cannot do with the model or the data.
     """
     if protocol not in PROTOCOLS:
-        raise UserError(f"there is no protocol '{protocol}'; there are {', '.join(PROTOCOLS)}")
+        raise UserError(f"unknown protocol '{protocol}'; choose from {', '.join(PROTOCOLS)}")
     function = PROTOCOLS[protocol]
     settings = _settings(protocol, function, options) | _fed(protocol, max_num_patches, draft)
     if runner == "ray" and protocol in IN_ONE_PROCESS:
-        raise UserError(f"protocol {protocol} stays in one process; leave --runner ray out")
+        raise UserError(f"protocol {protocol} runs in one process; leave --runner ray out")
     if runner == "ray" and not isinstance(model, str | Path):
-        raise UserError("a model that was made in Python stays in its process; give its folder, or another runner")
+        raise UserError("a model object runs in this process only; give its folder, or leave --runner ray out")
     with (
         evaluating(model[0]) if isinstance(model, tuple) else nullcontext(),
         running(runner, address, device) as ray,
@@ -168,9 +168,7 @@ def evaluate_protocol(
             reading |= dict(image_column=image_column, label_column=label_column)
             if protocol == "vtab":
                 if given := [name for name, value in reading.items() if value]:
-                    raise UserError(
-                        f"the tasks of VTAB are read as they were published, without {_shown(given)}; leave that out"
-                    )
+                    raise UserError(f"VTAB tasks are read as published; leave {_shown(given)} out")
                 data = load_vtab(data, seed)
             else:
                 reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))
@@ -198,9 +196,9 @@ def evaluate_protocol(
 def _fed(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
     """How images are fed otherwise than the model's image processor says."""
     if max_num_patches is not None and protocol in OF_ONE_SIZE:
-        raise UserError(f"protocol {protocol} takes images of one size; leave --max-num-patches out")
+        raise UserError(f"protocol {protocol} needs images of one size; leave --max-num-patches out")
     if draft and (max_num_patches is not None or protocol in TARGETS):
-        raise UserError("--draft is for images that are resized to one size, and not for masks or boxes; leave it out")
+        raise UserError("--draft works only on classifiers that resize images to one size; leave it out")
     own_size = {} if max_num_patches is None else {"max_num_patches": max_num_patches}
     return own_size | ({"draft": True} if draft else {})
 

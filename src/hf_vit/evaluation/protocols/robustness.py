@@ -54,7 +54,7 @@ def pgd(
 def check_differentiable(subject: LoadedModel) -> None:
     """Raise UserError for what has no gradients with respect to pixels."""
     if not subject.is_differentiable:
-        raise UserError(f"{subject.name} has no gradients, which are asked for here; give the model it was made of")
+        raise UserError(f"{subject.name} has no gradients, which attacks need; give the model that was exported")
 
 
 def gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
@@ -223,9 +223,9 @@ def patch_drop(
     if not chosen or chosen[0] < 0 or chosen[-1] > 1:
         raise UserError(f"shares {list(shares)} must lie in 0..1")
     if fill not in ("mean", "black"):
-        raise UserError(f"fill '{fill}' is not known; choose mean or black")
+        raise UserError(f"unknown fill '{fill}'; choose mean or black")
     if not orders or set(orders) - set(ORDERS):
-        raise UserError(f"orders {list(orders)} are not all known; there are {', '.join(ORDERS)}")
+        raise UserError(f"orders {list(orders)} contain an unknown order; choose from {', '.join(ORDERS)}")
     check_differentiable(examination.subject)
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, images, patch = {order: np.zeros(len(chosen)) for order in orders}, 0, (0, 0)
@@ -464,7 +464,7 @@ def known_corruptions(names: Sequence[str] | None) -> list[str]:
     from hf_vit.errors import UserError
 
     if names and (unknown := sorted(set(names) - set(CORRUPTIONS))):
-        raise UserError(f"there is no corruption {', '.join(unknown)}; there are {', '.join(CORRUPTIONS)}")
+        raise UserError(f"unknown corruption {', '.join(unknown)}; choose from {', '.join(CORRUPTIONS)}")
     return [name for name in CORRUPTIONS if not names or name in names]
 
 

@@ -171,23 +171,23 @@ class ClassificationResult(ProtocolResult):
         """The numbers; the thresholds; and the classes, the worst first: all, or the ten worst of more than twenty."""
         rows = [[name, percent(value)] for name, value in self.headline().items()]
         of_classes = ((_NAMES[name], value) for name, value in self._of_classes().items())
-        rows += [[f"{name}, mean of classes", percent(value)] for name, value in of_classes if value is not None]
+        rows += [[f"{name} (macro)", percent(value)] for name, value in of_classes if value is not None]
         rows += [
             ["loss (nats)", f"{self.loss:.4f}"],
-            ["wrongly classified", f"{self.num_wrong:,}"],
+            ["misclassified", f"{self.num_wrong:,}"],
             ["images/s", f"{self.images_per_second:,.1f}"],
         ]
         worst = sorted(self.per_class.items(), key=lambda item: item[1])
         shown = worst if len(worst) <= _MAX_CLASS_ROWS else worst[: _MAX_CLASS_ROWS // 2]
         every = len(shown) == len(worst)
-        title = "accuracy of each class" if every else f"the {len(shown)} worst of {len(worst)} classes"
+        title = "accuracy per class" if every else f"the {len(shown)} worst of {len(worst)} classes"
         classes = [[name, percent(value)] for name, value in shown]
-        header = ["answers from", "answered", "precision", "recall", "F1"]
+        header = ["confidence at least", "share of images", "precision", "recall", "F1"]
         # The last of those that answer the same images, and none that answers no image.
         telling = {row["answered"]: row for row in self.thresholds if row["answered"]}.values()
         thresholds = [[percent(value) for value in row.values()] for row in telling]
         tables = [Table([], rows, judged), Table(["class", "top-1 accuracy"], classes, title)]
-        return [*tables, *([Table(header, thresholds, "answering only where the model is sure")] if thresholds else [])]
+        return [*tables, *([Table(header, thresholds, "by confidence threshold")] if thresholds else [])]
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
         """The confusion matrix, up to 1,000 classes, and the mistakes, where there are any."""

@@ -100,8 +100,8 @@ def _open(task: Task, root: Path, seed: int) -> ImageData:
         raise UserError(f"{lacks}, which is incomplete or of another layout ({reason}); copy all of it") from error
     if len(parts.test) != task.num_test:
         raise UserError(
-            f"{lacks}, which has {len(parts.test):,} images that judge instead of the published {task.num_test:,}; "
-            "copy all of it"
+            f"{lacks}, which has {len(parts.test):,} test images instead of the published "
+            f"{task.num_test:,}; copy all of it"
         )
     rows = _drawn(parts, np.random.default_rng(seed), lacks)
     splits = {
@@ -113,7 +113,8 @@ def _open(task: Task, root: Path, seed: int) -> ImageData:
             lost = [images.files[row] for row in chosen.tolist() if not images.files[row].is_file()]
             if lost:
                 raise UserError(
-                    f"{lacks}, where {lost[0].relative_to(root)} and {len(lost) - 1:,} others lack; copy all of it"
+                    f"{lacks}, where {lost[0].relative_to(root)} and {len(lost) - 1:,} other files are "
+                    "missing; copy all of it"
                 )
     states = {
         path.relative_to(root).as_posix(): f"{path.stat().st_size}" for path in place.rglob("*") if path.is_file()
@@ -237,7 +238,7 @@ def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) ->
     """
     data = examination.data
     if not isinstance(data, VtabData):
-        raise UserError(f"'{data.name}' is no folder of VTAB's tasks; give the path of one with --data")
+        raise UserError(f"'{data.name}' is not a VTAB folder; give one with --data")
     if not strengths or min(strengths) <= 0:
         raise UserError(f"strengths {list(strengths)}: give positive numbers")
     accuracy: dict[str, float] = {}

@@ -85,7 +85,7 @@ class ImageFiles:
             image = decode_image(self.files[row])
             return self.shown(image) if self.shown else image, self.labels[row]
         except OSError as error:
-            raise UserError(f"{self.files[row]} is no readable image ({error}); copy it again") from error
+            raise UserError(f"{self.files[row]} cannot be read as an image ({error}); copy it again") from error
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> "ImageFiles":
         return ImageFiles([self.files[row] for row in rows], [self.labels[row] for row in rows], self.shown)
@@ -196,7 +196,9 @@ class RecordedImages:
                 raise ValueError("image or label is of another type")
             picture = decode_image(io.BytesIO(image))
         except (OSError, ValueError, LookupError) as error:
-            raise UserError(f"record {row:,} of {path} is no picture with a class ({error}); copy it again") from error
+            raise UserError(
+                f"record {row:,} of {path} is not an image with a class ({error}); copy it again"
+            ) from error
         return picture, label
 
 

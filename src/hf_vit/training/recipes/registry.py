@@ -432,5 +432,5 @@ def find_recipe(name: str) -> Recipe:
     """
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=2, cutoff=0.3) or list(RECIPES)
-        raise UserError(f"no recipe '{name}'; did you mean {' or '.join(near)}? (hf-vit recipes lists all)")
+        raise UserError(f"unknown recipe '{name}'; did you mean {' or '.join(near)}? (hf-vit recipes lists all)")
     return RECIPES[name]

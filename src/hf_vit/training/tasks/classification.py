@@ -42,15 +42,15 @@ class ClassifierTask(MeasuredTask):
         )
 
     def describe(self, run: Run) -> str:
-        kept = "; the head for these classes is kept (--new-head starts with a new one)" if _keeps_head(run) else ""
+        kept = "; the head for these classes is kept (--new-head starts a new one)" if _keeps_head(run) else ""
         return run.describe() + kept
 
     def remark(self, result: FinetuneResult) -> str | None:
         if "accuracy" not in result.validation or result.validation["accuracy"] > result.chance:
             return None
         return (
-            f"the released model has hardly learnt: its validation accuracy, {result.validation['accuracy']:.2%}, is "
-            f"within what chance gives (up to {result.chance:.2%}); train longer, or with another learning rate"
+            f"the model has hardly learned: its validation accuracy of {result.validation['accuracy']:.2%} "
+            f"is within chance (up to {result.chance:.2%}); train longer, or with another learning rate"
         )
 
     def trainer_values(self, run: Run) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Classification(ClassifierTask):
             return build_for_classes(source, data, image_size, recipe)
         augmentation = recipe.augmentation
         if recipe.class_weights or recipe.balanced_sampling or augmentation.mixup_alpha or augmentation.cutmix_alpha:
-            raise UserError("images with several classes each are neither balanced nor mixed; leave that out")
+            raise UserError("multi-label data cannot be balanced or mixed; leave that out")
         return build_for_classes(source, data, image_size, recipe, problem_type="multi_label_classification")
 
 

@@ -114,10 +114,10 @@ class HeadTask(MeasuredTask):
         heads = [name for name, each in DENSE_HEADS.items() if each.task == self.name]
         self.head, self.width = heads[0] if head is None else head, width
         if self.head not in heads:
-            raise UserError(f"there is no head '{head}' for {self.name}; choose {', '.join(heads)}")
+            raise UserError(f"unknown head '{head}' for {self.name}; choose {', '.join(heads)}")
         self.auto_class = getattr(transformers, DENSE_HEADS[self.head].auto_class)
         if width is not None and width < 1:
-            raise UserError(f"a head is at least 1 channel wide, not {width}; give a larger --head-width")
+            raise UserError(f"--head-width {width} must be at least 1")
 
     def protocol(self, data: ImageData) -> str:
         return self.name

@@ -57,8 +57,8 @@ class Teacher:
         """
         if not self.subject.label_sets:
             raise UserError(
-                f"teacher {self.subject.name} does not name its classes, so nobody can tell which are the data's; "
-                "write label_names (timm) or id2label (transformers), in the order of its outputs, into its config.json"
+                f"teacher {self.subject.name} has no class names to match with the data's; add label_names "
+                "(timm) or id2label (transformers), in the order of its outputs, to its config.json"
             )
         try:
             return replace(self, columns=tuple(self.subject.classes_of(data_names)))
@@ -105,8 +105,8 @@ def open_teacher(source: Any, device: str | None = None) -> Teacher:
     refuse_regression(model, name, "a teacher's place")
     if problem_type_of(model) == "multi_label_classification":
         raise UserError(
-            f"{name} judges each class by itself (multi-label), and students learn from a softmax over the classes; "
-            "give a teacher that was trained with one class an image"
+            f"{name} is a multi-label model, and distillation needs a softmax over classes; give a teacher "
+            "trained with one class per image"
         )
     model.eval().requires_grad_(False)
     return teacher
@@ -170,7 +170,7 @@ class DistillationOptions:
         if self.kind not in _WEIGHTS:
             raise UserError(f"distillation '{self.kind}' is unknown; choose {', '.join(_WEIGHTS)}")
         if self.kind == "hard" and self.temperature is not None:
-            raise UserError("hard distillation has no temperature: its target is one class; choose soft or logit")
+            raise UserError("hard distillation has no temperature; choose soft or logit, or leave it out")
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
             raise UserError(f"temperature {self.temperature} must be above 0")
         if self.weight is not None and not 0 <= self.weight <= 1:
@@ -274,9 +274,9 @@ class Distillation(TaughtTask):
 
     def check(self, recipe: Recipe) -> None:
         if recipe.loss == "bce":
-            raise UserError("a teacher is learnt from with the softmax cross-entropy; choose --loss ce")
+            raise UserError("distillation needs the softmax cross-entropy; choose --loss ce")
         if recipe.class_weights:
-            raise UserError("a teacher is learnt from without class weights; choose --balanced-sampling")
+            raise UserError("distillation does not support class weights; use --balanced-sampling")
 
     def build(
         self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
@@ -285,15 +285,15 @@ class Distillation(TaughtTask):
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
         has_token = getattr(source.config, "use_distillation_token", None)
         if tokens and has_token is None:
-            raise UserError(f"{source.name} has no place for a distillation token; use --distillation logit")
+            raise UserError(f"{source.name} does not support a distillation token; use --distillation logit")
         if tokens and source.has_weights and not has_token:
             raise UserError(
-                f"{source.name} was trained without a distillation token, which --distillation {self.options.kind} "
-                "teaches; use --distillation logit, or start from a variant or a distilled checkpoint"
+                f"{source.name} has no distillation token, which --distillation {self.options.kind} trains; "
+                "use --distillation logit, or start from a variant or a distilled checkpoint"
             )
         student, processor = build_for_classes(source, data, image_size, recipe, **tokens)
         if tokens and not student.config.has_distillation_head:
-            raise UserError(f"{source.name} has no place for a distillation token; use --distillation logit")
+            raise UserError(f"{source.name} does not support a distillation token; use --distillation logit")
         return student, processor
 
     def trainer_values(self, run: Run) -> dict[str, Any]:

@@ -254,9 +254,7 @@ class MetaPseudoLabels(SelfTraining):
         if world_size() > 1:
             raise refusal_of("meta pseudo labels")
         if recipe.sam_rho > 0:
-            raise UserError(
-                "meta pseudo labels make one step for the student and one for the teacher; leave --sam-rho out"
-            )
+            raise UserError("meta-pseudo-labels does not support --sam-rho; leave it out")
         if not self.teacher.subject.is_differentiable:
             raise UserError(f"teacher {self.teacher.subject.name} cannot be trained; give the model itself")
 

@@ -278,7 +278,8 @@ class Contrast(PretextTask):
         images = data.num_examples("train")
         if images is not None and images < recipe.batch_size:
             raise UserError(
-                f"{images} training images are fewer than a batch of {recipe.batch_size}; choose a smaller --batch-size"
+                f"{images} training images are fewer than the batch size {recipe.batch_size}; choose a "
+                "smaller --batch-size"
             )
         encoder = build_model(
             source, "model", image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path, **self.fields

@@ -58,7 +58,7 @@ class RandomMasking:
             raise UserError(f"mask rate {self.rate} must be above 0 and at most 1: a share of the patches")
         if min(self.mask_share, self.swap_share) < 0 or self.mask_share + self.swap_share > 1:
             raise UserError(
-                f"of the corrupted patches {self.mask_share} become [mask] and {self.swap_share} another patch; both "
+                f"of the corrupted patches {self.mask_share} are masked and {self.swap_share} swapped; both "
                 "are shares, together at most 1"
             )
 
@@ -83,7 +83,7 @@ class NextPatch:
     def draw(self, batch: int, num_patches: int, generator: torch.Generator | None = None) -> Plan:
         """As `RandomMasking.draw`, without chance."""
         if num_patches < 2:
-            raise UserError("an image of one patch has no next one; choose a smaller patch or a larger image")
+            raise UserError("an image of one patch has no next patch; choose a smaller patch or a larger image")
         own = torch.arange(num_patches).repeat(batch, 1)
         return own > 0, own
 
@@ -122,7 +122,7 @@ class MaskingCollator:
         elif judged:
             key = zlib.crc32(torch.as_tensor(example["pixel_values"]).contiguous().numpy().tobytes())
         else:
-            raise UserError("static masks need to know every image again, which a stream does not; use dynamic masks")
+            raise UserError("static masks do not work on a stream; leave --static-masks or --streaming out")
         # Another number than 0 for judged images: image 7 of validation need not have the mask of image 7 of train.
         generator = torch.Generator().manual_seed(derive_seed(self.seed, int(judged), key))
         return self.policy.draw(1, num_patches, generator)
@@ -153,7 +153,7 @@ class PatchPrediction(PretextTask):
         self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         if self.static and data.readers:
-            raise UserError("static masks need to know every image again, which a stream does not; use dynamic masks")
+            raise UserError("static masks do not work on a stream; leave --static-masks or --streaming out")
         scale = build_processor(source, source.config)
         model = build_model(
             source,

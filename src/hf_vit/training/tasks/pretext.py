@@ -58,8 +58,8 @@ class PretextTask(Task[PretrainResult]):
         if active := active_settings(recipe):
             wrong = [f"loss {recipe.loss}" if name == "loss" else name for name in active]
             raise UserError(
-                f"{', '.join(wrong)} of the recipe {recipe.name} is for classifiers (hf-vit finetune); leave that "
-                "out, or pre-train with another recipe"
+                f"{', '.join(wrong)} of the recipe {recipe.name} works in hf-vit finetune only; leave it "
+                "out, or choose another recipe"
             )
 
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> PretrainResult:

@@ -87,10 +87,10 @@ class SelfTrainingOptions:
             raise UserError(f"self-training '{self.kind}' is unknown; choose {', '.join(_DEFAULTS)}")
         for name in sorted({name for values in _DEFAULTS.values() for name in values} - _DEFAULTS[self.kind].keys()):
             if getattr(self, name) is not None:
-                raise UserError(f"{name} is no setting of {self.kind}; leave it out")
+                raise UserError(f"{name} is not a setting of {self.kind}; leave it out")
         values = self.settings()
         if values.get("pseudo_labels", "soft") not in ("soft", "hard"):
-            raise UserError(f"pseudo labels '{self.pseudo_labels}' are unknown; choose soft or hard")
+            raise UserError(f"unknown pseudo-labels '{self.pseudo_labels}'; choose soft or hard")
         infinite = float("inf")
         for name, is_good, need in (
             ("unlabelled_ratio", lambda value: value >= 1, "at least 1"),
@@ -211,18 +211,15 @@ class SelfTraining(TaughtTask):
         if active := active_settings(recipe, names):
             wrong = ["--loss bce" if name == "loss" else f"--{name.replace('_', '-')}" for name in active]
             raise UserError(
-                f"{', '.join(wrong)} of the recipe {recipe.name}: pseudo labels are learnt with the plain softmax "
-                f"cross-entropy; leave that out, or choose --recipe {self.options.kind}"
+                f"{', '.join(wrong)} of the recipe {recipe.name}: pseudo-labels need the plain softmax "
+                f"cross-entropy; leave it out, or choose --recipe {self.options.kind}"
             )
 
     def build(
         self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
     ) -> tuple[nn.Module, Any]:
         if data.readers:
-            raise UserError(
-                "the unlabelled images are drawn beside the labelled ones by their numbers, which a stream does not "
-                "have; leave --streaming out"
-            )
+            raise UserError("self-training cannot draw unlabeled images from a stream; leave --streaming out")
         self.teacher = self.teacher.for_classes(data.label_names)
         if self._images is None:
             images = load_unlabelled(
@@ -234,7 +231,7 @@ class SelfTraining(TaughtTask):
             learnable = images.without({image.digest for name in ("validation", "test") for image in data.seen[name]})
             if not learnable.seen:
                 raise UserError(
-                    f"all {len(images.seen)} unlabelled images of {images.name} are among the validation and test "
+                    f"all {len(images.seen)} unlabeled images of {images.name} are validation or test "
                     f"images of {data.name}; give others"
                 )
             self._images = self.select(learnable)
@@ -329,9 +326,9 @@ class NoisyStudent(SelfTraining):
         rows = torch.nonzero(sure >= least)[:, 0].tolist()
         if not rows:
             raise UserError(
-                f"teacher {self.teacher.subject.name} is sure of none of the {len(images.seen)} unlabelled images of "
-                f"{images.name}: of the surest {float(sure.max()):.2f}, needed {least:g}; lower --confidence, or "
-                "train a better teacher"
+                f"teacher {self.teacher.subject.name} labels none of the {len(images.seen)} unlabeled "
+                f"images of {images.name} confidently enough: highest confidence {float(sure.max()):.2f}, "
+                f"needed {least:g}; lower --confidence, or train a better teacher"
             )
         self._probabilities = probabilities[rows]
         seen = [images.seen[row] for row in rows]

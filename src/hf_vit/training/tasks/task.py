@@ -154,7 +154,7 @@ class Task(ABC, Generic[Result]):
         last = max((index for index, record in enumerate(records) if record.kind == "training"), default=0)
         values = cast(dict[str, Any], records[last].values) if records else {}
         if mark not in values or values.get("task") != self.settings().get("task"):
-            raise UserError(f"the output folder {folder} holds a model of another kind; choose a new or empty one")
+            raise UserError(f"the output folder {folder} holds a model for another task; choose a new or empty folder")
         shared = {
             "folder": folder,
             "model": self.auto_class.from_pretrained(folder).eval(),

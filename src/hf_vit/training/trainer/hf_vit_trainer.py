@@ -104,7 +104,7 @@ class HfViTTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         if average_decay is not None and adapter is not None:
-            raise UserError("LoRA's factors cannot be averaged and merged; give average_decay or adapter")
+            raise UserError("LoRA weights cannot be averaged; give average_decay or adapter")
         self.repeated_augmentation = repeated_augmentation
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self.average_decay, self.adapter = average_decay, adapter
@@ -121,8 +121,8 @@ class HfViTTrainer(Trainer):
         self._looks_later = self.args.device.type != "cpu"
         if (strategy := self.args.train_sampling_strategy) != "random":
             raise UserError(
-                f"HfViTTrainer has a seeded order of its own and no train_sampling_strategy={strategy!r}; leave that "
-                "out, or use transformers' Trainer"
+                f"HfViTTrainer uses its own seeded order, not train_sampling_strategy={strategy!r}; leave "
+                "that out, or use transformers' Trainer"
             )
         if self.compute_loss_func is None and _is_of_transformers(self.model) and self._takes_probabilities():
             self.compute_loss_func = soft_cross_entropy
@@ -301,7 +301,7 @@ class HfViTTrainer(Trainer):
         """Raise `DivergedError` for a loss that was no number and has not been read yet."""
         if self._diverged_at is not None and (step := int(self._diverged_at)):
             raise DivergedError(
-                f"the loss became no number at step {step} (seen at step {self.state.global_step}, when it is logged, "
+                f"the loss became NaN or infinite at step {step} (noticed at step {self.state.global_step}, "
                 f"gradients clipped at {self.args.max_grad_norm:g}); {_CALMER}"
             )
 
@@ -358,7 +358,7 @@ class HfViTTrainer(Trainer):
             return
         weights = checkpoint / TRAINING_WEIGHTS
         if not weights.is_file():
-            raise UserError(f"{checkpoint} lacks {weights.name}; it belongs to a training of other settings")
+            raise UserError(f"{checkpoint} lacks {weights.name}; it was written with other settings")
         state = load_file(weights)
         if self.average_decay is not None:
             self._start_average().take(state)
@@ -480,7 +480,7 @@ class HfViTTrainer(Trainer):
             UserError: says what is wrong; the model stays in the output folder.
         """
         if not blocking:
-            raise UserError("push_to_hub(blocking=False) would hide a failure; leave it out")
+            raise UserError("push_to_hub(blocking=False) would hide errors; leave it out")
         if not self.hub_model_id:
             self.init_hf_repo(token=token, private=private)
         self.save_model(_internal_call=True)

@@ -38,8 +38,7 @@ def import_timm_optim(optimizer: str) -> Any:
         from timm import optim
     except ImportError as error:
         raise UserError(
-            f"the optimizer {optimizer} is timm's, which is not installed: pip install 'hf-vit[timm]'; or choose "
-            "--optimizer adamw"
+            f"the optimizer {optimizer} needs timm: pip install 'hf-vit[timm]'; or choose --optimizer adamw"
         ) from error
     return optim
 
@@ -56,10 +55,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     indices = {int(match[1]) for name in inside if (match := _LAYER.search(name))}
     depth: int | None = getattr(backbone or model.config, "num_hidden_layers", None)
     if not indices or depth is None:
-        raise UserError(
-            f"layer-wise learning-rate decay needs a model of numbered layers, and {type(model).__name__} is none; "
-            "leave --layer-decay out"
-        )
+        raise UserError(f"--layer-decay does not support {type(model).__name__}; leave it out")
     groups = max(indices) + 1
     highest = {index * groups // depth: index + 1 for index in range(depth)}
     numbers: dict[str, int] = {}

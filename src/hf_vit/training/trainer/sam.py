@@ -31,7 +31,7 @@ class SharpnessAware:
 
     def __init__(self, rho: float = 0.05, micro_batches: bool = False) -> None:
         if not rho > 0:
-            raise UserError(f"sharpness-aware minimisation with rho {rho} is none; give a rho above 0")
+            raise UserError(f"rho {rho} of sharpness-aware minimization must be above 0")
         self.rho, self.micro_batches = rho, micro_batches
         self._batches: list[Any] = []
         self._losses: list[torch.Tensor] = []

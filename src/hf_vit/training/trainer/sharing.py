@@ -43,7 +43,8 @@ def share_finished(folder: Path, repo_id: str, say: Callable[[str], None], **opt
         return push_to_hub(folder, repo_id, report=say, **options)
     except UserError as error:
         raise UserError(
-            f"the model in {folder} is complete, but sharing it failed: {error} Later: hf-vit push {folder} {repo_id}"
+            f"the model in {folder} is complete, but pushing it failed: {error} Push it later: hf-vit push "
+            f"{folder} {repo_id}"
         ) from error
 
 
@@ -52,11 +53,11 @@ def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
     arguments = trainer.args
     folder = Path(str(arguments.output_dir))
     if trainer.processing_class is None:
-        raise UserError("a model is shared together with its image processor; give processing_class=")
+        raise UserError("a model is pushed with its image processor; give processing_class=")
     if (trainer.data_fact or _name_data(trainer.train_dataset)) is None:
         raise UserError(
-            "the card of a shared model names the training data, and this data set has no name; give "
-            "data_fact=DataFact(name=...) (hf_vit.results.facts)"
+            "the model card needs the name of the training data; give data_fact=DataFact(name=...) "
+            "(hf_vit.results.facts)"
         )
     if declared_license(folder) is None:
         need_license(trainer.license, _base_model(trainer))

@@ -96,8 +96,8 @@ class LoraAdapter:
             self._tuner = LoraModel(model, config, _NAME)
         except ValueError as error:
             raise UserError(
-                f"{type(model).__name__} has no query and value projections ({', '.join(_TARGETS)}) to update; tune "
-                "all of it, or its head"
+                f"{type(model).__name__} has no query and value projections ({', '.join(_TARGETS)}) for "
+                "LoRA; choose --tune all or head"
             ) from error
         self._scale = alpha / rank
         _train_heads(model)
@@ -133,6 +133,6 @@ def train_head_only(model: nn.Module) -> None:
 def _train_heads(model: nn.Module) -> None:
     heads = [head for name in _HEADS if isinstance(head := getattr(model, name, None), nn.Module)]
     if not heads:
-        raise UserError(f"{type(model).__name__} has no classification head to train; tune all of it")
+        raise UserError(f"{type(model).__name__} has no classification head to train; choose --tune all")
     for head in heads:
         head.requires_grad_(True)
