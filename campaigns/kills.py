@@ -354,7 +354,7 @@ def check_stopped(out: Path, line: str) -> None:
     assert line.startswith("hf-vit: stopped; "), line
     if checkpoint := re.search(r"(checkpoint-\d+) in out is complete", line):
         assert any(out.rglob(checkpoint[1])), line
-    elif "finished parts are in out" in line or "what was done is in out" in line:
+    elif "finished parts are in out" in line or "finished work is in out" in line:
         assert any(out.iterdir()), line
     elif "nothing was written yet" in line or "nothing is finished yet" in line:
         assert not [path for path in out.rglob("*") if path.is_file() and not path.name.startswith(".")], line

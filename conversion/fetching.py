@@ -251,7 +251,7 @@ class _Transfer:
                 here = self._bytes_here()
                 idle, most = (0, here) if here > most else (idle + 1, most)
                 if idle >= ATTEMPTS or len(versions) > MAX_VERSIONS:
-                    kept = "what arrived is kept, and the same command goes on from there"
+                    kept = "the downloaded part is kept; run the same command again to continue"
                     raise UserError(
                         f"{redact_text(self._url)} cannot be downloaded: {one_line(error)}; "
                         f"{kept if here else 'check the address'}"

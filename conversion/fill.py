@@ -88,7 +88,7 @@ def _compute(reader: CheckpointReader, row: Row, grid: tuple[int, int], dtype: t
     arrays = [reader.read_floats(key) for key in (row.key or "", *row.beside)]
     computed = COMPUTATIONS[row.transform].compute(arrays, grid).to(dtype)
     if not bool(torch.isfinite(computed).all()):
-        raise UserError(f"'{row.key}' and what lies beside it make values beyond the range of {dtype}")
+        raise UserError(f"'{row.key}' and its related arrays give values beyond the range of {dtype}")
     return computed
 
 

@@ -629,13 +629,13 @@ def _fields(layout: Layout, declared: Declared, wishes: Wishes, assumed: Mapping
             fields[name] = tuple(map(float, scale[name]))
             if len(scale[name]) != fields["num_channels"]:
                 raise UserError(
-                    f"what lies beside the weights gives {name}={scale[name]!r:.80}; it needs a value for each of the "
-                    f"{fields['num_channels']} channels"
+                    f"the files beside the weights give {name}={scale[name]!r:.80}; it needs a value for "
+                    f"each of the {fields['num_channels']} channels"
                 )
     if FAMILIES[origin.family].is_vit and "num_attention_heads" not in fields:
         raise UserError(
-            f"the weights do not tell the number of heads, and {fields['hidden_size']} channels are no multiple of 64; "
-            "declare it with --num-heads, or give the folder with the config.json that lies beside them"
+            f"the weights do not record the number of heads, and {fields['hidden_size']} channels are not a "
+            "multiple of 64; give --num-heads, or the folder with their config.json"
         )
     return fields
 

@@ -174,7 +174,7 @@ class NpzReader(CheckpointReader):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        with self._refusing("is no readable .npz archive"):
+        with self._refusing("cannot be read as an .npz archive"):
             self._zip = zipfile.ZipFile(self.path)
         try:
             self.members = self._read_directory()
@@ -296,7 +296,7 @@ class SafetensorsReader(CheckpointReader):
             raise UserError(
                 f"{self.path.name} has a header of {header} bytes; a checkpoint has less than {MAX_SAFETENSORS_HEADER}"
             )
-        with self._refusing("is no readable .safetensors file"):
+        with self._refusing("cannot be read as a .safetensors file"):
             opened = safe_open(self.path, framework="pt")
         self._file = opened.__enter__()
         self.shapes = {}
@@ -324,7 +324,7 @@ class TorchReader(CheckpointReader):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._refusing("is no readable PyTorch file"):
+        with self._refusing("cannot be read as a PyTorch file"):
             members = self._check_archive()
             content = self._load()
         self._tensors = _flatten(content, self.path.name)

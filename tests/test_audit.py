@@ -95,7 +95,7 @@ def test_true_results_are_equal(judged: Path, colours: Path) -> None:
     before = {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
     found = verdicts(judged, colours)
     assert set(found.values()) == {"equal"}
-    names = ("Top-1 accuracy", "loss", "ece", "3-nearest-neighbour accuracy, weighted vote")
+    names = ("Top-1 accuracy", "loss", "ece", "3-nearest-neighbor accuracy, weighted vote")
     assert {f"{name} on colours, split test" for name in names} <= set(found)
     assert before == {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
     check(audit(judged, colours, batch_size=5))
@@ -200,9 +200,9 @@ def test_what_is_not_checkable(judged: Path, colours: Path) -> None:
     (colours / "red" / "00.png").unlink()
     found = audit(judged, colours)
     assert {finding.verdict for finding in found} == {"not checkable"}
-    assert "has another fingerprint" in found[0].reason
+    assert "another fingerprint" in found[0].reason
     found = audit(judged)
-    assert found[0].reason == "colours is no public data set; say where it is with --data"
+    assert found[0].reason == "colours is not a public data set; give its path with --data"
     with pytest.raises(UserError, match="no published result could be checked"):
         check(found)
 
@@ -211,8 +211,8 @@ def test_a_stranger_s_record_opens_nothing(judged: Path, colours: Path) -> None:
     """Neither a path that it names, nor a traceback."""
     before = (judged / "facts.json").read_text()
     for fields, reason in (
-        ({"data__name": str(colours)}, "is no public data set"),
-        ({"data__name": "~"}, "is no public data set"),
+        ({"data__name": str(colours)}, "is not a public data set"),
+        ({"data__name": "~"}, "is not a public data set"),
         ({"data__name": "a/b", "data__split": None}, "the record names no data, or no split"),
         ({"data__fingerprint": None}, "holds no fingerprint"),
         ({"values__protocol": "no-such", "values__headline": {"x": 1.0}}, "unknown protocol 'no-such'"),

@@ -228,6 +228,6 @@ def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
     assert of_graph["top1"] == of_model["top1"]
     assert (of_graph["corruptions"], of_graph["clean"]) == ({}, None)
     assert of_graph["image_size"] == of_model["image_size"]
-    assert of_graph["notes"][-1] == "a graph: neither corrupted nor attacked, parameters and FLOPs not counted"
+    assert of_graph["notes"][-1] == "a graph: not corrupted or attacked, parameters and FLOPs not counted"
     assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
     assert "resizes images inside the graph, so attacks, corruptions" in capsys.readouterr().err

@@ -340,14 +340,15 @@ def _stack(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
 def _configure_big_vision(network: Network) -> Fields:
     parts, patches, size = network.parts, network.patches, network.image_size
     if {"cls", "map"} <= parts:
-        raise UserError(f"the file holds a class token and a MAP head ({_HEAD}), of which big_vision has one at a time")
+        raise UserError(f"the file holds both a class token and a MAP head ({_HEAD}), which big_vision never combines")
     has_class_row = False  # as the first of the table, in older files
     if "T" in network.dims:
         has_class_row = "cls" in parts and patches.fit(network.dims["T"] - 1, size)
     elif size is None:
         raise UserError(
-            "the file holds no position table, so its positions are sincos2d (or none: --position-embedding none; "
-            "or it is damaged); declare the image size the checkpoint was trained at with --image-size HxW"
+            "the file holds no position table, so its positions are sincos2d (or none: "
+            "--position-embedding none; or it is damaged); give the image size the checkpoint was trained "
+            "at with --image-size HxW"
         )
     else:
         h, w = patches.grid_of(size)

@@ -236,7 +236,7 @@ class Patches:
             UserError: the declared size does not fit, or none is declared and the table is not square.
         """
         if rows < 1:
-            raise UserError(f"the {what} has no row for any patch; the file is damaged or of another format")
+            raise UserError(f"the {what} has no rows for patches; the file is damaged or of another format")
         if image_size is not None:
             h, w = self.grid_of(image_size)
             if h * w != rows:
@@ -248,8 +248,8 @@ class Patches:
         side = math.isqrt(rows)
         if side * side != rows:
             raise UserError(
-                f"the {what} has rows for {rows} patches, which make no square; declare the image size the "
-                f"checkpoint was trained at with --image-size HxW: {self._sizes_that_fit(rows)}"
+                f"the {what} has rows for {rows} patches, which is not a square number; give the image size "
+                f"the checkpoint was trained at with --image-size HxW: {self._sizes_that_fit(rows)}"
             )
         return side * self.stride[0], side * self.stride[1]
 

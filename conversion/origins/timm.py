@@ -258,14 +258,13 @@ def _relative_positions(network: Network, patches: Patches) -> Fields:
     dims, image_size = network.dims, network.image_size
     if image_size is None:
         raise UserError(
-            "the weights do not tell the image size that their relative positions were trained at; declare it with "
-            "--image-size HxW"
+            "the weights do not record the image size of their relative positions; give it with --image-size HxW"
         )
     h, w = patches.grid_of(image_size)
     if "offset_table" in network.parts and dims["O"] != (2 * h - 1) * (2 * w - 1):
         raise UserError(
-            f"{dims['O']} relative positions are not those of {h}x{w} patches, {(2 * h - 1) * (2 * w - 1)}; "
-            "declare another --image-size; a bias between the patches and a class token is not supported"
+            f"{dims['O']} relative positions do not fit {h}x{w} patches, {(2 * h - 1) * (2 * w - 1)}; give "
+            "another --image-size; a bias between the patches and a class token is not supported"
         )
     return {
         "image_size": square_or_pair(image_size),
@@ -285,8 +284,8 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
         bare = bare_names(shapes)
         if any("rel_pos." in name for name in bare) and not any(name.endswith(".ls1.gamma") for name in bare):
             raise UserError(
-                "the weights have relative positions and no LayerScale, and do not tell whether their LayerNorms stand "
-                "before or after attention and MLP; give the folder with the config.json that lies beside them"
+                "the weights have relative positions and no LayerScale, and do not record whether "
+                "LayerNorms come before or after attention and MLP; give the folder with their config.json"
             )
         return Declared()
     beside = checked(TimmConfig, companions.config, "config.json")
@@ -295,8 +294,8 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
     architecture = beside.architecture.partition(".")[0]
     if not re.fullmatch(r"(vit|deit|deit3|flexivit|test_vit)\d?(_[\w-]+)?", architecture):
         raise UserError(
-            f"timm's architecture '{architecture:.80}' is none of vit_*, deit_*, deit3_* and flexivit_*: its heads and "
-            "its activation are unknown here"
+            f"timm's architecture '{architecture:.80}' is not one of vit_*, deit_*, deit3_* and flexivit_*; "
+            "its heads and activation are unknown"
         )
     arguments = _first_of(ARGUMENTS, architecture) | (beside.model_args or {})
     _refuse_unlikely(shapes, arguments)
@@ -329,8 +328,8 @@ def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
     last = {f"{name}.{part}" for name in ("norm", "fc_norm") for part in ("weight", "bias")}
     if last.isdisjoint(bare) and arguments.get("final_norm") is not False:
         raise UserError(
-            "the checkpoint has no LayerNorm after its blocks, and no config.json of timm beside it says "
-            "that there is none (final_norm); nothing was written"
+            "the checkpoint has no LayerNorm after its blocks, and no config.json of timm says so "
+            "(final_norm); nothing was written"
         )
     special = [name for name in ("cls_token", "dist_token") if name in bare]
     if special and "attn_pool.latent" in bare and not arguments.get("pool_include_prefix"):
@@ -382,7 +381,7 @@ VIT = Origin(
     },
     refused={
         r"rope(_embed)?\..+|storage_tokens": "rotary positions (RoPE, as DINOv3 and EVA have)",
-        r"blocks\.\d+\.attn\.(q_norm|k_norm)\..+": "attention with normalised queries and keys",
+        r"blocks\.\d+\.attn\.(q_norm|k_norm)\..+": "attention with normalized queries and keys",
         r"blocks\.\d+\.attn\.(norm|sub_norm|lambda_\w+)(\..+)?": "another attention (with a norm inside, differential)",
         r"blocks\.\d+\.(attn\.)?(rel_pos_\w+|relative_position_\w+)(\..+)?": "relative positions in its attention, as "
         "BEiT and SAM have",
@@ -508,7 +507,7 @@ def _declared_mixer(companions: Companions, shapes: Shapes) -> Declared:
     beside = checked(TimmConfig, companions.config, "config.json")
     architecture, arguments = (beside.architecture or "").partition(".")[0], beside.model_args or {}
     if not re.fullmatch(r"mixer_[a-z](16|32)_\w+", architecture):
-        raise UserError(f"timm's architecture '{architecture:.80}' is none of mixer_*, whose keys lie beside it")
+        raise UserError(f"timm's architecture '{architecture:.80}' is not one of mixer_*, but the keys are a Mixer's")
     if unknown := sorted(set(arguments) - _MIXER_NEEDLESS):
         raise UserError(
             f"config.json gives timm's argument {unknown[0]!r:.80}, which hf_vit's MLP-Mixer does not support"

@@ -234,14 +234,11 @@ def _refuse_images(outgoing: OutgoingModel) -> None:
     """Raise a UserError that says why the image processor cannot be in the model's graph."""
     if outgoing.takes == ENCODED and outgoing.quantize == "static":
         raise UserError(
-            "--quantize static runs the graph where there is no decoder; give --preprocessing instead of --decoding, "
-            "or --quantize dynamic"
+            "--quantize static does not work with --decoding; use --preprocessing instead, or --quantize dynamic"
         )
     height, width = Preprocessing.of(outgoing.processor).output_size
     if not outgoing.has_head or outgoing.config.num_channels != 3:
-        raise UserError(
-            "an image processor goes into the graph of a classifier of RGB images; export one, or without it"
-        )
+        raise UserError("--preprocessing and --decoding need a classifier of RGB images; leave them out")
     try:
         outgoing.config.grid_of(height, width)
     except ValueError as error:

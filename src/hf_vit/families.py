@@ -119,10 +119,10 @@ def _family(name: str, label: str, config_class: type[HfBaseConfig], **not_appli
 
 
 _RESNET = {
-    "masked_prediction": "a ResNet cuts no patches, so that there is none to mask",
+    "masked_prediction": "a ResNet has no patches to mask",
 }
 _MIXER = {
-    "masked_prediction": "an MLP-Mixer has no mask token, it is pre-trained on labels alone",
+    "masked_prediction": "an MLP-Mixer has no mask token",
 }
 
 FAMILIES: Mapping[str, Family] = {

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from hf_vit.speed.peers import MeasuredCell
     from hf_vit.training.input_speed import InputSpeed
 
-bench = typer.Typer(help="Measure speed on this machine: models, saved ones and exports, the input of a training.")
+bench = typer.Typer(
+    help="Measure speed on this machine: models and their peers, saved models and exports, data loading."
+)
 
 
 @bench.command("models", cls=Command)
@@ -51,7 +53,7 @@ def model_speed(
         Path | None, opt("JSON file for the results, updated after every measurement.", dir_okay=False)
     ] = None,
 ) -> None:
-    """hf_vit beside transformers, timm, vit-pytorch and torch's own encoder: paired ratios on identical shapes."""
+    """Compare the speed of hf_vit, transformers, timm, vit-pytorch and torch's encoder on identical shapes."""
     import itertools
 
     import torch
@@ -139,7 +141,7 @@ def saved_speed(
         Path | None, opt("JSON file for the results, updated after every batch size.", dir_okay=False)
     ] = None,
 ) -> None:
-    """Saved models, and graphs that were exported from them, beside the first: forward passes on noise, in turns."""
+    """Compare the speed of saved models and exported graphs with the first one."""
     from dataclasses import asdict
 
     import torch
@@ -191,7 +193,7 @@ def data_speed(
     seconds: Annotated[float, opt("Duration of each measurement in seconds.")] = 5.0,
     **shared: Any,
 ) -> None:
-    """The input's images/s beside the model's, and which of them limits a training."""
+    """Measure the throughput of data loading and of training steps, and which one is the bottleneck."""
     from hf_vit.training.input_speed import measure_input
 
     shared["image_size"] = options.parse_size(shared["image_size"])

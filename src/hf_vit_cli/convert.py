@@ -67,7 +67,7 @@ def convert(
     ] = None,
     force: Annotated[bool, opt("Replace what an earlier conversion wrote.", "--force")] = False,
 ) -> None:
-    """Convert an original checkpoint into a folder that from_pretrained reads; all or nothing."""
+    """Convert a checkpoint of another library into a folder that from_pretrained loads."""
     from hf_vit.conversion import api
     from hf_vit.conversion.origins.beside import read_labels
 

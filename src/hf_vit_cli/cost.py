@@ -47,7 +47,7 @@ def cost(
     ] = "flops",
     as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
 ) -> None:
-    """Count FLOPs; estimate time, money and memory of a training, beside what a finished one took."""
+    """Count FLOPs; estimate time, cost and memory of a training."""
     from hf_vit.cost import beside_tpu, blog_estimate, corrected_estimate, cost_summary, memory_plan
 
     asked: dict[str, Any] = {
@@ -106,7 +106,7 @@ def _rate(text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise UserError(f"--device-flops {text!r} is no number; give FLOP/s such as 312e12, or here") from error
+        raise UserError(f"--device-flops {text!r} is not a number; give FLOP/s such as 312e12, or here") from error
 
 
 def _show(title: str, found: Any, rows: Rows, as_json: bool) -> None:

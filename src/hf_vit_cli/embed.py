@@ -27,7 +27,7 @@ def embed(
     rows_per_file: Annotated[int, opt("Images per file; of a stream a shard is a file.", min=1)] = 4096,
     **shared: Any,
 ) -> None:
-    """Write embeddings or predictions of a data set into parquet files; the same command resumes."""
+    """Write embeddings or predictions of a data set to parquet files; run again to resume."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

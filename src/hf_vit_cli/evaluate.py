@@ -53,7 +53,7 @@ def evaluate(
     mappings: Annotated[str | None, opt("objectnet: the folder mappings of objectnet-1.0.", metavar="DIR")] = None,
     **shared: Any,
 ) -> None:
-    """Measure a model: accuracy, calibration, every class; mIoU of masks, AP of boxes; or by another protocol."""
+    """Evaluate a model: accuracy, calibration, results per class; mIoU of masks, AP of boxes; or another protocol."""
     from hf_vit.evaluation import evaluate as measure
     from hf_vit.loading.optimizing import engine_note
 

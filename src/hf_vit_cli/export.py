@@ -46,7 +46,7 @@ def export(
         opt("With --to onnx: opset version, 14 or later (default 20).", metavar="N"),
     ] = None,
 ) -> None:
-    """Write a model in the files of another library, and compare its results there; all or nothing."""
+    """Export a model to another library or runtime, and compare its results there."""
     from hf_vit import conversion
 
     result = conversion.export(

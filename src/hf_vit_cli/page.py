@@ -18,7 +18,7 @@ def page(
         Path | None, opt("Folder with the files of ONNX Runtime Web. Default: download them once.", metavar="DIR")
     ] = None,
 ) -> None:
-    """Write a static page that runs models in the visitor's browser: classes, attention, features; all or nothing."""
+    """Write a static web page that runs models in the browser: classes, attention, features."""
     from hf_vit.pages.making import make_page
 
     result = make_page(models, output, images=images, runtime=runtime)

@@ -30,8 +30,8 @@ def predict(
     output: Annotated[
         str | None,
         opt(
-            "Classifier: write a row an image into this .csv or .parquet file, which may be in an object "
-            "store, instead. Masks and boxes: write them, as JSON and pictures, into this new folder.",
+            "Classification: .csv or .parquet file for the predictions (path or URL). Segmentation, "
+            "detection: new folder for JSON and pictures.",
             metavar="PATH",
         ),
     ] = None,
@@ -39,8 +39,8 @@ def predict(
     tiles: Annotated[
         bool,
         opt(
-            "Masks and boxes: cut images that are larger than the model's into tiles of its size, which "
-            "overlap by a quarter, instead of making them smaller.",
+            "Segmentation, detection: cut large images into overlapping tiles of the model's size instead "
+            "of resizing them.",
             "--tiles",
         ),
     ] = False,
@@ -48,7 +48,7 @@ def predict(
 ) -> None:
     """Predict classes, masks or boxes for images.
 
-    An unreadable image is an error, unless --output or --skip-bad-images is given: then it is left out and reported.
+    Unreadable images are an error, unless --output or --skip-bad-images is given; then they are skipped and reported.
     With --output alone the exit code is still 1, as the table lacks a row.
     """
     from hf_vit.errors import UserError

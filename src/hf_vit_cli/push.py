@@ -26,7 +26,7 @@ def push(
     dry_run: Annotated[bool, opt("Check everything without pushing.", "--dry-run")] = False,
     **shared: Any,
 ) -> None:
-    """Share a model: weights, code, processor, card, pictures and facts in one commit, checked before and after."""
+    """Push a model to the Hub in one commit: weights, code, processor, card, plots and records."""
     from hf_vit.hub.preflight import check_repo_id
     from hf_vit.hub.push import push_to_hub
     from hf_vit.hub.push_result import describe

@@ -8,7 +8,7 @@ from hf_vit_cli.options import arg
 def recipes(
     name: Annotated[str | None, arg("Recipe to show with every value. Default: list all.")] = None,
 ) -> None:
-    """Show the training recipes: what each is for, every value, and where it comes from."""
+    """Show the training recipes: purpose, values and sources."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table

@@ -20,7 +20,7 @@ def scaling_law(
     ] = None,
     as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
 ) -> None:
-    """Fit E = a (C + d)^-b + c to the compute and error of at least 5 runs (4 without d), with 95% intervals."""
+    """Fit a scaling law E = a (C + d)^-b + c to at least 5 runs (4 without d), with 95% intervals."""
     from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points
     from hf_vit.errors import UserError
 

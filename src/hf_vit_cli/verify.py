@@ -21,7 +21,7 @@ def verify(
     data: Annotated[list[str] | None, opt("With --results: path of data that is not public; repeat for more.")] = None,
     **shared: Any,
 ) -> None:
-    """Download a shared model, compare every checksum, load it and ask it about an image; measure its results again.
+    """Download a shared model, compare checksums, load and run it; with --results, evaluate it again.
 
     Of an exported folder: repeat the checks of its certificate on this machine.
     """

@@ -383,7 +383,7 @@ def test_image_gpt_by_its_middle_layer_and_a_probe(saved, data, tmp_path):
     assert len(whole.h) == 4, "the model that was given is left as it was"
     _, result = measured(saved, data, "igpt", probe=True)
     assert (result.inputs.model.judged_by, result.fgsm, set(result.corruptions)) == (PROBE, None, {"contrast"})
-    assert result.notes[-1] == "not attacked: its choice of colours has no gradient"
+    assert result.notes[-1] == "not attacked: its color quantization has no gradient"
     assert result.clean == result.top1.value
     folder = zoo.save_image_gpt(tmp_path / "small")
     AutoImageProcessor.from_pretrained(folder, size={"height": 16, "width": 16}).save_pretrained(folder)

@@ -309,7 +309,7 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "too few": ({"to": "onnx", "quantize": "static", "calibrate": "FEW"},
         r"FEW has \d+ training and \d+ test images; int8 needs 64 .* give more"),
     "no decoder": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "decoding": "yes"},
-        "--quantize static runs the graph where there is no decoder; give --preprocessing instead of --decoding"),
+        "--quantize static does not work with --decoding; use --preprocessing instead"),
     "a bare model": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "model": "BARE"},
         "comparing predictions, so it needs a classifier, not a bare model"),
     "no data": ({"to": "onnx", "quantize": "static", "calibrate": "NONE"}, "NONE"),

@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no size": (ViTImageProcessor(do_resize=False), r"images of all sizes \(do_resize=False, and no crop\)"),
     "no deviation": (ViTImageProcessor(image_std=[0.5, 0, 0.5]), r"image_std=\(0\.5, 0, 0\.5\) \(nothing can be"),
     "margin": (ViTImageProcessor(do_pad=True), "do_pad=True"),
-    "no processor": (object(), r"a object \(it is none of transformers' on torchvision\)"),
+    "no processor": (object(), r"a object \(not one of transformers' torchvision processors\)"),
 }  # fmt: skip
 
 
@@ -291,7 +291,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, mo
     saved("plain", tmp_path / "model")
     ViTImageProcessor(size={"height": 16, "width": 16}, resample=5).save_pretrained(tmp_path / "model")
     for model, options, why in (
-        ("bare", {"preprocessing": True}, "goes into the graph of a classifier of RGB images"),
+        ("bare", {"preprocessing": True}, "need a classifier of RGB images"),
         ("model", {"preprocessing": True}, "resample=HAMMING"),
         ("model", {"decoding": True}, "resample=HAMMING"),
     ):

@@ -125,7 +125,7 @@ def test_gaps_in_blocks_and_in_stages(case):
     [
         ("rope.freqs", "rotary positions"),
         ("rope_embed.periods", "rotary positions"),
-        ("blocks.1.attn.q_norm.weight", "attention with normalised queries and keys"),
+        ("blocks.1.attn.q_norm.weight", "attention with normalized queries and keys"),
         ("blocks.1.attn.lambda_q1", "another attention"),
         ("blocks.0.attn.relative_position_bias_table", "relative positions"),
         ("blocks.1.gamma_1", "the blocks of BEiT and EVA"),

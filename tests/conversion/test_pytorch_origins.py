@@ -196,7 +196,7 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
     result = convert(tmp_path / "model.pth", **options)
     assert set(result.plan.assumed) == {"layer_norm_eps", "position_embedding", "processor", "image_size", "labels"}
     hold(model, load(result), (12, 12), timm_tokens, timm_outcome)
-    with pytest.raises(UserError, match=r"do not tell the number of heads, .* declare it with --num-heads"):
+    with pytest.raises(UserError, match=r"do not record the number of heads, .* give --num-heads"):
         conversion.convert(tmp_path / "model.pth", tmp_path / "out")
     with pytest.raises(UserError, match="hidden_size=24 is not divisible by num_attention_heads=5"):
         conversion.convert(tmp_path / "model.pth", tmp_path / "out", **options | {"num_heads": 5})

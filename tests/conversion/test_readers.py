@@ -236,7 +236,9 @@ def test_truncated(keep: float, stored: bool, tmp_path: Path):
             (save_file if path.suffix == ".safetensors" else torch.save)(tensors(), path)
         data = path.read_bytes()
         path.write_bytes(data[: int(len(data) * keep)])
-        assert_refused(path, "model.npz is no readable .npz archive" if path.suffix == ".npz" else "model.* is no ")
+        assert_refused(
+            path, "model.npz cannot be read as an .npz archive" if path.suffix == ".npz" else "model.* is no "
+        )
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -262,7 +264,7 @@ def test_flipped_bytes_in_a_torch_file_are_noticed(tmp_path: Path):
         damaged = bytearray(data)
         damaged[start + 30 + name_size + extra_size] ^= 1
         path.write_bytes(damaged)
-        assert_unreadable(path, "is no readable PyTorch file .Bad CRC-32")
+        assert_unreadable(path, "cannot be read as a PyTorch file .Bad CRC-32")
 
 
 def test_what_is_no_float_is_refused(tmp_path: Path):
@@ -464,7 +466,7 @@ LONG = json.dumps({"a": F32}).encode() + b" " * 2**21
 # Bytes of a file -> what the refusal says.
 SAFETENSORS: list[tuple[bytes, str]] = [
     *(
-        (data, "is no readable .safetensors file")
+        (data, "cannot be read as a .safetensors file")
         for data in (
             safetensors_of({"a": F32}, bytes(4)),
             safetensors_of({"a": F32}, bytes(12)),
@@ -556,7 +558,7 @@ def test_torch_files_that_lie(tmp_path: Path):
     larger["a"].numel, larger["a"].size = 66, (66,)
     swapped["a"].member, swapped["b"].member = swapped["b"].member, swapped["a"].member
     for forged, told in (
-        (larger, "is damaged at 'a'|no readable PyTorch file"),
+        (larger, "is damaged at 'a'|cannot be read as a PyTorch file"),
         (swapped, r"damaged at 'a' \(shape \[64\] does not fit the 512 bytes that are there\)"),
     ):
         path.write_bytes(torch_file(forged))

@@ -163,7 +163,7 @@ def test_dropped_connections_are_taken_up(site, gives_parts):
 
 def test_second_command_goes_on_where_the_first_stopped(site, tmp_path: Path):
     site.after = lambda answered: site.drops.append(0) if answered >= 6 else None
-    with pytest.raises(UserError, match=r"what arrived is kept, and the same command goes on from there"):
+    with pytest.raises(UserError, match=r"the downloaded part is kept; run the same command again to continue"):
         fetch(site.url)
     assert files(tmp_path) == ["model.npz.partial"], "a part is never taken for the whole"
     site.after, site.drops = (lambda answered: None), []

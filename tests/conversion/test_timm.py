@@ -138,7 +138,7 @@ def test_relative_positions(case: str, tmp_path: Path):
 
 def test_what_weights_do_not_tell_of_relative_positions(tmp_path: Path):
     shapes = {name: tuple(value.shape) for name, value in of_relpos().state_dict().items()}
-    with pytest.raises(UserError, match=r"do not tell the image size .*; declare it with --image-size HxW"):
+    with pytest.raises(UserError, match=r"do not record the image size .*; give it with --image-size HxW"):
         conversion.plan(shapes)
     assert conversion.plan(shapes, image_size=(12, 12)).config.num_attention_heads == 2
     without_scale = {name: shape for name, shape in shapes.items() if ".ls" not in name}

@@ -35,7 +35,7 @@ def refuses(source, match, **options):
     [
         *((path, "does not exist; give a folder") for path in ("./nowhere", "/no/where", "~/no/such/place", "a/b/c",
                                                                "gone.parquet", "d/x.TAR")),
-        ("somebody/missing-data", "'somebody/missing-data' is no existing path, and as a data set of the Hub"),
+        ("somebody/missing-data", "'somebody/missing-data' is not a path, and cannot be loaded as a data set"),
         ("", "no data given"),
     ],
 )  # fmt: skip
@@ -54,7 +54,7 @@ def test_an_unreachable_hub_is_said_at_once_and_cached_data_need_none(folder, mo
     table = make_table(folder, names=NAMES)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    said = "as a data set of the Hub it could not be loaded: offline mode is on, so the Hub cannot be reached.*; check"
+    said = "cannot be loaded as a data set of the Hub: offline mode is on, so the Hub cannot be reached.*; check"
     refuses("somebody/pets", said)
     refuses("Some/MyPets", said)
     (tmp_path / "Some___my_pets").mkdir()
@@ -101,7 +101,7 @@ FOLDERS = {
                         "class 'c' of .* is in test but not in train"),
     "parquet *": (lambda root: write(root, "x.parquet") / "x.parquet", "'x.parquet' cannot be read as parquet"),
     "tar *": (lambda root: write(root, "x.tar") / "x.tar", "'x.tar' cannot be read as webdataset"),
-    "other files": (lambda root: write(root, "x.zip") / "x.zip", "is no data set file; needed: .parquet files"),
+    "other files": (lambda root: write(root, "x.zip") / "x.zip", "is not a data set file; needed: .parquet files"),
     "no match": (lambda root: root / "*.jpg", "no file matches"),
 }  # fmt: skip
 

@@ -514,7 +514,7 @@ def test_bad_objects_are_refused_in_one_line(tmp_path, make, objects, said):
 def test_a_table_of_labels_is_refused_for_masks(tmp_path, make, folder):
     path = tmp_path / "pets.parquet"
     make.table(folder).to_parquet(path)
-    refuses(path, "mask", "needed: one of images and one of masks")
+    refuses(path, "mask", "needed: one with images and one with masks")
     refuses(path, "objects", "needed: a column such as 'objects'")
     assert load_data(str(path), target=None).target == "label"
 

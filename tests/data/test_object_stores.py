@@ -165,7 +165,7 @@ def test_places_that_cannot_be_read_are_told(folder, stored, store, monkeypatch)
         ("memory://bucket/no", "^there is no 'memory://bucket/no'; give a folder"),
         ("memory://bucket/no*.parquet", "^there is no 'memory://bucket/no"),
         (f"{address}/cat", "holds images such as '000.png' but no class folders"),
-        (f"{address}/cat/000.png", "is no data set file; needed: .parquet"),
+        (f"{address}/cat/000.png", "is not a data set file; needed: .parquet"),
         (
             "memory://bucket/dense",
             "holds masks or objects as files, which are read from local folders only; give parquet",

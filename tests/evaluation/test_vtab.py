@@ -510,7 +510,7 @@ def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path, small):
     for path in tmp_path.rglob("*.jpg"):
         path.write_bytes(b"no image")
     subject = (make_classifier(), make_processor())
-    with pytest.raises(UserError, match=r"eurosat/2750/.*\.jpg is no readable image"):
+    with pytest.raises(UserError, match=r"eurosat/2750/.*\.jpg cannot be read as an image"):
         evaluate_protocol("vtab", subject, str(tmp_path), progress=False)
 
 

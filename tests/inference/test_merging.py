@@ -163,7 +163,7 @@ def test_other_families_are_refused(other: Family) -> None:
         ({"is_causal": True}, "causal attention"),
         ({"position_embedding": "relative_bias"}, "position_embedding='relative_bias'"),
         ({"num_hidden_groups": 1}, "layers that share blocks"),
-        ({}, "an attention function of one's own"),
+        ({}, "a custom attention function"),
     ],
 )
 def test_what_needs_every_token_is_refused(options: dict[str, Any], message: str) -> None:

@@ -301,7 +301,7 @@ def test_mask_for_models_that_cannot_take_it():
     with pytest.raises(ValueError, match=r"raster order.*one size"):
         model(images, bool_masked_pos=torch.arange(16).expand(2, 16) > 0, patch_attention_mask=torch.ones(2, 4, 4))
     hybrid = FAMILIES["hybrid"].build("masked_prediction")
-    with pytest.raises(ValueError, match="image 30x32 px is no whole number of patches of 8x8 px"):
+    with pytest.raises(ValueError, match="image 30x32 px is not a whole number of patches of 8x8 px"):
         hybrid(torch.zeros(1, 3, 30, 32), bool_masked_pos=torch.ones(1, 16))
     assert hybrid(torch.zeros(1, 3, 30, 32)).reconstruction.shape == (1, 3, 30, 32)
 

@@ -103,8 +103,9 @@ class Calibration:
         learning, validation, judging = (data.num_examples(split) or 0 for split in ("train", "validation", "test"))
         if learning < LEAST_LEARNING or judging < LEAST_JUDGING:
             raise UserError(
-                f"{data.name} has {learning} training and {judging} test images; int8 needs {LEAST_LEARNING} to set "
-                f"its ranges, and {LEAST_JUDGING} others to be judged by; give more (--calibrate)"
+                f"{data.name} has {learning} training and {judging} test images; int8 needs "
+                f"{LEAST_LEARNING} to set its ranges, and {LEAST_JUDGING} others to check it; give more "
+                "(--calibrate)"
             )
         train = _shuffle("train", learning)
         ranging = min(RANGING, max(LEAST_LEARNING, learning // 2))

@@ -95,10 +95,10 @@ def _inexpressible(processor: Any) -> list[str]:
 
     kind: Any = type(processor)
     if not issubclass(kind, TorchvisionBackend):
-        return [f"a {kind.__name__} (it is none of transformers' on torchvision)"]
+        return [f"a {kind.__name__} (not one of transformers' torchvision processors)"]
     other = [name for name in _STEPS if getattr(kind, name) is not getattr(TorchvisionBackend, name)]
     if other:
-        return [f"a {kind.__name__} (it has a {other[0]} of its own)"]
+        return [f"a {kind.__name__} (it overrides {other[0]})"]
     wrong, crops = list[str](), getattr(processor, "do_center_crop", None)
     if processor.do_resize:
         filter_ = Image.Resampling(processor.resample)

@@ -435,7 +435,7 @@ def _applicable(names: Sequence[str], asked: bool, context: Context, run: Analys
 def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
     settings = analysis.context.settings
     sizes = f"batches of {settings.batch_size} images, of {settings.cka_batch_size} for CKA"
-    remedy = "choose a smaller --batch-size, or for CKA --cka-batch-size; what is finished is kept"
+    remedy = "choose a smaller --batch-size, or for CKA --cka-batch-size; finished analyses are kept"
     with enough_memory(f"{analysis.name} ({sizes})", remedy):
         arrays = analysis.measure()
     run.arrays[analysis.name] = arrays

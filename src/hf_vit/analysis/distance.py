@@ -72,12 +72,13 @@ class AttentionDistance(HeadNumbers):
     title = "Attention distance"
     source = "arXiv 2010.11929, appendix D.7 and figure 7 (right)"
     shows = (
-        "One dot a head: the distance in px between a query patch and what it attends to, weighted by attention and "
-        "averaged over queries and images. It says where heads look, not what they make of it."
+        "One dot per head: the distance in pixels between a query patch and the patches it attends to, "
+        "weighted by attention and averaged over queries and images. It shows where heads look, not what "
+        "they compute."
     )
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "distance": ArraySpec(_PER_HEAD, "px", "attention to other tokens counts as distance 0; axial: composed map"),
-        "distance_renormalized": ArraySpec(_PER_HEAD, "px", "attention renormalised over the patches"),
+        "distance_renormalized": ArraySpec(_PER_HEAD, "px", "attention renormalized over the patches"),
         "prefix_attention": ArraySpec(_PER_HEAD, "share", "attention of patches that goes to class and other tokens"),
         "distance_rows": ArraySpec(_PER_HEAD, "px", "axial: along rows"),
         "distance_columns": ArraySpec(_PER_HEAD, "px", "axial: along columns"),

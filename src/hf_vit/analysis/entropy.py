@@ -45,8 +45,8 @@ class AttentionEntropy(HeadNumbers):
     title = "Attention entropy"
     source = "Shannon entropy of the attention maps of arXiv 2010.11929"
     shows = (
-        "One dot a head: the entropy (nats) of what a patch attends to, averaged over patches and images: 0 for one "
-        "token, log N for all N alike. A narrow head may still look far."
+        "One dot per head: the entropy (nats) of a patch's attention, averaged over patches and images: 0 "
+        "for one token, log N for uniform attention over N. A narrow head may still look far."
     )
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "entropy": ArraySpec(_PER_HEAD, "nats", "over all tokens as keys; axial: of the composed map"),

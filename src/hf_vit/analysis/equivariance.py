@@ -96,8 +96,8 @@ def moves(patch_px: Size) -> tuple[Move, ...]:
 KINDS = {
     "pixel_shift": ("px", "down and right, within a patch"),
     "patch_shift": ("px", "down and right, by whole patches"),
-    "rotation": ("degrees", "counterclockwise, about the centre"),
-    "scale": ("1", "factor by which the image is zoomed in, about the centre"),
+    "rotation": ("degrees", "counterclockwise, around the center"),
+    "scale": ("1", "factor by which the image is zoomed in, around the center"),
 }
 
 
@@ -107,7 +107,9 @@ def _specs() -> dict[str, ArraySpec]:
         axes = ("move", "axis") if unit == "px" else ("move",)
         found[kind] = ArraySpec(axes, unit, meaning)
         found[f"{kind}_error"] = ArraySpec(("move", "depth"), "1", "0: moves along; 1: no better than their mean")
-        found[f"{kind}_cosine"] = ArraySpec(("move", "depth"), "cosine", "of found and moved features, their mean out")
+        found[f"{kind}_cosine"] = ArraySpec(
+            ("move", "depth"), "cosine", "between the features and the moved features, without their mean"
+        )
     return found
 
 
@@ -119,10 +121,11 @@ class Equivariance(FeatureAnalysis):
     title = "Equivariance to shifts, rotation and scale"
     source = "features of the moved image against moved features, as equivariance is defined (arXiv 1411.5908)"
     shows = (
-        "One line a move: how far the features of a moved image are from the moved features of the image, by depth, "
-        "where the two overlap; an error of 0 is exact, 1 no better than the same feature everywhere. Maps are "
-        "moved by bilinear interpolation, which has an error of its own for all but whole places; what enters at the "
-        "borders (shifts: the other side, else a reflection) is another image to a model that sees all of it."
+        "One line per move: how far the features of a moved image are from the moved features of the "
+        "image, by depth, where the two overlap; an error of 0 is exact, 1 no better than the same feature "
+        "everywhere. Maps are moved by bilinear interpolation, which has an error of its own for all but "
+        "whole places; what enters at the borders (shifts: the other side, else a reflection) is another "
+        "image to a model that sees all of it."
     )
     arrays: ClassVar[Mapping[str, ArraySpec]] = _specs()
 

@@ -59,8 +59,8 @@ class PatchFilters(Analysis):
     title = "Principal components of the patch filters"
     source = "arXiv 2010.11929, section 4.5 and figure 7 (left)"
     shows = (
-        "The directions in which the filters that embed a patch differ most, the strongest first, each stretched to "
-        "its own range. Components have no sign and are no filters themselves."
+        "The directions in which the filters that embed a patch differ most, the strongest first, each "
+        "stretched to its own range. Components have no sign and are not filters themselves."
     )
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "embedding_components": ArraySpec(("component", "channel", "row", "column"), "1", "of the patch embedding"),

@@ -35,8 +35,9 @@ class HeadMaps(AttentionAnalysis):
     title = "Attention of single heads"
     source = "the attention maps of arXiv 2010.11929, head by head"
     shows = (
-        "One row a layer, one column a head: attention from the class token (without one: from the central patch) to "
-        "the patches, each map on its own scale. Of one image; other images give other maps."
+        "One row per layer, one column per head: attention from the class token (without one: from the "
+        "central patch) to the patches, each map on its own scale. For one image; other images give other "
+        "maps."
     )
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "maps": ArraySpec(

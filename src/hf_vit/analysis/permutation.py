@@ -52,7 +52,9 @@ class PatchPermutation(FeatureAnalysis):
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "share": ArraySpec(("case",), "share", "of the patches that changed places"),
         "feature_error": ArraySpec(("case", "depth"), "1", "0: features move along; 1: no better than their mean"),
-        "feature_cosine": ArraySpec(("case", "depth"), "cosine", "of found and moved features, their mean out"),
+        "feature_cosine": ArraySpec(
+            ("case", "depth"), "cosine", "between the features and the moved features, without their mean"
+        ),
         "output_error": ArraySpec(
             ("case",), "1", "of the logits (without: of the mean feature), as a share of their norm"
         ),

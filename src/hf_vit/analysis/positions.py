@@ -52,8 +52,8 @@ class PositionSimilarity(Analysis):
     title = "Similarity of position embeddings"
     source = "arXiv 2010.11929, section 4.5 and figure 7 (center)"
     shows = (
-        "One tile a patch: the cosine similarity of its position embedding with those of all patches, in their places. "
-        "Learned tables show what training made of them; sinusoidal ones are fixed."
+        "One tile per patch: the cosine similarity of its position embedding with those of all patches, in "
+        "their places. Learned tables show what training made of them; sinusoidal ones are fixed."
     )
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "similarity": ArraySpec(("row", "column", "other_row", "other_column"), "cosine", "of two position embeddings")

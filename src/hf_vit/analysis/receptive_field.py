@@ -78,14 +78,14 @@ class ReceptiveField(FeatureAnalysis):
     title = "Effective receptive field"
     source = "arXiv 1701.04128, with the gradients of all channels"
     shows = (
-        "One map a depth: the root mean square gradient of the features of the patch in the middle with respect to "
-        "every pixel, each map on its own scale, logarithmic. It is a first-order picture: what a pixel could change "
-        "a little, not what the model uses."
+        "One map per depth: the root mean square gradient of the features of the patch in the middle with "
+        "respect to every pixel, each map on its own scale, logarithmic. It is a first-order picture: what "
+        "a pixel could change a little, not what the model uses."
     )
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "maps": ArraySpec(("depth", "row", "column"), "1", "gradient of the middle patch, the largest of a depth is 1"),
         "size": ArraySpec(("depth",), "px", "root of the number of pixels with a gradient above 4.55% of the largest"),
-        "radius": ArraySpec(("depth",), "px", "root mean square distance from the patch's centre"),
+        "radius": ArraySpec(("depth",), "px", "root mean square distance from the patch's center"),
         "outside": ArraySpec(("depth",), "share", "of the squared gradient, outside the patch itself"),
     }
 

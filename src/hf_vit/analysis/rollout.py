@@ -53,9 +53,9 @@ class AttentionRollout(AttentionAnalysis):
     title = "Attention rollout"
     source = "arXiv 2010.11929, appendix D.8; identity mixing: arXiv 2005.00928"
     shows = (
-        "Attention multiplied through all layers, from the class token (without one: from the mean of the patches) to "
-        "the patches. It follows attention alone: values, MLPs and the head are left out, so it is no explanation of "
-        "a decision."
+        "Attention multiplied through all layers, from the class token (without one: from the mean of the "
+        "patches) to the patches. It follows attention alone: values, MLPs and the head are left out, so "
+        "it does not explain a decision."
     )
     arrays: ClassVar[Mapping[str, ArraySpec]] = {
         "rollout": ArraySpec(

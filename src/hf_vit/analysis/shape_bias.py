@@ -50,9 +50,10 @@ class ShapeBias(Analysis):
     title = "Shape against texture"
     source = "arXiv 1811.12231, section 2 and figure 4"
     shows = (
-        "One bar a class of shape: of the images that are given either to their shape's or to their texture's class, "
-        "the share that goes to the shape; the line is the share over all images. Images given to a third class do "
-        "not count, so it says nothing about accuracy, and it holds for this set of images alone."
+        "One bar per shape class: of the images that are given either to their shape's or to their "
+        "texture's class, the share that goes to the shape; the line is the share over all images. Images "
+        "given to a third class do not count, so it says nothing about accuracy, and it holds for this set "
+        "of images alone."
     )
     second_input = "cue_conflicts"
     arrays: ClassVar[Mapping[str, ArraySpec]] = {

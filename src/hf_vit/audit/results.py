@@ -82,7 +82,7 @@ def audit_results(
     claims, unreadable = without_record(folder, facts)
     findings = [Finding(what, "not checkable") for what in unreadable]
     for claim in claims:
-        reason = f"{claim.place} tells it, no record of these weights in facts.json bears it out"
+        reason = f"{claim.place} states it, but facts.json has no record of it for these weights"
         findings.append(Finding(claim.what, "not checkable", claim.value, reason=reason))
     records = records_to_measure(facts)
     if records:
@@ -269,7 +269,7 @@ class SameData:
             return None, "the record holds no fingerprint of its data"
         names = [*([fact.name] if is_public(fact) else []), *self.given]
         if not names:
-            return None, f"{fact.name} is no public data set; say where it is with --data"
+            return None, f"{fact.name} is not a public data set; give its path with --data"
         reasons = list[str]()
         for name in names:
             for streaming in (False, True) if target == "label" else (False,):  # a stream's fingerprint is another
@@ -280,7 +280,7 @@ class SameData:
                 if data.fingerprint == fact.fingerprint:
                     return data, ""
             else:
-                reasons.append(f"{name} is not what was measured: its content has another fingerprint")
+                reasons.append(f"{name} differs from the evaluated data (another fingerprint)")
         return None, "; ".join(reasons)
 
     def _load(self, name: str, streaming: bool, target: Target) -> ImageData | UserError:

@@ -174,10 +174,10 @@ def measure_model(
     elif problem_type_of(loaded.model) == "multi_label_classification":
         notes.append(EACH_BY_ITSELF)
     if is_graph:
-        unharmed = "neither corrupted nor attacked" if examination.subject.resizes else "not attacked"
+        unharmed = "not corrupted or attacked" if examination.subject.resizes else "not attacked"
         notes.append(f"a graph: {unharmed}, parameters and FLOPs not counted")
     elif not examination.subject.is_differentiable:
-        notes.append("not attacked: its choice of colours has no gradient")
+        notes.append("not attacked: its color quantization has no gradient")
     faster, engine = optimized_copy(loaded, data.num_examples(split)) if optimize else (loaded, None)
     if engine is not None:
         notes.append(engine_note(engine))

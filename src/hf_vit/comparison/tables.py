@@ -53,9 +53,9 @@ def sentences(results: Sequence[ModelResult], speed: SpeedResult | None) -> list
     if speed is not None:
         machine = f"{speed.hardware.get('name')}, {speed.hardware.get('device')}, {speed.threads} threads of torch"
         load = (
-            "nothing else kept the machine busy"
+            "the machine was otherwise idle"
             if speed.quiet
-            else f"other processes kept {speed.others_load:.1f} cores busy: images/s are too low, compare the ratios"
+            else f"other processes used {speed.others_load:.1f} cores: compare ratios, not images/s"
         )
         lines.append(
             f"Speed: forwards of {speed.batch_size} images on {machine}, {speed.turns} turns, every model once a turn; "

@@ -74,8 +74,8 @@ def _images(training: Record, folder: str | os.PathLike[str]) -> float:
     steps, batch = training.values.get("steps"), recipe.get("batch_size") if isinstance(recipe, dict) else None
     if not isinstance(steps, int | float) or not isinstance(batch, int | float):
         raise UserError(
-            f"the training record in {Path(folder).name}/facts.json does not tell steps and recipe.batch_size, so its "
-            "images cannot be counted; give --images"
+            f"the training record in {Path(folder).name}/facts.json lacks steps or recipe.batch_size, so "
+            "its images cannot be counted; give --images"
         )
     beside = training.values.get("unlabelled_ratio", 0)  # a batch counts labelled images
     return float(steps * batch * (1 + (beside if isinstance(beside, int) else 0)))

@@ -194,8 +194,8 @@ def _mask_columns(features: "Features", name: str, named: NamedColumns) -> tuple
         mask = next(column for column in pictures if column != image)
     if mask is None or image is None:
         raise UserError(
-            f"'{name}' has the columns {', '.join(features)}; needed: one of images and one of masks, best "
-            "named 'image' and 'mask', or named with --image-column and --label-column"
+            f"'{name}' has the columns {', '.join(features)}; needed: one with images and one with masks, "
+            "best named 'image' and 'mask', or named with --image-column and --label-column"
         )
     return image, mask
 
@@ -277,7 +277,7 @@ def _class_names(root: Path) -> tuple[list[str] | None, bool]:
         # Of a class the first of its names, in the last column.
         names = [plain_name(line[-1].split(",")[0]) for line in lines if line[0].strip().isdigit()]
         if not names:
-            needed = "needed: a line a class, its number first and its name last"
+            needed = "needed: one line per class, with its number first and its name last"
             raise UserError(f"{listed[0].name} names no classes; {needed}")
         return names, True
     if (root / "classes.txt").is_file():

@@ -392,7 +392,7 @@ def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], li
     What its rows name in place of images is not refused yet: see `refuse_places`.
     """
     repo, _, configuration = source.name.partition(":")
-    neither = f"'{source.name}' is no existing path, and as a data set of the Hub it could not be loaded"
+    neither = f"'{source.name}' is not a path, and cannot be loaded as a data set of the Hub"
     try:
         with reading(repo):
             commit = hub_commit(repo)

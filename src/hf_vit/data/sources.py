@@ -128,7 +128,7 @@ def _from_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
     for kind, suffixes in _FILES.items():
         if all(path.name.lower().endswith(suffixes) for path in paths):
             return DataSource(kind, name, files=_by_split((path, (path.name,)) for path in paths))  # pyright: ignore[reportArgumentType]
-    what = f"'{source}' is no data set file" if len(paths) == 1 else f"'{source}' mixes kinds of files"
+    what = f"'{source}' is not a data set file" if len(paths) == 1 else f"'{source}' mixes kinds of files"
     raise UserError(
         f"{what}; needed: .parquet files, .tar files (webdataset), a list (.csv, .jsonl), or a folder of class folders"
     )

@@ -105,7 +105,7 @@ class MaskTables(ImageTables):
         names = self.label_names or []
         unknown = [value for value in annotation.amounts if value >= len(self.label_names or range(255))]
         if unknown:
-            classes = f"classes 0 to {len(names) - 1} ({first_of(names)}), and 255 for what is not judged"
+            classes = f"classes 0 to {len(names) - 1} ({first_of(names)}), and 255 for ignored pixels"
             return replace(seen, problem=f"has a mask with the class {max(unknown)}; there are {classes}")
         return replace(seen, annotation=annotation)
 

@@ -123,7 +123,7 @@ class Examination:
     def judging(self, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(pixel values [B, C, H, W] in at least float32, the model's classes [B]) of the images that judge."""
         for pixel_values, labels, _ in self._batches(self.split, self.model_classes, self._chosen(self.split), what):
-            assert isinstance(pixel_values, torch.Tensor), "what changes pixels is for images of one size"
+            assert isinstance(pixel_values, torch.Tensor), "protocols that change pixels need images of one size"
             yield pixel_values, labels
 
     def logits(self, split: str, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -306,7 +306,7 @@ def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFea
 
 
 def _depth_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
-    assert isinstance(pixel_values, torch.Tensor), "every depth is looked at in images of one size"
+    assert isinstance(pixel_values, torch.Tensor), "every layer is read at one image size"
     with answering(pixel_values):
         found = depth_features(model, pixel_values.to(next(model.parameters()).dtype))
     return {name: finite_features(values) for name, values in found.items()}

@@ -178,7 +178,7 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
             f"a {type(vit).__name__}, which needs every token in its place": type(vit) not in _MERGING,
             "causal attention": config.is_causal,
             f"position_embedding={config.position_embedding!r}": config.position_embedding.startswith("relative"),
-            "an attention function of one's own": attends_otherwise(config),
+            "a custom attention function": attends_otherwise(config),
             "layers that share blocks": len(set(vit.layers)) < config.num_hidden_layers,
         }
         if why := next((reason for reason, holds in reasons.items() if holds), None):

@@ -123,7 +123,7 @@ class LoadedModel:
         """
         if not self.label_sets:
             raise UserError("it has no head with named classes")
-        refuse_regression(self.model, self.name, "judging by classes")
+        refuse_regression(self.model, self.name, "classification")
         wanted = set(map(plain_name, data_names))
         fitting = [names for names in self.label_sets if wanted <= set(map(plain_name, names))]
         return (fitting or self.label_sets)[0]

@@ -117,8 +117,8 @@ class HfMixerConfig(HfBaseConfig):
         for side, stride in zip(self.nominal_size, self.patch_stride, strict=True):
             if side % stride:
                 raise ValueError(
-                    f"image_size={self.image_size} is no multiple of patch_size={self.patch_size}; "
-                    "an MLP-Mixer is built for whole patches"
+                    f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}; an "
+                    "MLP-Mixer is built for whole patches"
                 )
 
     def validate_choices(self) -> None:

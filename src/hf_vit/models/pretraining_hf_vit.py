@@ -255,8 +255,8 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         stride_h, stride_w = self.config.patch_stride
         if h * stride_h > height or w * stride_w > width:
             raise ValueError(
-                f"image {height}x{width} px is no whole number of patches of {stride_h}x{stride_w} px: the "
-                "stem pads it, so not every patch has colors to predict; resize or pad it first"
+                f"image {height}x{width} px is not a whole number of patches of {stride_h}x{stride_w} px: "
+                "the stem pads it, so not every patch has colors to predict; resize or pad it first"
             )
         if self.config.predict_next_patch and patch_attention_mask is not None:
             raise ValueError(

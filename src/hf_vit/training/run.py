@@ -564,7 +564,7 @@ def way_on(output: Path) -> str:
     if (last := last_complete(work)) is not None:
         return f"{last.name} in {output} is complete; continue with --resume"
     if any(last_complete(trial) for trial in work.glob(f"*/{WORK_FOLDER}")):
-        return f"what was done is in {output}; continue with --resume"
+        return f"finished work is in {output}; continue with --resume"
     return "there is no complete checkpoint yet; --resume starts from step 0"
 
 

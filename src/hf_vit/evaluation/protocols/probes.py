@@ -148,7 +148,7 @@ class NeighborsResult(OneTableResult):
 
     def headline(self) -> dict[str, float]:
         number = 20 if 20 in self.neighbors else self.neighbors[-1]
-        return {f"{number}-nearest-neighbour accuracy, weighted vote": self.weighted[self.neighbors.index(number)]}
+        return {f"{number}-nearest-neighbor accuracy, weighted vote": self.weighted[self.neighbors.index(number)]}
 
     def table(self) -> Table:
         found = zip(self.neighbors, self.plain, self.weighted, strict=True)
