@@ -1,8 +1,12 @@
-"""How data and results show themselves: in one line, and as a small table in a notebook."""
+"""How data and results show themselves: in one line, as a small table in a notebook; and progress on a terminal."""
 
 import html
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class Displayed:
@@ -32,6 +36,16 @@ def amount(number: float) -> str:
         if number >= size:
             return f"{number / size:.4g}{unit}"
     return str(number)
+
+
+def progress_bar(what: str, unit: str = "", is_hidden: bool = False) -> "Progress":
+    """Return a bar on standard error that disappears at the end; hidden where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal)
 
 
 def _text(value: object) -> str:

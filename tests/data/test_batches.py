@@ -21,13 +21,8 @@ from hf_vit.data import (
     transform_split,
 )
 
-CONFIG = SimpleNamespace(image_size=16, num_channels=3, patch_size=4)
-SMALL = SimpleNamespace(image_size=8, num_channels=3, patch_size=4)
-
-
+CONFIG, SMALL = (SimpleNamespace(image_size=size, num_channels=3, patch_size=4) for size in (16, 8))
 VARIED = AugmentationConfig(shift_px=2, rotation_degrees=10, horizontal_flip=0.5)
-
-
 CROPPED = AugmentationConfig(random_resized_crop=(0.5, 1.0), randaugment=(1, 10))
 
 
@@ -40,11 +35,10 @@ def some(digits, count: int = 64):
     return digits.splits["train"].select(range(count))
 
 
-def loader(dataset, *, workers: int = 0, batch_size: int = 16, order=None, collator=None, **options) -> DataLoader:
+def loader(dataset, *, workers: int = 0, collator=None, **options) -> DataLoader:
     collator = collator or ImageCollator(10, mixup_alpha=0.4, cutmix_alpha=0.4, seed=7)
-    return DataLoader(
-        dataset, batch_size=batch_size, sampler=order, num_workers=workers, collate_fn=collator, **options
-    )
+    start = {"multiprocessing_context": "fork"} if workers else {}
+    return DataLoader(dataset, batch_size=16, num_workers=workers, collate_fn=collator, **start, **options)
 
 
 def run(batches) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +75,7 @@ def test_a_cache_of_images_of_many_sizes_keeps_to_its_bytes():
 
 def test_workers_see_every_epoch_and_do_not_change_the_batches(digits):
     dataset = TransformedImages(some(digits), train_transform(make_processor(CONFIG), VARIED, seed=3))
-    living = loader(dataset, workers=2, persistent_workers=True, multiprocessing_context="fork")
+    living = loader(dataset, workers=2, persistent_workers=True)
     seen = []
     for epoch in (4, 1, 4):
         dataset.set_epoch(epoch)
@@ -97,7 +91,7 @@ def test_resuming_inside_an_epoch_continues_the_same_batches(digits):
     def prepared():
         dataset = TransformedImages(some(digits), train_transform(make_processor(CONFIG), VARIED))
         order = np.random.RandomState(0).permutation(64).tolist()
-        return Accelerator(cpu=True).prepare_data_loader(loader(dataset, order=order))
+        return Accelerator(cpu=True).prepare_data_loader(loader(dataset, sampler=order))
 
     unbroken = prepared()
     unbroken.set_epoch(2)
@@ -127,17 +121,11 @@ def test_stock_trainer_trains_and_evaluates(digits, tmp_path):
             return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
     processor, model = make_processor(CONFIG), Linear()
+    quiet = dict(remove_unused_columns=False, save_strategy="no", use_cpu=True, disable_tqdm=True)
     trainer = Trainer(
         model,
         TrainingArguments(
-            str(tmp_path),
-            num_train_epochs=3,
-            remove_unused_columns=False,
-            learning_rate=0.01,
-            save_strategy="no",
-            per_device_train_batch_size=32,
-            use_cpu=True,
-            disable_tqdm=True,
+            str(tmp_path), num_train_epochs=3, learning_rate=0.01, per_device_train_batch_size=32, **quiet
         ),
         train_dataset=transform_split(digits, "train", train_transform(processor, VARIED)),
         eval_dataset=transform_split(digits, "validation", eval_transform(processor)),
@@ -157,12 +145,10 @@ def test_a_stream_gives_every_image_once_varied_by_its_content(digits, workers):
     streamed = load_data("digits", streaming=True)
     transform = train_transform(make_processor(CONFIG), VARIED)
     dataset = transform_split(streamed, "test", transform, shuffle_buffer=50)
-    collator = ImageCollator(10)
 
     def epoch(number: int, workers: int):
         dataset.set_epoch(number)
-        options = {"multiprocessing_context": "fork"} if workers else {}
-        return run(loader(dataset, workers=workers, collator=collator, **options))
+        return run(loader(dataset, workers=workers, collator=ImageCollator(10)))
 
     first, again = epoch(0, workers), epoch(0, 0)
     assert len(first[0]) == 360
@@ -202,30 +188,21 @@ def test_hard_labels(collator, given):
     assert batch["labels"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
-def test_mixup_mixes_labels_as_it_mixes_pixels():
-    plain, mixed = ImageCollator(5)(examples()), ImageCollator(5, mixup_alpha=1.0)(examples())
+@pytest.mark.parametrize(("kind", "seed"), [("mixup", 0), ("cutmix", 1)])
+def test_labels_are_mixed_as_pixels_are(kind, seed):
+    """Neighbours in the batch: mixup's share is read off the labels and explains the pixels, cutmix's is an area."""
+    plain, mixed = ImageCollator(5)(examples()), ImageCollator(5, **{f"{kind}_alpha": 1.0}, seed=seed)(examples())
+    images, others = plain["pixel_values"], plain["pixel_values"].roll(1, 0)
     one_hot = torch.nn.functional.one_hot(plain["labels"], 5).float()
-    assert mixed["labels"].shape == (8, 5)
-    assert mixed["labels"].dtype == torch.float32
-    # Neighbours in the batch are mixed; lambda is read off the labels, and must explain the pixels.
-    share = mixed["labels"][1, 1].item()
-    assert 0 < share < 1
-    torch.testing.assert_close(mixed["labels"], share * one_hot + (1 - share) * one_hot.roll(1, 0))
-    expected = share * plain["pixel_values"] + (1 - share) * plain["pixel_values"].roll(1, 0)
-    torch.testing.assert_close(mixed["pixel_values"], expected)
-
-
-def test_cutmix_weighs_labels_by_area():
-    plain, mixed = ImageCollator(5)(examples()), ImageCollator(5, cutmix_alpha=1.0, seed=1)(examples())
-    own = mixed["pixel_values"] == plain["pixel_values"]
-    other = mixed["pixel_values"] == plain["pixel_values"].roll(1, 0)
-    assert (own | other).all()
-    area = own.float().mean((1, 2, 3))
-    assert 0 < area[0] < 1
-    one_hot = torch.nn.functional.one_hot(plain["labels"], 5).float()
-    torch.testing.assert_close(
-        mixed["labels"], area[:, None] * one_hot + (1 - area[:, None]) * one_hot.roll(1, 0), atol=1e-5, rtol=0
-    )
+    if kind == "mixup":
+        share = mixed["labels"][1, 1]
+        torch.testing.assert_close(mixed["pixel_values"], share * images + (1 - share) * others)
+    else:
+        own = mixed["pixel_values"] == images
+        assert (own | (mixed["pixel_values"] == others)).all()
+        share = own.float().mean((1, 2, 3))[:, None]
+    assert ((share > 0) & (share < 1)).all()
+    torch.testing.assert_close(mixed["labels"], share * one_hot + (1 - share) * one_hot.roll(1, 0), atol=1e-5, rtol=0)
 
 
 def test_mixing_depends_on_seed_and_batch_alone():
@@ -306,14 +283,11 @@ def test_order_depends_on_seed_and_epoch_alone(parquet):
     orders = {tuple(numbers(e for e, _ in first.examples(epoch))) for epoch in range(3)}
     assert len(orders) == 3
     assert all(sorted(order) == list(range(total)) for order in orders)
-    again = TransformedStream(stream, Rows(), 10, seed=1)
-    other = TransformedStream(stream, Rows(), 10, seed=2)
-    assert [e for e, _ in again.examples(2)] == [e for e, _ in first.examples(2)]
-    assert [e for e, _ in other.examples(2)] != [e for e, _ in first.examples(2)]
+    again, other = (TransformedStream(stream, Rows(), 10, seed=seed).examples(2) for seed in (1, 2))
+    assert [e for e, _ in again] == [e for e, _ in first.examples(2)] != [e for e, _ in other]
     shards = [numbers(islice((e for e, _ in first.examples(epoch)), 1))[0] // 30 for epoch in range(8)]
     assert len(set(shards)) > 1, "the shards are shuffled too"
-    unshuffled = TransformedStream(stream, Rows())
-    assert numbers(unshuffled) == list(range(total))
+    assert numbers(TransformedStream(stream, Rows())) == list(range(total)), "unshuffled"
 
 
 def test_a_worker_may_be_an_epoch_ahead_of_another(parquet):
@@ -332,12 +306,10 @@ def test_a_worker_may_be_an_epoch_ahead_of_another(parquet):
 def test_living_workers_see_the_next_epoch(parquet):
     stream, total = parquet([6, 6])
     whole = TransformedStream(stream, Rows(), 4)
-    loader = DataLoader(
-        whole, 4, num_workers=2, persistent_workers=True, collate_fn=list, multiprocessing_context="fork"
-    )
+    living = loader(whole, workers=2, persistent_workers=True, collator=list)
     for epoch in (0, 5):
         whole.set_epoch(epoch)
-        seen = [example for batch in loader for example in batch]
+        seen = [example for batch in living for example in batch]
         assert sorted(numbers(seen)) == list(range(total))
         assert {example["pixel_values"][0] for example in seen} == {epoch}
 
@@ -348,13 +320,12 @@ def test_cut_splits_of_a_stream_in_shards(make, tmp_path, kind):
     (tmp_path / "data").mkdir()
     images = [make.picture(seed) for seed in range(60)]
     for shard in range(3):
-        chosen = range(shard * 20, shard * 20 + 20)
+        rows = [(make.encoded(images[i]), i % 2) for i in range(shard * 20, shard * 20 + 20)]
         if kind == "parquet":
-            rows = {"image": [{"bytes": make.encoded(images[i]), "path": None} for i in chosen]}
-            table = Dataset.from_dict(rows | {"label": ["ab"[i % 2] for i in chosen]})
-            table.to_parquet(tmp_path / "data" / f"{shard}.parquet")
+            stored = [{"image": {"bytes": content, "path": None}, "label": "ab"[label]} for content, label in rows]
+            Dataset.from_list(stored).to_parquet(tmp_path / "data" / f"{shard}.parquet")
         else:
-            samples = [{"png": make.encoded(images[i]), "cls": b"%d" % (i % 2)} for i in chosen]
+            samples = [{"png": content, "cls": b"%d" % label} for content, label in rows]
             make.tar(tmp_path / "data" / f"{shard}.tar", samples)
     data = load_data(str(tmp_path / "data"), streaming=True)
     transform = train_transform(make_processor(SMALL), AugmentationConfig(shift_px=2))

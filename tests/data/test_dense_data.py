@@ -118,37 +118,32 @@ def test_the_training_images_are_dealt_out_and_those_without_objects_are_counted
 @pytest.mark.parametrize("layout", ["beside", "images", "one file", "roboflow"])
 def test_images_are_found_where_people_put_them(coco, tmp_path, layout):
     data = load_data(str(coco), target="objects")
-    root = tmp_path / "other"
+    source = root = tmp_path / "other"
     root.mkdir()
-    source = root
-    train = coco / "train2017"
     if layout == "roboflow":
         for old, new in (("train2017", "train"), ("val2017", "valid")):
             (coco / old).rename(root / new)
             (coco / "annotations" / f"instances_{old}.json").rename(root / new / "_annotations.coco.json")
     else:
         (coco / "annotations" / "instances_train2017.json").rename(root / "labels.json")
-        train.rename(root / "images")
+        (coco / "train2017").rename(root / "images")
         if layout == "beside":
             for path in (root / "images").iterdir():
                 path.rename(root / path.name)
         if layout == "one file":
             source = root / "labels.json"
     other = load_data(str(source), target="objects")
-    images = {image.digest for seen in data.seen.values() for image in seen}
-    found = {image.digest for seen in other.seen.values() for image in seen}
+    images, found = ({image.digest for seen in each.seen.values() for image in seen} for each in (data, other))
     assert found == images if layout == "roboflow" else found < images
     assert (other.fingerprint == data.fingerprint) == (layout == "roboflow")
 
 
 def test_the_fingerprint_is_of_images_boxes_and_masks(coco):
-    def move(told):
-        told["annotations"][0]["segmentation"][0][0] += 4
-
     before = load_data(str(coco), target="objects").fingerprint
     rewrite(coco, lambda told: told["annotations"].reverse())
     assert load_data(str(coco), target="objects").fingerprint == before
-    assert load_data(str(rewrite(coco, move)), target="objects").fingerprint != before
+    moved = [[1.0, 1.0, 9.0, 1.5, 5.0, 7.5, 2.0, 6.0]]
+    assert load_data(str(rewrite(coco, set_first(segmentation=moved))), target="objects").fingerprint != before
 
 
 def test_masks_need_pycocotools_and_boxes_do_not(coco, monkeypatch):
@@ -339,14 +334,15 @@ def test_names_that_repeat_are_told_apart_by_their_folders(ade):
             for number in range(6):
                 old = ade / folder / "training" / f"{number + shift:03d}{suffix}"
                 old.rename(ade / folder / "training" / town / f"{number}{suffix}")
-    (ade / "annotations" / "training" / ".thumbs").mkdir()
-    (ade / "annotations" / "training" / ".thumbs" / "0.png").write_text("none")
+    hidden = ade / "annotations" / "training" / ".thumbs"
+    hidden.mkdir()
+    (hidden / "0.png").write_text("none")
     (ade / "objectInfo150.txt").unlink()
     data = load_data(str(ade), target="mask")
     rows, pixels = [row for split in ("train", "test") for row in data.splits[split]], {}
     for number in range(12):
-        with Image.open(ade / "images" / "training" / ("rome", "bonn")[number // 6] / f"{number % 6}.jpg") as opened:
-            pixels[opened.tobytes()] = mask(number)
+        file = ade / "images" / "training" / ("rome", "bonn")[number // 6] / f"{number % 6}.jpg"
+        pixels[Image.open(file).tobytes()] = mask(number)
     assert len(rows) == 12
     assert all((np.array(row["mask"]) == pixels[row["image"].tobytes()]).all() for row in rows)
 
@@ -416,11 +412,9 @@ def stored(picture: Image.Image, make) -> dict:
 
 
 def masks_of(count: int, make) -> tuple[list[dict], list[dict]]:
-    random = np.random.RandomState(0)
-    drawn = [Image.fromarray(random.randint(0, 3, (9, 12)).astype(np.uint8)) for _ in range(count)]
-    return [stored(make.picture(number, (12, 9)), make) for number in range(count)], [
-        stored(each, make) for each in drawn
-    ]
+    drawn = [Image.fromarray(mask(number, 3, (12, 9))) for number in range(count)]
+    pictures = [make.picture(number, (12, 9)) for number in range(count)]
+    return [stored(each, make) for each in pictures], [stored(each, make) for each in drawn]
 
 
 def boxes_of(count: int) -> list[dict]:
@@ -429,9 +423,8 @@ def boxes_of(count: int) -> list[dict]:
     rows = []
     for number in range(count):
         boxes = [[float(random.randint(4)), 1.0, 5.0, float(2 + random.randint(5))] for _ in range(number % 3)]
-        rows.append(
-            {"bbox": boxes, "category": [random.randint(2) for _ in boxes], "area": [b[2] * b[3] for b in boxes]}
-        )
+        categories, areas = [random.randint(2) for _ in boxes], [box[2] * box[3] for box in boxes]
+        rows.append({"bbox": boxes, "category": categories, "area": areas})
     return rows
 
 
@@ -525,11 +518,8 @@ def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, make, target):
     if target == "mask":
         features, borne = Features({"image": ImageFeature(), "mask": ImageFeature()}), drawn
     else:
-        fields = {
-            "bbox": List(List(Value("float64"))),
-            "category": List(Value("int64")),
-            "area": List(Value("float64")),
-        }
+        kinds = {"bbox": List(Value("float64")), "category": Value("int64"), "area": Value("float64")}
+        fields = {name: List(kind) for name, kind in kinds.items()}
         features, borne = Features({"image": ImageFeature(), "objects": fields}), boxes_of(20)
     column = list(features)[1]
     Dataset.from_dict({"image": pictures, column: borne}, features=features).to_parquet(tmp_path / "train.parquet")
@@ -556,8 +546,8 @@ def test_a_strangers_table_that_names_files_is_refused(tmp_path, make, monkeypat
         objects = {"bbox": [[1.0, 1, 3, 3]], "category": [0], "segmentation": [elsewhere]}
         columns = {"image": pictures, "objects": [objects] * 4}
     table = Dataset.from_dict(columns, features=features)
-    monkeypatch.setattr(
-        "hf_vit.data.dense_reading.open_hub", lambda source, streaming: ({"train": table}, [], "a" * 40)
-    )
+    monkeypatch.setattr("datasets.load_dataset", lambda *given, **more: {"train": table})
+    info = type("Info", (), {"sha": "abc"})
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *given, **more: info)
     with pytest.raises(UserError, match=r"names a file in place of an image|with a mask that is a reference"):
         load_data("user/rooms", target=target)

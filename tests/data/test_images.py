@@ -57,82 +57,44 @@ def in_one_color():
 
 
 BITS, FOUR, TWO = noise(5, 7) > 127, noise(6, 5, 4), noise(6, 5, 2)
-SIXTEEN = np.asarray([[0, 256], [770, 65535]])
+SIXTEEN, WIDE = np.asarray([[0, 256], [770, 65535]]), np.asarray([[0, 128, 129], [257, 32768, 65535]])
+EVERY = np.arange(65536).reshape(256, 256)
 INK = 255 - FOUR.astype(np.float64)
-OPAQUE = [255] * 4
 FRAMES = [Image.new("RGB", (4, 4), color) for color in ((255, 0, 0), (0, 0, 255))]
-EXACT = {"lossless": True, "exact": True}
-# (image, the RGB it stands for, by how much a level may be off)
+ALPHAS, EXACT = [0, 64, 128, 255], {"lossless": True, "exact": True}
+# What the image is -> the image, the RGB it stands for, by how much a level may be off.
 MODES = {
-    "grayscale": lambda: (Image.fromarray(noise(5, 7)), gray(noise(5, 7)), 0),
-    "one bit": lambda: (reopened(Image.fromarray(BITS), "PNG"), gray(BITS * 255), 0),
-    **{
-        f"alpha in {kind}": lambda kind=kind: (
-            reopened(Image.fromarray(FOUR, "RGBA"), kind, **(EXACT if kind == "WEBP" else {})),
-            on_white(FOUR[..., :3], FOUR[..., 3]),
-            1,
-        )
-        for kind in ("PNG", "WEBP", "TIFF")
-    },
-    "invisible": lambda: (Image.new("RGBA", (3, 2), (200, 10, 10, 0)), np.full((2, 3, 3), 255), 0),
-    "gray with alpha": lambda: (
-        reopened(Image.fromarray(TWO, "LA"), "PNG"),
-        on_white(gray(TWO[..., 0]), TWO[..., 1]),
-        1,
-    ),
-    **{f"palette in {kind}": lambda kind=kind: (*in_palette(kind, OPAQUE), 0) for kind in ("PNG", "GIF", "BMP")},
-    "transparent entry": lambda: (*in_palette("PNG", [255, 255, 0, 255], transparency=2), 0),
-    "alpha of every entry": lambda: (
-        *in_palette("PNG", [0, 64, 128, 255], transparency=bytes([0, 64, 128, 255])),
-        1,
-    ),
-    "transparent color": lambda: (*in_one_color(), 0),
-    "ink on white": lambda: (
-        reopened(Image.fromarray(FOUR, "CMYK"), "TIFF"),
-        INK[..., :3] * INK[..., 3:] / 255,
-        1,
-    ),
+    "grayscale": (Image.fromarray(noise(5, 7)), gray(noise(5, 7)), 0),
+    "one bit": (reopened(Image.fromarray(BITS), "PNG"), gray(BITS * 255), 0),
+    **{f"alpha in {kind}": (reopened(Image.fromarray(FOUR, "RGBA"), kind, **options),
+                            on_white(FOUR[..., :3], FOUR[..., 3]), 1)
+       for kind, options in (("PNG", {}), ("WEBP", EXACT), ("TIFF", {}))},
+    "invisible": (Image.new("RGBA", (3, 2), (200, 10, 10, 0)), np.full((2, 3, 3), 255), 0),
+    "gray with alpha": (reopened(Image.fromarray(TWO, "LA"), "PNG"), on_white(gray(TWO[..., 0]), TWO[..., 1]), 1),
+    **{f"palette in {kind}": (*in_palette(kind, [255] * 4), 0) for kind in ("PNG", "GIF", "BMP")},
+    "transparent entry": (*in_palette("PNG", [255, 255, 0, 255], transparency=2), 0),
+    "alpha of every entry": (*in_palette("PNG", ALPHAS, transparency=bytes(ALPHAS)), 1),
+    "transparent color": (*in_one_color(), 0),
+    "ink on white": (reopened(Image.fromarray(FOUR, "CMYK"), "TIFF"), INK[..., :3] * INK[..., 3:] / 255, 1),
     # Pure cyan: no red, full green and blue; JPEG stores CMYK inverted, a classic way to get a negative.
-    "ink in JPEG": lambda: (
-        reopened(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), "JPEG"),
-        np.tile([0, 255, 255], (16, 16, 1)),
-        2,
-    ),
-    **{
-        mode: lambda mode=mode: (
-            Image.frombytes(mode, (2, 2), SIXTEEN.astype(">u2" if mode.endswith("B") else "<u2").tobytes()),
-            gray(np.rint(SIXTEEN / 257)),
-            0,
-        )
-        for mode in ("I;16B", "I;16L")
-    },
-    **{
-        f"sixteen bits in {kind}": lambda kind=kind: (
-            reopened(array([[0, 128, 129], [257, 32768, 65535]], np.uint16), kind),
-            gray(np.rint(np.asarray([[0, 128, 129], [257, 32768, 65535]]) / 65535 * 255)),
-            0,
-        )
-        for kind in ("PNG", "TIFF")
-    },
-    "every value of sixteen bits": lambda: (
-        array(np.arange(65536).reshape(256, 256), np.uint16),
-        gray(np.rint(np.arange(65536).reshape(256, 256) / 257)),
-        0,
-    ),
-    "I": lambda: (array([[0, 257], [514, 65535]], np.int32), gray([[0, 1], [2, 255]]), 0),
-    "floats to 1": lambda: (array([[0.0, 0.5, 1.0]], np.float32), gray([[0, 128, 255]]), 0),
-    "floats to 255": lambda: (array([[0.0, 1.4, 255.0]], np.float32), gray([[0, 1, 255]]), 0),
-    "animation": lambda: (
-        reopened(FRAMES[0].convert("P"), "GIF", save_all=True, append_images=FRAMES[1:]),
-        np.asarray(FRAMES[0]),
-        0,
-    ),
-}
+    "ink in JPEG": (reopened(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), "JPEG"),
+                    np.tile([0, 255, 255], (16, 16, 1)), 2),
+    **{mode: (Image.frombytes(mode, (2, 2), SIXTEEN.astype(order).tobytes()), gray(np.rint(SIXTEEN / 257)), 0)
+       for mode, order in (("I;16B", ">u2"), ("I;16L", "<u2"))},
+    **{f"sixteen bits in {kind}": (reopened(array(WIDE, np.uint16), kind), gray(np.rint(WIDE / 65535 * 255)), 0)
+       for kind in ("PNG", "TIFF")},
+    "every value of sixteen bits": (array(EVERY, np.uint16), gray(np.rint(EVERY / 257)), 0),
+    "I": (array([[0, 257], [514, 65535]], np.int32), gray([[0, 1], [2, 255]]), 0),
+    "floats to 1": (array([[0.0, 0.5, 1.0]], np.float32), gray([[0, 128, 255]]), 0),
+    "floats to 255": (array([[0.0, 1.4, 255.0]], np.float32), gray([[0, 1, 255]]), 0),
+    "animation": (reopened(FRAMES[0].convert("P"), "GIF", save_all=True, append_images=FRAMES[1:]),
+                  np.asarray(FRAMES[0]), 0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODES)
 def test_every_mode_becomes_the_rgb_it_stands_for(name):
-    image, expected, tolerance = MODES[name]()
+    image, expected, tolerance = MODES[name]
     made = to_rgb(image)
     assert made.mode == "RGB"
     np.testing.assert_allclose(np.asarray(made).astype(float), expected, atol=tolerance, rtol=0)

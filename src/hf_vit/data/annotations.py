@@ -89,62 +89,62 @@ def run_lengths(mask: Any, height: int, width: int, place: str) -> dict[str, Any
             a picture that is 0 outside of the object.
         height, width: of its image, px.
         place: which object, for the error.
-
-    Raises:
-        UserError: it is none of these, of another size, or empty; or pycocotools is not installed.
     """
     try:
         from pycocotools import mask as coded
     except ImportError as error:
         raise UserError("masks of objects need pycocotools; pip install 'hf-vit[dense]'") from error
-    kind = _encoded_file if isinstance(mask, dict) and "bytes" in mask else _encoded_lengths
-    encoded = (kind if isinstance(mask, dict) else _encoded_polygons)(coded, mask, height, width, place)
-    if not coded.area(encoded):
-        raise UserError(f"{place} with an empty mask")
+    kind = _encode_polygons if not isinstance(mask, dict) else _encode_file if "bytes" in mask else _encode_lengths
+    try:
+        encoded = kind(coded, mask, height, width)
+        if not coded.area(encoded):
+            raise UserError("an empty mask")
+    except UserError as error:
+        raise UserError(f"{place} with {error}") from error
     return {"size": [height, width], "counts": encoded["counts"]}
 
 
-def _encoded_file(coded: Any, mask: dict[str, Any], height: int, width: int, place: str) -> Any:
+def _encode_file(coded: Any, mask: dict[str, Any], height: int, width: int) -> Any:
     if mask["bytes"] is None:
-        raise UserError(f"{place} with a mask that is a reference to another file")
+        raise UserError("a mask that is a reference to another file")
     try:
         with Image.open(io.BytesIO(mask["bytes"])) as opened:
             drawn = np.asarray(opened)
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
-        raise UserError(f"{place} with a mask that is corrupt or no image") from error
+        raise UserError("a mask that is corrupt or no image") from error
     if drawn.ndim != 2:
-        raise UserError(f"{place} with a color mask; needed: one channel, 0 outside of the object")
-    _refuse_other_size(drawn.shape, height, width, place)
+        raise UserError("a color mask; needed: one channel, 0 outside of the object")
+    _refuse_other_size(drawn.shape, height, width)
     return coded.encode(np.asfortranarray(drawn != 0, dtype=np.uint8))
 
 
-def _encoded_lengths(coded: Any, mask: dict[str, Any], height: int, width: int, place: str) -> Any:
+def _encode_lengths(coded: Any, mask: dict[str, Any], height: int, width: int) -> Any:
     size, counts = mask.get("size"), mask.get("counts")
     if not isinstance(size, list | tuple) or len(size) != 2 or not isinstance(counts, list | str | bytes):
-        raise UserError(f"{place} with a mask that is neither polygons nor run lengths")
-    _refuse_other_size(tuple(size), height, width, place)
+        raise UserError("a mask that is neither polygons nor run lengths")
+    _refuse_other_size(tuple(size), height, width)
+    whole = {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
     try:
         if isinstance(counts, list):
             if sum(counts) != height * width:
                 raise ValueError
-            return coded.frPyObjects({"size": [height, width], "counts": counts}, height, width)
-        whole = {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
+            return coded.frPyObjects(whole, height, width)
         return coded.encode(np.asfortranarray(coded.decode(whole)))  # decoding checks that they fill the image
     except (ValueError, TypeError) as error:
-        raise UserError(f"{place} with run lengths that do not fill {height}x{width} px") from error
+        raise UserError(f"run lengths that do not fill {height}x{width} px") from error
 
 
-def _encoded_polygons(coded: Any, mask: Any, height: int, width: int, place: str) -> Any:
+def _encode_polygons(coded: Any, mask: Any, height: int, width: int) -> Any:
     polygons = mask if isinstance(mask, list) and mask and isinstance(mask[0], list) else [mask]
     try:
         corners = [np.asarray(polygon, dtype=np.float64).ravel() for polygon in polygons]
     except (TypeError, ValueError):
         corners = [np.zeros(0)]
     if any(len(each) < 6 or len(each) % 2 or not np.isfinite(each).all() for each in corners):
-        raise UserError(f"{place} with a polygon that is not three or more corners x, y")
+        raise UserError("a polygon that is not three or more corners x, y")
     return coded.merge(coded.frPyObjects([each.tolist() for each in corners], height, width))
 
 
-def _refuse_other_size(size: tuple[Any, ...], height: int, width: int, place: str) -> None:
+def _refuse_other_size(size: tuple[Any, ...], height: int, width: int) -> None:
     if size != (height, width):
-        raise UserError(f"{place} with a mask of {size[0]}x{size[1]} px, where the image is {height}x{width} px")
+        raise UserError(f"a mask of {size[0]}x{size[1]} px, where the image is {height}x{width} px")

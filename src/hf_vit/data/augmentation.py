@@ -85,9 +85,6 @@ class Augmenter:
         size: (height, width) px of the model's input.
         interpolation: of the random resized crop, a torchvision InterpolationMode.
         fill: color of what a policy moves in, 0..255.
-
-    Raises:
-        UserError: the policy cannot be had, or the edge around a random crop is wider than the image.
     """
 
     def __init__(
@@ -219,9 +216,6 @@ def open_policy(policy: str, size: tuple[int, int] = (224, 224), fill: tuple[int
             3: greyscale, solarisation or blur), "original" and "v0" (AutoAugment, arXiv 1805.09501).
         size: (height, width) px.
         fill: color of what moves in, 0..255.
-
-    Raises:
-        UserError: timm is not installed.
     """
     try:
         from timm.data.auto_augment import auto_augment_transform, rand_augment_transform

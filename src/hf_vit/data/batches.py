@@ -23,21 +23,30 @@ CACHE_BYTES = 512 << 20
 _PREPARED_AT_ONCE = 64
 
 
-class _TransformedTable(torch.utils.data.Dataset[Example]):
-    """A table through a transform, fetched in batches; a small one is decoded and resized only once.
+class TransformedImages(torch.utils.data.Dataset[Example]):
+    """A table of images and labels through a transform, fetched in batches; a small one is decoded only once.
 
     What does not depend on chance is kept in memory as far as `cache_bytes` reach, decided before the first batch, so
     loader workers share it. Call `set_epoch` at the start of every epoch (accelerate does it in a single process).
+
+    Args:
+        table: with the columns "image" and "label"; without labels they are None.
+        transform: from `train_transform` or `eval_transform`.
+        cache_bytes: memory for prepared images; 0 keeps nothing.
     """
 
-    def __init__(self, table: "Dataset", transform: Any, cache_bytes: int, columns: list[str]) -> None:
+    def __init__(self, table: "Dataset", transform: Any, cache_bytes: int = CACHE_BYTES) -> None:
         from datasets import Image
 
         self.table, self.transform = table, transform
-        self._rows = table.select_columns(columns)
+        self.labels: list[Any] = list(table["label"]) if "label" in table.column_names else [None] * len(table)
+        self._rows = table.select_columns(self._columns())
         if isinstance(table.features["image"], Image):  # the transform decodes it, in threads
             self._rows = self._rows.cast_column("image", Image(decode=False))
         self._prepared = self._prepare_all(len(table), cache_bytes)
+
+    def _columns(self) -> list[str]:
+        return ["image"]
 
     @property
     def is_cached(self) -> bool:
@@ -55,17 +64,26 @@ class _TransformedTable(torch.utils.data.Dataset[Example]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        raise NotImplementedError
+        """Return the example of each index; torch's loader fetches whole batches so."""
+        return self.varied(indices, indices)
 
-    def _finished(self, indices: Sequence[int], keys: Sequence[int]) -> Sequence[Any]:
+    def varied(self, indices: Sequence[int], keys: Sequence[int]) -> list[Example]:
+        """Return them varied by other numbers than their own: an image that comes twice in an epoch differs then."""
         prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
-        return self.transform.finish(prepared, np.asarray(keys, dtype=np.uint64))
+        return self._examples(self.transform.finish(prepared, np.asarray(keys, dtype=np.uint64)), indices)
 
     def _load(self, indices: Sequence[int]) -> list[Any]:
-        return self.transform.prepare(self._rows[list(indices)])
+        return self.transform.prepare(self._rows[list(indices)]["image"])
+
+    def _examples(self, finished: Sequence[Any], indices: Sequence[int]) -> list[Example]:
+        mixable = self.transform.mixable
+        return [
+            {"pixel_values": value, "label": self.labels[index], "index": index, "mixable": mixable}
+            for value, index in zip(finished, indices, strict=True)
+        ]
 
     def _prepare_all(self, total: int, cache_bytes: int) -> list[Any] | None:
-        """All examples prepared, or None where they are more than `cache_bytes`."""
+        """Return all examples prepared, or None where they are more than `cache_bytes`."""
         if total == 0 or cache_bytes <= 0:
             return None
         # A few images tell whether all will fit; sizes may vary, so the sum is watched as well.
@@ -88,55 +106,20 @@ def _bytes(prepared: torch.Tensor | Example) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
-class TransformedImages(_TransformedTable):
-    """A table of images and labels through a transform, as a loader takes it; a small one is decoded only once.
+class AnnotatedImages(TransformedImages):
+    """The same for a table with the column "mask" or "objects"; the transform is from `dense_transforms`.
 
-    Args:
-        table: with the columns "image" and "label"; without labels they are None.
-        transform: from `train_transform` or `eval_transform`.
-        cache_bytes: memory for prepared images; 0 keeps nothing.
+    Examples are as it gives them, with their index as "image_id".
     """
 
-    def __init__(
-        self, table: "Dataset", transform: TrainTransform | EvalTransform, cache_bytes: int = CACHE_BYTES
-    ) -> None:
-        self.labels: list[Any] = list(table["label"]) if "label" in table.column_names else [None] * len(table)
-        super().__init__(table, transform, cache_bytes, ["image"])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """{"pixel_values", "label", "index", "mixable"} for each index; torch's loader fetches whole batches so."""
-        return self.varied(indices, indices)
-
-    def varied(self, indices: Sequence[int], keys: Sequence[int]) -> list[Example]:
-        """The same, varied by other numbers than their own: an image can come twice in an epoch, and look different."""
-        mixable = self.transform.mixable
-        return [
-            {"pixel_values": value, "label": self.labels[index], "index": index, "mixable": mixable}
-            for value, index in zip(self._finished(indices, keys), indices, strict=True)
-        ]
+    def _columns(self) -> list[str]:
+        return ["image", self.transform.target]
 
     def _load(self, indices: Sequence[int]) -> list[Any]:
-        return self.transform.prepare(self._rows[list(indices)]["image"])
+        return self.transform.prepare(self._rows[list(indices)])
 
-
-class AnnotatedImages(_TransformedTable):
-    """The same for images with masks or objects: examples as `hf_vit.data.transforms` gives them.
-
-    Args:
-        table: with the columns "image" and "mask" or "objects".
-        transform: from `dense_transforms`.
-        cache_bytes: memory for decoded images, masks and boxes; 0 keeps nothing.
-    """
-
-    def __init__(
-        self, table: "Dataset", transform: DenseTrainTransform | DenseEvalTransform, cache_bytes: int = CACHE_BYTES
-    ) -> None:
-        super().__init__(table, transform, cache_bytes, ["image", transform.target])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """The example of each index, which is its "image_id"; torch's loader fetches whole batches so."""
-        examples = self._finished(indices, indices)
-        return [{**example, "image_id": int(index)} for example, index in zip(examples, indices, strict=True)]
+    def _examples(self, finished: Sequence[Any], indices: Sequence[int]) -> list[Example]:
+        return [{**example, "image_id": int(index)} for example, index in zip(finished, indices, strict=True)]
 
 
 class TransformedStream(torch.utils.data.IterableDataset[Example]):
@@ -189,14 +172,11 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
         return (example for example, _ in self.examples(int(self._epoch)))
 
     def examples(self, epoch: int, place: "Place | None" = None) -> "Iterator[tuple[Example, Place]]":
-        """One pass over this process' and this worker's part, or what is left of it.
+        """Yield every example of this process' and this worker's part, and the place behind it.
 
         Args:
             epoch: decides about order and variation.
             place: where to go on, as it came with an example of the same epoch.
-
-        Yields:
-            Every example, and the place behind it.
         """
         # Copies, because workers share the memory of an epoch's number and one may be a pass ahead of another.
         transform = copy.deepcopy(self.transform)

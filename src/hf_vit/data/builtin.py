@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # The splits of what is made by a formula, as it draws them.
 SPLIT_NUMBERS = {"train": 1, "validation": 2, "test": 3}
 # What a table in memory may hold; Arrow's offsets end at twice that.
-LARGEST_TABLE = 1 << 30
+_LARGEST_TABLE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,15 @@ def netpbm(pixels: bytes, size: tuple[int, int], mode: str = "RGB") -> bytes:
     return (b"P5" if mode == "L" else b"P6") + b" %d %d 255\n" % size + pixels
 
 
-def read_numbers(name: str, limits: Mapping[str, tuple[int, int]], example: str) -> dict[str, int]:
-    """The numbers behind the colon of a name, "fractals:classes=10,seed=1", each of which may be left out.
+def refuse_large(name: str, count: int, size: int, remedy: str) -> None:
+    """Refuse a table of so many images of `size` px a side where memory does not hold it."""
+    total = count * 3 * size * size
+    if total > _LARGEST_TABLE:
+        raise UserError(f"{name}: {count:,} images of {size}x{size} px are {total / 2**30:.1f} GiB; {remedy}")
 
-    Raises:
-        UserError: it is written otherwise than `example`, or a number is not within its `limits`, least and most.
-    """
+
+def read_numbers(name: str, limits: Mapping[str, tuple[int, int]], example: str) -> dict[str, int]:
+    """The numbers behind the colon of a name, "fractals:classes=10,seed=1", each of which may be left out."""
     values: dict[str, int] = {}
     for part in filter(None, name.partition(":")[2].split(",")):
         match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,12})\s*", part)

@@ -3,13 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.annotations import Target
 from hf_vit.data.files import FileNames
 from hf_vit.data.labels import plain_label, plain_name
-from hf_vit.data.reading import NamedColumns, image_table, open_files, open_hub, refuse_places, undecoded
+from hf_vit.data.reading import NamedColumns, RawTables, image_table, refuse_places, undecoded
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.data.tables import ImageTables, MaskTables, ObjectTables, RawObjects
@@ -37,17 +38,8 @@ _ENTRIES = {
 }
 
 
-def read_dense(source: DataSource, named: NamedColumns, target: Target | None) -> ImageTables | None:
-    """Tables of a source, or None where it is one of labels.
-
-    Args:
-        source: understood.
-        named: the columns that the user named; the label column is that of the masks or objects.
-        target: what is wanted; None for what there is.
-
-    Raises:
-        UserError: the source has something else, or there is something wrong with it.
-    """
+def find_target(source: DataSource, target: Target | None) -> Target | None:
+    """Return what is learnt from a source where it tells that unopened; None where the columns of its tables tell."""
     if source.kind in ("masks", "coco"):
         has: Target = "mask" if source.kind == "masks" else "objects"
         if target not in (None, has):
@@ -55,28 +47,24 @@ def read_dense(source: DataSource, named: NamedColumns, target: Target | None) -
                 f"'{source.name}' is a folder for {_TASKS[has]} ({'images and masks' if has == 'mask' else 'COCO'}), "
                 f"not for {_TASKS[target]}; choose --task {_TASKS[has]}, or give other data"
             )
-        return _read_mask_folder(source) if source.kind == "masks" else _read_coco(source)
-    if target == "label" or (target is None and source.kind not in ("parquet", "hub")):
-        return None
-    if source.kind not in ("parquet", "hub"):
+        return has
+    if source.kind in ("parquet", "hub"):
+        return target
+    if target in ("mask", "objects"):
         raise UserError(
-            f"'{source.name}' ({source.kind}) has labels, but nothing for {_TASKS[target or 'label']}; give a folder "
-            "as ADE20K's or COCO's, parquet files or a Hub data set with a column of masks or objects, or 'scenes'"
+            f"'{source.name}' ({source.kind}) has labels, but nothing for {_TASKS[target]}; give a folder as ADE20K's "
+            "or COCO's, parquet files or a Hub data set with a column of masks or objects, or 'scenes'"
         )
-    notes: list[str] = []
-    commit: str | None = None
-    if source.kind == "hub":
-        read, notes, commit = open_hub(source, streaming=False)
-    else:
-        read = open_files(source, streaming=False)
-    splits: dict[str, Dataset] = {split: read[split] for split in SPLITS if split in read}
-    features = next(iter(splits.values())).features
-    has = target or _column_target(features)
-    if has == "label":
-        return None
-    named.check(features, source.name)
-    tables = (_read_masks if has == "mask" else _read_objects)(splits, features, source.name, named, notes)
-    tables.revision = commit
+    return "label"
+
+
+def read_dense(source: DataSource, opened: RawTables | None, named: NamedColumns, target: Target) -> ImageTables:
+    """Return the tables of a source of masks or objects; the label column that the user named is theirs."""
+    if opened is None:
+        return _read_mask_folder(source) if target == "mask" else _read_coco(source)
+    named.check(opened.features or (), source.name)
+    tables = (_read_masks if target == "mask" else _read_objects)(opened, source.name, named)
+    tables.revision = opened.revision
     for table in tables.images.values():
         refuse_places(table, "image", source)
     for table in tables.masks.values() if isinstance(tables, MaskTables) else ():
@@ -87,61 +75,55 @@ def read_dense(source: DataSource, named: NamedColumns, target: Target | None) -
 # ---- columns of parquet files and data sets of the Hub
 
 
-def _column_target(features: "Features") -> Target:
-    """What the columns of a table are for, where nobody says: objects, a mask, or a label."""
+def target_of_columns(features: "Features | None") -> Target:
+    """Return what the columns of a table are for, where nobody says: objects, a mask, or a label."""
     for target, columns in (("objects", _objects_column), ("mask", _mask_columns)):
-        try:
-            columns(features, "", NamedColumns())
+        with suppress(UserError):
+            columns(features or {}, "", NamedColumns())  # pyright: ignore[reportArgumentType]
             return target  # pyright: ignore[reportReturnType]
-        except UserError:
-            pass
     return "label"
 
 
-def _read_masks(
-    splits: "Mapping[str, Dataset]", features: "Features", name: str, named: NamedColumns, notes: list[str]
-) -> MaskTables:
-    from hf_vit.data.mask_features import mask_features
+def _read_masks(opened: RawTables, name: str, named: NamedColumns) -> MaskTables:
+    from hf_vit.data.mask_features import ClassMask
 
-    image, mask = _mask_columns(features, name, named)
-    splits = _annotated(splits, mask, name, notes)
-    masks = {split: _only(table, mask, "mask") for split, table in splits.items()}
-    decoded = {split: table.cast_column("mask", mask_features()["mask"]) for split, table in masks.items()}
+    image, mask = _mask_columns(cast("Features", opened.features), name, named)
+    splits, notes = _annotated(opened, mask, name)
+    masks = {split: _only(table, mask, "mask").cast_column("mask", ClassMask()) for split, table in splits.items()}
     images = undecoded({split: _only(table, image, "image") for split, table in splits.items()}, "image", name, notes)
-    return MaskTables(images, None, notes, masks=decoded)
+    return MaskTables(images, None, notes, masks=masks)
 
 
-def _read_objects(
-    splits: "Mapping[str, Dataset]", features: "Features", name: str, named: NamedColumns, notes: list[str]
-) -> ObjectTables:
+def _read_objects(opened: RawTables, name: str, named: NamedColumns) -> ObjectTables:
+    features = cast("Features", opened.features)
     column, fields = _objects_column(features, name, named)
     image = named.image or _first(_IMAGES, features, name, "--image-column")
-    splits = _annotated(splits, column, name, notes)
+    splits, notes = _annotated(opened, column, name)
     stored = _stored(features[column])
     columns = {split: table.select_columns([column]).cast_column(column, stored) for split, table in splits.items()}
     raw = {split: [_row(row, fields) for row in table[column]] for split, table in columns.items()}
-    category: Any = fields["category"][1]
     values = [value for rows in raw.values() for row in rows if isinstance(row, dict) for value in row["category"]]
     kinds = {type(value) for value in values}
     if len(kinds) > 1 or not kinds <= {int, str}:
         shown = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise UserError(f"the categories of '{name}' are of type {shown}; needed: whole numbers or names")
-    names = getattr(category, "names", None)
+    names = getattr(fields["category"][1], "names", None)
     ordered: list[Any] = sorted(set(values)) if names is None else list(range(len(names)))
     images = undecoded({split: _only(table, image, "image") for split, table in splits.items()}, "image", name, notes)
     numbers = {value: number for number, value in enumerate(ordered)}
     return ObjectTables(images, plain_label(list(map(str, names or ordered))), notes, objects=raw, numbers=numbers)
 
 
-def _annotated(splits: "Mapping[str, Dataset]", column: str, name: str, notes: list[str]) -> "dict[str, Dataset]":
-    """The splits but those that hide what is to be learnt, as published test splits do."""
+def _annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[str, Dataset], list[str]]":
+    """Return the splits and notes, without splits that hide what is to be learnt, as published test splits do."""
     hidden = [
         split
-        for split, table in splits.items()
+        for split, table in opened.splits.items()
         if split != "train" and table.data.column(column).null_count == len(table)
     ]
-    notes.extend(f"split '{split}' of '{name}' has nothing in '{column}' and was left out" for split in hidden)
-    return {split: table for split, table in splits.items() if split not in hidden}
+    notes = [f"split '{split}' of '{name}' has nothing in '{column}' and was left out" for split in hidden]
+    kept = {split: table for split, table in opened.splits.items() if split not in hidden}
+    return kept, [*opened.notes, *notes]
 
 
 def _only(table: "Dataset", column: str, name: str) -> "Dataset":
@@ -238,11 +220,11 @@ def _read_mask_folder(source: DataSource) -> MaskTables:
     """
     from datasets import Dataset, Features
 
-    from hf_vit.data.mask_features import mask_features
+    from hf_vit.data.mask_features import ClassMask
 
     assert source.root is not None
     names, reduce_labels = _class_names(source.root)
-    feature = Features({"mask": mask_features(reduce_labels)["mask"]})
+    feature = Features({"mask": ClassMask(reduce_labels=reduce_labels)})
     images: dict[str, Dataset] = {}
     masks: dict[str, Dataset] = {}
     notes: list[str] = []
@@ -267,11 +249,7 @@ def _key_of(root: Path, *folders: Sequence[Path]) -> Callable[[Path], str]:
 
 
 def _class_names(root: Path) -> tuple[list[str] | None, bool]:
-    """Names of the classes, or None; and whether masks count as ADE20K does.
-
-    Raises:
-        UserError: the file of classes cannot be read.
-    """
+    """Return the names of the classes, or None; and whether masks count as ADE20K does."""
     if listed := sorted(root.glob("objectInfo*.txt")):
         lines = [line.rstrip().split("\t") for line in _text(listed[0]).splitlines() if line.strip()]
         # Of a class the first of its names, in the last column.
@@ -305,11 +283,7 @@ def _text(path: Path) -> str:
 
 
 def _read_coco(source: DataSource) -> ObjectTables:
-    """Tables of files of annotations; the images lie where the layout has them.
-
-    Raises:
-        UserError: a file is not as COCO's, or the images are not there.
-    """
+    """Read files of annotations; the images lie where the layout has them."""
     assert source.root is not None
     images: dict[str, Any] = {}
     objects: dict[str, list[RawObjects | str]] = {}
@@ -339,8 +313,7 @@ def _parsed(place: Path, where: str) -> Mapping[str, list[Any]]:
     try:
         read: Any = json.loads(place.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        reason = f"{' '.join(str(error).split()):.120}"
-        raise UserError(f"{where} cannot be read as JSON: {reason}; write it again") from error
+        raise UserError(f"{where} cannot be read as JSON: {error!s:.120}; write it again") from error
     if not isinstance(read, dict) or not all(isinstance(read.get(key), list) for key in _ENTRIES):
         raise UserError(f"{where} is not a COCO annotation file; needed: lists of {', '.join(_ENTRIES)}")
     for key, needed in _ENTRIES.items():
@@ -398,11 +371,7 @@ def _listed_objects(
 
 
 def _image_folder(root: Path, place: Path, split: str, files: Sequence[str], where: str, names: FileNames) -> Path:
-    """Where the images of a file of annotations lie: the place that has most of the first hundred.
-
-    Raises:
-        UserError: none has any.
-    """
+    """Find where the images of a file of annotations lie: the place that has most of the first hundred."""
     beside = [place.parent, root, root / "images", place.parent / "images"]
     inside = [folder for parent in (root, root / "images", root.parent) for folder in sorted(parent.glob("*/"))]
     named = [

@@ -25,9 +25,6 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
     """All files and folders below `root` (no deeper than `depth`) as name tuples, sorted.
 
     Hidden ones and __MACOSX are left out, links are followed; one that leads nowhere is a file that is not there.
-
-    Raises:
-        UserError: a name is not UTF-8, which no table can hold.
     """
     if in_store(root):
         inside = (parts for parts in find(root) if not any(map(_is_hidden, parts)))

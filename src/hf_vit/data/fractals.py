@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vit.data.augmentation import random_keys, uniforms
-from hf_vit.data.builtin import LARGEST_TABLE, SPLIT_NUMBERS, Builtin, make_table, netpbm, read_numbers
+from hf_vit.data.builtin import SPLIT_NUMBERS, Builtin, make_table, netpbm, read_numbers, refuse_large
 from hf_vit.data.images import Seen
-from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -118,12 +117,8 @@ class Fractals:
 
     def load(self, size: int) -> Builtin:
         """All splits in memory, `size` px a side, unless they are too large for that."""
-        largest = self.count("train") * 3 * size * size
-        if largest > LARGEST_TABLE:
-            raise UserError(
-                f"{self.name}: {self.count('train'):,} images of {size}x{size} px are {largest / 2**30:.1f} GiB; "
-                "read them with --streaming, which makes them as they are needed, or ask for fewer"
-            )
+        remedy = "read them with --streaming, which makes them as they are needed, or ask for fewer"
+        refuse_large(self.name, self.count("train"), size, remedy)
         rows = {split: list(self.rows(split, 0, self.count(split), size)) for split in SPLIT_NUMBERS}
         seen = {split: [image for image, _, _ in part] for split, part in rows.items()}
         splits = {

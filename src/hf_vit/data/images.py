@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from hf_vit.data.annotations import Annotation
+from hf_vit.display import progress_bar
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import StoreError, in_store, place_of, read
 
@@ -200,20 +201,13 @@ def scan(table: "Dataset", split: str, annotate: Callable[[int, Seen], Seen] | N
         annotate: of a readable image in this row, what it bears; see `DenseTables`.
     """
     import datasets
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     undecoded = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
     total = len(undecoded)
     seen: list[Seen] = []
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    is_hidden = total < PROGRESS_FROM or not console.is_terminal
-    with (
-        Progress(*columns, console=console, transient=True, disable=is_hidden) as bar,
-        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
-    ):
-        task = bar.add_task(f"Checking {split} images", total=total)
+    bar = progress_bar(f"Checking {split} images", is_hidden=total < PROGRESS_FROM)
+    with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        task = bar.add_task("", total=total)
         for start in range(0, total, 256):
             rows = undecoded[start : start + 256]["image"]
             places = [f"{split} image {start + offset}" for offset in range(len(rows))]

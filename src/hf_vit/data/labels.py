@@ -65,11 +65,7 @@ class LabelMap:
 
     @classmethod
     def of_values(cls, values: Sequence[Any], data_name: str) -> "LabelMap":
-        """For a source that does not: the distinct integers in order, or the distinct names in alphabetical order.
-
-        Raises:
-            UserError: a missing or negative label, or one that is neither a whole number nor a name.
-        """
+        """For a source that does not: the distinct integers in order, or the distinct names in alphabetical order."""
         each = _flat(values)
         if any(value is None for value in each):
             raise UserError(f"'{data_name}' has images without a label; label them or remove them")
@@ -84,11 +80,7 @@ class LabelMap:
         return cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})
 
     def number(self, raw: Any, place: str) -> Any:
-        """The class number of one raw label; of a list of them the numbers, ascending.
-
-        Raises:
-            UserError: a label is missing or is none of the classes; `place` says which image it is.
-        """
+        """The class number of one raw label; of a list of them the numbers, ascending."""
         if isinstance(raw, list):
             return sorted({self.number(each, place) for each in raw})  # pyright: ignore[reportUnknownVariableType]
         number = self.numbers.get(raw)

@@ -3,13 +3,13 @@
 import hashlib
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.annotations import Target
 from hf_vit.data.builtin import SPLIT_NUMBERS, digits, photos
-from hf_vit.data.dense_reading import read_dense
+from hf_vit.data.dense_reading import find_target, read_dense, target_of_columns
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint, tell_copies
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, as_streams, tables_of
@@ -18,17 +18,17 @@ from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
 from hf_vit.data.reading import (
     Columns,
     NamedColumns,
+    RawTables,
     StreamReader,
-    Tables,
-    broken_file,
     hub_commit,
     image_table,
-    read_tables,
+    open_tables,
+    read_labels,
 )
 from hf_vit.data.scenes import Scenes
 from hf_vit.data.sources import DataSource, is_builtin, resolve_source, unlabelled_files
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
-from hf_vit.data.tables import ImageTables, LabelTables, tell_unseen
+from hf_vit.data.tables import ImageTables, tell_unseen
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import is_folder, place_of
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 # Shards of a streamed folder: at most this many loader workers or processes share the reading.
 _SHARDS = 16
-_STORED = Columns("image", ("label",))
 
 
 def load_data(
@@ -91,23 +90,21 @@ def load_data(
         named.check((), resolved.name)
     if resolved.kind == "builtin":
         return _builtin_data(resolved.name, image_size, streaming, target)
-    if broken := broken_file(resolved):
-        raise UserError(f"'{resolved.name}' cannot be read as {resolved.kind}: {broken}; put it back, or remove it")
-    tables = read_dense(resolved, named, target)
-    if tables is not None:
+    known = find_target(resolved, target)
+    is_table = resolved.kind in ("parquet", "webdataset", "hub")
+    opened = open_tables(resolved, streaming=streaming) if is_table else None
+    borne = known or target_of_columns(opened.features if opened else None)
+    if borne != "label":
         if streaming:
-            raise UserError(f"'{resolved.name}' has {tables.target}, which are not streamed; load it without streaming")
-        tables.notes[:0] = resolved.notes
-        data = _table_data(resolved, tables, skip_bad_images, seed)
+            raise UserError(f"'{resolved.name}' has {borne}, which are not streamed; load it without streaming")
+        data = _table_data(resolved, read_dense(resolved, opened, named, borne), skip_bad_images, seed)
     else:
-        read = read_tables(resolved, named, streaming=streaming)
-        read.notes.extend(resolved.notes)
-        if streaming and resolved.kind not in ("folder", "list"):
-            data = _stream_data(resolved, read, skip_bad_images, seed)
-        elif streaming:
-            data = _streamed_tables(resolved, _labelled(resolved.name, read), skip_bad_images, seed)
+        raw = read_labels(resolved, opened, named, streaming=streaming)
+        if streaming and is_table:
+            data = _stream_data(resolved, raw, skip_bad_images, seed)
         else:
-            data = _table_data(resolved, _labelled(resolved.name, read), skip_bad_images, seed)
+            load = _streamed_tables if streaming else _table_data
+            data = load(resolved, _labelled(resolved.name, raw), skip_bad_images, seed)
     if data.multi_label and not multi_label:
         raise UserError(
             f"the images of '{data.name}' are multi-label; use hf-vit data, finetune without a teacher, or "
@@ -185,7 +182,7 @@ def load_unlabelled(
 
 
 def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target | None) -> ImageData:
-    kind, side = name.partition(":")[0], None if image_size is None else max(image_size)
+    kind, side, identity = name.partition(":")[0], None if image_size is None else max(image_size), None
     if kind == "scenes":
         scenes, target = Scenes.parse(name), target or "objects"
         if streaming:
@@ -195,24 +192,20 @@ def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool
     elif target not in ("label", None):
         raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or data that have them")
     elif kind == "fractals":
-        fractals, target = Fractals.parse(name), "label"
+        fractals = Fractals.parse(name)
         size = fractals.size or side or 32
         name = identity = fractals.name
         if streaming:
-            streams = {split: fractals.stream(split, size) for split in SPLIT_NUMBERS}
-            data = ImageData(name, _short_hash(name), {}, fractals.label_names)
-            data.sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
-            return _as_streams(data, streams)
+            sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
+            data = ImageData(name, _short_hash(name), {}, fractals.label_names, sizes=sizes)
+            return _as_streams(data, {split: fractals.stream(split, size) for split in sizes})
         builtin = fractals.load(size)
     else:
-        builtin, identity, target = digits(image_size) if name == "digits" else photos(image_size), "", "label"
-    data = ImageData(name, _short_hash(identity), builtin.splits, builtin.label_names, seen=builtin.seen, target=target)
-    if not identity:
-        data.fingerprint = content_fingerprint(builtin.splits, builtin.seen, builtin.label_names)
-    if streaming:
-        data.seen = {}
-        return _shuffled_streams(data, False)
-    return data
+        builtin = (digits if name == "digits" else photos)(image_size)
+    by_content = identity is None and content_fingerprint(builtin.splits, builtin.seen, builtin.label_names)
+    fingerprint, seen = by_content or _short_hash(identity or ""), {} if streaming else builtin.seen
+    data = ImageData(name, fingerprint, builtin.splits, builtin.label_names, seen=seen, target=target or "label")
+    return _shuffled_streams(data, False) if streaming else data
 
 
 def _table_data(source: DataSource, tables: ImageTables, skip_bad_images: bool, seed: int) -> ImageData:
@@ -223,8 +216,7 @@ def _table_data(source: DataSource, tables: ImageTables, skip_bad_images: bool, 
     rows, bad = keep_good(seen, (1, 1), skip_bad_images)
     good = {split: [seen[split][row] for row in rows[split]] for split in seen}
     tables.conclude(good)
-    data = _data_of(source, tables)
-    data.files = file_states(source, contents=False)
+    data = _data_of(source, tables, files=file_states(source, contents=False))
     data.seen, data.skipped = good, list(map(short_name, bad))
     _cut(data, {split: tables.table(split, rows[split]) for split in seen}, seed)
     data.notes += tell_copies(tables_of(data), data.seen, data.label_names)
@@ -236,52 +228,53 @@ def _table_data(source: DataSource, tables: ImageTables, skip_bad_images: bool, 
     return data
 
 
-def _streamed_tables(source: DataSource, tables: LabelTables, skip_bad_images: bool, seed: int) -> ImageData:
-    """The same of a folder or a list, where images are looked at while they flow."""
+def _streamed_tables(source: DataSource, tables: ImageTables, skip_bad_images: bool, seed: int) -> ImageData:
+    """Do the same for a folder or a list whose images are looked at while they flow."""
     if tables.multi_label:
         raise UserError(
             f"the images of '{source.name}' are multi-label, which cannot be streamed; load them without streaming"
         )
-    data = _data_of(source, tables)
-    data.files = file_states(source)
+    data = _data_of(source, tables, files=file_states(source))
     data.fingerprint = states_fingerprint(data.files)
     _cut(data, tables.images, seed)
     return _shuffled_streams(data, skip_bad_images)
 
 
-def _data_of(source: DataSource, tables: ImageTables) -> ImageData:
-    data = ImageData(source.name, "", {}, tables.label_names or [], notes=tables.notes, source=source)
-    data.revision, data.multi_label, data.target = tables.revision, tables.multi_label, tables.target
-    return data
+def _data_of(source: DataSource, tables: ImageTables, files: dict[str, str]) -> ImageData:
+    names, notes, multi_label = tables.label_names or [], [*source.notes, *tables.notes], tables.multi_label
+    return ImageData(
+        source.name, "", {}, names, [], notes, source, tables.revision, files, (), multi_label, tables.target
+    )
 
 
-def _labelled(name: str, tables: Tables) -> LabelTables:
-    """Tables with the columns "image" (undecoded) and "label" (class numbers, or lists of them)."""
+def _labelled(name: str, raw: RawTables) -> ImageTables:
+    """Return tables with the columns "image" (undecoded) and "label" (class numbers, or lists of them)."""
     from datasets import ClassLabel, List
 
-    column, labelling = tables.columns.image, tables.columns.labelling
-    read = cast("dict[str, Dataset]", tables.splits)
-    raw = tables.labels
-    if raw is None:
-        raw = {split: tables.columns.labels(table.select_columns(labelling)[:]) for split, table in read.items()}
-    for split in [split for split in raw if split != "train" and is_unlabelled(raw[split])]:
-        tables.notes.append(f"split '{split}' of '{name}' has no labels and was left out")
-        del raw[split]
-    if not any(raw.values()):
+    column, notes = raw.columns.image, [*raw.notes]
+    labels = raw.labels
+    if labels is None:
+        chosen = {split: table.select_columns(raw.columns.labelling) for split, table in raw.splits.items()}
+        labels = {split: raw.columns.labels(table[:]) for split, table in chosen.items()}
+    hidden = [split for split in labels if split != "train" and is_unlabelled(labels[split])]
+    notes += [f"split '{split}' of '{name}' has no labels and was left out" for split in hidden]
+    labels = {split: values for split, values in labels.items() if split not in hidden}
+    everything = [label for values in labels.values() for label in values]
+    if not everything:
         raise UserError(f"'{name}' holds no labeled images")
-    everything = [label for values in raw.values() for label in values]
-    labels, multi_label = _label_map(name, tables, raw.get("train") or everything), is_multi_label(everything)
-    classes = ClassLabel(names=labels.names)
+    classes, multi_label = _label_map(name, raw, labels.get("train") or everything), is_multi_label(everything)
+    kind = ClassLabel(names=classes.names)
     images: dict[str, Dataset] = {}
-    for split, values in raw.items():
-        numbers = [labels.number(value, f"image {row} of split {split}") for row, value in enumerate(values)]
-        table = read[split].select_columns([column]).rename_columns({} if column == "image" else {column: "image"})
-        images[split] = table.add_column("label", numbers, feature=List(classes) if multi_label else classes)  # pyright: ignore[reportArgumentType]
-    return LabelTables(images, labels.names, tables.notes, tables.revision, multi_label)
+    for split, values in labels.items():
+        numbers = [classes.number(value, f"image {row} of split {split}") for row, value in enumerate(values)]
+        table = raw.splits[split].select_columns([column])
+        table = table.rename_columns({} if column == "image" else {column: "image"})
+        images[split] = table.add_column("label", numbers, feature=List(kind) if multi_label else kind)
+    return ImageTables(images, classes.names, notes, raw.revision, multi_label)
 
 
-def _label_map(name: str, tables: Tables, values: list[Any]) -> LabelMap:
-    names = tables.label_names
+def _label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
+    names = raw.label_names
     labels = LabelMap.of_values(values, name) if names is None else LabelMap.of_names(names)
     listed = [each for value in values for each in (value if isinstance(value, list) else [value])]
     if len({labels.numbers.get(value) for value in listed} - {None}) < 2:
@@ -325,42 +318,35 @@ def _as_streams(data: ImageData, streams: "dict[str, IterableDataset]", skip_bad
     """Data of streams with the columns "image" and "label"."""
     labels = LabelMap.of_names(data.label_names)
     readers = {
-        split: (stream, StreamReader(_STORED, labels, split, skip_bad_images=skip_bad_images, skipped=data.skipped))
+        split: (stream, StreamReader(Columns(), labels, split, skip_bad_images=skip_bad_images, skipped=data.skipped))
         for split, stream in streams.items()
     }
     return as_streams(data, readers)
 
 
-def _stream_data(source: DataSource, tables: Tables, skip_bad_images: bool, seed: int) -> ImageData:
-    """Streams of parquet, webdataset or Hub files; classes that the source does not name are read in a first pass."""
-    read = cast("dict[str, IterableDataset]", tables.splits)
-    if tables.label_names is not None:
-        labels = LabelMap.of_names(tables.label_names)
+def _stream_data(source: DataSource, raw: RawTables, skip_bad_images: bool, seed: int) -> ImageData:
+    """Return streams of parquet, webdataset or Hub files; classes that these do not name are read in a first pass."""
+    read = raw.splits
+    if raw.label_names is not None:
+        labels = LabelMap.of_names(raw.label_names)
     elif source.kind == "hub":
         raise UserError(f"'{source.name}' does not name its classes, which streaming needs; load it without streaming")
     else:
-        train = read.get("train", next(iter(read.values()))).select_columns(tables.columns.labelling)
-        labels = _label_map(
-            source.name,
-            tables,
-            [label for batch in train.iter(batch_size=1000) for label in set(tables.columns.labels(batch))],
-        )
-    files = file_states(source)
+        batches = read.get("train", next(iter(read.values()))).select_columns(raw.columns.labelling).iter(1000)
+        labels = _label_map(source.name, raw, [label for each in batches for label in set(raw.columns.labels(each))])
+    missing = tuple(missing_splits(list(read)))
+    data = ImageData(source.name, "", {}, labels.names, notes=[*raw.notes], source=source, revision=raw.revision)
+    data.files, data.cut = file_states(source), missing
     if source.kind == "hub":
-        fingerprint = _short_hash(f"{source.name} {hub_commit(source.name.partition(':')[0])}")
+        data.fingerprint = _short_hash(f"{source.name} {hub_commit(source.name.partition(':')[0])}")
     else:
-        fingerprint = states_fingerprint(files)
-    data = ImageData(source.name, fingerprint, {}, labels.names, notes=tables.notes, source=source, files=files)
-    data.revision = tables.revision
-    data.cut = missing = tuple(missing_splits(list(read)))
+        data.fingerprint = states_fingerprint(data.files)
     readers: dict[str, tuple[IterableDataset, StreamReader]] = {}
     for split in (name for name in SPLITS if name in read or name in missing):
         is_cut = bool(missing) and (split == "train" or split in missing)
-        reader = StreamReader(tables.columns, labels, split, (1, 1), skip_bad_images, data.skipped, source)
-        readers[split] = (
-            read["train" if is_cut else split],
-            replace(reader, missing=missing if is_cut else (), seed=seed),
-        )
+        parts = missing if is_cut else ()
+        reader = StreamReader(raw.columns, labels, split, (1, 1), skip_bad_images, data.skipped, source, parts, seed)
+        readers[split] = read["train" if is_cut else split], reader
     if missing:
         data.notes.append(
             f"about 10% of the training images each are used for {' and '.join(missing)} (by content hash)"

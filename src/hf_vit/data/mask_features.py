@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from datasets import ClassLabel, Features, Image, List, Value
+from datasets import ClassLabel, Image, List, Value
 from datasets.features.features import register_feature
 from PIL import Image as Pillow
 
@@ -55,18 +55,12 @@ with warnings.catch_warnings():
     register_feature(RunLengthMask, "RunLengthMask")
 
 
-def mask_features(reduce_labels: bool = False) -> Features:
-    """Columns of a table for segmentation: "mask" has class numbers, or `IGNORED`."""
-    return Features({"image": Image(), "mask": ClassMask(reduce_labels=reduce_labels)})
-
-
-def object_features(label_names: Sequence[str], masks: Image | RunLengthMask | None) -> Features:
-    """Columns of a table for detection: boxes [x, y, width, height] in px as in COCO, and masks where there are."""
-    objects: dict[str, Any] = {
+def object_features(label_names: Sequence[str], masks: Image | RunLengthMask | None) -> dict[str, Any]:
+    """Return the type of a column of objects: boxes [x, y, width, height] in px as in COCO, and masks, if any."""
+    return {
         "bbox": List(List(Value("float64"))),
         "category": List(ClassLabel(names=list(label_names))),
         "area": List(Value("float64")),
         "iscrowd": List(Value("int64")),
         **({} if masks is None else {"segmentation": List(masks)}),
     }
-    return Features({"image": Image(), "objects": objects})

@@ -168,7 +168,7 @@ def _palette(count: int) -> list[Any]:
 
 def paint_classes(image: Image.Image, classes: torch.Tensor, count: int) -> Image.Image:
     """An image with the class of every pixel, [H, W] of 0..count-1 (ignored ones stay as they are), as its color."""
-    from torchvision.transforms.functional import to_pil_image
+    from torchvision.transforms.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_segmentation_masks
 
     there = [number for number in classes.unique().tolist() if number != IGNORED]
@@ -176,18 +176,18 @@ def paint_classes(image: Image.Image, classes: torch.Tensor, count: int) -> Imag
         return image
     colors = [_palette(count)[number] for number in there]
     layers = torch.stack([classes == number for number in there])
-    return to_pil_image(draw_segmentation_masks(_pixels(image), layers, _MASK_STRENGTH, colors))
+    return to_pil_image(draw_segmentation_masks(pil_to_tensor(to_rgb(image)), layers, _MASK_STRENGTH, colors))
 
 
 def paint_objects(image: Image.Image, objects: Mapping[str, torch.Tensor], names: Sequence[str]) -> Image.Image:
     """An image with objects: "boxes" [n, 4] x1 y1 x2 y2 px, "labels" [n], and "scores", "masks" [n, H, W] if any."""
-    from torchvision.transforms.functional import to_pil_image
+    from torchvision.transforms.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
     numbers: list[int] = objects["labels"].tolist()
     if not numbers:
         return image
-    palette, pixels = _palette(len(names)), _pixels(image)
+    palette, pixels = _palette(len(names)), pil_to_tensor(to_rgb(image))
     colors: Any = [palette[number] for number in numbers]
     if "masks" in objects:
         pixels = draw_segmentation_masks(pixels, objects["masks"].cpu().bool(), _MASK_STRENGTH, colors)
@@ -195,7 +195,3 @@ def paint_objects(image: Image.Image, objects: Mapping[str, torch.Tensor], names
     if "scores" in objects:
         titles = [f"{title} {score:.0%}" for title, score in zip(titles, objects["scores"].tolist(), strict=True)]
     return to_pil_image(draw_bounding_boxes(pixels, objects["boxes"].cpu(), titles, colors, width=2))
-
-
-def _pixels(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)

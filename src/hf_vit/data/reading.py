@@ -1,4 +1,4 @@
-"""Reading a source into `datasets` tables or streams, and finding the image and the label among their columns."""
+"""Opening a source as `datasets` tables or streams, and finding the image and the label among their columns."""
 
 import csv
 import functools
@@ -8,8 +8,8 @@ import json
 import logging
 import math
 import os
-import sys
 import tarfile
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,8 +59,8 @@ class Columns:
         indicators: in its stead a column of 0 and 1 for every class.
     """
 
-    image: str
-    label: tuple[str, ...]
+    image: str = "image"
+    label: tuple[str, ...] = ("label",)
     indicators: tuple[str, ...] = ()
 
     @property
@@ -69,11 +69,7 @@ class Columns:
         return list(self.indicators) or [self.label[0]]
 
     def labels(self, batch: Mapping[str, Any]) -> list[Any]:
-        """The raw labels of a batch of columns.
-
-        Raises:
-            UserError: an indicator is neither 0 nor 1.
-        """
+        """Return the raw labels of a batch of columns; refuse an indicator that is neither 0 nor 1."""
         if self.indicators:
             columns = typed_labels({name: plain_label(list(batch[name])) for name in self.indicators})
             for name, values in columns.items():
@@ -113,39 +109,25 @@ class NamedColumns:
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Splits as they were read: `columns.image` undecoded ({"bytes", "path"}), labels raw.
+class RawTables:
+    """Splits as they were opened, or with `columns` chosen: `columns.image` undecoded ({"bytes", "path"}), labels raw.
 
     `label_names` is None where the source does not name its classes, `revision` where it has no commit. `labels` are
-    those of lists, which are no column of the tables.
+    those of folders and lists, which are no column of the tables; `schemas` those of parquet files.
     """
 
-    splits: "dict[str, Dataset] | dict[str, IterableDataset]"
-    columns: Columns
-    label_names: list[str] | None
+    splits: dict[str, Any]
+    columns: Columns = Columns()
+    label_names: list[str] | None = None
     notes: list[str] = field(default_factory=list[str])
     revision: str | None = None
     labels: dict[str, list[Any]] | None = None
+    schemas: "Sequence[tuple[str, Any]]" = ()
 
-
-def read_tables(source: DataSource, named: NamedColumns, *, streaming: bool) -> Tables:
-    """Tables of a source; of parquet and webdataset files and of the Hub, if `streaming`, streams.
-
-    Raises:
-        UserError: it cannot be read, or no column of it is of images or of labels.
-    """
-    if source.kind == "folder":
-        return _read_folder(source)
-    if source.kind == "list":
-        return _read_list(source, named)
-    if source.kind == "hub":
-        splits, notes, commit = open_hub(source, streaming=streaming)
-        tables = _tables(splits, source, named, streaming)
-        return replace(tables, notes=[*notes, *tables.notes], revision=commit)
-    tables = _tables(open_files(source, streaming=streaming), source, named, streaming)
-    if source.kind == "parquet":
-        _refuse_mixed_labels(source, tables.columns.labelling)
-    return tables
+    @property
+    def features(self) -> "Features | None":
+        """The columns and their types; None of a stream that does not tell them."""
+        return next(iter(self.splits.values())).features
 
 
 def image_table(paths: "Iterable[str | Path]") -> "Dataset":
@@ -158,104 +140,60 @@ def image_table(paths: "Iterable[str | Path]") -> "Dataset":
     return Dataset.from_dict({"image": stored}, features=Features({"image": Image(decode=False)}))
 
 
-def _read_folder(source: DataSource) -> Tables:
-    from datasets import ClassLabel
+def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
+    """Open parquet or webdataset files, or a data set of the Hub, with all columns.
 
-    names = sorted({label for classes in source.folder.values() for label in classes})
-    untrained = [label for label in names if "train" in source.folder and label not in source.folder["train"]]
-    if untrained:
-        split = next(split for split, classes in source.folder.items() if untrained[0] in classes)
+    What its rows name in place of images is not refused yet: see `refuse_places`.
+    """
+    if source.kind == "hub":
+        return _open_hub(source, streaming=streaming)
+    from datasets import load_dataset
+
+    schemas = _check_files(source)
+    _refuse_other_classes(source.name, schemas)
+    # load_dataset takes patterns: a bracket in a file name must not become one.
+    files = {split: [glob.escape(str(path.resolve())) for path in paths] for split, paths in source.files.items()}
+    try:
+        loaded: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
+    except Exception as error:  # pyarrow, tarfile and datasets each raise their own
         raise UserError(
-            f"class '{untrained[0]}' of '{source.name}' is in {split} but not in train; add a folder of that name to "
-            "train, or remove the other"
-        )
-    splits: dict[str, Dataset] = {}
-    for split in (name for name in SPLITS if name in source.folder):
-        rows = [(path, label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
-        numbers: Any = [names.index(label) for _, label in rows]
-        table = image_table(path for path, _ in rows)
-        splits[split] = table.add_column("label", numbers, feature=ClassLabel(names=names))  # pyright: ignore[reportArgumentType]
-    return Tables(splits, Columns("image", ("label",)), names)
+            f"'{source.name}' cannot be read as {source.kind}: {_shown(error.__cause__ or error)}"
+        ) from error
+    return RawTables({split: loaded[split] for split in SPLITS if split in loaded}, schemas=schemas)
+
+
+def read_labels(source: DataSource, opened: RawTables | None, named: NamedColumns, *, streaming: bool) -> RawTables:
+    """Return images and raw labels: of a folder or a list, or the columns that hold them in what was `opened`."""
+    if opened is None:
+        return _read_folder(source) if source.kind == "folder" else _read_list(source, named)
+    name, features = source.name, opened.features
+    if features is None:
+        raise UserError(f"'{name}' cannot list its columns when streamed; load it without streaming")
+    columns, notes = _find_columns(features, name, named), [*opened.notes]
+    _refuse_mixed_labels(name, opened.schemas, columns.labelling)
+    chosen = [columns.image, *columns.labelling]
+    selected = {split: table.select_columns(chosen) for split, table in opened.splits.items()}
+    splits = undecoded(selected, columns.image, name, notes, may_read_twice=not streaming or source.kind != "hub")
+    for table in () if streaming else splits.values():  # of a stream every row is looked at as it comes
+        refuse_places(table, columns.image, source)
+    label = features[columns.labelling[0]]
+    names: Iterable[str] | None = columns.indicators or getattr(getattr(label, "feature", label), "names", None)
+    return replace(opened, splits=splits, columns=columns, label_names=names and list(names), notes=notes)
 
 
 # ---- parquet and webdataset files
 
 
-def open_files(source: DataSource, *, streaming: bool) -> dict[str, Any]:
-    """What `datasets` makes of parquet or webdataset files, with all columns."""
-    from datasets import load_dataset
-
-    # load_dataset takes patterns: a bracket in a file name must not become one.
-    files = {split: [glob.escape(str(path.resolve())) for path in paths] for split, paths in source.files.items()}
-    if source.kind == "parquet":
-        _refuse_other_classes(source)
-    try:
-        loaded: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
-    except Exception as error:  # pyarrow, tarfile and datasets each raise their own
-        cause = error.__cause__ or error
-        raise UserError(f"'{source.name}' cannot be read as {source.kind}: {_one_line(cause)}") from error
-    return dict(loaded)
-
-
-def _schemas(source: DataSource) -> Iterator[tuple[str, Any]]:
+def _check_files(source: DataSource) -> list[tuple[str, Any]]:
+    """Return the name and schema of every parquet file; refuse files, tar too, that are cut off or of another kind."""
     from pyarrow import parquet
 
+    schemas: list[tuple[str, Any]] = []
     for name, path in source.named_files():
-        with path.open("rb") as file:
-            yield name, parquet.read_schema(file)
-
-
-def _refuse_mixed_labels(source: DataSource, columns: Sequence[str]) -> None:
-    """A label column is text in all parquet files or in none: `datasets` casts to one file's type, so 01 became 1."""
-    from pyarrow import types
-
-    known: dict[str, dict[bool, tuple[str, Any]]] = {column: {} for column in columns}
-    for name, schema in _schemas(source):
-        for column in known.keys() & schema.names:
-            kind: Any = schema.field(column).type
-            while hasattr(kind, "value_type"):  # of lists, and of categories
-                kind = kind.value_type
-            known[column].setdefault(types.is_string(kind) or types.is_large_string(kind), (name, kind))
-    for column, kinds in known.items():
-        if len(kinds) == 2:
-            (text, _), (other, kind) = kinds[True], kinds[False]
-            raise UserError(
-                f"the label column '{column}' of '{source.name}' is text in {text}, {kind} in {other}; save the column "
-                "with the same type in all files"
-            )
-
-
-def _refuse_other_classes(source: DataSource) -> None:
-    """Files of one data set name the classes of a column alike: `datasets` reads all by the first's names."""
-    from datasets import Features
-
-    known: dict[str, tuple[str, list[str]]] = {}
-    for name, schema in _schemas(source):
-        waiting: list[tuple[str, Any]] = list(Features.from_arrow_schema(schema).items())
-        while waiting:  # names may lie inside of another column
-            column, feature = waiting.pop()
-            if isinstance(names := getattr(feature, "names", None), list):
-                classes = list(map(plain_name, names))
-                first, others = known.setdefault(column, (name, classes))
-                if classes != others:
-                    raise UserError(
-                        f"'{source.name}' numbers the classes of the column '{column}' in {first} "
-                        f"({first_of(others)}) differently than in {name} ({first_of(classes)}); save all "
-                        "of its files with the same class names, or with names in place of numbers"
-                    )
-            inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
-            waiting += [(column, each) for each in inner if each is not None]
-
-
-def broken_file(source: DataSource) -> str | None:
-    """The first parquet or tar file that is cut off or none, and why; None if all begin and end as they must."""
-    from pyarrow import parquet
-
-    for name, path in source.named_files() if source.kind in ("parquet", "webdataset") else ():
         try:
             with path.open("rb") as file:
                 if source.kind == "parquet":
-                    parquet.read_metadata(file)
+                    schemas.append((name, parquet.read_schema(file)))
                     continue
                 with tarfile.open(fileobj=file):  # reads the first header
                     pass
@@ -264,16 +202,78 @@ def broken_file(source: DataSource) -> str | None:
                     if any(file.read()):
                         raise tarfile.ReadError("cut off: the two empty blocks at its end are missing")
         except Exception as error:  # pyarrow, tarfile and gzip each raise their own
-            reason = " ".join(str(error).split()) or type(error).__name__
-            return f"the file {name} is damaged ({reason:.120})"
-    return None
+            raise UserError(
+                f"'{source.name}' cannot be read as {source.kind}: the file {name} is damaged ({_shown(error):.120}); "
+                "put it back, or remove it"
+            ) from error
+    return schemas
 
 
-# ---- lists
+def _refuse_mixed_labels(name: str, schemas: Iterable[tuple[str, Any]], columns: Sequence[str]) -> None:
+    """A label column is text in all parquet files or in none: `datasets` casts to one file's type, so 01 became 1."""
+    from pyarrow import types
+
+    known: dict[str, dict[bool, tuple[str, Any]]] = {column: {} for column in columns}
+    for file, schema in schemas:
+        for column in known.keys() & schema.names:
+            kind: Any = schema.field(column).type
+            while hasattr(kind, "value_type"):  # of lists, and of categories
+                kind = kind.value_type
+            known[column].setdefault(types.is_string(kind) or types.is_large_string(kind), (file, kind))
+    for column, kinds in known.items():
+        if len(kinds) == 2:
+            (text, _), (other, kind) = kinds[True], kinds[False]
+            raise UserError(
+                f"the label column '{column}' of '{name}' is text in {text}, {kind} in {other}; save the column with "
+                "the same type in all files"
+            )
 
 
-def _read_list(source: DataSource, named: NamedColumns) -> Tables:
-    """Tables of CSV files or lines of JSON that name image files, from where they lie, and their labels.
+def _refuse_other_classes(name: str, schemas: Iterable[tuple[str, Any]]) -> None:
+    """Files of one data set name the classes of a column alike: `datasets` reads all by the first's names."""
+    from datasets import Features
+
+    known: dict[str, tuple[str, list[str]]] = {}
+    for file, schema in schemas:
+        waiting: list[tuple[str, Any]] = list(Features.from_arrow_schema(schema).items())
+        while waiting:  # names may lie inside of another column
+            column, feature = waiting.pop()
+            if isinstance(names := getattr(feature, "names", None), list):
+                classes = list(map(plain_name, names))
+                first, others = known.setdefault(column, (file, classes))
+                if classes != others:
+                    raise UserError(
+                        f"'{name}' numbers the classes of the column '{column}' in {first} ({first_of(others)}) "
+                        f"differently than in {file} ({first_of(classes)}); save all of its files with the same class "
+                        "names, or with names in place of numbers"
+                    )
+            inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
+            waiting += [(column, each) for each in inner if each is not None]
+
+
+# ---- folders and lists
+
+
+def _read_folder(source: DataSource) -> RawTables:
+    names = sorted({label for classes in source.folder.values() for label in classes})
+    untrained = [label for label in names if "train" in source.folder and label not in source.folder["train"]]
+    if untrained:
+        split = next(split for split, classes in source.folder.items() if untrained[0] in classes)
+        raise UserError(
+            f"class '{untrained[0]}' of '{source.name}' is in {split} but not in train; add a folder of that name to "
+            "train, or remove the other"
+        )
+    rows = {
+        split: [(path, label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
+        for split in SPLITS
+        if split in source.folder
+    }
+    splits = {split: image_table(path for path, _ in pairs) for split, pairs in rows.items()}
+    return RawTables(splits, label_names=names, labels={s: [label for _, label in rows[s]] for s in rows})
+
+
+def _read_list(source: DataSource, named: NamedColumns) -> RawTables:
+    """Read CSV files or lines of JSON that name image files, from where they lie, and their labels.
 
     A column "split" deals the rows out; without one the list's own place does, or the folder of the image. Cells are
     text until all lists are read; then `typed_labels` types the labels.
@@ -295,11 +295,11 @@ def _read_list(source: DataSource, named: NamedColumns) -> Tables:
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
     splits = {split: image_table(paths[split]) for split in SPLITS if split in paths}
     typed = labels if named.indicators else typed_labels(labels)
-    return Tables(splits, Columns("image", ("label",)), list(named.indicators) or None, labels=typed)
+    return RawTables(splits, label_names=list(named.indicators) or None, labels=typed)
 
 
 def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
-    """(image's path, label, split or None) of every row of a list."""
+    """Yield (image's path, label, split or None) of every row of a list."""
     named = NamedColumns(*(plain_label(each) for each in (named.image, named.label)))
     kept = {named.image or "", named.label or "", *named.indicators, *_PATH_NAMES, *_LABEL_NAMES, "split"}
     have: dict[str, None] = {}
@@ -312,7 +312,7 @@ def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, 
             rows.append({column: row[column] for column in kept & row.keys()})
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         remedy = "; save it in UTF-8" if isinstance(error, UnicodeError) else ""
-        raise UserError(f"{place.name} of '{name}' cannot be read as a list: {_one_line(error)}{remedy}") from error
+        raise UserError(f"{place.name} of '{name}' cannot be read as a list: {_shown(error)}{remedy}") from error
     finally:
         csv.field_size_limit(limit)
     if not rows:
@@ -386,11 +386,9 @@ def _text_of(value: Any) -> Any:
 # ---- data sets of the Hub: what files say of other places is refused before any of these is looked at
 
 
-def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], list[str], str | None]:
-    """What `datasets` makes of a Hub data set, with all columns; what is to be told of it; and its commit.
+def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
+    from datasets import load_dataset
 
-    What its rows name in place of images is not refused yet: see `refuse_places`.
-    """
     repo, _, configuration = source.name.partition(":")
     neither = f"'{source.name}' is not a path, and cannot be loaded as a data set of the Hub"
     try:
@@ -399,19 +397,23 @@ def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], li
     except UserError as error:  # no network, unknown name: datasets itself would retry for half a minute, noisily
         if not _is_cached(repo):
             raise UserError(f"{neither}: {error}; check the spelling of the path or id") from error
-        commit = None
+        commit = None  # what was read before is loaded
+    for pattern in () if commit is None else _declared(repo, commit):
+        if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
+            raise UserError(
+                f"{repo} names files outside the repository ({pattern[:80]!r}), which are not read; give other data"
+            )
     try:
-        read = _load_hub(repo, commit, configuration or None, streaming=streaming)
-    except UserError:
-        raise
+        loaded: Any = load_dataset(repo, configuration or None, revision=commit, streaming=streaming)
+        read = dict(loaded)
     except Exception as error:  # no configuration chosen, no images: datasets' text says which
-        chosen = "" if configuration else f" (a choice of configuration is written {repo}:CONFIGURATION)"
         cause = error.__cause__ or error
         if "pickle" in str(cause) or "weights_only" in str(cause):
             raise UserError(
                 f"{repo} holds pickles, which could run code, so it was not loaded; give other data"
             ) from error
-        raise UserError(f"{neither}: {_one_line(cause)}{chosen}") from error
+        chosen = "" if configuration else f" (a choice of configuration is written {repo}:CONFIGURATION)"
+        raise UserError(f"{neither}: {_shown(cause)}{chosen}") from error
     known = {name: split_name(name) for name in read}
     splits = {split: read[name] for name, split in known.items() if split}
     notes = [f"split '{name}' of '{source.name}' was left out" for name, split in known.items() if not split]
@@ -419,7 +421,7 @@ def open_hub(source: DataSource, *, streaming: bool) -> tuple[dict[str, Any], li
         splits, notes = {"train": next(iter(read.values()))}, []
     if not splits:
         raise UserError(f"'{source.name}' has the splits {', '.join(read)}; needed: train, validation or test")
-    return splits, notes, commit
+    return RawTables({split: splits[split] for split in SPLITS if split in splits}, notes=notes, revision=commit)
 
 
 def hub_commit(repo: str) -> str | None:
@@ -436,26 +438,6 @@ def _is_cached(repo: str) -> bool:
 
     *user, name = repo.split("/")
     return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
-
-
-def _load_hub(repo: str, commit: str | None, configuration: str | None, *, streaming: bool) -> dict[str, Any]:
-    """What `datasets` makes of a data set from its own files alone; without a commit, of what was read before."""
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, load_dataset
-
-    for pattern in () if commit is None else _declared(repo, commit):
-        if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
-            raise UserError(
-                f"{repo} names files outside the repository ({pattern[:80]!r}), which are not read; give other data"
-            )
-    is_quiet = are_progress_bars_disabled() or sys.stderr.isatty()
-    if not is_quiet:  # bars are for terminals
-        disable_progress_bars()
-    try:
-        loaded: Any = load_dataset(repo, configuration, revision=commit, streaming=streaming)
-        return dict(loaded)
-    finally:
-        if not is_quiet:
-            enable_progress_bars()
 
 
 def _declared(repo: str, commit: str) -> Iterator[str]:
@@ -518,29 +500,8 @@ def _refuse_foreign(source: DataSource, path: object) -> None:
 # ---- columns
 
 
-def _tables(read: dict[str, Any], source: DataSource, named: NamedColumns, streaming: bool) -> Tables:
-    name = source.name
-    features: Features | None = next(iter(read.values())).features
-    if features is None:
-        raise UserError(f"'{name}' cannot list its columns when streamed; load it without streaming")
-    columns = _find_columns(features, name, named)
-    chosen = [columns.image, *columns.labelling]
-    selected = {split: read[split].select_columns(chosen) for split in SPLITS if split in read}
-    notes: list[str] = []
-    splits = undecoded(selected, columns.image, name, notes, may_read_twice=not streaming or source.kind != "hub")
-    for table in () if streaming else splits.values():  # of a stream every row is looked at as it comes
-        refuse_places(table, columns.image, source)
-    label = features[columns.labelling[0]]
-    names: Iterable[str] | None = columns.indicators or getattr(getattr(label, "feature", label), "names", None)
-    return Tables(splits, columns, None if names is None else list(names), notes)
-
-
 def _find_columns(features: "Features", name: str, named: NamedColumns) -> Columns:
-    """The image and the label column.
-
-    Raises:
-        UserError: there is none, or several and none of them has a usual name; or a named one is not there.
-    """
+    """Return the image and the label column; refuse a table without, or with several of no usual name."""
     from datasets import ClassLabel, Image
 
     named.check(features, name)
@@ -570,10 +531,7 @@ def undecoded(
     """Return tables or streams with an undecoded column of images; lists of pixels become PNG or TIFF files.
 
     Integers are 8-bit values where no split has one outside of 0..255, however wide their type is: a first pass looks
-    for the highest number, if it `may_read_twice`.
-
-    Raises:
-        UserError: the lists are no images.
+    for the highest number, if it `may_read_twice`. Lists that are no images are refused.
     """
     import pyarrow as pa
     import pyarrow.compute
@@ -643,9 +601,8 @@ def _encoded(batch: Mapping[str, Any], *, column: str, where: str, low: int, hig
     return {column: images}
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."
+def _shown(error: BaseException) -> str:
+    return textwrap.shorten(str(error), 300, placeholder="...") or type(error).__name__
 
 
 # ---- streams: every image is decoded, checked and dealt to its split while it flows past
@@ -685,14 +642,14 @@ class StreamReader:
                 _refuse_foreign(self.source, stored.get("path"))
             seen, image = open_image(stored, "")
             problem = seen.problem_below(self.min_size)
-            if image is not None and problem is None:
+            if problem is None:
                 if raw not in self.labels.numbers:
                     self.labels.number(raw, f"image '{self._names(seen)[0]}'")
                 labels.append(self.labels.numbers[raw])
                 images.append(image)
                 continue
             if not self.skip_bad_images:
-                raise_bad(replace(seen, name=self._names(seen)[0]), problem or "is corrupt")
+                raise_bad(replace(seen, name=self._names(seen)[0]), problem)
             for name in map(short_name, self._names(seen)):
                 if name not in self.skipped:  # a stream passes once an epoch
                     self.skipped.append(name)
@@ -723,24 +680,21 @@ def _image_places(kind: str, named_files: tuple[tuple[str, Path], ...], column: 
         return {}
     places: dict[str, list[str]] = {}
     for name, path in named_files:
-        for row, content in _parquet_images(path, column) if kind == "parquet" else _tar_images(path):
+        for row, content in _stored_images(kind, path, column):
             places.setdefault(hashlib.sha256(content).hexdigest(), []).append(f"{name}, {row}")
     return places
 
 
-def _parquet_images(path: Path, column: str) -> Iterator[tuple[str, bytes]]:
+def _stored_images(kind: str, path: Path, column: str) -> Iterator[tuple[str, bytes]]:
     from pyarrow import parquet
 
     with path.open("rb") as file:
+        if kind == "webdataset":
+            with tarfile.open(fileobj=file) as archive:
+                yield from ((each.name, part.read()) for each in archive if (part := archive.extractfile(each)))
+            return
         batches = parquet.ParquetFile(file).iter_batches(batch_size=64, columns=[column])
         for row, stored in enumerate(each for batch in batches for each in batch.column(0).to_pylist()):
             content = stored.get("bytes") if isinstance(stored, dict) else stored
             if not isinstance(content, list):  # of pixels, which is no file
                 yield f"row {row}", content if isinstance(content, bytes) else b""
-
-
-def _tar_images(path: Path) -> Iterator[tuple[str, bytes]]:
-    with path.open("rb") as content, tarfile.open(fileobj=content) as file:
-        for member in file:
-            if content := file.extractfile(member):
-                yield member.name, content.read()

@@ -22,7 +22,7 @@ from PIL import Image
 
 from hf_vit.data.annotations import Annotation, Target, mask_annotation, object_annotation, tight_box
 from hf_vit.data.augmentation import random_keys, uniforms
-from hf_vit.data.builtin import LARGEST_TABLE, SPLIT_NUMBERS, Builtin, netpbm, photograph_tiles, read_numbers
+from hf_vit.data.builtin import SPLIT_NUMBERS, Builtin, netpbm, photograph_tiles, read_numbers, refuse_large
 from hf_vit.data.images import Seen
 from hf_vit.errors import UserError
 
@@ -128,21 +128,17 @@ class Scenes:
 
     def load(self, size: int, target: Target) -> Builtin:
         """All splits in memory, `size` px a side, with the column "mask" or "objects", unless they are too large."""
-        from datasets import Dataset
+        from datasets import Dataset, Features
         from datasets import Image as ImageFeature
 
-        from hf_vit.data.mask_features import mask_features, object_features
+        from hf_vit.data.mask_features import ClassMask, object_features
 
         if target == "label":
             raise UserError("scenes have no image labels; use them with --task segmentation or --task detection")
-        largest = self.count("train") * 3 * size * size
-        if largest > LARGEST_TABLE:
-            raise UserError(
-                f"{self.name}: {self.count('train'):,} images of {size}x{size} px are {largest / 2**30:.1f} GiB; ask "
-                "for fewer or smaller ones"
-            )
+        refuse_large(self.name, self.count("train"), size, "ask for fewer or smaller ones")
         names = ["background", *SHAPES] if target == "mask" else list(SHAPES)
-        features = mask_features() if target == "mask" else object_features(names, ImageFeature())
+        borne = ClassMask() if target == "mask" else object_features(names, ImageFeature())
+        features = Features({"image": ImageFeature(), target: borne})
         row_of = _mask_row if target == "mask" else _object_row
         splits: dict[str, Dataset] = {}
         seen: dict[str, list[Seen]] = {}

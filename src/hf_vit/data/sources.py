@@ -77,11 +77,7 @@ def is_builtin(source: str) -> bool:
 
 
 def resolve_source(source: str) -> DataSource:
-    """Decide what `source` names. Existing paths win over Hub ids; the built-in names win over everything.
-
-    Raises:
-        UserError: a path that does not exist, holds no images, or is laid out in a way that leaves classes open.
-    """
+    """Decide what `source` names. Existing paths win over Hub ids; the built-in names win over everything."""
     if is_builtin(source):
         return DataSource("builtin", source)
     if not source.strip():

@@ -1,7 +1,6 @@
 """Images and what they bear, as they were read: labels, masks or objects, each held against its image."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,37 +21,35 @@ RawObjects = dict[str, list[Any]]
 
 
 @dataclass
-class ImageTables(ABC):
-    """Abstract: splits of images and of what they bear.
+class ImageTables:
+    """Splits of images with a class each, or a list of classes; of those with masks or objects see below.
 
     Attributes:
-        images: split -> table with the column "image", undecoded.
-        label_names: the classes; None where nothing names them, until all was looked at.
+        images: split -> table with the column "image", undecoded, and "label".
+        label_names: the classes; None where nothing names them before all was looked at.
         notes: what the user should be told.
         revision: the commit of a data set of the Hub.
     """
 
-    target: ClassVar[Target]
+    target: ClassVar[Target] = "label"
     images: "dict[str, Dataset]"
     label_names: list[str] | None
     notes: list[str] = field(default_factory=list[str])
     revision: str | None = None
     multi_label: bool = False
 
-    @abstractmethod
     def annotated(self, split: str, row: int, seen: Seen) -> Seen:
-        """What was seen of a readable image, with its annotation, or with what is wrong with that."""
+        """Return what was seen of a readable image with its annotation, or with what is wrong with that."""
+        return seen
 
-    @abstractmethod
     def table(self, split: str, rows: Sequence[int]) -> "Dataset":
-        """The columns of `ImageData`, "image" undecoded, of the rows that are good."""
+        """Return the columns of `ImageData`, "image" undecoded, of the rows that are good."""
+        return self.images[split].select(rows)
 
     def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
-        """Complete the classes and the notes, once everything good was seen.
-
-        Raises:
-            UserError: there is nothing to learn.
-        """
+        """Complete classes and notes once everything good was seen; refuse data without anything to learn."""
+        if self.target == "label":
+            return
         there = {split: _numbers(images) for split, images in seen.items()}
         if self.label_names is None:
             highest = max((number for numbers in there.values() for number in numbers), default=0)
@@ -61,22 +58,6 @@ class ImageTables(ABC):
         if not there.get("train", {0}):
             things = "objects" if self.target == "objects" else "pixels of any class"
             raise UserError(f"no training image has {things}; annotate some")
-
-
-@dataclass
-class LabelTables(ImageTables):
-    """Images with a class each, or with a list of them: the column "label" beside "image"."""
-
-    target: ClassVar[Target] = "label"
-
-    def annotated(self, split: str, row: int, seen: Seen) -> Seen:
-        return seen
-
-    def table(self, split: str, rows: Sequence[int]) -> "Dataset":
-        return self.images[split].select(rows)
-
-    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
-        pass
 
 
 @dataclass
@@ -112,7 +93,7 @@ class MaskTables(ImageTables):
     def table(self, split: str, rows: Sequence[int]) -> "Dataset":
         from datasets import concatenate_datasets
 
-        return concatenate_datasets([self.images[split].select(rows), self.masks[split].select(rows)], axis=1)
+        return concatenate_datasets([super().table(split, rows), self.masks[split].select(rows)], axis=1)
 
 
 @dataclass
@@ -149,11 +130,8 @@ class ObjectTables(ImageTables):
         if isinstance(raw, str):
             return replace(seen, problem=raw)
         if size is not None and size != (seen.height, seen.width):
-            return replace(
-                seen,
-                problem=f"is {seen.height}x{seen.width} px, but its annotations are for {size[0]}x{size[1]} px; use "
-                "the images that were annotated",
-            )
+            what = f"is {seen.height}x{seen.width} px, but its annotations are for {size[0]}x{size[1]} px"
+            return replace(seen, problem=f"{what}; use the images that were annotated")
         try:
             objects = self._checked(raw, seen)
         except UserError as error:
@@ -184,11 +162,11 @@ class ObjectTables(ImageTables):
 
         from hf_vit.data.mask_features import RunLengthMask, object_features
 
-        features = object_features(self.label_names or [], RunLengthMask() if self.with_masks else None)
-        objects = Dataset.from_dict(
-            {"objects": [self._good[split, row] for row in rows]}, features=Features({"objects": features["objects"]})
+        features = Features(
+            {"objects": object_features(self.label_names or [], RunLengthMask() if self.with_masks else None)}
         )
-        return concatenate_datasets([self.images[split].select(rows), objects], axis=1)
+        objects = Dataset.from_dict({"objects": [self._good[split, row] for row in rows]}, features=features)
+        return concatenate_datasets([super().table(split, rows), objects], axis=1)
 
     def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
         super().conclude(seen)
@@ -212,11 +190,7 @@ def _numbers(seen: Sequence[Seen]) -> set[int]:
 
 
 def _box(box: Any, number: int, seen: Seen) -> list[float]:
-    """[x, y, width, height] px inside the image, cut where rounding put it outside.
-
-    Raises:
-        UserError: it is no box, has no area, or lies outside.
-    """
+    """Return [x, y, width, height] px inside the image, cut where rounding put it outside; refuse any other box."""
     try:
         left, top, width, height = (float(value) for value in box)
     except (TypeError, ValueError):

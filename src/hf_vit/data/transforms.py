@@ -199,11 +199,7 @@ def image_transforms(
 
 
 def input_size(processor: Any) -> tuple[int, int]:
-    """(height, width) px of what the processor makes.
-
-    Raises:
-        UserError: the processor's output has no fixed size.
-    """
+    """(height, width) px of what the processor makes."""
     crop = processor.crop_size if getattr(processor, "do_center_crop", None) else None
     size = crop or processor.size
     if not (size.get("height") and size.get("width")):
@@ -212,11 +208,7 @@ def input_size(processor: Any) -> tuple[int, int]:
 
 
 def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    """What a processor of transformers makes of x in 0..255, (x * factor - mean) / std: factor, mean and std.
-
-    Raises:
-        UserError: a step lacks its number, or the factor is 0.
-    """
+    """What a processor of transformers makes of x in 0..255, (x * factor - mean) / std: factor, mean and std."""
     factor = processor.rescale_factor if getattr(processor, "do_rescale", True) else 1.0
     normalises = getattr(processor, "do_normalize", True)
     mean, std = (processor.image_mean, processor.image_std) if normalises else (0.0, 1.0)

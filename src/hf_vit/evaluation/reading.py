@@ -8,6 +8,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_vit.display import progress_bar
 from hf_vit.errors import UserError, enough_memory, first_line
 from hf_vit.families import problem_type_of
 from hf_vit.repositories.stores import in_store, place_of
@@ -138,12 +139,7 @@ def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", p
     if not progress:
         yield from batches
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with progress_bar(what) as bar:
         task = bar.add_task("", total=total)
         for batch in batches:
             yield batch
