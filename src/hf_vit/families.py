@@ -5,6 +5,7 @@ A family has up to four doors, one for each task class; what stands behind them 
 configuration. Where a door makes no sense for a family, the table says why.
 """
 
+import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -312,8 +313,9 @@ _AUTO_CLASS_OF: Mapping[Any, str] = {
 } | {head.model_class: head.auto_class for head in DENSE_HEADS.values()}
 
 
+@functools.cache
 def register() -> None:
-    """Make every family and every head of dense prediction known to transformers' Auto classes."""
+    """Make every family and every head of dense prediction known to transformers' Auto classes, once."""
     HfPublishedMixin._find_class = staticmethod(_find_class)  # pyright: ignore[reportPrivateUsage]
     processors = {"torchvision": transformers.ViTImageProcessor, "pil": transformers.ViTImageProcessorPil}
     for family in FAMILIES.values():

@@ -14,36 +14,28 @@ from hf_vit_cli.options import arg, opt
 @options.takes("device", "optimize")
 def analyze(
     context: typer.Context,
-    model: Annotated[str, arg("Folder, Hub id, timm:NAME, a checkpoint file, or a folder of checkpoints.")],
-    output: Annotated[Path, opt("Folder for numbers, plots and the report.", file_okay=False)],
-    images: Annotated[
-        str | None,
-        opt(
-            "A folder of images, or data: digits, photos, class folders, parquet or webdataset files, a Hub id.",
-            show_default=False,
-        ),
-    ] = None,
-    only: Annotated[list[str] | None, opt("Analysis to run; repeat for more. Default: all.")] = None,
-    against: Annotated[str | None, opt("A second model to compare with (CKA).")] = None,
-    cue_conflict: Annotated[
-        Path | None, opt("Images named like cat7-elephant1.png (shape-texture), for shape_bias.")
-    ] = None,
-    class_map: Annotated[
-        Path | None, opt('JSON: their classes and the model\'s labels, {"cat": ["tabby", ...], ...}.')
-    ] = None,
-    num_images: Annotated[int, opt("Images to average over.", min=1)] = 128,
-    num_pictures: Annotated[int, opt("Images to plot maps of.", min=1)] = 4,
-    split: Annotated[str, opt("Split of --images: train, validation or test.")] = "test",
-    streaming: Annotated[
-        bool, opt("Read the data as a stream; only its first images are used.", "--streaming")
-    ] = False,
-    batch_size: Annotated[int, opt("Images per forward pass.", min=1)] = 8,
-    cka_batch_size: Annotated[int, opt("Images per minibatch of CKA.", min=4)] = 64,
-    rollout_identity: Annotated[
-        float, opt("Share of the identity matrix (residual connection) in attention rollout: 0 to below 1.")
-    ] = 0.5,
-    picture_format: Annotated[str, opt("Plot format: png or svg.")] = "png",
-    seed: Annotated[int, opt("Random seed for drawing images.", min=0)] = 0,
+    model: Annotated[str, arg(..., "Folder, Hub id, timm:NAME, a checkpoint file, or a folder of checkpoints.")],
+    output: Annotated[Path, opt(..., "Folder for numbers, plots and the report.", file_okay=False)],
+    images: str | None = opt(
+        None,
+        "A folder of images, or data: digits, photos, class folders, parquet or webdataset files, a Hub id.",
+        show_default=False,
+    ),
+    only: list[str] | None = opt(None, "Analysis to run; repeat for more. Default: all."),
+    against: str | None = opt(None, "A second model to compare with (CKA)."),
+    cue_conflict: Path | None = opt(None, "Images named like cat7-elephant1.png (shape-texture), for shape_bias."),
+    class_map: Path | None = opt(None, 'JSON: their classes and the model\'s labels, {"cat": ["tabby", ...], ...}.'),
+    num_images: int = opt(128, "Images to average over.", min=1),
+    num_pictures: int = opt(4, "Images to plot maps of.", min=1),
+    split: str = opt("test", "Split of --images: train, validation or test."),
+    streaming: bool = opt(False, "Read the data as a stream; only its first images are used.", "--streaming"),
+    batch_size: int = opt(8, "Images per forward pass.", min=1),
+    cka_batch_size: int = opt(64, "Images per minibatch of CKA.", min=4),
+    rollout_identity: float = opt(
+        0.5, "Share of the identity matrix (residual connection) in attention rollout: 0 to below 1."
+    ),
+    picture_format: str = opt("png", "Plot format: png or svg."),
+    seed: int = opt(0, "Random seed for drawing images.", min=0),
     **shared: Any,
 ) -> None:
     """Analyze a model: attention, filters, positions, CKA, inductive biases; as JSON, plots and HTML."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import Command, command_line
+from hf_vit_cli.command import Command, command_line, print_table
 from hf_vit_cli.options import arg, opt
 from hf_vit_settings import FinetuneOptions
 
@@ -25,33 +25,23 @@ bench = typer.Typer(
 @bench.command("models", cls=Command)
 def model_speed(
     context: typer.Context,
-    variants: Annotated[list[str] | None, arg("Variants to measure. Default: S/16 and B/16.")] = None,
-    work: Annotated[
-        list[str] | None, opt("Work to measure: inference or training; repeat for more. Default: both.")
-    ] = None,
-    dtype: Annotated[list[str] | None, opt("float32 or bfloat16; repeat for more. Default: float32.")] = None,
-    batch: Annotated[
-        list[int] | None, opt("Images per step; repeat for more. Default: 1 and 8, for training 8.")
-    ] = None,
-    image_size: Annotated[int, opt("Image size in pixels.")] = 224,
-    contestant: Annotated[
-        list[str] | None, opt("Contestant; repeat for more. Default: all forms of hf_vit and every peer.")
-    ] = None,
-    compiled: Annotated[
-        bool, opt("Also measure each compiled, with and without frozen weights.", "--compiled")
-    ] = False,
-    engines: Annotated[
-        bool, opt("Also measure OpenVINO and ONNX Runtime, with and without int8.", "--engines")
-    ] = False,
-    checkpointing: Annotated[bool, opt("Use activation checkpointing in training.", "--checkpointing")] = False,
-    turns: Annotated[int, opt("Measurements of every contestant per build.", min=1)] = 15,
-    builds: Annotated[int, opt("Number of builds; each places the models elsewhere in memory.", min=1)] = 1,
-    threads: Annotated[int | None, opt("Threads of torch. Default: all cores.", min=1)] = None,
-    device: Annotated[str, opt("torch device.")] = "cpu",
-    peak_tflops: Annotated[float | None, opt("Peak TFLOP/s of the device, to compute utilization.")] = None,
-    output: Annotated[
-        Path | None, opt("JSON file for the results, updated after every measurement.", dir_okay=False)
-    ] = None,
+    variants: list[str] | None = arg(None, "Variants to measure. Default: S/16 and B/16."),
+    work: list[str] | None = opt(None, "Work to measure: inference or training; repeat for more. Default: both."),
+    dtype: list[str] | None = opt(None, "float32 or bfloat16; repeat for more. Default: float32."),
+    batch: list[int] | None = opt(None, "Images per step; repeat for more. Default: 1 and 8, for training 8."),
+    image_size: int = opt(224, "Image size in pixels."),
+    contestant: list[str] | None = opt(
+        None, "Contestant; repeat for more. Default: all forms of hf_vit and every peer."
+    ),
+    compiled: bool = opt(False, "Also measure each compiled, with and without frozen weights.", "--compiled"),
+    engines: bool = opt(False, "Also measure OpenVINO and ONNX Runtime, with and without int8.", "--engines"),
+    checkpointing: bool = opt(False, "Use activation checkpointing in training.", "--checkpointing"),
+    turns: int = opt(15, "Measurements of every contestant per build.", min=1),
+    builds: int = opt(1, "Number of builds; each places the models elsewhere in memory.", min=1),
+    threads: int | None = opt(None, "Threads of torch. Default: all cores.", min=1),
+    device: str = opt("cpu", "torch device."),
+    peak_tflops: float | None = opt(None, "Peak TFLOP/s of the device, to compute utilization."),
+    output: Path | None = opt(None, "JSON file for the results, updated after every measurement.", dir_okay=False),
 ) -> None:
     """Compare the speed of hf_vit, transformers, timm, vit-pytorch and torch's encoder on identical shapes."""
     import itertools
@@ -104,42 +94,33 @@ def model_speed(
 
 
 def print_cell(measured: "MeasuredCell") -> None:
-    """One cell as a table: speeds, memory, and the ratio to transformers."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print one cell as a table: speeds, memory, and the ratio to transformers."""
     cell, base = measured.cell, "transformers"
     pixels = f"{cell.shape.image_size} px"
     title = f"{cell.work}, {cell.shape.variant} at {pixels}, {cell.dtype}, batch {cell.batch}, {cell.device}"
     if cell.checkpointing:
         title += ", checkpointing"
-    table = Table("", "images/s", f"x {base} (quartiles)", "peak memory", title=title, title_justify="left")
     shows_use = any(outcome.utilisation is not None for outcome in measured.outcomes.values())
-    if shows_use:
-        table.add_column("utilization")
+    rows: list[list[str]] = []
     for name, outcome in measured.outcomes.items():
         memory = "" if outcome.memory is None else f"{outcome.memory / 1e6:,.0f} MB"
-        row = [name, f"{outcome.images_per_second:,.2f}", str(outcome.ratios.get(base, "")), memory]
-        table.add_row(*row, *([f"{outcome.utilisation or 0:.1%}"] if shows_use else []))
-    console = Console()
-    console.print(table)
+        use = [f"{outcome.utilisation or 0:.1%}"] if shows_use else []
+        rows.append([name, f"{outcome.images_per_second:,.2f}", str(outcome.ratios.get(base, "")), memory, *use])
+    header = ["", "images/s", f"x {base} (quartiles)", "peak memory", *(["utilization"] if shows_use else [])]
+    print_table(rows, *header, title=title)
     for name, reason in measured.absent.items():
-        console.print(f"without {name}: {reason}", soft_wrap=True, highlight=False)
+        typer.echo(f"without {name}: {reason}")
 
 
 @bench.command("saved", cls=Command)
 def saved_speed(
     context: typer.Context,
-    models: Annotated[list[str], arg("Two or more models: folders, Hub ids, timm:NAME, or exported files.")],
-    batch: Annotated[
-        list[int] | None, opt("Images per forward pass; repeat for more. Default: 1 and 8.", min=1)
-    ] = None,
-    turns: Annotated[int, opt("Measurements of every model.", min=1)] = 15,
-    threads: Annotated[int | None, opt("Threads of torch and ONNX Runtime. Default: all cores.", min=1)] = None,
-    device: Annotated[str, opt("torch device.")] = "cpu",
-    output: Annotated[
-        Path | None, opt("JSON file for the results, updated after every batch size.", dir_okay=False)
-    ] = None,
+    models: Annotated[list[str], arg(..., "Two or more models: folders, Hub ids, timm:NAME, or exported files.")],
+    batch: list[int] | None = opt(None, "Images per forward pass; repeat for more. Default: 1 and 8.", min=1),
+    turns: int = opt(15, "Measurements of every model.", min=1),
+    threads: int | None = opt(None, "Threads of torch and ONNX Runtime. Default: all cores.", min=1),
+    device: str = opt("cpu", "torch device."),
+    output: Path | None = opt(None, "JSON file for the results, updated after every batch size.", dir_okay=False),
 ) -> None:
     """Compare the speed of saved models and exported graphs with the first one."""
     from dataclasses import asdict
@@ -170,15 +151,9 @@ def saved_speed(
 
 
 def print_speeds(measured: "Mapping[str, ForwardSpeed]", batch: int) -> None:
-    """One batch size as a table."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("", "images/s", "times as fast (quartiles)", title=f"batch {batch}", title_justify="left")
-    for name, speed in measured.items():
-        table.add_row(escape(name), f"{speed.images_per_second.median:,.2f}", str(speed.times_as_fast))
-    Console().print(table)
+    """Print one batch size as a table."""
+    rows = [(name, f"{s.images_per_second.median:,.2f}", str(s.times_as_fast)) for name, s in measured.items()]
+    print_table(rows, "", "images/s", "times as fast (quartiles)", title=f"batch {batch}")
 
 
 @bench.command("data", cls=Command)
@@ -189,8 +164,8 @@ def data_speed(
     context: typer.Context,
     model: options.Model,
     data: options.Data,
-    recipe: Annotated[str, opt("Recipe whose augmentation is used.")] = "default-small",
-    seconds: Annotated[float, opt("Duration of each measurement in seconds.")] = 5.0,
+    recipe: str = opt("default-small", "Recipe whose augmentation is used."),
+    seconds: float = opt(5.0, "Duration of each measurement in seconds."),
     **shared: Any,
 ) -> None:
     """Measure the throughput of data loading and of training steps, and which one is the bottleneck."""
@@ -202,29 +177,21 @@ def data_speed(
 
 
 def print_input_speed(found: "InputSpeed") -> None:
-    """The table, and what follows from it."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print the table, and what follows from it."""
     workers = f"{found.num_workers} workers" if found.num_workers else "no worker"
-    title = f"micro-batches of {found.micro_batch_size}, {workers}"
-    table = Table(title=title, title_justify="left", show_header=False)
-    rows = {
+    rates = {
         "input alone, images/s": found.data,
         "training steps alone, images/s": found.model,
         "both together, images/s": found.together,
     }
-    for name, rate in rows.items():
-        table.add_row(name, f"{rate:,.1f}")
-    console = Console()
-    console.print(table)
+    title = f"micro-batches of {found.micro_batch_size}, {workers}"
+    print_table([(name, f"{rate:,.1f}") for name, rate in rates.items()], title=title)
     if found.limit == "model":
-        verdict = "the model is the bottleneck: the input could supply"
-        factor = found.data / found.model
+        typer.echo(
+            f"the model is the bottleneck: the input could supply {found.data / found.model:.1f} times as many images"
+        )
     else:
-        verdict = "the input is the bottleneck: the model could train on"
-        factor = found.model / found.data
-    advice = "" if found.limit == "model" else "; try more --num-workers"
-    console.print(f"{verdict} {factor:.1f} times as many images{advice}", soft_wrap=True, highlight=False)
+        times = f"{found.model / found.data:.1f} times as many images"
+        typer.echo(f"the input is the bottleneck: the model could train on {times}; try more --num-workers")
     if found.is_cached:
-        console.print("prepared images are cached in memory: the first epoch is slower")
+        typer.echo("prepared images are cached in memory: the first epoch is slower")

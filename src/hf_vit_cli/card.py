@@ -9,18 +9,14 @@ from hf_vit_cli.options import arg, opt
 
 @options.takes("share_images")
 def card(
-    model: Annotated[Path, arg("Folder of a saved model.")],
-    repo: Annotated[str | None, opt("Name on the Hub, for the examples: user/name.")] = None,
-    license: Annotated[str | None, opt("Hub license id, for example apache-2.0 or cc-by-4.0.")] = None,
-    power: Annotated[
-        float | None, opt("Mean power of the training hardware in watts; adds the training's energy to the card.")
-    ] = None,
-    carbon_intensity: Annotated[
-        float | None, opt("With --power: grams of CO2 per kWh; adds the emissions to the card.")
-    ] = None,
-    space: Annotated[
-        str | None, opt("Static Space with the model's page (user/name); stored and linked in the card.")
-    ] = None,
+    model: Annotated[Path, arg(..., "Folder of a saved model.")],
+    repo: str | None = opt(None, "Name on the Hub, for the examples: user/name."),
+    license: str | None = opt(None, "Hub license id, for example apache-2.0 or cc-by-4.0."),
+    power: float | None = opt(
+        None, "Mean power of the training hardware in watts; adds the training's energy to the card."
+    ),
+    carbon_intensity: float | None = opt(None, "With --power: grams of CO2 per kWh; adds the emissions to the card."),
+    space: str | None = opt(None, "Static Space with the model's page (user/name); stored and linked in the card."),
     **shared: Any,
 ) -> None:
     """Write a model's card, MODEL/README.md, from its recorded facts."""

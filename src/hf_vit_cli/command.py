@@ -32,6 +32,8 @@ from typer.core import TyperCommand
 from hf_vit_cli.options import opt
 
 if TYPE_CHECKING:
+    from rich.table import Column
+
     from hf_vit.evaluation.protocols.frame import Table
 
 _LARGEST = 2**32 - 1  # a seed of numpy; nothing that is counted comes near
@@ -111,7 +113,9 @@ class Command(TyperCommand):
         if is_seen:
             print(f"{ctx.command_path}: loading libraries ...", end="\r", file=sys.stderr, flush=True)
         from hf_vit.environment import require
+        from hf_vit.families import register
 
+        register()
         if is_seen:
             print(end="\x1b[K", file=sys.stderr, flush=True)
         extra, modules = _NEEDED.get(ctx.command_path, (None, ()))
@@ -214,9 +218,6 @@ def take_config(context: typer.Context, file: Path | None) -> None:
 
     A mapping names them as the command does (`learning_rate: 0.01`); of a `facts.json` the last run of this command is
     taken.
-
-    Raises:
-        typer.TyperException: the file cannot be read, or names what is no option.
     """
     if file is None or context.resilient_parsing:
         return
@@ -241,6 +242,7 @@ def take_config(context: typer.Context, file: Path | None) -> None:
 Config = Annotated[
     Path | None,
     opt(
+        ...,
         "Read options from a YAML or JSON file, or from the facts.json of an earlier run. Typed options "
         "take precedence.",
         "--config",
@@ -306,18 +308,27 @@ def command_line(context: typer.Context) -> str:
     return shlex.join(words)
 
 
-def print_tables(tables: "Iterable[Table]") -> None:
-    """One after the other, each below its title."""
-    from rich import table as rich_table
+def print_table(rows: "Iterable[Sequence[str] | None]", *header: "str | Column", title: str | None = None) -> None:
+    """Print rows of text; None draws a line between two of them."""
     from rich.console import Console
     from rich.markup import escape
+    from rich.table import Table
 
-    for shown in tables:
-        typer.echo(shown.title)
-        table = rich_table.Table(*map(escape, shown.header), show_header=bool(shown.header))
-        for row in shown.rows:
+    columns = [escape(each) if isinstance(each, str) else each for each in header]
+    table = Table(*columns, title=title and escape(title), title_justify="left", show_header=bool(header))
+    for row in rows:
+        if row is None:
+            table.add_section()
+        else:
             table.add_row(*map(escape, row))
-        Console().print(table)
+    Console().print(table)
+
+
+def print_tables(tables: "Iterable[Table]") -> None:
+    """Print tables, each below its title."""
+    for table in tables:
+        typer.echo(table.title)
+        print_table(table.rows, *table.header)
 
 
 def is_endless(path: str | Path) -> bool:

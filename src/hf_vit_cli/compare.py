@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import finished_parts, stoppable
+from hf_vit_cli.command import command_line, finished_parts, print_table, stoppable
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
@@ -22,21 +22,19 @@ _COLUMNS = 5
 )
 def compare(
     context: typer.Context,
-    models: Annotated[list[str], arg("Two or more models: folders, Hub ids, timm:NAME or timm:FOLDER.")],
+    models: Annotated[list[str], arg(..., "Two or more models: folders, Hub ids, timm:NAME or timm:FOLDER.")],
     data: options.Data,
-    output: Annotated[Path, opt("Folder for tables, plots and the page.", file_okay=False)],
-    probe: Annotated[bool, opt("Fit a linear probe for models without a head for these classes.", "--probe")] = False,
-    corruption: Annotated[list[str] | None, opt("Kind of corruption; repeat for more. Default: four.")] = None,
-    severity: Annotated[int, opt("Severity of the corruptions.", min=1, max=5)] = 3,
-    epsilon: Annotated[
-        list[float] | None, opt("Size of FGSM's perturbation in 1/255; repeat for more. Default: 1, 4.")
-    ] = None,
-    robustness: Annotated[bool, opt("Corrupt and attack images.")] = True,
-    robustness_images: Annotated[int, opt("Images to corrupt and attack.", min=1)] = 500,
-    probe_images: Annotated[int, opt("Most training images of a probe.", min=1)] = 10_000,
-    image_size: Annotated[str | None, opt("Size of digits and photos in pixels: 64 or 64x48.")] = None,
-    speed_turns: Annotated[int, opt("Timed forward passes of each model; 0: no speed.", min=0)] = 10,
-    speed_batch_size: Annotated[int, opt("Images per timed forward pass.", min=1)] = 8,
+    output: Annotated[Path, opt(..., "Folder for tables, plots and the page.", file_okay=False)],
+    probe: bool = opt(False, "Fit a linear probe for models without a head for these classes.", "--probe"),
+    corruption: list[str] | None = opt(None, "Kind of corruption; repeat for more. Default: four."),
+    severity: int = opt(3, "Severity of the corruptions.", min=1, max=5),
+    epsilon: list[float] | None = opt(None, "Size of FGSM's perturbation in 1/255; repeat for more. Default: 1, 4."),
+    robustness: bool = opt(True, "Corrupt and attack images."),
+    robustness_images: int = opt(500, "Images to corrupt and attack.", min=1),
+    probe_images: int = opt(10_000, "Most training images of a probe.", min=1),
+    image_size: str | None = opt(None, "Size of digits and photos in pixels: 64 or 64x48."),
+    speed_turns: int = opt(10, "Timed forward passes of each model; 0: no speed.", min=0),
+    speed_batch_size: int = opt(8, "Images per timed forward pass.", min=1),
     **shared: Any,
 ) -> None:
     """Compare image classifiers of any library: accuracy, calibration, robustness, FLOPs, speed, memory."""
@@ -44,7 +42,6 @@ def compare(
     from hf_vit.comparison import compare as run_comparison
     from hf_vit.errors import UserError
     from hf_vit.results.facts import Facts
-    from hf_vit_cli.command import command_line
 
     if not robustness and (corruption or epsilon):
         what = (
@@ -90,7 +87,6 @@ def compare(
 def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from hf_vit.comparison.tables import sentences, shown_rows
 
@@ -98,9 +94,6 @@ def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> N
     name, *headers = rows[0]
     for start in range(0, len(headers), _COLUMNS):
         shown = [name, *headers[start : start + _COLUMNS]]
-        table = Table(*shown)
-        for row in rows:
-            table.add_row(*(escape(row[header]) for header in shown))
-        console.print(table)
+        print_table(([row[header] for header in shown] for row in rows), *shown)
     for sentence in sentences(results, speed):
         console.print(escape(sentence), highlight=False)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.command import print_table
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
@@ -21,48 +22,39 @@ _TAKES: dict[str, set[str]] = {
     "corrected": set(),
     "tpu": {"device_flops"},
 }
+_OPTIONS = set[str]().union(*_TAKES.values())
 _MEMORY = "Memory of a training (mode memory, with --devices, 64 by default)"
 
 
 def cost(
-    model: Annotated[str, arg("Variant (L/16), folder, Hub id, or whatever hf-vit convert reads.")],
-    image_size: Annotated[str | None, opt("Input size in pixels: 224 or 224x160. Default: the model's.")] = None,
-    images: Annotated[
-        float | None, opt("Images in the training set. Default: those recorded in the folder.", panel=_TRAINING)
-    ] = None,
-    epochs: Annotated[float | None, opt("1 by default.", panel=_TRAINING)] = None,
-    devices: Annotated[int | None, opt("1 by default.", panel=_TRAINING)] = None,
-    device_flops: Annotated[
-        str | None, opt("Peak FLOP/s of a device (312e12), or here: measure this one.", panel=_TRAINING)
-    ] = None,
-    utilization: Annotated[
-        float | None, opt("Share of the peak that a training sustains. Default: 0.4.", panel=_TRAINING)
-    ] = None,
-    price: Annotated[float | None, opt("Price in dollars per device-hour.", panel=_TRAINING)] = None,
-    batch_size: Annotated[int | None, opt("Images per device and step. Default: 1.", panel=_MEMORY)] = None,
-    precision: Annotated[str | None, opt("fp32 or bf16. Default: fp32.", panel=_MEMORY)] = None,
-    mode: Annotated[
-        str,
-        opt("flops; memory; blog or corrected: prices of the original L/16 and H/14; tpu: this machine beside TPUs."),
-    ] = "flops",
-    as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
+    model: Annotated[str, arg(..., "Variant (L/16), folder, Hub id, or whatever hf-vit convert reads.")],
+    image_size: str | None = opt(None, "Input size in pixels: 224 or 224x160. Default: the model's."),
+    images: float | None = opt(
+        None, "Images in the training set. Default: those recorded in the folder.", panel=_TRAINING
+    ),
+    epochs: float | None = opt(None, "1 by default.", panel=_TRAINING),
+    devices: int | None = opt(None, "1 by default.", panel=_TRAINING),
+    device_flops: str | None = opt(
+        None, "Peak FLOP/s of a device (312e12), or here: measure this one.", panel=_TRAINING
+    ),
+    utilization: float | None = opt(None, "Share of the peak that a training sustains. Default: 0.4.", panel=_TRAINING),
+    price: float | None = opt(None, "Price in dollars per device-hour.", panel=_TRAINING),
+    batch_size: int | None = opt(None, "Images per device and step. Default: 1.", panel=_MEMORY),
+    precision: str | None = opt(None, "fp32 or bf16. Default: fp32.", panel=_MEMORY),
+    mode: str = opt(
+        "flops",
+        "flops; memory; blog or corrected: prices of the original L/16 and H/14; tpu: this machine beside TPUs.",
+    ),
+    as_json: bool = opt(False, "Print JSON.", "--json"),
 ) -> None:
     """Count FLOPs; estimate time, cost and memory of a training."""
+    given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not None}
     from hf_vit.cost import beside_tpu, blog_estimate, corrected_estimate, cost_summary, memory_plan
 
-    asked: dict[str, Any] = {
-        "image_size": options.parse_size(image_size),
-        "images": images,
-        "epochs": epochs,
-        "devices": devices,
-        "device_flops": None if device_flops is None else _rate(device_flops),
-        "utilization": utilization,
-        "price": price,
-        "batch_size": batch_size,
-        "precision": precision,
-    }
-    given = {name: value for name, value in asked.items() if value is not None}
     _refuse_unused(mode, given)
+    for name, read in {"image_size": options.parse_size, "device_flops": _rate}.items():
+        if name in given:
+            given[name] = read(given[name])
     if mode == "flops":
         if "utilization" in given:
             given["utilisation"] = given.pop("utilization")
@@ -72,7 +64,7 @@ def cost(
         plan = memory_plan(model, **given)
         _show(f"{model}, memory of a training with AdamW, on each device", plan, _memory_rows(plan), as_json)
     elif mode == "tpu":
-        beside = beside_tpu(model, _rate(device_flops or "here"))
+        beside = beside_tpu(model, given.get("device_flops") or _rate("here"))
         what = "this machine's matrix products" if device_flops in (None, "here") else "a device of"
         _show(f"{model}, beside TPUv3 cores", beside, _tpu_rows(beside, what), as_json)
     elif mode == "blog":
@@ -117,14 +109,7 @@ def _show(title: str, found: Any, rows: Rows, as_json: bool) -> None:
         told = dataclasses.asdict(found)
         typer.echo(json.dumps(told | {"forward_flops": found.forward_flops} if "macs" in told else told, indent=2))
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=escape(title), title_justify="left", show_header=False)
-    for name, value in rows:
-        table.add_row(escape(name), escape(value))
-    Console().print(table)
+    print_table(rows, title=title)
 
 
 def _summary_rows(summary: "CostSummary") -> Rows:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.command import print_table
 from hf_vit_cli.options import arg, opt
 
 _LISTED = 10
@@ -13,22 +14,15 @@ _LISTED = 10
 
 @options.takes("skip_bad_images", "image_column", "label_column")
 def data(
-    source: Annotated[str, arg("Data set, as in --data of other commands.", metavar="DATA")],
-    output: Annotated[
-        Path | None, opt("Folder for contact_sheet.png: some images of every class.", file_okay=False)
-    ] = None,
-    target: Annotated[
-        Literal["label", "mask", "objects"] | None,
-        opt("Target: a label per image, a mask (segmentation) or objects (detection).", show_default="as laid out"),
-    ] = None,
+    source: Annotated[str, arg(..., "Data set, as in --data of other commands.", metavar="DATA")],
+    output: Path | None = opt(None, "Folder for contact_sheet.png: some images of every class.", file_okay=False),
+    target: Literal["label", "mask", "objects"] | None = opt(
+        None, "Target: a label per image, a mask (segmentation) or objects (detection).", show_default="as laid out"
+    ),
     **shared: Any,
 ) -> None:
     """Inspect a data set before training: classes, counts, sizes, duplicates, unreadable files."""
     import io
-
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     from hf_vit.data import load_data
     from hf_vit.data.overview import contact_sheet, overview, tell_uneven
@@ -37,18 +31,14 @@ def data(
     are_skipped = shared.pop("skip_bad_images")
     images = load_data(source, skip_bad_images=True, multi_label=True, target=target, **shared)
     seen = overview(images)
-    total = sum(images.num_examples(split) or 0 for split in images.splits)
-    table = Table("class", *images.splits, title=f"{escape(images.name)}: {total:,} images", title_justify="left")
-    for name, parts in seen.counts.items():
-        table.add_row(escape(name), *(f"{parts[split]:,}" for split in images.splits))
-    table.add_section()
-    sums = {split: sum(parts[split] for parts in seen.counts.values()) for split in images.splits}
+    splits, parts = list(images.splits), seen.counts.values()
+    numbers = {split: images.num_examples(split) or 0 for split in splits}
+    rows: list[list[str] | None] = [[name, *(f"{of[split]:,}" for split in splits)] for name, of in seen.counts.items()]
+    rows.append(None)
     if seen.unit != "images":
-        table.add_row(f"all {seen.unit}", *(f"{number:,}" for number in sums.values()))
-    table.add_row(
-        "all" if seen.unit == "images" else "images", *(f"{images.num_examples(split):,}" for split in images.splits)
-    )
-    Console().print(table)
+        rows.append([f"all {seen.unit}", *(f"{sum(of[split] for of in parts):,}" for split in splits)])
+    rows.append(["all" if seen.unit == "images" else "images", *(f"{number:,}" for number in numbers.values())])
+    print_table(rows, "class", *splits, title=f"{images.name}: {sum(numbers.values()):,} images")
     smallest, middle, largest = (f"{height}x{width}" for height, width in seen.sizes)
     typer.echo(f"sizes: {smallest} to {largest} px (height x width), median {middle}")
     modes = ", ".join(f"{mode} {count:,}" for mode, count in seen.modes.items())

@@ -16,13 +16,11 @@ _OneMore = "folder, Hub id, user/name@REVISION, timm:NAME, or a file that hf-vit
     *("split", "batch_size", "skip_bad_images", "image_column", "label_column", "device", "seed"),
 )
 def diff(
-    model: Annotated[str, arg(f"Model: {_OneMore}")],
-    other: Annotated[str, arg(f"The second model: {_OneMore}")],
-    data: Annotated[
-        str | None, opt("Compare predictions for these images, as in --data of evaluate.", show_default=False)
-    ] = None,
-    output: Annotated[Path | None, opt("Folder for numbers and plots.", file_okay=False)] = None,
-    num_images: Annotated[int | None, opt("With --data: number of images to compare.", min=1)] = None,
+    model: Annotated[str, arg(..., f"Model: {_OneMore}")],
+    other: Annotated[str, arg(..., f"The second model: {_OneMore}")],
+    data: str | None = opt(None, "Compare predictions for these images, as in --data of evaluate.", show_default=False),
+    output: Path | None = opt(None, "Folder for numbers and plots.", file_okay=False),
+    num_images: int | None = opt(None, "With --data: number of images to compare.", min=1),
     **shared: Any,
 ) -> None:
     """Compare two models or two revisions: config, weights per layer, predictions."""

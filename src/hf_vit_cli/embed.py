@@ -16,41 +16,29 @@ from hf_vit_cli.options import opt
 def embed(
     model: options.Checkpoint,
     data: options.Data,
-    output: Annotated[str, opt("Folder for the parquet files, or s3://, gs://, hf://datasets/...", show_default=False)],
-    split: Annotated[list[str] | None, opt("Split; repeat for more. Default: all.")] = None,
-    predictions: Annotated[bool, opt("Write the most likely classes instead of embeddings.", "--predictions")] = False,
-    top: Annotated[int, opt("Classes per prediction.", min=1)] = 5,
-    num_processes: Annotated[
-        int | None,
-        opt("Processes, each with the model and a GPU if there are any. Default: 1, with Ray all GPUs.", min=1),
-    ] = None,
-    rows_per_file: Annotated[int, opt("Images per file; of a stream a shard is a file.", min=1)] = 4096,
+    output: Annotated[
+        str, opt(..., "Folder for the parquet files, or s3://, gs://, hf://datasets/...", show_default=False)
+    ],
+    split: list[str] | None = opt(None, "Split; repeat for more. Default: all."),
+    predictions: bool = opt(False, "Write the most likely classes instead of embeddings.", "--predictions"),
+    top: int = opt(5, "Classes per prediction.", min=1),
+    num_processes: int | None = opt(
+        None, "Processes, each with the model and a GPU if there are any. Default: 1, with Ray all GPUs.", min=1
+    ),
+    rows_per_file: int = opt(4096, "Images per file; of a stream a shard is a file.", min=1),
     **shared: Any,
 ) -> None:
     """Write embeddings or predictions of a data set to parquet files; run again to resume."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+    given = {**locals()}
+    from hf_vit.display import progress_bar
     from hf_vit.evaluation.embedding import embed as run
     from hf_vit.loading.optimizing import engine_note
 
-    columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    given |= given.pop("shared") | {"splits": given.pop("split")}
+    bar = progress_bar("embedding", "files")
     with stoppable(lambda: finished_parts(output)), bar:
         task = bar.add_task("", total=None)
-        result = run(
-            model,
-            data,
-            output,
-            splits=split,
-            predictions=predictions,
-            top=top,
-            num_processes=num_processes,
-            rows_per_file=rows_per_file,
-            **shared,
-            report=lambda done, files: bar.update(task, completed=done, total=files),
-        )
+        result = run(**given, report=lambda done, files: bar.update(task, completed=done, total=files))
     if result.engine is not None:
         typer.echo(f"note: {engine_note(result.engine)}", err=True)
     for note in result.notes:

@@ -1,7 +1,7 @@
 """`hf-vit evaluate`."""
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import typer
 
@@ -23,34 +23,30 @@ def evaluate(
     context: typer.Context,
     model: options.Checkpoint,
     data: options.Data,
-    protocol: Annotated[
-        str | None,
-        opt(
-            "top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, "
-            "multi-label, real, objectnet, vtab, segmentation or detection. Default: top1, or the model's "
-            "task.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, opt("Folder for metrics and plots; default: plots go to the model's folder.", file_okay=False)
-    ] = None,
-    num_images: Annotated[int | None, opt("Evaluate on this many images, drawn at random.", min=1)] = None,
-    shots: Annotated[list[int] | None, opt("few-shot: images per class; repeat for more.")] = None,
-    trials: Annotated[int | None, opt("few-shot: random draws of the images.")] = None,
-    neighbors: Annotated[list[int] | None, opt("knn: number of neighbors; repeat for more.")] = None,
-    temperature: Annotated[
-        bool | None, opt("calibration: fit a temperature on the validation split.", "--temperature/--no-temperature")
-    ] = None,
-    epsilons: Annotated[
-        list[float] | None, opt("robustness: size of the perturbation in 1/255; repeat for more.")
-    ] = None,
-    steps: Annotated[int | None, opt("robustness: number of PGD steps.")] = None,
-    kinds: Annotated[list[str] | None, opt("corruptions: one kind; repeat for more.")] = None,
-    patch_size: Annotated[int | None, opt("patch-drop: patch size in pixels; default: the model's.")] = None,
-    fill: Annotated[str | None, opt("patch-drop: mean (of the image) or black.")] = None,
-    real_labels: Annotated[str | None, opt("real: real.json as published.", metavar="FILE")] = None,
-    mappings: Annotated[str | None, opt("objectnet: the folder mappings of objectnet-1.0.", metavar="DIR")] = None,
+    protocol: str | None = opt(
+        None,
+        "top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, "
+        "multi-label, real, objectnet, vtab, segmentation or detection. Default: top1, or the model's "
+        "task.",
+        show_default=False,
+    ),
+    output: Path | None = opt(
+        None, "Folder for metrics and plots; default: plots go to the model's folder.", file_okay=False
+    ),
+    num_images: int | None = opt(None, "Evaluate on this many images, drawn at random.", min=1),
+    shots: list[int] | None = opt(None, "few-shot: images per class; repeat for more."),
+    trials: int | None = opt(None, "few-shot: random draws of the images."),
+    neighbors: list[int] | None = opt(None, "knn: number of neighbors; repeat for more."),
+    temperature: bool | None = opt(
+        None, "calibration: fit a temperature on the validation split.", "--temperature/--no-temperature"
+    ),
+    epsilons: list[float] | None = opt(None, "robustness: size of the perturbation in 1/255; repeat for more."),
+    steps: int | None = opt(None, "robustness: number of PGD steps."),
+    kinds: list[str] | None = opt(None, "corruptions: one kind; repeat for more."),
+    patch_size: int | None = opt(None, "patch-drop: patch size in pixels; default: the model's."),
+    fill: str | None = opt(None, "patch-drop: mean (of the image) or black."),
+    real_labels: str | None = opt(None, "real: real.json as published.", metavar="FILE"),
+    mappings: str | None = opt(None, "objectnet: the folder mappings of objectnet-1.0.", metavar="DIR"),
     **shared: Any,
 ) -> None:
     """Evaluate a model: accuracy, calibration, results per class; mIoU of masks, AP of boxes; or another protocol."""

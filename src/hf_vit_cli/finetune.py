@@ -1,19 +1,18 @@
 """`hf-vit finetune`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import Config, command_line, print_tables, stoppable
+from hf_vit_cli.command import Config, command_line, print_table, print_tables, stoppable
 from hf_vit_cli.cost import rate_of, time_rows
 from hf_vit_cli.options import opt
 from hf_vit_settings import AUGMENTATION_FIELDS, RECIPE_FIELDS, RUN, RUN_FIELDS, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from rich.table import Table
 
     from hf_vit.training import DistillationOptions, FinetuneResult, SelfTrainingOptions
 
@@ -33,67 +32,54 @@ def finetune(
     data: options.Data,
     output: options.Output,
     config: Config = None,
-    task: Annotated[
-        str, opt("classification, segmentation (masks) or detection (boxes); docs/dense.md.")
-    ] = "classification",
-    head: Annotated[
-        str | None,
-        opt(
-            "segmentation: linear (the default), upernet, mask2former; detection: mask-rcnn (the default), "
-            "detr, deformable-detr."
-        ),
-    ] = None,
-    head_width: Annotated[int | None, opt("Channels of that head; default: its library's.", panel=RUN)] = None,
-    recipe: Annotated[
-        str | None, opt("Recipe; hf-vit recipes lists them. Default: default-small, or the task's or method's.")
-    ] = None,
-    teacher: Annotated[str | None, opt("Image classifier: folder, Hub id or timm:NAME.", panel=_TEACHER)] = None,
-    distillation: Annotated[
-        str | None, opt("hard or soft (DeiT's token), or logit (the default).", panel=_TEACHER)
-    ] = None,
-    temperature: Annotated[float | None, opt("Temperature of soft targets; default 3.", panel=_TEACHER)] = None,
-    distillation_weight: Annotated[
-        float | None, opt("Share of distillation in the loss; default .5 (hard) or .1.", panel=_TEACHER)
-    ] = None,
-    self_training: Annotated[
-        str | None, opt("noisy-student (the default) or meta-pseudo-labels.", panel=_UNLABELED)
-    ] = None,
-    unlabeled: Annotated[
-        str | None, opt("Unlabeled images: a folder, or as --data; labels are ignored.", panel=_UNLABELED)
-    ] = None,
-    unlabeled_ratio: Annotated[
-        int | None, opt("Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels).", panel=_UNLABELED)
-    ] = None,
-    pseudo_labels: Annotated[str | None, opt("noisy-student: soft (the default) or hard.", panel=_UNLABELED)] = None,
-    confidence: Annotated[
-        float | None, opt("noisy-student: smallest confidence of a label; default .3.", panel=_UNLABELED)
-    ] = None,
-    images_per_class: Annotated[
-        int | None, opt("noisy-student: most images per class; default: those of the largest class.", panel=_UNLABELED)
-    ] = None,
-    head_dropout: Annotated[
-        float | None, opt("noisy-student: dropout before the head; default .5.", panel=_UNLABELED)
-    ] = None,
-    uda_weight: Annotated[
-        float | None, opt("meta-pseudo-labels: weight of the UDA consistency loss; default 1.", panel=_UNLABELED)
-    ] = None,
-    uda_temperature: Annotated[
-        float | None, opt("meta-pseudo-labels: temperature of the UDA targets; default .75.", panel=_UNLABELED)
-    ] = None,
-    uda_threshold: Annotated[
-        float | None, opt("meta-pseudo-labels: smallest confidence of UDA targets; default .6.", panel=_UNLABELED)
-    ] = None,
-    lr_sweep: Annotated[
-        bool, opt("Try the recipe's grid of learning rates on the validation split.", "--lr-sweep")
-    ] = False,
-    sweep_rates: Annotated[
-        str | None,
-        opt("Try these learning rates on the validation split: 0.001,0.003.", panel=RUN, metavar="RATE,RATE..."),
-    ] = None,
-    runner: Annotated[str, opt("With a sweep: local, or ray (extra ray), all rates at once.", panel=RUN)] = "local",
-    address: Annotated[
-        str | None, opt("Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine.", panel=RUN)
-    ] = None,
+    task: str = opt("classification", "classification, segmentation (masks) or detection (boxes); docs/dense.md."),
+    head: str | None = opt(
+        None,
+        "segmentation: linear (the default), upernet, mask2former; detection: mask-rcnn (the default), "
+        "detr, deformable-detr.",
+    ),
+    head_width: int | None = opt(None, "Channels of that head; default: its library's.", panel=RUN),
+    recipe: str | None = opt(
+        None, "Recipe; hf-vit recipes lists them. Default: default-small, or the task's or method's."
+    ),
+    teacher: str | None = opt(None, "Image classifier: folder, Hub id or timm:NAME.", panel=_TEACHER),
+    distillation: str | None = opt(None, "hard or soft (DeiT's token), or logit (the default).", panel=_TEACHER),
+    temperature: float | None = opt(None, "Temperature of soft targets; default 3.", panel=_TEACHER),
+    distillation_weight: float | None = opt(
+        None, "Share of distillation in the loss; default .5 (hard) or .1.", panel=_TEACHER
+    ),
+    self_training: str | None = opt(None, "noisy-student (the default) or meta-pseudo-labels.", panel=_UNLABELED),
+    unlabeled: str | None = opt(
+        None, "Unlabeled images: a folder, or as --data; labels are ignored.", panel=_UNLABELED
+    ),
+    unlabeled_ratio: int | None = opt(
+        None, "Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels).", panel=_UNLABELED
+    ),
+    pseudo_labels: str | None = opt(None, "noisy-student: soft (the default) or hard.", panel=_UNLABELED),
+    confidence: float | None = opt(
+        None, "noisy-student: smallest confidence of a label; default .3.", panel=_UNLABELED
+    ),
+    images_per_class: int | None = opt(
+        None, "noisy-student: most images per class; default: those of the largest class.", panel=_UNLABELED
+    ),
+    head_dropout: float | None = opt(None, "noisy-student: dropout before the head; default .5.", panel=_UNLABELED),
+    uda_weight: float | None = opt(
+        None, "meta-pseudo-labels: weight of the UDA consistency loss; default 1.", panel=_UNLABELED
+    ),
+    uda_temperature: float | None = opt(
+        None, "meta-pseudo-labels: temperature of the UDA targets; default .75.", panel=_UNLABELED
+    ),
+    uda_threshold: float | None = opt(
+        None, "meta-pseudo-labels: smallest confidence of UDA targets; default .6.", panel=_UNLABELED
+    ),
+    lr_sweep: bool = opt(False, "Try the recipe's grid of learning rates on the validation split.", "--lr-sweep"),
+    sweep_rates: str | None = opt(
+        None, "Try these learning rates on the validation split: 0.001,0.003.", panel=RUN, metavar="RATE,RATE..."
+    ),
+    runner: str = opt("local", "With a sweep: local, or ray (extra ray), all rates at once.", panel=RUN),
+    address: str | None = opt(
+        None, "Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine.", panel=RUN
+    ),
     **shared: Any,
 ) -> None:
     """Train a model on labels, masks or boxes: fine-tune a checkpoint, or a variant from scratch."""
@@ -131,11 +117,7 @@ def finetune(
 
 
 def parse_distillation(parameters: "Mapping[str, Any]") -> "DistillationOptions | None":
-    """Return what the options say of a teacher; None without one.
-
-    Raises:
-        UserError: the others without a teacher, or a value out of range.
-    """
+    """Return what the options say of a teacher; None without one."""
     teacher, kind, temperature, weight = (parameters[name] for name in ("teacher", *_OF_DISTILLATION))
     if teacher is None:
         if (kind, temperature, weight) != (None, None, None):
@@ -147,11 +129,7 @@ def parse_distillation(parameters: "Mapping[str, Any]") -> "DistillationOptions 
 
 
 def parse_self_training(parameters: "Mapping[str, Any]") -> "SelfTrainingOptions | None":
-    """Return what the options say of unlabeled images; None where none was given.
-
-    Raises:
-        UserError: one is missing, is of distillation, or is out of range.
-    """
+    """Return what the options say of unlabeled images; None where none was given."""
     given = {name: parameters[name] for name in _OF_SELF_TRAINING if parameters[name] is not None}
     if not given:
         return None
@@ -167,11 +145,7 @@ def parse_self_training(parameters: "Mapping[str, Any]") -> "SelfTrainingOptions
 
 
 def parse_rates(text: str) -> list[float]:
-    """Read "0.001,0.01".
-
-    Raises:
-        UserError: that is not a list of numbers.
-    """
+    """Read "0.001,0.01"."""
     try:
         return [float(rate) for rate in text.split(",")]
     except ValueError as error:
@@ -180,9 +154,6 @@ def parse_rates(text: str) -> list[float]:
 
 def print_result(result: "FinetuneResult") -> None:
     """The table at the end."""
-    from rich.console import Console
-    from rich.table import Table
-
     from hf_vit.cost import cost_summary
     from hf_vit.evaluation.protocols.top1 import ClassificationResult
     from hf_vit.training.processes import world_size
@@ -193,7 +164,6 @@ def print_result(result: "FinetuneResult") -> None:
         typer.echo(f"saved in {result.folder}: model, processor, facts.json, README.md")
         return
     devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores
-    table = Table(title="test split (evaluated once)", title_justify="left", show_header=False)
     rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
     if test.top5 is not None:
         rows.append(("test top-5 accuracy", f"{test.top5:.2%}"))
@@ -204,23 +174,14 @@ def print_result(result: "FinetuneResult") -> None:
         ("best checkpoint", f"step {result.best_step:,} of {result.steps:,}"),
         *time_rows(cost_summary(result.folder, device_flops=rate_of(device), devices=devices)),
     ]
-    for name, value in rows:
-        table.add_row(name, value)
-    console = Console()
     if result.trials:
-        console.print(_sweep_table(result))
-    console.print(table)
-    console.print(f"saved in {result.folder}: model, processor, facts.json, README.md", soft_wrap=True, markup=False)
+        header, title = ("learning rate", "accuracy", "loss (nats)", ""), "learning rates, validation split"
+        print_table(map(_sweep_row, result.trials, repeat(result.recipe.learning_rate)), *header, title=title)
+    print_table(rows, title="test split (evaluated once)")
+    typer.echo(f"saved in {result.folder}: model, processor, facts.json, README.md")
 
 
-def _sweep_table(result: "FinetuneResult") -> "Table":
-    from rich.table import Table
-
-    table = Table(
-        "learning rate", "accuracy", "loss (nats)", "", title="learning rates, validation split", title_justify="left"
-    )
-    for trial in result.trials:
-        rate = trial["learning_rate"]
-        shown = ("diverged", "-") if trial["score"] is None else (f"{trial['accuracy']:.2%}", f"{trial['loss']:.4f}")
-        table.add_row(f"{rate:g}", *shown, "kept" if rate == result.recipe.learning_rate else "")
-    return table
+def _sweep_row(trial: "Mapping[str, Any]", kept: float) -> list[str]:
+    rate = trial["learning_rate"]
+    shown = ("diverged", "-") if trial["score"] is None else (f"{trial['accuracy']:.2%}", f"{trial['loss']:.4f}")
+    return [f"{rate:g}", *shown, "kept" if rate == kept else ""]

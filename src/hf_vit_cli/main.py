@@ -10,7 +10,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from io import TextIOWrapper
-from typing import Annotated
 
 import typer
 
@@ -44,7 +43,7 @@ def build_app() -> typer.Typer:
     @app.callback(invoke_without_command=True)
     def _root(  # pyright: ignore[reportUnusedFunction]
         context: typer.Context,
-        version: Annotated[bool, opt("Show the version and exit.", "--version")] = False,
+        version: bool = opt(False, "Show the version and exit.", "--version"),
     ) -> None:
         """Vision transformers for Hugging Face: train, evaluate, convert, share."""
         if version:
@@ -82,13 +81,11 @@ def _silencing_clients() -> Generator[None]:
 def _showing_log() -> Generator[None]:
     """That a model is converted on the way, a line on standard error, of the first process alone."""
     logger, handler = logging.getLogger("hf_vit.conversion"), logging.StreamHandler(sys.stderr)
-    if os.environ.get("RANK", "0") != "0":
-        yield
-        return
     handler.setFormatter(logging.Formatter("note: %(message)s"))
     level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    if os.environ.get("RANK", "0") == "0":
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     try:
         yield
     finally:
@@ -96,34 +93,12 @@ def _showing_log() -> Generator[None]:
         logger.setLevel(level)
 
 
-def _open_closed_streams() -> None:
-    """Give what is said a place where a shell closed it (`2>&-`), or it would go into the next file that is opened."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-
-
-def _refuse_without_folder() -> None:
-    """Before anything is imported that looks there.
-
-    Raises:
-        typer.TyperException: somebody deleted the working folder.
-    """
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise typer.TyperException("the working directory was deleted; change to another") from None
-
-
-def exit_code_of(error: Exception) -> int:
-    """2 for a command that was typed wrongly, 1 for what it could not do."""
-    return error.exit_code if isinstance(error, typer.TyperException) else 1
-
-
 def message_of(error: Exception) -> str | None:
     """The line; None where the error is no user's, and its traceback is wanted."""
     if isinstance(error, typer.TyperException):
-        line = " ".join(_misuse(error).split())
+        text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+        more = "" if context is None else f"; {context.command_path} --help lists its options"
+        line = " ".join(f"{text[:1].lower()}{text[1:]}{more}".split())
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     # Not before there is something to be told: these imports take seconds.
     from hf_vit.errors import one_line
@@ -132,13 +107,6 @@ def message_of(error: Exception) -> str | None:
     text = _refusal(error)
     # It may be kept in a log, and words of strangers may be part of it.
     return None if text is None else redact_message(one_line(text)) or type(error).__name__
-
-
-def _misuse(error: typer.TyperException) -> str:
-    """Of what was typed: what is wrong, and where to look."""
-    text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
-    more = "" if context is None else f"; {context.command_path} --help lists its options"
-    return f"{text[:1].lower()}{text[1:]}{more}"
 
 
 def _refusal(error: Exception) -> str | None:
@@ -173,7 +141,9 @@ def _of_system(error: OSError) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program: exit 0, or one line on standard error and an exit code other than 0."""
-    _open_closed_streams()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # a shell closed it (`2>&-`): the next file that is opened would get its lines
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     warnings.formatwarning = lambda message, *_: f"note: {' '.join(str(message).split())}\n"
     if isinstance(sys.stdout, TextIOWrapper):  # names of files need not be text
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -181,7 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     given = None if arguments is None else list(arguments)
     try:
-        _refuse_without_folder()
+        try:
+            os.getcwd()  # before anything is imported that looks there
+        except FileNotFoundError:
+            raise typer.TyperException("the working directory was deleted; change to another") from None
         with _silencing_clients(), _showing_log():
             code = build_app()(args=given, prog_name="hf-vit", standalone_mode=False)
     except Exception as error:
@@ -190,5 +163,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         rank = os.environ.get("RANK", "0")
         print(f"hf-vit: {message}" if rank == "0" else f"hf-vit (process {rank}): {message}", file=sys.stderr)
-        code = exit_code_of(error)
+        code = error.exit_code if isinstance(error, typer.TyperException) else 1  # 2: it was typed wrongly
     raise SystemExit(code or 0)

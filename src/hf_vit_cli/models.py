@@ -1,7 +1,6 @@
 """`hf-vit models`."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -10,19 +9,16 @@ from hf_vit_cli.options import arg, opt
 
 
 def models(
-    places: Annotated[
-        list[str] | None,
-        arg("Folders of models, users or organizations on the Hub, or papers (the papers' variants). Default: papers."),
-    ] = None,
-    search: Annotated[str | None, opt("Only models with this in their name.")] = None,
-    family: Annotated[
-        str | None, opt("plain, hybrid, axial, local, axial_resnet, bit, mixer, or a model_type (vit).")
-    ] = None,
-    judged_on: Annotated[str | None, opt("Only results on data sets with this in their name.")] = None,
-    max_parameters: Annotated[float | None, opt("Only models with at most this many parameters (30e6).", min=1)] = None,
-    checkpoints: Annotated[bool, opt("Also list where weights are available.", "--checkpoints")] = False,
-    as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
-    output: Annotated[Path | None, opt("Write an HTML page with one leaderboard per data set.", dir_okay=False)] = None,
+    places: list[str] | None = arg(
+        None, "Folders of models, users or organizations on the Hub, or papers (the papers' variants). Default: papers."
+    ),
+    search: str | None = opt(None, "Only models with this in their name."),
+    family: str | None = opt(None, "plain, hybrid, axial, local, axial_resnet, bit, mixer, or a model_type (vit)."),
+    judged_on: str | None = opt(None, "Only results on data sets with this in their name."),
+    max_parameters: float | None = opt(None, "Only models with at most this many parameters (30e6).", min=1),
+    checkpoints: bool = opt(False, "Also list where weights are available.", "--checkpoints"),
+    as_json: bool = opt(False, "Print JSON.", "--json"),
+    output: Path | None = opt(None, "Write an HTML page with one leaderboard per data set.", dir_okay=False),
 ) -> None:
     """List models: the papers' variants, folders, a user's repositories; with size, FLOPs, results and checkpoints."""
     from hf_vit.catalogue.listing import list_models

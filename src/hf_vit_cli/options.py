@@ -19,58 +19,50 @@ import typer
 from hf_vit_settings import OVERRIDABLE, RUN_FIELDS, UserError
 
 
-def opt(help: str, *flags: str, panel: str | None = None, **settings: Any) -> Any:
-    """Return an option of a command: its help, its flags where they do not follow from its name, panel of the help."""
-    return typer.Option(*flags, help=help, rich_help_panel=panel, **settings)
+def opt(default: Any, help: str, *flags: str, panel: str | None = None, **settings: Any) -> Any:
+    """Return an option of a command: default (... requires a value), help, flags where its name gives others, panel."""
+    return typer.Option(default, *flags, help=help, rich_help_panel=panel, **settings)
 
 
-def arg(help: str, **settings: Any) -> Any:
+def arg(default: Any, help: str, **settings: Any) -> Any:
     """Return an argument of a command."""
-    return typer.Argument(help=help, show_default=False, **settings)
+    return typer.Argument(default, help=help, show_default=False, **settings)
 
 
-Model = Annotated[str, arg("Variant (S/16), or a checkpoint: folder, file, Hub id, timm:NAME.")]
-Checkpoint = Annotated[str, arg("Model: folder, Hub id, timm:NAME, or a checkpoint file.")]
+Model = Annotated[str, arg(..., "Variant (S/16), or a checkpoint: folder, file, Hub id, timm:NAME.")]
+Checkpoint = Annotated[str, arg(..., "Model: folder, Hub id, timm:NAME, or a checkpoint file.")]
 Data = Annotated[
     str,
     opt(
+        ...,
         "digits, photos, fractals, scenes, class, COCO or ADE20K folders, .csv, .jsonl, parquet, .tar, a Hub id.",
         show_default=False,
     ),
 ]
-Output = Annotated[Path, opt("New or empty folder for the finished model.", show_default=False)]
-Json = Annotated[bool, opt("Print JSON.", "--json")]
+Output = Annotated[Path, opt(..., "New or empty folder for the finished model.", show_default=False)]
+Json = Annotated[bool, opt(..., "Print JSON.", "--json")]
 
-# Options of commands that read a model and images -> annotation and default.
-SHARED: dict[str, tuple[Any, Any]] = {
-    "split": (Annotated[str, opt("Split: train, validation or test.")], "test"),
-    "batch_size": (Annotated[int, opt("Images per forward pass.", min=1)], 32),
-    "seed": (Annotated[int, opt("Random seed for splits, sampling and noise.", min=0)], 0),
+# Options of commands that read a model and images -> type, default and option.
+SHARED: dict[str, tuple[Any, Any, Any]] = {
+    "split": (str, "test", opt(..., "Split: train, validation or test.")),
+    "batch_size": (int, 32, opt(..., "Images per forward pass.", min=1)),
+    "seed": (int, 0, opt(..., "Random seed for splits, sampling and noise.", min=0)),
     "optimize": (
-        Annotated[
-            bool, opt("Optimize the model for inference if the number of images repays it.", "--optimize/--no-optimize")
-        ],
-        True,
+        *(bool, True),
+        opt(..., "Optimize the model for inference if the number of images repays it.", "--optimize/--no-optimize"),
     ),
-    "runner": (
-        Annotated[str, opt("local, or ray: run on a Ray cluster (extra ray).")],
-        "local",
-    ),
+    "runner": (str, "local", opt(..., "local, or ray: run on a Ray cluster (extra ray).")),
     "address": (
-        Annotated[str | None, opt("Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine.")],
-        None,
+        *(str | None, None),
+        opt(..., "Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine."),
     ),
     "max_num_patches": (
-        Annotated[
-            int | None, opt("Keep each image's size and shape; shrink those with more patches than this.", min=1)
-        ],
-        None,
+        *(int | None, None),
+        opt(..., "Keep each image's size and shape; shrink those with more patches than this.", min=1),
     ),
     "draft": (
-        Annotated[
-            bool, opt("Decode JPEG files at the smallest scale that covers the model's: faster, not exact.", "--draft")
-        ],
-        False,
+        *(bool, False),
+        opt(..., "Decode JPEG files at the smallest scale that covers the model's: faster, not exact.", "--draft"),
     ),
 }
 
@@ -91,35 +83,31 @@ def takes(*shared: "str | Field[Any]") -> Callable[[Callable[..., None]], Callab
 
 def _parameter(shared: "str | Field[Any]") -> inspect.Parameter:
     if isinstance(shared, str) and shared in SHARED:
-        annotation, default = SHARED[shared]
-        return inspect.Parameter(shared, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
-    told, name = field.metadata, field.name
-    default = None if name in OVERRIDABLE else field.default  # None keeps the recipe's value
-    kind = told["typed"] or next(each for each in (*get_args(field.type), field.type) if each is not NoneType)
-    if get_origin(field.type) is Literal:
-        kind = str
-    elif get_origin(field.type) is tuple:
-        kind = field.type
-    flag = f"--{name.replace('_', '-')}"
-    flags = told["flags"] or (f"{flag}/--no-{flag[2:]}" if name in OVERRIDABLE else flag)
-    option = typer.Option(
-        *([flags] if kind is bool else []),
-        help=told["help"],
-        rich_help_panel=panel,
-        min=told["at_least"] if name in RUN_FIELDS else None,
-        show_default=default is not None,
-    )
-    annotation = Annotated[kind if default is not None else kind | None, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        name, (kind, default, option) = shared, SHARED[shared]
+    else:
+        field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
+        told, name = field.metadata, field.name
+        default = None if name in OVERRIDABLE else field.default  # None keeps the recipe's value
+        kind = told["typed"] or next(each for each in (*get_args(field.type), field.type) if each is not NoneType)
+        if get_origin(field.type) is Literal:
+            kind = str
+        elif get_origin(field.type) is tuple:
+            kind = field.type
+        flag = f"--{name.replace('_', '-')}"
+        flags = told["flags"] or (f"{flag}/--no-{flag[2:]}" if name in OVERRIDABLE else flag)
+        option = typer.Option(
+            *([flags] if kind is bool else []),
+            help=told["help"],
+            rich_help_panel=panel,
+            min=told["at_least"] if name in RUN_FIELDS else None,
+            show_default=default is not None,
+        )
+        kind = kind if default is not None else kind | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def parse_size(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:
-    """Read "S" or "HxW" (px) as (height, width).
-
-    Raises:
-        UserError: neither.
-    """
+    """Read "S" or "HxW" (px) as (height, width)."""
     if text is None:
         return None
     sides = re.fullmatch(r"([1-9][0-9]{0,5})(?:[xX]([1-9][0-9]{0,5}))?", text.strip())

@@ -9,14 +9,14 @@ from hf_vit_cli.options import arg, opt
 
 
 def page(
-    models: Annotated[list[str], arg("Folder, Hub id, or whatever hf-vit convert reads.")],
-    output: Annotated[Path, opt("New folder for the page.", show_default=False)],
-    images: Annotated[
-        str | None, opt("Show test images of this data set as examples; same values as --data.", metavar="DATA")
-    ] = None,
-    runtime: Annotated[
-        Path | None, opt("Folder with the files of ONNX Runtime Web. Default: download them once.", metavar="DIR")
-    ] = None,
+    models: Annotated[list[str], arg(..., "Folder, Hub id, or whatever hf-vit convert reads.")],
+    output: Annotated[Path, opt(..., "New folder for the page.", show_default=False)],
+    images: str | None = opt(
+        None, "Show test images of this data set as examples; same values as --data.", metavar="DATA"
+    ),
+    runtime: Path | None = opt(
+        None, "Folder with the files of ONNX Runtime Web. Default: download them once.", metavar="DIR"
+    ),
 ) -> None:
     """Write a static web page that runs models in the browser: classes, attention, features."""
     from hf_vit.pages.making import make_page

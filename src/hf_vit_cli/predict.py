@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.command import print_table
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
@@ -20,30 +21,24 @@ Described = tuple[dict[str, Any], list[str], list[list[str]]]
 def predict(
     model: options.Checkpoint,
     images: Annotated[
-        list[str], arg("Image files, folders of images, or patterns ('photos/**/*.jpg').", metavar="IMAGE...")
+        list[str], arg(..., "Image files, folders of images, or patterns ('photos/**/*.jpg').", metavar="IMAGE...")
     ],
-    top: Annotated[
-        int, opt("Classification: number of classes to show per image. Regression models show all values.", min=1)
-    ] = 5,
-    threshold: Annotated[float, opt("Detection: smallest score of an object.")] = 0.5,
+    top: int = opt(5, "Classification: number of classes to show per image. Regression models show all values.", min=1),
+    threshold: float = opt(0.5, "Detection: smallest score of an object."),
     as_json: options.Json = False,
-    output: Annotated[
-        str | None,
-        opt(
-            "Classification: .csv or .parquet file for the predictions (path or URL). Segmentation, "
-            "detection: new folder for JSON and pictures.",
-            metavar="PATH",
-        ),
-    ] = None,
-    skip_bad_images: Annotated[bool, opt("Skip unreadable images and exit with code 0.", "--skip-bad-images")] = False,
-    tiles: Annotated[
-        bool,
-        opt(
-            "Segmentation, detection: cut large images into overlapping tiles of the model's size instead "
-            "of resizing them.",
-            "--tiles",
-        ),
-    ] = False,
+    output: str | None = opt(
+        None,
+        "Classification: .csv or .parquet file for the predictions (path or URL). Segmentation, "
+        "detection: new folder for JSON and pictures.",
+        metavar="PATH",
+    ),
+    skip_bad_images: bool = opt(False, "Skip unreadable images and exit with code 0.", "--skip-bad-images"),
+    tiles: bool = opt(
+        False,
+        "Segmentation, detection: cut large images into overlapping tiles of the model's size instead "
+        "of resizing them.",
+        "--tiles",
+    ),
     **shared: Any,
 ) -> None:
     """Predict classes, masks or boxes for images.
@@ -86,16 +81,10 @@ def _print(predictions: "Sequence[Prediction | DensePrediction]", as_json: bool)
         listed = [{"image": each.image} | told for each, (told, _, _) in zip(predictions, described, strict=True)]
         typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("image", *max((header for _, header, _ in described), key=len, default=["class", "probability"]))
+    table: list[list[str] | None] = []
     for each, (_, _, rows) in zip(predictions, described, strict=True):
-        for rank, row in enumerate(rows):
-            table.add_row("" if rank else escape(each.image), *map(escape, row))
-        table.add_section()
-    Console().print(table)
+        table += [*(["" if rank else each.image, *row] for rank, row in enumerate(rows)), None]
+    print_table(table, "image", *max((header for _, header, _ in described), key=len, default=["class", "probability"]))
 
 
 def _of_classes(prediction: "Prediction") -> Described:

@@ -1,6 +1,6 @@
 """`hf-vit pretrain`."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -30,33 +30,28 @@ def pretrain(
     data: options.Data,
     output: options.Output,
     config: Config = None,
-    objective: Annotated[str, opt("masked-patch, next-patch or contrastive.")] = "masked-patch",
-    recipe: Annotated[str | None, opt("Recipe; hf-vit recipes lists them. Default: the objective's small one.")] = None,
-    class_token: Annotated[
-        bool | None,
-        opt("Use a class token or not. Default: as the model.", "--class-token/--no-class-token", show_default=False),
-    ] = None,
-    num_hidden_groups: Annotated[int | None, opt("Number of groups of layers that share weights.")] = None,
-    causal: Annotated[bool, opt("Causal attention (next-patch always has it).", "--causal")] = False,
-    target: Annotated[str, opt("Prediction target: mean_color, downsampled or pixels.", panel=_PATCHES)] = "mean_color",
-    mask_rate: Annotated[float, opt("Share of patches corrupted.", panel=_PATCHES)] = 0.5,
-    mask_share: Annotated[float, opt("Share of corrupted patches replaced by the mask token.", panel=_PATCHES)] = 0.8,
-    swap_share: Annotated[float, opt("Share of corrupted patches replaced by other patches.", panel=_PATCHES)] = 0.1,
-    static_masks: Annotated[
-        bool, opt("Use the same mask for an image in every epoch.", "--static-masks", panel=_PATCHES)
-    ] = False,
-    temperature: Annotated[float, opt("Temperature of the contrastive loss.", panel=_CONTRAST)] = 0.2,
-    encoder_momentum: Annotated[
-        float, opt("Momentum of the momentum encoder at the first step.", panel=_CONTRAST)
-    ] = 0.99,
-    projection_size: Annotated[int, opt("Size of the projections.", panel=_CONTRAST)] = 256,
-    hidden_size: Annotated[int | None, opt("Hidden size of projector and predictor.", panel=_CONTRAST)] = None,
-    normalization: Annotated[
-        str, opt("Normalization in projector and predictor: batch, layer or none.", panel=_CONTRAST)
-    ] = "batch",
-    freeze_patches: Annotated[
-        bool, opt("Freeze the patch projection.", "--freeze-patches/--train-patches", panel=_CONTRAST)
-    ] = True,
+    objective: str = opt("masked-patch", "masked-patch, next-patch or contrastive."),
+    recipe: str | None = opt(None, "Recipe; hf-vit recipes lists them. Default: the objective's small one."),
+    class_token: bool | None = opt(
+        None, "Use a class token or not. Default: as the model.", "--class-token/--no-class-token", show_default=False
+    ),
+    num_hidden_groups: int | None = opt(None, "Number of groups of layers that share weights."),
+    causal: bool = opt(False, "Causal attention (next-patch always has it).", "--causal"),
+    target: str = opt("mean_color", "Prediction target: mean_color, downsampled or pixels.", panel=_PATCHES),
+    mask_rate: float = opt(0.5, "Share of patches corrupted.", panel=_PATCHES),
+    mask_share: float = opt(0.8, "Share of corrupted patches replaced by the mask token.", panel=_PATCHES),
+    swap_share: float = opt(0.1, "Share of corrupted patches replaced by other patches.", panel=_PATCHES),
+    static_masks: bool = opt(False, "Use the same mask for an image in every epoch.", "--static-masks", panel=_PATCHES),
+    temperature: float = opt(0.2, "Temperature of the contrastive loss.", panel=_CONTRAST),
+    encoder_momentum: float = opt(0.99, "Momentum of the momentum encoder at the first step.", panel=_CONTRAST),
+    projection_size: int = opt(256, "Size of the projections.", panel=_CONTRAST),
+    hidden_size: int | None = opt(None, "Hidden size of projector and predictor.", panel=_CONTRAST),
+    normalization: str = opt(
+        "batch", "Normalization in projector and predictor: batch, layer or none.", panel=_CONTRAST
+    ),
+    freeze_patches: bool = opt(
+        True, "Freeze the patch projection.", "--freeze-patches/--train-patches", panel=_CONTRAST
+    ),
     **shared: Any,
 ) -> None:
     """Pre-train without labels; hf-vit finetune --model OUTPUT continues from there."""

@@ -11,40 +11,26 @@ from hf_vit_cli.options import arg, opt
 
 @options.takes("share_images")
 def push(
-    model: Annotated[Path, arg("Folder of a saved model; with --space, of a page.")],
-    repo: Annotated[str, arg("Repository on the Hub: user/name, or name for your own account.")],
-    private: Annotated[bool, opt("Create a private repository.", "--private")] = False,
-    revision: Annotated[str | None, opt("Branch to push to; created from main if it does not exist.")] = None,
-    create_pr: Annotated[bool, opt("Open a pull request instead of committing.", "--create-pr")] = False,
-    tag: Annotated[str | None, opt("Name for the new commit, for example v1.0.")] = None,
-    collection: Annotated[
-        str | None, opt("Collection to add the repository to: a title (created if needed) or a slug.")
-    ] = None,
-    license: Annotated[str | None, opt("Hub license id; else the card's or base model's.")] = None,
-    max_shard_size: Annotated[str, opt("Largest weight file; larger ones are split: 5GB.")] = "5GB",
-    space: Annotated[bool, opt("Push a page written by hf-vit page as a static Space.", "--space")] = False,
-    dry_run: Annotated[bool, opt("Check everything without pushing.", "--dry-run")] = False,
+    model: Annotated[Path, arg(..., "Folder of a saved model; with --space, of a page.")],
+    repo: Annotated[str, arg(..., "Repository on the Hub: user/name, or name for your own account.")],
+    private: bool = opt(False, "Create a private repository.", "--private"),
+    revision: str | None = opt(None, "Branch to push to; created from main if it does not exist."),
+    create_pr: bool = opt(False, "Open a pull request instead of committing.", "--create-pr"),
+    tag: str | None = opt(None, "Name for the new commit, for example v1.0."),
+    collection: str | None = opt(None, "Collection to add the repository to: a title (created if needed) or a slug."),
+    license: str | None = opt(None, "Hub license id; else the card's or base model's."),
+    max_shard_size: str = opt("5GB", "Largest weight file; larger ones are split: 5GB."),
+    space: bool = opt(False, "Push a page written by hf-vit page as a static Space.", "--space"),
+    dry_run: bool = opt(False, "Check everything without pushing.", "--dry-run"),
     **shared: Any,
 ) -> None:
     """Push a model to the Hub in one commit: weights, code, processor, card, plots and records."""
+    given = {**locals()}
     from hf_vit.hub.preflight import check_repo_id
     from hf_vit.hub.push import push_to_hub
     from hf_vit.hub.push_result import describe
 
     check_repo_id(repo)
-    result = push_to_hub(
-        model,
-        repo,
-        private=private,
-        revision=revision,
-        create_pr=create_pr,
-        tag=tag,
-        collection=collection,
-        license=license,
-        max_shard_size=max_shard_size,
-        space=space,
-        dry_run=dry_run,
-        report=typer.echo,
-        **shared,
-    )
+    given |= given.pop("shared")
+    result = push_to_hub(given.pop("model"), given.pop("repo"), **given, report=typer.echo)
     typer.echo(describe(result))

@@ -1,33 +1,25 @@
 """`hf-vit recipes`."""
 
-from typing import Annotated
-
+from hf_vit_cli.command import print_table
 from hf_vit_cli.options import arg
 
 
 def recipes(
-    name: Annotated[str | None, arg("Recipe to show with every value. Default: list all.")] = None,
+    name: str | None = arg(None, "Recipe to show with every value. Default: list all."),
 ) -> None:
     """Show the training recipes: purpose, values and sources."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Column, Table
+    from rich.table import Column
 
     from hf_vit.training.recipes.registry import RECIPES, find_recipe
 
     if name is None:
-        table = Table(Column("recipe", no_wrap=True), "for", "source")
-        for recipe in RECIPES.values():
-            table.add_row(recipe.name, escape(recipe.summary), escape(recipe.source))
-    else:
-        recipe = find_recipe(name)
-        table = Table(Column("value", no_wrap=True), recipe.name)
-        table.add_row("for", escape(recipe.summary))
-        table.add_row("source", escape(recipe.source), end_section=True)
-        for key, value in recipe.settings().items():
-            if key not in ("name", "source"):
-                table.add_row(key, _shown(value))
-    Console().print(table)
+        rows = [(recipe.name, recipe.summary, recipe.source) for recipe in RECIPES.values()]
+        print_table(rows, Column("recipe", no_wrap=True), "for", "source")
+        return
+    recipe = find_recipe(name)
+    values = [(key, _shown(value)) for key, value in recipe.settings().items() if key not in ("name", "source")]
+    known = [("for", recipe.summary), ("source", recipe.source), None]
+    print_table([*known, *values], Column("value", no_wrap=True), recipe.name)
 
 
 def _shown(value: object) -> str:

@@ -5,20 +5,19 @@ from typing import Annotated
 
 import typer
 
+from hf_vit_cli.command import print_table
 from hf_vit_cli.options import arg, opt
 
 
 def scaling_law(
     sources: Annotated[
-        list[str], arg("CSV or JSON files of compute and error, or folders of trained models.", metavar="RUNS...")
+        list[str], arg(..., "CSV or JSON files of compute and error, or folders of trained models.", metavar="RUNS...")
     ],
-    output: Annotated[Path | None, opt("PNG file for the plot.", dir_okay=False)] = None,
-    unit: Annotated[str, opt("Unit of compute in the plot. Folders give exaFLOPs.")] = "exaFLOPs",
-    shift: Annotated[bool, opt("Fit the offset d of compute; --no-shift sets it to 0.", "--shift/--no-shift")] = True,
-    predict: Annotated[
-        list[float] | None, opt("Also predict the error at this compute, with its 95% interval.")
-    ] = None,
-    as_json: Annotated[bool, opt("Print JSON.", "--json")] = False,
+    output: Path | None = opt(None, "PNG file for the plot.", dir_okay=False),
+    unit: str = opt("exaFLOPs", "Unit of compute in the plot. Folders give exaFLOPs."),
+    shift: bool = opt(True, "Fit the offset d of compute; --no-shift sets it to 0.", "--shift/--no-shift"),
+    predict: list[float] | None = opt(None, "Also predict the error at this compute, with its 95% interval."),
+    as_json: bool = opt(False, "Print JSON.", "--json"),
 ) -> None:
     """Fit a scaling law E = a (C + d)^-b + c to at least 5 runs (4 without d), with 95% intervals."""
     from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points
@@ -43,15 +42,10 @@ def scaling_law(
         told = [{"compute": each, "error": error, "interval": between} for each, error, *between in predicted]
         typer.echo(json.dumps(dataclasses.asdict(law) | {"predictions": told}, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "fit", "95% interval", title=str(law), title_justify="left")
-    for name, (low, high) in law.intervals.items():
-        table.add_row(name, f"{getattr(law, name):.4g}", f"{low:.4g} to {high:.4g}")
-    for compute, error, low, high in predicted:
-        table.add_row(f"error at {compute:g}", f"{error:.4g}", f"{low:.4g} to {high:.4g}")
-    table.add_row("residual (rms)", f"{law.residual:.2g}", f"{len(law.points)} runs")
-    Console().print(table)
+    values = [(name, getattr(law, name), *between) for name, between in law.intervals.items()]
+    values += [(f"error at {compute:g}", *rest) for compute, *rest in predicted]
+    rows = [(name, f"{value:.4g}", f"{low:.4g} to {high:.4g}") for name, value, low, high in values]
+    rows.append(("residual (rms)", f"{law.residual:.2g}", f"{len(law.points)} runs"))
+    print_table(rows, "", "fit", "95% interval", title=str(law))
     if output is not None:
         typer.echo(f"plot in {output}")

@@ -5,29 +5,23 @@ from typing import Annotated, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line
+from hf_vit_cli.command import command_line, print_table
 from hf_vit_cli.options import arg, opt
 
 
 @options.takes("skip_bad_images", "image_column", "label_column", "device")
 def soup(
     context: typer.Context,
-    models: Annotated[list[str], arg("Two or more models fine-tuned from one checkpoint.", metavar="MODEL...")],
+    models: Annotated[list[str], arg(..., "Two or more models fine-tuned from one checkpoint.", metavar="MODEL...")],
     output: options.Output,
-    data: Annotated[
-        str | None, opt("Data to evaluate the soup on and to select models by (--greedy); as in --data of finetune.")
-    ] = None,
-    greedy: Annotated[
-        bool, opt("Add models one by one and keep those that improve validation accuracy.", "--greedy")
-    ] = False,
-    batch_size: Annotated[int, opt("Images per forward pass.", min=1)] = 64,
+    data: str | None = opt(
+        None, "Data to evaluate the soup on and to select models by (--greedy); as in --data of finetune."
+    ),
+    greedy: bool = opt(False, "Add models one by one and keep those that improve validation accuracy.", "--greedy"),
+    batch_size: int = opt(64, "Images per forward pass.", min=1),
     **shared: Any,
 ) -> None:
     """Average the weights of fine-tuned models into one (arXiv 2203.05482)."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from hf_vit.training.soups import make_soup
 
     made = make_soup(
@@ -40,12 +34,8 @@ def soup(
         report=typer.echo,
         **shared,
     )
-    table = Table("ingredient", "validation accuracy", "")
-    for one in made.ingredients:
-        table.add_row(escape(one.name), _share(one.accuracy), "in" if one.is_in else "left out")
-    table.add_section()
-    table.add_row("the soup", _share(made.accuracy), "")
-    Console().print(table)
+    rows = [(one.name, _share(one.accuracy), "in" if one.is_in else "left out") for one in made.ingredients]
+    print_table([*rows, None, ("the soup", _share(made.accuracy), "")], "ingredient", "validation accuracy", "")
     if made.test is not None:
         typer.echo(f"test accuracy of the soup: {made.test.top1:.2%} of {made.test.num_images:,} images")
     typer.echo(f"saved in {made.folder}: model, processor, facts.json, README.md")

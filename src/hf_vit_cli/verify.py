@@ -11,14 +11,13 @@ from hf_vit_cli.options import arg, opt
 
 @options.takes("device")
 def verify(
-    repo: Annotated[str, arg("Name on the Hub, user/name, or a folder of export --to onnx or openvino.")],
-    revision: Annotated[str | None, opt("Branch, tag or commit; by default main.")] = None,
-    trust_remote_code: Annotated[
-        bool,
-        opt("Allow code of the repository: the card's examples and the model's remote code.", "--trust-remote-code"),
-    ] = False,
-    results: Annotated[bool, opt("Evaluate again and compare with the published results.", "--results")] = False,
-    data: Annotated[list[str] | None, opt("With --results: path of data that is not public; repeat for more.")] = None,
+    repo: Annotated[str, arg(..., "Name on the Hub, user/name, or a folder of export --to onnx or openvino.")],
+    revision: str | None = opt(None, "Branch, tag or commit; by default main."),
+    trust_remote_code: bool = opt(
+        False, "Allow code of the repository: the card's examples and the model's remote code.", "--trust-remote-code"
+    ),
+    results: bool = opt(False, "Evaluate again and compare with the published results.", "--results"),
+    data: list[str] | None = opt(None, "With --results: path of data that is not public; repeat for more."),
     **shared: Any,
 ) -> None:
     """Download a shared model, compare checksums, load and run it; with --results, evaluate it again.

@@ -13,6 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import partial
 from types import NoneType
 from typing import Any, Literal, cast, get_args, get_origin
 
@@ -44,31 +45,21 @@ class UserError(ValueError):
         super().__init__("".join(char if char.isprintable() else ascii(char)[1:-1] for char in line))
 
 
-def setting(
-    default: Any,
-    help: str,
-    panel: str | None = None,
-    *,
-    flags: str | None = None,
-    typed: Any = None,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """Make a field of a data class that a command takes as an option.
+def setting(default: Any, help: str, panel: str | None = None, **more: Any) -> Any:
+    """Make a field of a data class that a command takes as an option; MISSING as `default` makes it required.
 
     Args:
-        default: its value; MISSING makes it required.
-        help: what the option sets.
-        panel: of `--help`.
-        flags: of a switch, "--x/--no-x"; by default from the field's name.
-        typed: type of what is typed, where that is not the field's.
-        at_least, above, at_most, below: range of a number.
+        default, help, panel: as in `--help`.
+        **more: `flags` of a switch, "--x/--no-x"; `typed`, the type of what is typed where that is not the field's; the
+            range of a number as `at_least`, `above`, `at_most` and `below`.
     """
-    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    told = {"help": help, "panel": panel, "flags": flags, "typed": typed} | limits
-    return dataclasses.field(default=default, metadata=told)
+    known = dict.fromkeys(("flags", "typed", "at_least", "above", "at_most", "below"))
+    return dataclasses.field(default=default, metadata={"help": help, "panel": panel, **known, **more})
+
+
+_optimization, _weights, _augmentation, _run = (
+    partial(setting, panel=panel) for panel in (OPTIMIZATION, WEIGHTS, AUGMENTATION, RUN)
+)
 
 
 @dataclass(frozen=True)
@@ -80,39 +71,37 @@ class AugmentationConfig:
     black, and what is moved by fractions of a pixel bilinear.
     """
 
-    random_resized_crop: tuple[float, float] | None = setting(
-        None, "Random resized crop: smallest and largest share of the image's area; 0 0: off.", AUGMENTATION
+    random_resized_crop: tuple[float, float] | None = _augmentation(
+        None, "Random resized crop: smallest and largest share of the image's area; 0 0: off."
     )
-    horizontal_flip: float = setting(0.0, "Probability of a horizontal flip.", AUGMENTATION)
-    randaugment: tuple[int, int] | None = setting(
-        None, "RandAugment (arXiv 1909.13719): layers and magnitude (0 to 30); 0 0: off.", AUGMENTATION
+    horizontal_flip: float = _augmentation(0.0, "Probability of a horizontal flip.")
+    randaugment: tuple[int, int] | None = _augmentation(
+        None, "RandAugment (arXiv 1909.13719): layers and magnitude (0 to 30); 0 0: off."
     )
-    random_erasing: float = setting(
-        0.0, "Probability that noise replaces a rectangle of 2 to 33% (arXiv 1708.04896).", AUGMENTATION
+    random_erasing: float = _augmentation(
+        0.0, "Probability that noise replaces a rectangle of 2 to 33% (arXiv 1708.04896)."
     )
-    mixup_alpha: float = setting(0.0, "Beta parameter of mixup (arXiv 1710.09412); 0: off.", AUGMENTATION)
-    cutmix_alpha: float = setting(
-        0.0, "Beta parameter of cutmix (arXiv 1905.04899); 0: off. With mixup a batch gets one of them.", AUGMENTATION
+    mixup_alpha: float = _augmentation(0.0, "Beta parameter of mixup (arXiv 1710.09412); 0: off.")
+    cutmix_alpha: float = _augmentation(
+        0.0, "Beta parameter of cutmix (arXiv 1905.04899); 0: off. With mixup a batch gets one of them."
     )
-    shift_px: float = setting(
-        0, "Largest translation in pixels of the model's input; whole numbers move by whole pixels.", AUGMENTATION
+    shift_px: float = _augmentation(
+        0, "Largest translation in pixels of the model's input; whole numbers move by whole pixels."
     )
-    rotation_degrees: float = setting(0.0, "Largest rotation in degrees, either direction.", AUGMENTATION)
-    shear_degrees: float = setting(0.0, "Largest shear in degrees, either direction.", AUGMENTATION)
-    zoom: float = setting(0.0, "Largest zoom in or out, as a share: 0.1.", AUGMENTATION)
-    random_crop: int | None = setting(
-        None, "Random crop after padding with this many reflected pixels (arXiv 2204.07118).", AUGMENTATION
+    rotation_degrees: float = _augmentation(0.0, "Largest rotation in degrees, either direction.")
+    shear_degrees: float = _augmentation(0.0, "Largest shear in degrees, either direction.")
+    zoom: float = _augmentation(0.0, "Largest zoom in or out, as a share: 0.1.")
+    random_crop: int | None = _augmentation(
+        None, "Random crop after padding with this many reflected pixels (arXiv 2204.07118)."
     )
-    auto_augment: str | None = setting(
-        None, "timm augmentation policy (extra timm): rand-m9-mstd0.5-inc1, 3a; none: off.", AUGMENTATION
+    auto_augment: str | None = _augmentation(
+        None, "timm augmentation policy (extra timm): rand-m9-mstd0.5-inc1, 3a; none: off."
     )
-    color_jitter: float = setting(
-        0.0, "Largest change of brightness, contrast and saturation as a share; 0: off.", AUGMENTATION
+    color_jitter: float = _augmentation(
+        0.0, "Largest change of brightness, contrast and saturation as a share; 0: off."
     )
-    scale_jitter: tuple[float, float] | None = setting(
-        None,
-        "Segmentation, detection: smallest and largest scale before a crop (arXiv 2012.07177); 0 0: off.",
-        AUGMENTATION,
+    scale_jitter: tuple[float, float] | None = _augmentation(
+        None, "Segmentation, detection: smallest and largest scale before a crop (arXiv 2012.07177); 0 0: off."
     )
 
     def __post_init__(self) -> None:
@@ -122,11 +111,7 @@ class AugmentationConfig:
             ("random_resized_crop", crop is None or 0 < crop[0] <= crop[1] <= 1, "0 < smallest <= largest <= 1"),
             ("horizontal_flip", 0 <= self.horizontal_flip <= 1, "a probability, 0..1"),
             ("randaugment", rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "layers, magnitude 0..30"),
-            (
-                "auto_augment",
-                policy is None or re.fullmatch(POLICY, policy),
-                "a policy such as rand-m9-mstd0.5-inc1 or 3a",
-            ),
+            ("auto_augment", policy is None or re.fullmatch(POLICY, policy), "a policy: rand-m9-mstd0.5-inc1, 3a"),
             ("random_crop", edge is None or edge >= 0, "0 px or more"),
             ("random_crop", edge is None or crop is None, "one of random_crop and random_resized_crop"),
             ("color_jitter", 0 <= self.color_jitter <= 1, "a share, 0..1"),
@@ -164,93 +149,75 @@ class Recipe:
     name: str
     source: str
     summary: str
-    optimizer: Literal["adamw", "sgd", "lamb", "lion", "muon"] = setting(
-        "adamw", "adamw, sgd, lamb (arXiv 1904.00962), lion (2302.06675) or muon (2502.16982).", OPTIMIZATION
+    optimizer: Literal["adamw", "sgd", "lamb", "lion", "muon"] = _optimization(
+        "adamw", "adamw, sgd, lamb (arXiv 1904.00962), lion (2302.06675) or muon (2502.16982)."
     )
     learning_rate: float = setting(MISSING, "Peak of the learning rate, after the warm-up.", above=0)
     learning_rates: tuple[float, ...] = ()
-    weight_decay: float = setting(
-        0.0, "Weight decay of matrices and kernels; decoupled for adamw and lion.", OPTIMIZATION, at_least=0
+    weight_decay: float = _optimization(
+        0.0, "Weight decay of matrices and kernels; decoupled for adamw and lion.", at_least=0
     )
-    momentum: float = setting(0.9, "Momentum of sgd and muon.", OPTIMIZATION, at_least=0, below=1)
-    beta1: float = setting(
-        0.9, "First beta of the other optimizers, and of muon's adamw.", OPTIMIZATION, at_least=0, below=1
+    momentum: float = _optimization(0.9, "Momentum of sgd and muon.", at_least=0, below=1)
+    beta1: float = _optimization(0.9, "First beta of the other optimizers, and of muon's adamw.", at_least=0, below=1)
+    beta2: float = _optimization(0.999, "Second beta of these optimizers.", at_least=0, below=1)
+    schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = _optimization(
+        "cosine", "Learning rate after the warm-up: cosine, linear, constant or warmup_stable_decay."
     )
-    beta2: float = setting(0.999, "Second beta of these optimizers.", OPTIMIZATION, at_least=0, below=1)
-    schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = setting(
-        "cosine", "Learning rate after the warm-up: cosine, linear, constant or warmup_stable_decay.", OPTIMIZATION
+    warmup: float = _optimization(0.0, "Warm-up: share of all steps if below 1, else steps.", at_least=0)
+    cooldown: float = _optimization(
+        0.2, "1 - sqrt decay of warmup_stable_decay: share of all steps if below 1, else steps.", above=0
     )
-    warmup: float = setting(0.0, "Warm-up: share of all steps if below 1, else steps.", OPTIMIZATION, at_least=0)
-    cooldown: float = setting(
-        0.2, "1 - sqrt decay of warmup_stable_decay: share of all steps if below 1, else steps.", OPTIMIZATION, above=0
-    )
-    min_learning_rate: float = setting(
-        0.0, "Final learning rate of cosine and warmup_stable_decay.", OPTIMIZATION, at_least=0
-    )
+    min_learning_rate: float = _optimization(0.0, "Final learning rate of cosine and warmup_stable_decay.", at_least=0)
     epochs: float | None = setting(None, "Epochs: passes over the training split.", above=0)
     steps: int | None = setting(None, "Optimizer steps, instead of epochs.", above=0)
     batch_size: int = setting(MISSING, "Images per optimizer step, over all devices.", above=0)
-    clip: float = setting(1.0, "Gradient clipping: largest norm; 0: off.", OPTIMIZATION, at_least=0)
-    loss: Literal["ce", "bce"] = setting(
-        "ce", "ce (softmax cross-entropy), or bce (binary cross-entropy, summed over the classes).", OPTIMIZATION
+    clip: float = _optimization(1.0, "Gradient clipping: largest norm; 0: off.", at_least=0)
+    loss: Literal["ce", "bce"] = _optimization(
+        "ce", "ce (softmax cross-entropy), or bce (binary cross-entropy, summed over the classes)."
     )
-    bce_threshold: float | None = setting(
-        None, "bce: targets of mixed images above it become 1, others 0 (arXiv 2110.00476).", OPTIMIZATION,
-        at_least=0, below=1,
-    )  # fmt: skip
-    class_weights: bool = setting(False, "Weight the loss by inverse class frequency (ce).", OPTIMIZATION)
-    balanced_sampling: bool = setting(False, "Sample all classes equally often, with repetition.", OPTIMIZATION)
-    repeated_augmentation: int = setting(
-        1, "Differently augmented copies of an image per batch (arXiv 1901.09335).", OPTIMIZATION, at_least=1
+    bce_threshold: float | None = _optimization(
+        None, "bce: targets of mixed images above it become 1, others 0 (arXiv 2110.00476).", at_least=0, below=1
     )
-    new_head: bool = setting(
-        False, "If the classes match, start a new head or keep the checkpoint's.", OPTIMIZATION,
-        flags="--new-head/--keep-head",
-    )  # fmt: skip
-    head_bias: float | None = setting(
-        None, "Initial bias of a new head. Default: 0, with bce -log(classes).", OPTIMIZATION
+    class_weights: bool = _optimization(False, "Weight the loss by inverse class frequency (ce).")
+    balanced_sampling: bool = _optimization(False, "Sample all classes equally often, with repetition.")
+    repeated_augmentation: int = _optimization(
+        1, "Differently augmented copies of an image per batch (arXiv 1901.09335).", at_least=1
     )
-    label_smoothing: float = setting(
-        0.0, "Label smoothing: probability spread over all classes.", OPTIMIZATION, at_least=0, below=1
+    new_head: bool = _optimization(
+        False, "If the classes match, start a new head or keep the checkpoint's.", flags="--new-head/--keep-head"
     )
-    dropout: float | None = setting(None, "Dropout rate. Default: the model's.", OPTIMIZATION, at_least=0, below=1)
-    drop_path: float | None = setting(
-        None, "Drop path (stochastic depth) rate. Default: the model's.", OPTIMIZATION, at_least=0, below=1
+    head_bias: float | None = _optimization(None, "Initial bias of a new head. Default: 0, with bce -log(classes).")
+    label_smoothing: float = _optimization(
+        0.0, "Label smoothing: probability spread over all classes.", at_least=0, below=1
+    )
+    dropout: float | None = _optimization(None, "Dropout rate. Default: the model's.", at_least=0, below=1)
+    drop_path: float | None = _optimization(
+        None, "Drop path (stochastic depth) rate. Default: the model's.", at_least=0, below=1
     )
     architecture: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     tune: Literal["all", "head", "lora"] = setting(
         "all", "Weights to train: all, head, or lora (arXiv 2106.09685; extra peft)."
     )
-    lora_rank: int = setting(8, "Rank of LoRA's updates of queries and values.", WEIGHTS, above=0)
-    lora_alpha: float = setting(16.0, "LoRA's updates are scaled by alpha / rank.", WEIGHTS, above=0)
-    layer_decay: float | None = setting(
-        None,
-        "Layer-wise decay of the learning rate (arXiv 2106.08254).",
-        WEIGHTS,
-        above=0,
-        at_most=1,
+    lora_rank: int = _weights(8, "Rank of LoRA's updates of queries and values.", above=0)
+    lora_alpha: float = _weights(16.0, "LoRA's updates are scaled by alpha / rank.", above=0)
+    layer_decay: float | None = _weights(
+        None, "Layer-wise decay of the learning rate (arXiv 2106.08254).", above=0, at_most=1
     )
-    average_decay: float | None = setting(
+    average_decay: float | None = _weights(
         None,
         "Decay of an EMA of the weights, for example 0.9999; the EMA weights are evaluated and saved.",
-        WEIGHTS,
         at_least=0,
         below=1,
     )
-    sam_rho: float = setting(
-        0.0, "Radius of sharpness-aware minimization (arXiv 2010.01412); 0: off.", WEIGHTS, at_least=0
-    )
-    sam_micro_batches: bool = setting(
-        False,
-        "Compute SAM's perturbation per micro-batch or per step.",
-        WEIGHTS,
-        flags="--sam-micro-batches/--sam-batch",
+    sam_rho: float = _weights(0.0, "Radius of sharpness-aware minimization (arXiv 2010.01412); 0: off.", at_least=0)
+    sam_micro_batches: bool = _weights(
+        False, "Compute SAM's perturbation per micro-batch or per step.", flags="--sam-micro-batches/--sam-batch"
     )
     image_size: tuple[int, int] | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
-    evaluations: int = setting(20, "Validations and checkpoints in all, evenly spaced.", OPTIMIZATION, above=0)
-    patience: int | None = setting(
-        None, "Stop after so many evaluations without a better score or loss.", OPTIMIZATION, above=0
+    evaluations: int = _optimization(20, "Validations and checkpoints in all, evenly spaced.", above=0)
+    patience: int | None = _optimization(
+        None, "Stop after so many evaluations without a better score or loss.", above=0
     )
 
     def __post_init__(self) -> None:
@@ -354,10 +321,10 @@ class FinetuneOptions:
     """
 
     image_size: tuple[int, int] | None = setting(
-        None, "Input size in pixels: 224 or 224x160. Position embeddings are resampled. Default: the recipe's or "
-            "model's.",
+        None,
+        "Input size in pixels: 224 or 224x160. Position embeddings are resampled. Default: the recipe's or model's.",
         typed=str,
-    )  # fmt: skip
+    )
     micro_batch_size: int | None = setting(
         None, "Images per forward pass; gradients are accumulated exactly. Default: at most 128."
     )
@@ -368,23 +335,21 @@ class FinetuneOptions:
         0, "Random seed for weight initialization, data order, augmentation, masks and dropout.", at_least=0
     )
     num_workers: int = setting(0, "Data loading processes.", at_least=0)
-    streaming: bool = setting(False, "Stream the data instead of loading it; needs --steps or a known size.", RUN)
-    skip_bad_images: bool = setting(
-        False, "Leave out unreadable images, and training images smaller than a patch.", RUN
-    )
+    streaming: bool = _run(False, "Stream the data instead of loading it; needs --steps or a known size.")
+    skip_bad_images: bool = _run(False, "Leave out unreadable images, and training images smaller than a patch.")
     resume: bool = setting(False, "Resume from the last complete checkpoint in the output directory.")
-    keep_checkpoints: bool = setting(False, "Keep OUTPUT/checkpoints when the run is complete.", RUN)
-    image_column: str | None = setting(None, "Column of a list or table with the images, or their files.", RUN)
-    label_column: str | None = setting(
-        None, "Column with the classes (multi-label: the columns cat,dog of 0 and 1), masks or objects.", RUN
+    keep_checkpoints: bool = _run(False, "Keep OUTPUT/checkpoints when the run is complete.")
+    image_column: str | None = _run(None, "Column of a list or table with the images, or their files.")
+    label_column: str | None = _run(
+        None, "Column with the classes (multi-label: the columns cat,dog of 0 and 1), masks or objects."
     )
     device: str | None = setting(None, "torch device, such as cpu or cuda:1. Default: a GPU if there is one.")
-    process_timeout: int = setting(1800, "Seconds to wait for other processes (torchrun) before the run stops.", RUN)
-    report_to: str = setting("none", "Also log to tensorboard (OUTPUT/runs), wandb or trackio.", RUN)
+    process_timeout: int = _run(1800, "Seconds to wait for other processes (torchrun) before the run stops.")
+    report_to: str = _run("none", "Also log to tensorboard (OUTPUT/runs), wandb or trackio.")
     push: str | None = setting(None, "Repository on the Hub, user/name, to push the finished model to.")
-    private: bool = setting(False, "With --push: create a private repository.", RUN)
-    license: str | None = setting(None, "With --push: Hub license id. Default: the base model's.", RUN)
-    share_images: bool = setting(False, "Also show plots that contain images of the data in the model card.", RUN)
+    private: bool = _run(False, "With --push: create a private repository.")
+    license: str | None = _run(None, "With --push: Hub license id. Default: the base model's.")
+    share_images: bool = _run(False, "Also show plots that contain images of the data in the model card.")
 
     def __post_init__(self) -> None:
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
@@ -416,11 +381,7 @@ OVERRIDABLE = frozenset(RECIPE_FIELDS) | frozenset(AUGMENTATION_FIELDS)
 
 
 def _checked(known: Field[Any], value: Any) -> Any:
-    """Return a value of a recipe in the type of its field.
-
-    Raises:
-        UserError: it has another one, or is out of range.
-    """
+    """Return a value of a recipe in the type of its field."""
     kind: Any = known.type
     parts, need = (kind, *get_args(kind)), ""
     if value is None and NoneType in parts:

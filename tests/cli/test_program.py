@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -138,12 +139,15 @@ def test_torch_is_not_heard_complaining_of_torchao():
     assert heard == ["<enum 'Mine'> is already registered"]
 
 
-def test_no_foreign_line_is_printed():
-    """Not by `python -m` either, which imports the package before the program."""
-    done = subprocess.run([sys.executable, "-m", "hf_vit", "recipes", "no-such-recipe"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
+def test_python_m_prints_no_foreign_line_and_imports_nothing_for_help():
+    """It imports the package before the program."""
+    program = [sys.executable, "-X", "importtime", "-m", "hf_vit"]
+    done = subprocess.run([program[0], *program[3:], "recipes", "no-such-recipe"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("hf-vit: ")
-    assert done.stderr.count("\n") == 1
+    done = subprocess.run([*program, "--help"], capture_output=True, text=True)
+    assert (done.returncode, "finetune" in done.stdout) == (0, True)
+    assert not re.findall(r"\| +(transformers|torch|numpy)$", done.stderr, flags=re.MULTILINE)
 
 
 def read(command, words):
