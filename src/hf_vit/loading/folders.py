@@ -11,6 +11,7 @@ from torch import nn
 
 from hf_vit.conversion.loading import Source
 from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
+from hf_vit.display import shortened
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError, first_line
 from hf_vit.loading.outputs import TASKS
@@ -44,9 +45,6 @@ def load_transformers(
 
     Code that comes with a checkpoint is never run. The weights keep the dtype they are stored in. A checkpoint of an
     image classifier and one of segmentation or detection come with their heads, any other as the bare model.
-
-    Raises:
-        UserError: the device does not exist, or the checkpoint is incomplete or damaged.
     """
     import transformers
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
@@ -81,11 +79,7 @@ def load_transformers(
 
 
 def load_weights(source: Source, auto_class: Any, head: str) -> Any:
-    """A model by an Auto class ("AutoModel" and `head`) with all its weights.
-
-    Raises:
-        UserError: they are damaged, incomplete, or do not fit.
-    """
+    """A model by an Auto class ("AutoModel" and `head`) with all its weights."""
     name = source.name
     try:
         model, report = auto_class.from_pretrained(source.path, output_loading_info=True, trust_remote_code=False)
@@ -98,7 +92,7 @@ def load_weights(source: Source, auto_class: Any, head: str) -> Any:
     if not head:  # a bare model may lack the pooler, which checkpoints of other heads do not hold
         missing = [key for key in missing if "pooler" not in key]
     if missing:
-        lacking = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        lacking = shortened(missing, 3)
         if head == "ForImageClassification":
             raise UserError(
                 f"{name} is not a trained image classifier: its weights lack {lacking}; "
@@ -138,9 +132,6 @@ class ImageGPTFeatures(nn.Module):
 
     The palette (`clusters`, [V, 3]) is part of the model, so that it takes pixels [B, 3, H, W] like any other. Choosing
     a color has no gradient.
-
-    Raises:
-        UserError: the model has no place for so many pixels.
     """
 
     clusters: torch.Tensor

@@ -82,11 +82,7 @@ class GraphForImageClassification(nn.Module):
         self.register_buffer("sha256", torch.frombuffer(bytearray(digest), dtype=torch.uint8))
 
     def forward(self, pixel_values: torch.Tensor) -> ImageClassifierOutput:
-        """Logits of images [B, C, H, W].
-
-        Raises:
-            UserError: the graph refuses images of this size or number.
-        """
+        """Logits of images [B, C, H, W]."""
         return ImageClassifierOutput(logits=self._run(pixel_values)["logits"])  # pyright: ignore[reportArgumentType]
 
     def forward_features(self, pixel_values: torch.Tensor) -> torch.Tensor:

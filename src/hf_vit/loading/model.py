@@ -23,12 +23,14 @@ from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
 from hf_vit.data.labels import plain_name
 from hf_vit.data.transforms import input_size as size_of
+from hf_vit.display import shortened
 from hf_vit.environment import keep_freed_memory, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
 from hf_vit.loading.folders import ImageGPTFeatures, image_gpt_features, load_transformers
 from hf_vit.loading.graphs import GraphForImageClassification, canvas, graph_file
-from hf_vit.loading.timm_models import load_timm, timm_data_config, timm_label_names
+from hf_vit.loading.timm_models import load_timm, timm_label_names
+from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.reading import CONFIG
 
 if TYPE_CHECKING:
@@ -42,23 +44,20 @@ def label_names_of(model: "nn.Module") -> list[str]:
 
 
 def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[int]:
-    """For every class of the data, the index of the model's class of that name, in whichever Unicode form.
-
-    Raises:
-        UserError: the model has no class of that name, or several.
-    """
+    """For every class of the data, the index of the model's class of that name, in whichever Unicode form."""
     if list(data_names) == list(model_names):
         return list(range(len(model_names)))
     data_names, model_names = list(map(plain_name, data_names)), list(map(plain_name, model_names))
     index = {name: position for position, name in enumerate(model_names)}
-    if unknown := [name for name in data_names if name not in index]:
+    if unknown := [repr(name) for name in data_names if name not in index]:
+        known = shortened(list(map(repr, model_names)))
         raise UserError(
-            f"the data has classes that the model does not have: {_some(unknown)}; the model's are "
-            f"{_some(model_names)}; use data with these class names, or rename the classes"
+            f"the data has classes that the model does not have: {shortened(unknown)}; the model's are {known}; "
+            "use data with these class names, or rename the classes"
         )
     counts = Counter(model_names)
-    if twice := [name for name in data_names if counts[name] > 1]:
-        raise UserError(f"the model has several classes named {_some(twice)}; rename them in its config (id2label)")
+    if twice := [repr(name) for name in data_names if counts[name] > 1]:
+        raise UserError(f"the model has several classes named {shortened(twice)}; rename them in its config (id2label)")
     return [index[name] for name in data_names]
 
 
@@ -66,11 +65,6 @@ def unique_names(names: Sequence[str]) -> list[str]:
     """The names, those that occur twice followed by their index: ImageNet has two classes "crane"."""
     counts = Counter(names)
     return [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names)]
-
-
-def _some(names: Sequence[str], limit: int = 10) -> str:
-    shown = ", ".join(repr(str(name)) for name in names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 @final
@@ -116,11 +110,7 @@ class LoadedModel:
         return [label_names_of(self.model)] if _classifies(self.model) else []
 
     def label_names(self, data_names: Sequence[str]) -> list[str]:
-        """Of the sets of names the one that knows these classes of the data, else the first.
-
-        Raises:
-            UserError: the model names no classes, or is a regression model.
-        """
+        """Of the sets of names the one that knows these classes of the data, else the first."""
         if not self.label_sets:
             raise UserError("it has no head with named classes")
         refuse_regression(self.model, self.name, "classification")
@@ -129,20 +119,14 @@ class LoadedModel:
         return (fitting or self.label_sets)[0]
 
     def classes_of(self, data_names: Sequence[str]) -> list[int]:
-        """For every class of the data the model's class of that name.
-
-        Raises:
-            UserError: the model names no classes, or does not know one of these.
-        """
+        """For every class of the data the model's class of that name."""
         return match_labels(data_names, self.label_names(data_names))
 
     @property
     def image_size(self) -> tuple[int, int] | None:
         """(height, width) px of the images the model was made for, where its config tells."""
         size = getattr(getattr(self.model, "config", None), "image_size", None)
-        if size is None or isinstance(size, int):
-            return None if size is None else (size, size)
-        return int(size[0]), int(size[1])
+        return None if size is None else as_pair(size)
 
     @cached_property
     def input_size(self) -> tuple[int, int]:
@@ -151,17 +135,12 @@ class LoadedModel:
 
         if self.resizes:
             return size_of(self.processor)
-
         height, width = self.prepare([Image.new("RGB", (64, 64))]).shape[-2:]
         return height, width
 
     @property
     def draft_side(self) -> int:
-        """px that both sides of an image need for its preparation not to enlarge it.
-
-        Raises:
-            UserError: it does not say what size images are resized to.
-        """
+        """px that both sides of an image need for its preparation not to enlarge it."""
         size = getattr(self.processor, "size", None) or {}
         sides = [size.get(name) for name in ("height", "width", "shortest_edge")]
         if self.resizes or not any(sides) or not getattr(self.processor, "do_resize", True):
@@ -349,9 +328,10 @@ def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> 
     model = load_timm(source, device)
     if as_classifier and not getattr(model, "num_classes", 0):
         raise UserError(f"{source.name} is not a classifier: it has no head (num_classes 0)")
+    from timm.data.config import resolve_model_data_config
     from timm.data.transforms_factory import create_transform
 
-    transform: Any = create_transform(**timm_data_config(model), is_training=False)
+    transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
     name = TIMM + _name_of(source).removeprefix(TIMM)
     return LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), name)
 

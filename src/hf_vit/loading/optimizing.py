@@ -55,11 +55,7 @@ def optimize(subject: LoadedModel, engine: str) -> None:
 
 
 def optimized_copy(subject: LoadedModel, num_images: int | None) -> tuple[LoadedModel, str | None]:
-    """The subject with a copy of its model that so many images repay, and its engine; else as it is, and None.
-
-    Raises:
-        UserError: too little memory.
-    """
+    """The subject with a copy of its model that so many images repay, and its engine; else as it is, and None."""
     engine = engine_for(subject, num_images)
     if engine is None:
         return subject, None

@@ -77,9 +77,6 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
     """[B, D]: what the classification head sees; of a model without a head its pooled output.
 
     A model without a pooled output gives its class token, without one the mean of its patches.
-
-    Raises:
-        UserError: the model is of another library than hf_vit, transformers or timm.
     """
     if hasattr(model, "forward_head") and hasattr(model, "forward_features"):
         timm_model: Any = model

@@ -116,9 +116,6 @@ def at_own_size(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
     An image is resized to the nearest whole patches, and shrunk only where it holds more than `max_num_patches` of
     them; it is scaled as the image processor does it, and neither cropped nor stretched by more than half a patch (by
     less than a whole one where it is shrunk).
-
-    Raises:
-        UserError: the model takes no batches of mixed sizes.
     """
     model: Any = subject.model
     family = family_of(getattr(getattr(model, "config", None), "model_type", None))

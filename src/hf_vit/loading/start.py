@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, ViTImageProcessor
 from hf_vit.conversion.loading import Source, find_source
 from hf_vit.conversion.progress import without_transformers_report
 from hf_vit.data.labels import plain_name
+from hf_vit.display import shortened
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import AUTO_CLASSES, Door, dense_head_of, family_of, problem_type_of
 from hf_vit.loading.graphs import graph_file
@@ -53,12 +54,8 @@ def find_model(name: str | HfBaseConfig) -> Source:
     except UserError as error:
         if source.family is not None:
             raise
-        kind = source.stored.get("model_type") or "unknown"
-        what = (
-            f", a checkpoint of another architecture ('{kind}'),"
-            if source.path is not None and source.path.is_dir()
-            else ""
-        )
+        kind, is_folder = source.stored.get("model_type") or "unknown", source.path is not None and source.path.is_dir()
+        what = f", a checkpoint of another architecture ('{kind}')," if is_folder else ""
         raise UserError(
             f"{name}{what} cannot be converted to hf_vit: {error}; give another checkpoint, or start from a "
             "variant such as S/16"
@@ -174,11 +171,7 @@ def backbone_in(model: nn.Module) -> HfBaseBackbone:
 
 
 def _rates(source: Source, dropout: float | None, drop_path: float | None) -> dict[str, float]:
-    """The rates as fields of the configuration; 0 is what a family without them has.
-
-    Raises:
-        UserError: the family has no such rate.
-    """
+    """The rates as fields of the configuration; 0 is what a family without them has."""
     rates = {"hidden_dropout_prob": ("dropout", dropout), "drop_path_rate": ("drop path", drop_path)}
     known = {field: value for field, (_, value) in rates.items() if hasattr(source.config, field)}
     if wrong := [name for field, (name, value) in rates.items() if field not in known and value]:
@@ -199,16 +192,15 @@ def _build(
     assert family is not None
     if door in family.not_applicable:
         raise UserError(f"{source.name}: {family.why_not(door)}")
+    sizes = {} if side is None else {"image_size": side}
     try:
+        fields = {**source.config.to_dict(), **changes, **({} if source.has_weights else sizes)}
+        config = type(source.config).from_dict(fields)
         if not source.has_weights:
-            sizes = {} if side is None else {"image_size": side}
-            config = type(source.config).from_dict({**source.config.to_dict(), **changes, **sizes})
-            auto_class: Any = getattr(transformers, AUTO_CLASSES[door])
-            return auto_class.from_config(config, dtype=torch.float32)
-        config = type(source.config).from_dict({**source.config.to_dict(), **changes})
+            return getattr(transformers, AUTO_CLASSES[door]).from_config(config, dtype=torch.float32)
         if image_size is not None:
             config.grid_of(*image_size)  # an MLP-Mixer takes one size
-        return _load(source, family.classes[door], config, side, new)
+        return _load(source, family.classes[door], config, sizes, new)
     except StrictDataclassError as error:
         raise UserError(f"{source.name}: {strict_reason(error)}") from error
     except UserError:
@@ -245,13 +237,8 @@ def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcess
 
 
 def _load(
-    source: Source,
-    model_class: Any,
-    config: HfBaseConfig,
-    image_size: int | tuple[int, int] | None,
-    new: tuple[str, ...],
+    source: Source, model_class: Any, config: HfBaseConfig, sizes: Mapping[str, Any], new: tuple[str, ...]
 ) -> PreTrainedModel:
-    sizes = {} if image_size is None else {"image_size": image_size}
     state = source.converted_state() if source.family is None else None
     if source.dense_head is not None:
         state = backbone_in(dense_model(source)).state_dict()
@@ -272,6 +259,6 @@ def _load(
     missing = {key for key in report["missing_keys"] if not key.endswith(_COUNTED)}
     wrong = sorted(key for key in {*missing, *mismatched} if not key.startswith(new))
     if wrong:
-        shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        raise UserError(f"the weights of {source.name} are missing or misshaped: {shown}; save the checkpoint again")
+        keys = shortened(wrong, 3)
+        raise UserError(f"the weights of {source.name} are missing or misshaped: {keys}; save the checkpoint again")
     return model

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_timm(source: Source, device: str | None = None) -> Any:
-    """Load a model of timm with its weights, in evaluation mode: by name, from a file, or from a folder.
-
-    Raises:
-        UserError: timm is not installed, or there is no such model with weights.
-    """
+    """Load a model of timm with its weights, in evaluation mode: by name, from a file, or from a folder."""
     name, folder = source.name.removeprefix(TIMM), source.path
     try:
         import timm
@@ -75,13 +71,6 @@ def _from_file(architecture: str, file: str) -> "nn.Module":
     head = weights.get(f"{classifier if isinstance(classifier, str) else (classifier or [''])[0]}.weight")
     options: dict[str, Any] = {} if head is None else {"num_classes": len(head)}
     return timm.create_model(architecture, checkpoint_path=str(path), **options)
-
-
-def timm_data_config(model: "nn.Module") -> dict[str, Any]:
-    """How a model of timm is fed: input_size (C, H, W), mean and std [C] of pixels in 0..1, interpolation."""
-    from timm.data.config import resolve_model_data_config
-
-    return resolve_model_data_config(model)
 
 
 def timm_label_names(model: "nn.Module") -> list[list[str]]:

@@ -18,7 +18,6 @@ from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of, refuse_regression
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.pixels import PixelScale
-from hf_vit.loading.timm_models import timm_data_config
 from hf_vit.models.loss_hf_vit import classification_loss
 from hf_vit.training.plan import Run
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
@@ -114,7 +113,9 @@ def open_teacher(source: Any, device: str | None = None) -> Teacher:
 
 def _as_teacher(subject: LoadedModel) -> Teacher:
     if subject.processor is None:
-        config = timm_data_config(subject.model)
+        from timm.data.config import resolve_model_data_config
+
+        config: Any = resolve_model_data_config(subject.model)
         height, width = config["input_size"][1:]
         scale = PixelScale(tuple(config["mean"]), tuple(config["std"]))
         return Teacher(subject, scale, (height, width), _MODES.get(config["interpolation"], "bicubic"))
