@@ -207,9 +207,9 @@ def test_refused_where_classes_are_needed(
 def test_the_card_and_a_classifier_that_starts_from_it(saved: Path):
     assert not run("card", saved)
     card = (saved / "README.md").read_text(encoding="utf-8")
-    for word in ("3 values for every image (regression)", "- image-regression"):
+    for word in ("3 values per image (regression)", "- image-regression"):
         assert word in card
-    for word in ("accuracy", "43.75", "pipeline_tag", "argmax", "sorts images", "model-index"):
+    for word in ("accuracy", "43.75", "pipeline_tag", "argmax", "classifies images", "model-index"):
         assert word not in card, word
     model = build_classifier(find_model(str(saved)), NAMES)
     assert model.config.problem_type is None

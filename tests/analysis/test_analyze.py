@@ -365,9 +365,9 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, capsys, monkeypatch
 
 def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path):
     assert run(*typed(model, pictures, tmp_path, "--only", "cka")) == 0
-    assert "## How it sees" in write_card(model).read_text()
+    assert "## Analysis" in write_card(model).read_text()
     append_record(model, new_record("training", values={}, command="hf-vit finetune"))
-    assert "## How it sees" not in write_card(model).read_text()
+    assert "## Analysis" not in write_card(model).read_text()
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_every_fact_is_in_the_card(told: Path) -> None:
         assert f"| {row} |" in card
     assert "```bash\nhf-vit finetune --data digits\n```" in card
     assert "1 layer, width 16, 2 attention heads, patches of 4x4 px, images of 8x12 px" in card
-    assert "sorts images into 6 classes" in card
+    assert "classifies images into 6 classes" in card
     assert f"Classes: {', '.join(NAMES)}." in card
     assert "arxiv.org/abs/2010.11929" in card
     assert "trained on digits, split train, 1,257 images" in card

@@ -181,14 +181,14 @@ def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path)
 def test_the_card_links_to_the_space(model_folder: Path) -> None:
     """From then on, also in cards of later facts; before, it says how a page is made."""
     card = write_card(model_folder, license="mit").read_text()
-    assert "A page that runs it in the browser is made by `hf-vit page plain --output page`" in card
+    assert "To make a page that runs it in the browser: `hf-vit page plain --output page`" in card
     with pytest.raises(SystemExit) as ended:
         main(["card", str(model_folder), "--space", "alice/my_page"])
     assert ended.value.code == 0
     for told in ((model_folder / "README.md").read_text(), render_card(model_folder)):
         line = r"Try it in the browser: [alice/my\_page](https://huggingface.co/spaces/alice/my_page)"
         assert line in told.splitlines()
-        assert "is made by `hf-vit page" not in told
+        assert "in the browser: `hf-vit page" not in told
         assert "| space |" not in told
 
 
@@ -206,7 +206,7 @@ def test_a_link_leads_to_a_space_or_into_the_repository(model_folder: Path) -> N
         card = render_card(model_folder)
         is_way = "Try it in the browser: [its page](pages/mine/index.html)" in card.splitlines()
         assert is_way == ("Try it in the browser" in card) == (told == {"page": "pages/mine/index.html"}), told
-        assert ("is made by `hf-vit page" in card) != is_way, told
+        assert ("in the browser: `hf-vit page" in card) != is_way, told
         assert "| page |" not in card
 
 
