@@ -14,7 +14,7 @@ from PIL import Image
 # What the bad value of an option or argument is drawn from, by its name; a number by its type. Whatever is added to the
 # program must be added here, or the campaign says so.
 KINDS = {
-    "model": "model models teacher against other", "data": "data images source unlabelled calibrate",
+    "model": "model models teacher against other", "data": "data images source unlabeled calibrate",
     "output": "output report", "runtime": "runtime", "size": "image_size resize_to", "repository": "repo push space",
     "file": "verify labels class_map cue_conflict config sources real_labels mappings", "place": "places",
     "device": "device", "address": "address", "text": "sweep_rates device_flops sha256 license revision tag "
@@ -116,11 +116,11 @@ _BESIDE = {
     ("evaluate", "--protocol real"): "real_labels", ("evaluate", "--protocol objectnet"): "mappings",
     ("evaluate", "--protocol patch-drop"): "patch_size fill",
     ("diff", "--data colours"): "image_column label_column num_images", ("card", "--power 30"): "carbon_intensity",
-    ("finetune", "--teacher model_2"): "temperature distillation distillation_weight unlabelled",
+    ("finetune", "--teacher model_2"): "temperature distillation distillation_weight unlabeled",
     ("finetune", "--loss bce"): "bce_threshold", ("finetune", "--tune lora"): "lora_rank lora_alpha",
     ("finetune", "--task segmentation"): "head head_width scale_jitter", ("finetune", "--optimizer sgd"): "momentum",
     ("finetune", _SCHEDULE): "cooldown", ("pretrain", _SCHEDULE): "cooldown",
-    ("finetune", _TEACHER): "self_training unlabelled_ratio pseudo_labels confidence images_per_class head_dropout",
+    ("finetune", _TEACHER): "self_training unlabeled_ratio pseudo_labels confidence images_per_class head_dropout",
     ("finetune", f"{_TEACHER} --self-training meta-pseudo-labels"): "uda_weight uda_temperature uda_threshold",
     ("finetune", "--runner ray --sweep-rates 0.001,0.01"): "address",
     ("pretrain", "--objective contrastive"):
@@ -132,7 +132,7 @@ _BESIDE = {
     ("export", "--to onnx --calibrate colours"): "quantize", ("export", "--to onnx --quantize static"): "calibrate",
     **{(command, "--runner ray"): "address" for command in ("compare", "embed", "evaluate", "predict")},
     ("cost", "--images 1000"): "epochs device_flops", ("cost", "--mode memory"): "batch_size precision",
-    ("cost", "--images 1000 --device-flops 1e12"): "devices utilisation price",
+    ("cost", "--images 1000 --device-flops 1e12"): "devices utilization price",
 }  # fmt: skip
 BESIDE = {(command, name): words for (command, words), names in _BESIDE.items() for name in names.split()}
 

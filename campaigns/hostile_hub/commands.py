@@ -10,7 +10,7 @@ from hf_vit_cli.main import build_app
 
 # What stands for a repository: in its help it is a model, data or an image of the Hub, or a model's folder.
 _TAKES = re.compile(
-    r"Hub id|hf://|on the Hub|[Ff]older of a saved|teacher|fine-tunings|second model|as in finetune|as --data", re.I
+    r"Hub id|hf://|on the Hub|[Ff]older of a saved|teacher|fine-tuned from one|second model|as in --data|as --data", re.I
 )
 _ONE_STEP = ["--steps", "1", "--batch-size", "6", "--evaluations", "1"]
 _COMPARE = ["compare", "--output", "{out}", "--no-robustness", "--speed-turns", "0"]
@@ -60,7 +60,7 @@ DATA: dict[str, list[str]] = {
     "finetune data": ["finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP],
     "finetune data --streaming": [*("finetune", "{good}", "--data", "{repo}", "--output", "{out}", *_ONE_STEP,
         "--streaming")],
-    "finetune unlabelled": [*("finetune", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP), *("--teacher",
+    "finetune unlabeled": [*("finetune", "{good}", "--data", "{data}", "--output", "{out}", *_ONE_STEP), *("--teacher",
         "{good}", "--unlabeled", "{repo}", "--confidence", "0")],
     "pretrain data": [*("pretrain", "{good}", "--data", "{repo}", "--output", "{out}"), *("--steps", "1",
         "--batch-size", "6", "--evaluations", "1")],
