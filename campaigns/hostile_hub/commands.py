@@ -10,7 +10,7 @@ from hf_vit_cli.main import build_app
 
 # What stands for a repository: in its help it is a model, data or an image of the Hub, or a model's folder.
 _TAKES = re.compile(
-    r"Hub id|hf://|on the Hub|[Ff]older of a saved|teacher|fine-tuned from one|second model|as in --data|as --data", re.I
+    r"Hub id|hf://|on the Hub|[Ff]older of a saved|teacher|fine-tuned from one|second model|as (in )?--data", re.I
 )
 _ONE_STEP = ["--steps", "1", "--batch-size", "6", "--evaluations", "1"]
 _COMPARE = ["compare", "--output", "{out}", "--no-robustness", "--speed-turns", "0"]
