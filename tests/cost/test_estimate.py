@@ -92,8 +92,8 @@ def test_a_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         sides.append(*{*left.shape, *right.shape})
 
     monkeypatch.setattr(torch, "mm", multiply)
-    monkeypatch.setattr("hf_vit.cost.device._SECONDS", 0.3)
-    monkeypatch.setattr("hf_vit.cost.device.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("hf_vit.cost.trainings._SECONDS", 0.3)
+    monkeypatch.setattr("hf_vit.cost.trainings.time", SimpleNamespace(perf_counter=lambda: now))
     assert matmul_flops_per_second("cpu") == 2 * sides[0] ** 3 / 0.0625
 
 

@@ -17,7 +17,7 @@ from training.conftest import COLOURS, coloured_square, same_weights
 from transformers import AutoModelForImageClassification, TrainerCallback, TrainingArguments
 
 from hf_vit import HfViTForImageClassification, UserError
-from hf_vit.cost.runs import measured_run
+from hf_vit.cost import measured_run
 from hf_vit.data import AugmentationConfig, TransformedImages, load_data, make_processor, train_transform
 from hf_vit.data.load import load_unlabelled
 from hf_vit.errors import DivergedError

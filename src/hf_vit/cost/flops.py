@@ -41,7 +41,7 @@ _PARTS = {
 def forward_macs(
     config: HfBaseConfig, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
 ) -> Macs:
-    """Multiply-adds of one image's forward pass in evaluation, by part of the model.
+    """Count the multiply-adds of one image's forward pass in evaluation, by part of the model.
 
     Args:
         config: of any family of the package.
@@ -71,14 +71,14 @@ def forward_macs(
 def forward_flops(
     config: HfBaseConfig, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
 ) -> int:
-    """FLOPs of one image's forward pass, 2 a multiply-add; the arguments are those of `forward_macs`."""
+    """Count the FLOPs of one image's forward pass, 2 a multiply-add; the arguments are those of `forward_macs`."""
     return 2 * sum(forward_macs(config, image_size, task).values())
 
 
 def training_flops(
     config: HfBaseConfig, images: float, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
 ) -> float:
-    """FLOPs of a training that sees so many images, every epoch's counted: 6 a multiply-add.
+    """Count the FLOPs of a training that sees so many images, every epoch's counted: 6 a multiply-add.
 
     2 forward, and 4 backward: for the gradients of inputs and of weights. This reproduces the compute of
     arXiv 2010.11929, table 6.
@@ -90,7 +90,7 @@ def training_flops(
 
 @functools.lru_cache
 def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Macs:
-    """Of a configuration as JSON; the cost of a training asks for the same count again and again."""
+    """Count for a configuration as JSON; the cost of a training asks for the same count again and again."""
     auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
     how = {"attn_implementation": "sdpa"} if family.is_vit else {}
     with torch.device("meta"), loading(f"the configuration of '{family.model_type}'"):
@@ -99,13 +99,8 @@ def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Ma
     pixel_values = torch.zeros(1, model.config.num_channels, *size, dtype=model.dtype, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(pixel_values)
-    counts = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items() if name != "Global"}
-    return _by_part(counts)
-
-
-def _by_part(macs: Macs) -> Macs:
-    """From the MACs of every module, those of the modules inside it included, to those of each part."""
-    parts = Counter[str]()
+    macs = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items() if name != "Global"}
+    parts = Counter[str]()  # a module's MACs include those of the modules inside it
     for name, number in macs.items():
         part, around = _part_of(name), name.rpartition(".")[0]
         while around and around not in macs:

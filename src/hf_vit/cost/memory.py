@@ -16,7 +16,6 @@ from hf_vit.conversion.loading import find_config
 from hf_vit.cost.flops import forward_macs
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
-from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_vit import as_pair
 
 _FLOAT32, _BFLOAT16 = 4, 2
@@ -26,13 +25,7 @@ _ADAM = 2  # numbers a weight
 @final
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on each device.
-
-    Attributes:
-        replicated: DDP, every device with all weights.
-        sharded: FSDP2, blocks being the units.
-        checkpointed: FSDP2 with activation checkpointing; None of a family without.
-    """
+    """Bytes on each device: DDP; FSDP2 by blocks; the same with activation checkpointing (None of a family without)."""
 
     devices: int
     replicated: int
@@ -43,16 +36,10 @@ class DeviceMemory:
 @final
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A training with AdamW, weights and its state in float32.
+    """A training with AdamW, weights and its state in float32; images on a device at once, bytes, rows by devices.
 
-    Attributes:
-        image_size: (height, width) px.
-        batch_size: images on a device at once.
-        parameters: of the classifier.
-        states: bytes of weights, gradients and AdamW's averages.
-        activations: bytes that a step holds at most beyond them, with all weights on the device.
-        checkpointed: the same with activation checkpointing; None of a family without.
-        rows: by number of devices.
+    `states` are weights, gradients and AdamW's averages, `activations` what a step holds at most beyond them with all
+    weights on the device, `checkpointed` the same with activation checkpointing (None of a family without).
     """
 
     model: str
@@ -100,85 +87,64 @@ def memory_plan(
     forward_macs(config, image_size)  # refuses what has no classifier, and images that do not fit
     family: Any = family_of(config.model_type)
     size = as_pair(config.image_size if image_size is None else image_size)
-    step = _Step(family.classes["classification"], config, size, precision == "bf16")
-    plain, checkpointed = step.activations(batch_size), None
-    if step.model_class.supports_gradient_checkpointing:
-        checkpointed = step.activations(batch_size, checkpointing=True)
-    parameters, blocks = step.sizes(family.blocks)
+    model_class, in_bfloat16 = family.classes["classification"], precision == "bf16"
+
+    def hold(checkpointing: bool) -> tuple[int, int]:
+        """Return the bytes that a step holds at most beyond weights and gradients, and what of them FSDP2 holds.
+
+        That is what grows with the images; the rest are autocast's copies of weights, which arrive in bfloat16 there.
+        """
+        shapes = ((images, config.num_channels, *size) for images in (batch_size, 2 * batch_size))
+        most, of_twice = (_peak(model_class, config, shape, in_bfloat16, checkpointing) for shape in shapes)
+        return most, min(most, of_twice - most)
+
+    most, of_images = hold(checkpointing=False)
+    least = hold(checkpointing=True) if model_class.supports_gradient_checkpointing else None
+    with torch.device("meta"), no_init_weights():
+        whole = model_class(config)
+    parameters, *blocks = (
+        sum(parameter.numel() for parameter in part.parameters())
+        for part in (whole, *(each for each in whole.modules() if isinstance(each, family.blocks)))
+    )
     states = parameters * _FLOAT32 * (2 + _ADAM)
-    gathered = (3 * max(blocks) + parameters - sum(blocks)) * (_BFLOAT16 if step.in_bfloat16 else _FLOAT32)
+    gathered = (3 * max(blocks) + parameters - sum(blocks)) * (_BFLOAT16 if in_bfloat16 else _FLOAT32)
 
     def on(count: int) -> DeviceMemory:
         if count == 1:
-            return DeviceMemory(
-                1, states + plain.most, states + plain.most, checkpointed and states + checkpointed.most
-            )
+            return DeviceMemory(1, states + most, states + most, least and states + least[0])
         share = -(-states // count) + gathered
-        return DeviceMemory(
-            count,
-            states + parameters * _FLOAT32 + plain.most,
-            share + plain.of_images,
-            checkpointed and share + checkpointed.of_images,
-        )
+        buckets = parameters * _FLOAT32
+        return DeviceMemory(count, states + buckets + most, share + of_images, least and share + least[1])
 
     counts = sorted({2**power for power in range(devices.bit_length())} | {devices})
     return MemoryPlan(
-        str(model),
-        size,
-        batch_size,
-        precision,
-        parameters,
-        states,
-        plain.most,
-        checkpointed and checkpointed.most,
-        tuple(map(on, counts)),
+        model=str(model),
+        image_size=size,
+        batch_size=batch_size,
+        precision=precision,
+        parameters=parameters,
+        states=states,
+        activations=most,
+        checkpointed=least and least[0],
+        rows=tuple(map(on, counts)),
     )
 
 
-@dataclass(frozen=True)
-class _Activations:
-    """Bytes that a step holds at most beyond weights and gradients, and what of them grows with the images.
-
-    The rest are autocast's copies of weights, of which FSDP2 has no need: its weights arrive in bfloat16.
-    """
-
-    most: int
-    of_images: int
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A training step of random weights that are not there."""
-
-    model_class: Any
-    config: HfBaseConfig
-    size: tuple[int, int]
-    in_bfloat16: bool
-
-    def activations(self, batch_size: int, checkpointing: bool = False) -> _Activations:
-        most, of_twice = (self._peak(images, checkpointing) for images in (batch_size, 2 * batch_size))
-        return _Activations(most, min(most, of_twice - most))
-
-    def sizes(self, blocks: tuple[type, ...]) -> tuple[int, list[int]]:
-        """Parameters of the model, and of each of its blocks."""
-        with torch.device("meta"), no_init_weights():
-            model = self.model_class(self.config)
-        return _parameters(model), [_parameters(each) for each in model.modules() if isinstance(each, blocks)]
-
-    def _peak(self, batch_size: int, checkpointing: bool) -> int:
-        with FakeTensorMode():
-            with no_init_weights():
-                model = self.model_class(self.config).train()
-            if checkpointing:
-                model.activation_checkpointing_enable()
-            for parameter in model.parameters():  # gradients are counted apart
-                parameter.register_post_accumulate_grad_hook(_forget)
-            images = torch.empty(batch_size, self.config.num_channels, *self.size)
-            with _Held(model) as held:
-                with torch.autocast("cpu", torch.bfloat16, enabled=self.in_bfloat16):
-                    logits = model(images).logits
-                logits.float().logsumexp(1).sum().backward()
-        return held.most
+def _peak(model_class: Any, config: Any, shape: tuple[int, ...], in_bfloat16: bool, checkpointing: bool) -> int:
+    """Return the bytes that a training step of fake weights holds at most beyond them and their gradients."""
+    with FakeTensorMode():
+        with no_init_weights():
+            model = model_class(config).train()
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        for parameter in model.parameters():  # gradients are counted apart
+            parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+        images = torch.empty(shape)
+        with _Held(model) as held:
+            with torch.autocast("cpu", torch.bfloat16, enabled=in_bfloat16):
+                logits = model(images).logits
+            logits.float().logsumexp(1).sum().backward()
+    return held.most
 
 
 class _Held(TorchDispatchMode):
@@ -193,26 +159,13 @@ class _Held(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
         for result in tree_leaves(results):
-            if isinstance(result, torch.Tensor):
-                self._count(result.untyped_storage())
+            if isinstance(result, torch.Tensor) and id(storage := result.untyped_storage()) not in self._known:
+                self._known.add(id(storage))
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._forget, id(storage), storage.nbytes())
         return results
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        if id(storage) in self._known:
-            return
-        self._known.add(id(storage))
-        self.now += storage.nbytes()
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._forget, id(storage), storage.nbytes())
 
     def _forget(self, name: int, size: int) -> None:
         self._known.discard(name)
         self.now -= size
-
-
-def _forget(parameter: torch.Tensor) -> None:
-    parameter.grad = None
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
