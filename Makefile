@@ -55,7 +55,7 @@ bench: $(VENV)/.test
 	$(BIN)/hf-vit bench models --compiled --work inference --turns 9 --output build/models_inference.json
 	$(BIN)/hf-vit bench models --compiled --work training --turns 5 --output build/models_training.json
 	$(BIN)/python benchmarks/parity.py
-	$(BIN)/python benchmarks/import_time.py
+	$(BIN)/python benchmarks/loading.py import_time
 
 # The tables of the docs, from the records in benchmarks/results.
 tables: $(VENV)/.test

@@ -31,6 +31,7 @@ import PIL.Image
 import torch
 import webdataset
 from jpeg import write_images
+from script import Script, parser
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -38,7 +39,7 @@ from transformers import TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import AugmentationConfig, ImageCollator, image_transforms, load_data, make_processor, transform_split
-from hf_vit.speed.measuring import Script, parser, quartiles
+from hf_vit.speed.measuring import quartiles
 from hf_vit.training import HfViTTrainer
 
 BATCH, WORKERS, SHARDS, SMALL, EPOCHS = 32, 2, 8, 32, 2

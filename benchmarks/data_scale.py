@@ -23,7 +23,6 @@ cores, whenever you like: each takes the next job that no other on this machine 
 waits for others, and lets go of it when it is killed. Or once with --runner ray, for all cores of Ray's machines.
 """
 
-import argparse
 import math
 import statistics
 import tempfile
@@ -34,8 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from records import Job, Records, runner_options
+from records import Job, Records, read_plan, script_options
 from tables import TABLES
 
 from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig, UserError
@@ -46,7 +44,6 @@ from hf_vit.training import finetune
 from hf_vit.training.recipes.registry import find_recipe
 
 SIDE = 32
-OUTPUT = Path(__file__).parent / "results" / "data_scale.jsonl"
 _BLOCKS: dict[str, Any] = {"num_attention_heads": 4, "pooling": "gap"}
 _VIT: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 256, **_BLOCKS}
 # 8 to 10 million FLOPs an image, 4x4 tokens; fixed before any training.
@@ -72,13 +69,13 @@ class Plan:
     """What is to be done; see the options."""
 
     sizes: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
-    chosen_at: tuple[int, int] = (3_000, 100_000)
+    chosen_at: tuple[int, ...] = (3_000, 100_000)
     rates: tuple[float, ...] = (1e-2, 3e-2, 1e-1)
     seeds: tuple[int, ...] = (0, 1, 2)
     models: tuple[str, ...] = tuple(MODELS)
     classes: int = 100
-    jitter: int = 50
-    seen: int = 300_000
+    jitter: int = 50  # of the images, percent; see docs/data.md
+    seen: int = 300_000  # images a run sees
     batch_size: int = 128
     transfer_epochs: float = 20
 
@@ -211,25 +208,9 @@ def cpu_seconds(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--sizes", type=int, nargs="+", default=list(Plan.sizes))
-    options.add_argument("--chosen-at", type=int, nargs=2, default=list(Plan.chosen_at))
-    options.add_argument("--rates", type=float, nargs="+", default=list(Plan.rates))
-    options.add_argument("--seeds", type=int, nargs="+", default=list(Plan.seeds))
-    options.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    options.add_argument("--classes", type=int, default=Plan.classes)
-    options.add_argument("--jitter", type=int, default=Plan.jitter, help="of the images, percent; see docs/data.md")
-    options.add_argument("--seen", type=int, default=Plan.seen, help="images a run sees")
-    options.add_argument("--batch-size", type=int, default=Plan.batch_size)
-    options.add_argument("--transfer-epochs", type=float, default=Plan.transfer_epochs)
-    runner_options(options)
-    options.add_argument("--output", type=Path, default=OUTPUT)
-    asked = vars(options.parse_args())
-    records = Records(asked.pop("output"))
-    runner, address = asked.pop("runner"), asked.pop("address")
-    torch.set_num_threads(1)
-    plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
-    work(plan, records, runner, address)
+    asked = script_options(__doc__, "data_scale.jsonl", Plan, runner=True, models=MODELS).parse_args()
+    records = Records(asked.output)
+    work(read_plan(Plan, asked), records, asked.runner, asked.address)
     print(TABLES["data_scale"](records.path))
 
 

@@ -16,7 +16,6 @@ scenes is kept; so is the best checkpoint of each run. The test scenes are looke
 finished run; what is in the file is not run again.
 """
 
-import argparse
 import shutil
 import time
 from collections.abc import Iterator
@@ -25,8 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from records import Job, Needing, Records
+from records import Job, Needing, Records, script_options
 from tables import TABLES
 
 import hf_vit
@@ -43,7 +41,6 @@ from hf_vit.training.trainer.optimizers import optimizer_of
 BATCH, EVALUATIONS, HELD_OUT = 16, 3, 200
 MEASURES = {"segmentation": "mean IoU", "detection": "box AP50"}
 GOALS = {"segmentation": 0.90, "detection": 0.80}
-DEFAULT = Path(__file__).parent / "results" / "dense.jsonl"
 
 _VIT: dict[str, Any] = {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 192}
 # Backbones of about the same size, whose maps are as fine as their architecture allows.
@@ -207,15 +204,13 @@ def jobs(part: str | None, only: str, seeds: list[int]) -> Iterator[Needing]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=DEFAULT)
+    parser = script_options(__doc__, "dense.jsonl")
     parser.add_argument("--work", type=Path, default=Path("out/dense"), help="folder for the runs")
     parser.add_argument("--part", choices=["goals", "clutter", "families", "hours"])
     parser.add_argument("--only", default="", help="pairs whose name has this word")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--limit", type=int, help="of these runs the first")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     chosen = list(jobs(arguments.part, arguments.only, arguments.seeds))[: arguments.limit]
     Records(arguments.output).work(chosen, partial(train, arguments.work))
     print(TABLES["dense"](arguments.output))

@@ -18,17 +18,13 @@ log-likelihood, expected calibration error (15 bins, arXiv 1706.04599). Each fin
 not repeated. Start it in as many processes of one thread as you like.
 """
 
-import argparse
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from records import PAUSE, Job, Records
+from records import Job, Needing, Records, script_options
 from tables import TABLES
 
 from hf_vit import HfViTConfig
@@ -62,7 +58,6 @@ STUDENT: dict[str, Any] = {
     "intermediate_size": 64,
 }
 UNVARIED = {"shift_px": 0.0, "rotation_degrees": 0.0, "shear_degrees": 0.0, "zoom": 0.0}
-OUTPUT = Path(__file__).parent / "results" / "distillation.jsonl"
 
 
 def jobs(epochs: int, varied: bool) -> Iterator[Job]:
@@ -74,11 +69,9 @@ def jobs(epochs: int, varied: bool) -> Iterator[Job]:
 
 def work(records: Records, todo: list[Job], teacher: Path) -> None:
     """Do what is left and nobody else does, until nothing is left; first the teacher, if its weights are not there."""
-    taught = {"way": "teacher", "seed": 0}
-    while not teacher.exists():
-        if not records.attempt(taught, partial(learn, taught, teacher), teacher.exists):
-            time.sleep(PAUSE)
-    records.work([(job, []) for job in todo], lambda job, _: learn(job, teacher))
+    first = [] if teacher.exists() else [{"way": "teacher", "seed": 0}]
+    jobs: list[Needing] = [*((job, []) for job in first), *((job, first) for job in todo)]
+    records.work(jobs, lambda job, _: learn(job, teacher), has_files=lambda job: job not in first or teacher.exists())
 
 
 def learn(job: Job, teacher: Path) -> dict[str, Any]:
@@ -108,13 +101,11 @@ def learn(job: Job, teacher: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = script_options(__doc__, "distillation.jsonl")
     options.add_argument("--epochs", type=int, default=40)
     options.add_argument("--varied", action="store_true", help="the recipe's variation of the images")
     options.add_argument("--teacher", type=Path, default=Path("build/distillation"), help="made where it is not there")
-    options.add_argument("--output", type=Path, default=OUTPUT)
     asked = options.parse_args()
-    torch.set_num_threads(1)
     work(Records(asked.output), list(jobs(asked.epochs, asked.varied)), asked.teacher)
     print(TABLES["distillation"](asked.output))
 

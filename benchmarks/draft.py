@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from script import Script, parser
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
 from hf_vit.data.images import decode_image
 from hf_vit.evaluation import evaluate_protocol, predict
 from hf_vit.loading.model import load_model
-from hf_vit.speed.measuring import Script, parser, speed_ratio, take_turns
+from hf_vit.speed.measuring import speed_ratio, take_turns
 from hf_vit.training import FinetuneOptions, finetune
 
 SIDE, SIZES = 384, (48, 112)  # px

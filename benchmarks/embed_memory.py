@@ -19,11 +19,11 @@ import psutil
 import pyarrow as pa
 import torch
 from pyarrow import parquet
+from script import Script, parser
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import make_processor
 from hf_vit.data.builtin import netpbm
-from hf_vit.speed.measuring import Script, parser
 
 PER_FILE, SIDE, PROCESSES, PAUSE = 10_000, 8, 2, 0.2
 

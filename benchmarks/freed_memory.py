@@ -8,7 +8,9 @@ has the function leave the process alone. Memory is the most the process ever he
 
 import os
 
-from hf_vit.speed.measuring import Script, parser, quartiles, run_program, speed_ratio
+from script import Script, parser, run_program
+
+from hf_vit.speed.measuring import quartiles, speed_ratio
 
 PROGRAM = """
 import json, resource, statistics, time

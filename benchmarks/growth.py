@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from script import Script, parser
 
 from hf_vit.cost.flops import forward_flops
 from hf_vit.environment import keep_freed_memory
 from hf_vit.families import FAMILIES
-from hf_vit.speed.measuring import Script, parser, peak_memory
+from hf_vit.speed.measuring import peak_memory
 
 PATCH = 8  # px
 AXES: dict[str, tuple[int, ...]] = {

@@ -13,7 +13,6 @@ One JSON line is written for each finished run, and what is in the file is not r
 in as many processes of one thread as you like.
 """
 
-import argparse
 import itertools
 import math
 import statistics
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from records import Job, Needing, Records, read
+from records import Job, Needing, Records, read, script_options
 from tables import TABLES
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -235,15 +234,13 @@ def draw(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/inductive_bias.jsonl"))
-    parser.add_argument("--limit", type=int, help="of these runs the first (a smoke test)")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    Records(options.output).work(list(jobs(options.steps))[: options.limit], carry_out)
-    print(TABLES["inductive_bias"](options.output))
-    draw(options.output)
+    options = script_options(__doc__, "inductive_bias.jsonl")
+    options.add_argument("--limit", type=int, help="of these runs the first (a smoke test)")
+    options.add_argument("--steps", type=int, default=STEPS)
+    asked = options.parse_args()
+    Records(asked.output).work(list(jobs(asked.steps))[: asked.limit], carry_out)
+    print(TABLES["inductive_bias"](asked.output))
+    draw(asked.output)
 
 
 if __name__ == "__main__":

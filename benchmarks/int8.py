@@ -27,11 +27,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from script import parser
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
 from hf_vit.environment import hardware, versions
 from hf_vit.results.writing import write_atomically
-from hf_vit.speed.measuring import others_load, parser, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import others_load, quartiles, speed_ratio, take_turns
 
 WIDTHS = {
     "hidden_size": 64,
@@ -190,14 +191,14 @@ def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
     """A graph of random weights in int8 throughout: nothing to judge, so without a certificate."""
     from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS
 
-    quantizer = next(each for each in QUANTIZERS.values() if each.runtime.target == to)
-    file = quantizer.runtime.file
+    runtime = next(each for each in QUANTIZERS.values() if each.target == to)
+    file = runtime.file
     source = exported(random_model(variant, work), to, None, None, work) / file
     folder = work / "exports" / f"{variant.replace('/', '')}-{to}-{mode}"
     if not folder.is_dir():
         unfinished = folder.with_name(f"{folder.name}-unfinished")
         unfinished.mkdir(exist_ok=True)
-        quantizer.quantize(source, unfinished / file, mode, Noise(), quantizer.layers(source))
+        runtime.quantize(source, unfinished / file, mode, Noise(), runtime.dense_layers(source))
         unfinished.rename(folder)
     return folder
 

@@ -17,12 +17,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from PIL import Image
+from script import Script, parser
 from skimage import data as photographs
 from transformers import ViTImageProcessor, ViTImageProcessorPil
 
 from hf_vit.data import eval_transform
 from hf_vit.data.images import decode_image, each_in_threads
-from hf_vit.speed.measuring import Script, parser, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
 
 
 def write_images(folder: Path, count: int, size: int) -> list[Path]:

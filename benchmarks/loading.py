@@ -1,25 +1,52 @@
-"""From `from_pretrained` of a B/16 to its first logits, beside transformers' own ViT: seconds and peak memory.
+"""The time before work begins: loading a B/16, converting its `.npz`, importing the package, and the program's answers.
 
-    python benchmarks/loading.py [--turns 15] [--threads N] [--output benchmarks/results/loading.json]
+    python benchmarks/loading.py loading [--turns 15] [--threads N] [--output benchmarks/results/loading.json]
+    python benchmarks/loading.py conversion [--turns 15] [--threads N] [--output benchmarks/results/conversion.json]
+    python benchmarks/loading.py import_time [--turns 9] [--output benchmarks/results/import_time.json]
 
-Both folders hold the same random weights. Every load is a process of its own that has imported everything before its
-clock starts; the two take turns. Memory is the peak above what the imports take, in parts of the weights' bytes.
+loading: from `from_pretrained` to the first logits, beside transformers' own ViT of the same random weights. Every load
+is a process of its own that has imported everything before its clock starts; the two take turns.
+
+conversion: `np.load` reads every array and checks the checksums. Reading is what `hf-vit convert` and `from_hub` do:
+open, plan, all checks, and turned copies. The promise is a peak of at most 1.3 x the checkpoint + 300 MB.
+
+import_time: a process first imports transformers' classes, then takes the CPU seconds of what hf_vit adds: so the noise
+of the seconds before does not enter the few hundredths that are asked for. Of the program all CPU seconds are counted,
+those of Python's start as well.
+
+Memory is the peak of a process (VmHWM) above what the imports take; of loading in parts of the weights' bytes.
 """
 
 import os
+import resource
+import subprocess
+import sys
 import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from hf_vit.speed.measuring import Script, parser, quartiles, run_program, speed_ratio
+import numpy as np
+from script import Script, alternate, parser, run_program
 
-PROGRAM = """
+from hf_vit import conversion
+from hf_vit.conversion.fill import load_weights
+from hf_vit.conversion.readers import NpzReader
+from hf_vit.speed.measuring import quartiles, speed_ratio
+
+PEAK = """
 import json, re, sys, time
 from pathlib import Path
-import torch
-from {module} import {name}
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+"""
+LOAD = """
+import torch
+from {module} import {name}
 
 torch.set_num_threads({threads})
 images = torch.zeros(1, 3, 224, 224)
@@ -35,47 +62,141 @@ CONTESTANTS = {
     "hf_vit": ("hf_vit", "HfViTForImageClassification"),
     "transformers": ("transformers.models.vit.modeling_vit", "ViTForImageClassification"),
 }
+CONVERT = """
+import transformers, hf_vit.conversion
+from hf_vit.models import modeling_hf_vit
+from transformers import ViTImageProcessor
+
+before, started = peak(), time.perf_counter()
+hf_vit.conversion.convert(sys.argv[1], sys.argv[2])
+print(json.dumps({"seconds": time.perf_counter() - started, "bytes": peak() - before}))
+"""
+IMPORT = """
+import json, time
+start = time.process_time()
+from transformers import PreTrainedModel, AutoModelForImageClassification
+between = time.process_time()
+import hf_vit
+print(json.dumps([between - start, time.process_time() - between]))
+"""
+COMMANDS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "hf-vit --help": (["--help"], {}),
+    "hf-vit finetune --help": (["finetune", "--help"], {}),
+    "hf-vit --version": (["--version"], {}),
+    "completion": ([], {"_HF_VIT_COMPLETE": "complete_bash", "COMP_WORDS": "hf-vit finetune --le", "COMP_CWORD": "2"}),
+}
 
 
-def make_folders(folder: Path) -> int:
-    """The same B/16 with 1,000 labels as either library saves it; returns the bytes of its weights."""
+def measure_loading(report: Script, folder: Path) -> None:
     from transformers import ViTConfig, ViTForImageClassification
-
-    import hf_vit.conversion as conversion
 
     ViTForImageClassification(ViTConfig(num_labels=1000)).save_pretrained(folder / "transformers")
     conversion.convert(folder / "transformers", folder / "hf_vit")
-    return (folder / "hf_vit" / "model.safetensors").stat().st_size
+    weights = (folder / "hf_vit" / "model.safetensors").stat().st_size
+    environment, loads = {**os.environ, "HF_HUB_OFFLINE": "1"}, dict[str, Callable[[], Any]]()
+    for name, (module, kind) in CONTESTANTS.items():
+        code = PEAK + LOAD.format(module=module, name=kind, threads=report.options.threads)
+        loads[name] = partial(run_program, code, folder / name, environment=environment)
+    runs = alternate(loads, report.options.turns, warm_up=1)
+    for key, words in {
+        "seconds": "to first logits", "cpu": "CPU seconds of that", "loaded": "from_pretrained alone"
+    }.items():  # fmt: skip
+        measured = {name: [one[key] for one in found] for name, found in runs.items()}
+        ratio, seconds = speed_ratio(measured, "transformers", "hf_vit"), quartiles(measured["hf_vit"]).median
+        report.record(what=words, time_of_transformers=ratio, seconds=round(seconds, 3))
+    for name, found in runs.items():
+        peak = quartiles([one["bytes"] / weights for one in found])
+        report.record(what=f"peak memory of {name}, in weights", peak=peak)
 
 
-def run(name: str, folder: Path, threads: int) -> dict[str, float]:
-    module, class_name = CONTESTANTS[name]
-    code = PROGRAM.format(module=module, name=class_name, threads=threads)
-    return run_program(code, folder / name, environment={**os.environ, "HF_HUB_OFFLINE": "1"})
+def make_b16(folder: Path) -> dict[str, Path]:
+    """Write the arrays of ViT-B/16 with 1,000 labels under the keys of Google's files, stored and compressed."""
+    rng = np.random.default_rng(0)
+    width, heads, mlp, depth = 768, 12, 3072, 12
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding/kernel": (16, 16, 3, width),
+        "embedding/bias": (width,),
+        "cls": (1, 1, width),
+        "Transformer/posembed_input/pos_embedding": (1, 197, width),
+        "Transformer/encoder_norm/scale": (width,),
+        "Transformer/encoder_norm/bias": (width,),
+        "head/kernel": (width, 1000),
+        "head/bias": (1000,),
+    }
+    for at in (f"Transformer/encoderblock_{block}" for block in range(depth)):
+        attention, dense = f"{at}/MultiHeadDotProductAttention_1", f"{at}/MlpBlock_3"
+        shapes |= {f"{at}/LayerNorm_{number}/{name}": (width,) for number in (0, 2) for name in ("scale", "bias")}
+        shapes |= {f"{attention}/{name}/kernel": (width, heads, 64) for name in ("query", "key", "value")}
+        shapes |= {f"{attention}/{name}/bias": (heads, 64) for name in ("query", "key", "value")}
+        shapes |= {f"{attention}/out/kernel": (heads, 64, width), f"{attention}/out/bias": (width,)}
+        shapes |= {f"{dense}/Dense_0/kernel": (width, mlp), f"{dense}/Dense_0/bias": (mlp,)}
+        shapes |= {f"{dense}/Dense_1/kernel": (mlp, width), f"{dense}/Dense_1/bias": (width,)}
+    arrays = {key: rng.standard_normal(shape, dtype=np.float32) for key, shape in shapes.items()}
+    np.savez(folder / "stored.npz", **arrays)
+    with zipfile.ZipFile(folder / "compressed.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for key, value in arrays.items():
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, value)
+    return {name: folder / f"{name}.npz" for name in ("stored", "compressed")}
+
+
+def seconds_of(way: Callable[[Path], object], path: Path) -> float:
+    started = time.perf_counter()
+    way(path)
+    return time.perf_counter() - started
+
+
+def by_numpy(path: Path) -> object:
+    with np.load(path) as file:
+        return {key: file[key] for key in file.files}
+
+
+def by_us(path: Path) -> object:
+    with NpzReader(path) as reader:
+        return load_weights(reader, conversion.plan(reader.shapes)).state
+
+
+def measure_conversion(report: Script, folder: Path) -> None:
+    for form, path in make_b16(folder).items():
+        ways = {name: partial(seconds_of, way, path) for name, way in {"reading": by_us, "numpy": by_numpy}.items()}
+        seconds = alternate(ways, report.options.turns, warm_up=2)
+        found = run_program(PEAK + CONVERT, path, folder / f"out-{form}")
+        report.record(
+            form=form,
+            megabytes=round(path.stat().st_size / 1e6),
+            reading_time_of_numpys=speed_ratio(seconds, "numpy", "reading"),
+            reading_seconds=round(quartiles(seconds["reading"]).median, 2),
+            conversion_seconds=round(found["seconds"], 2),
+            peak_megabytes=round(found["bytes"] / 1e6),
+            allowed_megabytes=round((1.3 * (folder / "stored.npz").stat().st_size + 300e6) / 1e6),
+        )
+
+
+def program_seconds(arguments: list[str], variables: dict[str, str]) -> float:
+    """Return the CPU seconds of the whole process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", "from hf_vit_cli.main import main; main()", *arguments]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **variables})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def measure_imports(report: Script, folder: Path) -> None:
+    turns = {name: partial(program_seconds, *command) for name, command in COMMANDS.items()}
+    found = alternate({"imports": partial(run_program, IMPORT), **turns}, report.options.turns, warm_up=1)
+    of_transformers, added = zip(*found.pop("imports"), strict=True)
+    names = {"import of transformers' classes": of_transformers, "import hf_vit, beyond that": added}
+    for name, seconds in (names | found).items():
+        report.record(what=name, cpu_seconds=quartiles(seconds))
 
 
 def main() -> None:
-    report = Script(parser(__doc__, turns=15).parse_args())
-    names = list(CONTESTANTS)
-    with tempfile.TemporaryDirectory() as temporary:
-        weights = make_folders(Path(temporary))
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-        for turn in range(-1, report.options.turns):
-            for name in names if turn % 2 else reversed(names):
-                found = run(name, Path(temporary), report.options.threads)
-                if turn >= 0:
-                    runs[name].append(found)
-    for what in ("seconds", "cpu", "loaded"):
-        measured = {name: [one[what] for one in found] for name, found in runs.items()}
-        report.record(
-            what={"seconds": "to first logits", "cpu": "CPU seconds of that", "loaded": "from_pretrained alone"}[what],
-            time_of_transformers=speed_ratio(measured, "transformers", "hf_vit"),
-            seconds=round(quartiles(measured["hf_vit"]).median, 3),
-        )
-    for name in names:
-        report.record(
-            what=f"peak memory of {name}, in weights", peak=quartiles([one["bytes"] / weights for one in runs[name]])
-        )
+    kinds = {"loading": measure_loading, "conversion": measure_conversion, "import_time": measure_imports}
+    options = parser(__doc__, turns=15)
+    options.add_argument("kind", choices=kinds)
+    report = Script(options.parse_args())
+    with tempfile.TemporaryDirectory() as folder:
+        kinds[report.options.kind](report, Path(folder))
     report.finish()
 
 

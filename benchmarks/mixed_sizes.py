@@ -10,10 +10,11 @@ image by itself. The largest difference of its logits to the others is printed, 
 from typing import Any
 
 import torch
+from script import Script, parser
 
 from hf_vit import optimize_for_inference
 from hf_vit.inference.mixed_sizes import without_padding
-from hf_vit.speed.measuring import Script, parser, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
 
 

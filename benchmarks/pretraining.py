@@ -18,19 +18,17 @@ Each finished trial or run is a line of the output and is not repeated. Start it
 you like.
 """
 
-import argparse
 import copy
 import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from inductive_bias import batches, optimise, subset
-from records import Job, Records, runner_options
+from records import Job, Records, script_options
 from tables import TABLES
 from torch.nn import functional as F
 
@@ -62,7 +60,6 @@ STARTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 RATES, TUNING_RATES = (2.5e-4, 1e-3, 4e-3), (5e-4, 1e-3, 2e-3, 4e-3)
 DATA, LABELS, SEEDS = ("digits", "photos"), (20, 0), (0, 1, 2, 3, 4)
-OUTPUT = Path(__file__).parent / "results" / "pretraining.jsonl"
 TRIALS = {"run": "trial", "probe": "probe trial"}
 
 
@@ -262,15 +259,11 @@ def encoder(run: Run, steps: int, rate: float) -> Any:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = script_options(__doc__, "pretraining.jsonl", runner=True)
     options.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps (a smoke test)")
-    runner_options(options)
-    options.add_argument("--output", type=Path, default=OUTPUT)
     asked = options.parse_args()
-    torch.set_num_threads(1)
-    records = Records(asked.output)
-    work(records, asked.scale, asked.runner, asked.address)
-    print(TABLES["pretraining"](asked.output))
+    work(records := Records(asked.output), asked.scale, asked.runner, asked.address)
+    print(TABLES["pretraining"](records.path))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,14 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+import torch
 
 from hf_vit.environment import hardware, versions
 from hf_vit.evaluation.runners import RUNNERS, running
@@ -20,12 +23,39 @@ Job = dict[str, Any]  # what identifies a run
 Needing = tuple[Job, Sequence[Job]]  # one, and those that have to be done before it
 Do = Callable[[Job, list[dict[str, Any]]], dict[str, Any]]  # gives what a record says beside the job, from those before
 PAUSE = 30  # seconds between looks at what others have done
+RESULTS = Path(__file__).parent / "results"
+Plan = TypeVar("Plan")
 
 
-def runner_options(options: argparse.ArgumentParser) -> None:
-    """Where the jobs run."""
-    options.add_argument("--runner", choices=RUNNERS, default=RUNNERS[0])
-    options.add_argument("--address", help="HOST:PORT of Ray's cluster; by default it is started on this machine")
+def script_options(
+    description: str | None, name: str, plan: Any = None, runner: bool = False, **choices: Iterable[str]
+) -> argparse.ArgumentParser:
+    """Return the options of a script: its record, where its jobs run, and the fields of a plan, by their defaults.
+
+    Args:
+        choices: those of fields of the plan.
+    """
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--output", type=Path, default=RESULTS / name)
+    if runner:
+        options.add_argument("--runner", choices=RUNNERS, default=RUNNERS[0])
+        options.add_argument("--address", help="HOST:PORT of Ray's cluster; by default it is started on this machine")
+    for each in fields(plan) if plan is not None else ():
+        option, default = each.name.replace("_", "-"), each.default
+        if isinstance(default, bool):
+            options.add_argument(f"--no-{option}", action="store_false", dest=each.name)
+            continue
+        several, allowed = isinstance(default, tuple), choices.get(each.name)
+        how: dict[str, Any] = {"type": type(default[0] if several else default), "nargs": "+" if several else None}
+        options.add_argument(f"--{option}", default=default, choices=allowed and list(allowed), **how)
+    torch.set_num_threads(1)
+    return options
+
+
+def read_plan(plan: type[Plan], asked: argparse.Namespace) -> Plan:
+    """Return the plan that options ask for, see `script_options`."""
+    given = {each.name: getattr(asked, each.name) for each in fields(cast(Any, plan))}
+    return plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -78,32 +108,50 @@ class Records:
         finally:
             fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, place)
 
-    def work(self, jobs: Sequence[Needing], do: Do, runner: str = "local", address: str | None = None) -> None:
+    def work(
+        self,
+        jobs: Sequence[Needing],
+        do: Do,
+        runner: str = "local",
+        address: str | None = None,
+        has_files: Callable[[Job], bool] = lambda job: True,
+    ) -> None:
         """Do what is left and nobody else does, the first first, until nothing is left.
 
         Ray does all at once that need nothing more, a core each, while this process alone keeps the records.
+
+        Args:
+            has_files: whether the files that a job leaves are here; else it is done again, with no second record.
         """
+
+        def is_done(job: Job) -> bool:
+            return has_files(job) and self.find(job) is not None
+
         with running(runner, address, "cpu") as ray:
-            while left := [(job, needed) for job, needed in jobs if self.find(job) is None]:
-                ready = [(job, found) for job, needed in left if all(found := [self.find(one) for one in needed])]
+            while left := [(job, needed) for job, needed in jobs if not is_done(job)]:
+                ready: list[Any] = [
+                    (job, [self.find(one) for one in needed]) for job, needed in left if all(map(is_done, needed))
+                ]
                 if ray is not None:
                     from hf_vit.evaluation.ray_runner import independent
 
                     for number, done in independent(ray, _done, ready, do):
                         self._keep(ready[number][0], done)
                 # The first that can be done; then all over again, as others add to the records.
-                elif not any(self.attempt(job, partial(do, job, found)) for job, found in ready):
+                elif not any(self.attempt(job, partial(do, job, found), has_files) for job, found in ready):
                     time.sleep(PAUSE)
 
-    def attempt(self, job: Job, do: Callable[[], dict[str, Any]], is_done: Callable[[], bool] | None = None) -> bool:
-        """Do a job and add its record, if it is still to be done and nobody is at it; whether it was done here.
+    def attempt(
+        self, job: Job, do: Callable[[], dict[str, Any]], has_files: Callable[[Job], bool] = lambda job: True
+    ) -> bool:
+        """Do a job and add its record, if it is still to be done and nobody is at it; return whether it was done here.
 
         Args:
-            do: gives what the record says beside the job.
-            is_done: by default, whether it has a record.
+            do: returns the record beside the job.
+            has_files: see `work`.
         """
         with self.claim(job) as is_ours:
-            if not is_ours or (is_done() if is_done else self.find(job) is not None):
+            if not is_ours or (has_files(job) and self.find(job) is not None):
                 return False
             self._keep(job, _with_facts(do))
         return True

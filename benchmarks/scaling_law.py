@@ -19,7 +19,6 @@ it is at its ceiling after 300,000 images, as data_scale.py shows.
 Each finished job is a line of the output and is not repeated. Start it in as many processes of one thread as you like.
 """
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from data_scale import MODELS, SIDE
-from records import Job, Records, runner_options
+from records import Job, Records, read_plan, script_options
 from tables import TABLES
 from transformers import AutoModelForMaskedImageModeling
 
@@ -42,7 +41,6 @@ from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training import pretrain
 from hf_vit.training.tasks.patch_prediction import MaskingCollator, NextPatch
 
-OUTPUT = Path(__file__).parent / "results" / "scaling_law.jsonl"
 MODEL = MODELS["ViT"]
 CLASSES, BATCH_SIZE = 100, 128
 
@@ -160,25 +158,14 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--sizes", type=int, nargs="+", default=list(Plan.sizes), help="numbers of images")
-    options.add_argument("--largest", type=int, default=Plan.largest)
-    options.add_argument("--chosen-at", type=int, default=Plan.chosen_at)
-    options.add_argument("--rates", type=float, nargs="+", default=list(Plan.rates))
-    options.add_argument("--seeds", type=int, nargs="+", default=list(Plan.seeds))
-    runner_options(options)
-    options.add_argument("--no-shift", action="store_false", dest="shift")
+    options = script_options(__doc__, "scaling_law.jsonl", Plan, runner=True)
     options.add_argument("--figure", action="store_true")
-    options.add_argument("--output", type=Path, default=OUTPUT)
-    asked = vars(options.parse_args())
-    records, figure, runner, address = (asked.pop(name) for name in ("output", "figure", "runner", "address"))
-    torch.set_num_threads(1)
-    records = Records(records)
-    plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
-    if not figure:
-        records.work(list(plan.jobs()), do, runner, address)
+    asked = options.parse_args()
+    records, plan = Records(asked.output), read_plan(Plan, asked)
+    if not asked.figure:
+        records.work(list(plan.jobs()), do, asked.runner, asked.address)
     print(TABLES["scaling_law"](records.path))
-    if figure:
+    if asked.figure:
         draw(plan, records, records.path.with_suffix(".png"))
 
 

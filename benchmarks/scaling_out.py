@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from jpeg import write_images
 from PIL import Image
+from script import Script, parser
 
 from hf_vit import HfViTForImageClassification
 from hf_vit.data import make_processor
 from hf_vit.evaluation import embed
 from hf_vit.loading.model import load_model
 from hf_vit.loading.optimizing import optimize
-from hf_vit.speed.measuring import Script, parser, quartiles
+from hf_vit.speed.measuring import quartiles
 from hf_vit.variants import variant_config
 
 WORKERS, BATCH, ROWS_PER_FILE, EDGE = 2, 8, 32, 4

@@ -19,17 +19,14 @@ images. One thread; every line has the CPU seconds of its run. The ways have abo
 its 30 images more often. One JSON line a finished run; what is in the file is not run again.
 """
 
-import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from records import Job, Records
+from records import Job, Needing, Records, script_options
 from tables import TABLES
 
 from hf_vit import HfViTConfig
@@ -72,7 +69,6 @@ WAYS: dict[str, tuple[str, str | None, str | None, int]] = {
     "fast-meta-labels": ("labels", None, "fast-meta", 100),
 }
 CHOOSING = ("supervised", "noisy-1", "meta", "meta-labels")  # by whose runs the settings of a grid are chosen
-DEFAULT = Path(__file__).parent / "results" / "self_training.jsonl"
 
 
 def write_data(root: Path, seed: int) -> None:
@@ -131,11 +127,16 @@ def jobs() -> Iterator[Job]:
 
 def measure(records: Records, work: Path, limit: int | None) -> None:
     """Do the first jobs that are left. Models are made again where they are gone, without a second record."""
-    for job in list(jobs())[:limit]:
-        folder = work / (f"{job['way']}-{job['seed']}" if job["final"] else "tried")
-        is_there = partial(folder.exists) if job["final"] else None
-        if records.find(job) is None or (is_there and not is_there()):
-            records.attempt(job, partial(train, work, job, records, folder), is_there)
+
+    def folder_of(job: Job) -> Path:
+        return work / (f"{job['way']}-{job['seed']}" if job["final"] else "tried")
+
+    todo: list[Needing] = [(job, []) for job in list(jobs())[:limit]]
+    records.work(
+        todo,
+        lambda job, _: train(work, job, records, folder_of(job)),
+        has_files=lambda job: not job["final"] or folder_of(job).exists(),
+    )
 
 
 def best(records: Records, grid: str) -> int:
@@ -148,12 +149,10 @@ def best(records: Records, grid: str) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=DEFAULT)
+    parser = script_options(__doc__, "self_training.jsonl")
     parser.add_argument("--work", type=Path, help="where the models are kept; a temporary folder by default")
     parser.add_argument("--limit", type=int, help="of these runs the first")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         measure(Records(arguments.output), arguments.work or Path(temporary), arguments.limit)
     print(TABLES["self_training"](arguments.output))

@@ -16,7 +16,6 @@ in the file is not run again. The learning rate and the strengths of texture, bl
 with one ViT, so that the set can be learnt in these steps; all test images are new ones. About 5 minutes of one core.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from inductive_bias import FAMILIES, SIDE, WIDTHS, optimise, spread
-from records import Job, Records, read
+from records import Job, Records, read, script_options
 from tables import TABLES
 from torch.nn import functional as F
 from torchvision.transforms.v2 import RandomResizedCrop
@@ -218,20 +217,18 @@ def draw_biases(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/shape_texture.jsonl"))
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--limit", type=int, help="of these runs the first (a smoke test)")
-    parser.add_argument("--example", type=Path, metavar="DIR", help="write a trained model and cue conflicts instead")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.example:
-        write_example(options.example)
+    options = script_options(__doc__, "shape_texture.jsonl")
+    options.add_argument("--steps", type=int, default=STEPS)
+    options.add_argument("--limit", type=int, help="of these runs the first (a smoke test)")
+    options.add_argument("--example", type=Path, metavar="DIR", help="write a trained model and cue conflicts instead")
+    asked = options.parse_args()
+    if asked.example:
+        write_example(asked.example)
         return
-    runs = [Run(f, v, seed, options.steps) for seed in SEEDS for f in FAMILIES for v in VARIATIONS]
-    Records(options.output).work([(asdict(run), []) for run in runs[: options.limit]], carry_out)
-    print(TABLES["shape_texture"](options.output))
-    draw_biases(options.output)
+    runs = [Run(f, v, seed, asked.steps) for seed in SEEDS for f in FAMILIES for v in VARIATIONS]
+    Records(asked.output).work([(asdict(run), []) for run in runs[: asked.limit]], carry_out)
+    print(TABLES["shape_texture"](asked.output))
+    draw_biases(asked.output)
 
 
 if __name__ == "__main__":

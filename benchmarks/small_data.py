@@ -6,14 +6,12 @@ Every finished run is a line of the output, and is not repeated: start it again 
 parameters learns from scratch at 32 px, always for as many steps of 64 images. Only validation images are looked at.
 """
 
-import argparse
 import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from records import Job, Records
+from records import Job, Records, script_options
 from tables import TABLES
 
 from hf_vit import HfViTConfig
@@ -38,38 +36,31 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
 
 
-def model() -> HfViTConfig:
-    """The ViT that every candidate trains."""
-    return HfViTConfig(image_size=32, patch_size=8, pooling="gap", **SIZES)
-
-
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--seeds", type=int, nargs="+", default=[0])
-    options.add_argument("--steps", type=int, default=400)
-    options.add_argument("--data", nargs="+", default=list(DATA))
-    options.add_argument("--candidates", nargs="+", default=list(CANDIDATES))
-    options.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "small_data.jsonl")
-    chosen = options.parse_args()
-    torch.set_num_threads(1)
-    records = Records(chosen.output)
-    places = itertools.product(chosen.seeds, chosen.data, chosen.candidates)
-    jobs = [{"candidate": one, "data": data, "seed": seed, "steps": chosen.steps} for seed, data, one in places]
-    records.work([(job, []) for job in jobs], train)
-    print(TABLES["small_data"](chosen.output))
-
-
 def train(job: Job, _: Any) -> dict[str, Any]:
     """Train once; return how good it is on validation images."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"steps": job["steps"], "evaluations": 4} | CANDIDATES[job["candidate"]]
         same: dict[str, Any] = {"seed": job["seed"], "device": "cpu", "precision": "fp32"}
-        result = finetune(model(), job["data"], Path(folder) / "out", **same, **settings)
+        config = HfViTConfig(image_size=32, patch_size=8, pooling="gap", **SIZES)
+        result = finetune(config, job["data"], Path(folder) / "out", **same, **settings)
     return {
         "validation_accuracy": result.validation["accuracy"],
         "validation_loss": result.validation["loss"],
         "best_step": result.best_step,
     }
+
+
+def main() -> None:
+    options = script_options(__doc__, "small_data.jsonl")
+    options.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options.add_argument("--steps", type=int, default=400)
+    options.add_argument("--data", nargs="+", default=list(DATA))
+    options.add_argument("--candidates", nargs="+", default=list(CANDIDATES))
+    asked = options.parse_args()
+    places = itertools.product(asked.seeds, asked.data, asked.candidates)
+    jobs = [{"candidate": one, "data": data, "seed": seed, "steps": asked.steps} for seed, data, one in places]
+    Records(asked.output).work([(job, []) for job in jobs], train)
+    print(TABLES["small_data"](asked.output))
 
 
 if __name__ == "__main__":

@@ -13,20 +13,20 @@ images are all there are, however few are trained on.
 Each finished run is a line of the output and is not repeated. Start it in as many processes of one thread as you like.
 """
 
-import argparse
+import itertools
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from data_scale import MODELS, SIDE, cpu_seconds
 from inductive_bias import subset
-from records import PAUSE, Job, Records
+from records import Job, Records, read_plan, script_options
 from tables import TABLES
 
 from hf_vit.data import load_data
@@ -54,63 +54,50 @@ class Plan:
     images: tuple[int, ...] = (50, 200, 0)  # 0: all
     starts: tuple[str, ...] = tuple(STARTS)
     seeds: tuple[int, ...] = (0, 1, 2)
-    seconds: float = 40
-    pretraining_seconds: float = 600
+    seconds: float = 40.0  # CPU seconds a rate and run
+    pretraining_seconds: float = 600.0
 
-    def jobs(self) -> Iterator[Job]:
-        """Seconds of steps, then all runs, seed by seed; pre-training on fractals before those that begin with it."""
+    def jobs(self) -> Iterator[tuple[Job, list[Job]]]:
+        """Seconds of steps, then all runs, seed by seed; each with what it needs."""
         origins = [STARTS[start] for start in self.starts]
         steps = [(model, "labels") for model, _ in origins]
         steps += [(model, origin) for model, origin in origins if origin not in ("scratch", "fractals")]
-        yield from (step(model, objective) for model, objective in dict.fromkeys(steps))
+        yield from ((step(model, objective), []) for model, objective in dict.fromkeys(steps))
         for seed in self.seeds:
-            for model in dict.fromkeys(STARTS[start][0] for start in self.starts if STARTS[start][1] == "fractals"):
-                yield {"kind": "fractals", "model": model, "seed": seed, "seconds": self.pretraining_seconds}
-            for data in self.data:
-                for images in self.images:
-                    for start in self.starts:
-                        same = {"data": data, "images": images, "seed": seed, "seconds": self.seconds}
-                        yield {"kind": "run", "start": start, **same}
+            for model in dict.fromkeys(model for model, origin in origins if origin == "fractals"):
+                yield self.fractals(model, seed), [step(model, "labels")]
+            for data, images, start in itertools.product(self.data, self.images, self.starts):
+                (model, origin), needed = STARTS[start], [step(STARTS[start][0], "labels")]
+                if origin != "scratch":
+                    needed += [self.fractals(model, seed) if origin == "fractals" else step(model, origin)]
+                same = {"data": data, "images": images, "seed": seed, "seconds": self.seconds}
+                yield {"kind": "run", "start": start, **same}, needed
+
+    def fractals(self, model: str, seed: int) -> Job:
+        """Return pre-training on fractals."""
+        return {"kind": "fractals", "model": model, "seed": seed, "seconds": self.pretraining_seconds}
 
 
 def work(plan: Plan, records: Records, kept: Path) -> None:
-    """Do what is left and nobody else does, until nothing is left."""
-    while left := [job for job in plan.jobs() if not is_done(job, records, kept)]:
-        if not any(attempt(job, plan, records, kept) for job in left):
-            time.sleep(PAUSE)
+    """Do what is left and nobody else does, until nothing is left; lost weights are made again."""
+
+    def has_weights(job: Job) -> bool:
+        return job["kind"] != "fractals" or weights(kept, job["model"], job["seed"]).exists()
+
+    records.work(list(plan.jobs()), partial(do, records=records, kept=kept), has_files=has_weights)
 
 
 def weights(kept: Path, model: str, seed: int) -> Path:
     return kept / f"{model}-{seed}"
 
 
-def is_done(job: Job, records: Records, kept: Path) -> bool:
-    """Weights of a record that lie on another machine are made again."""
-    has_weights = job["kind"] != "fractals" or weights(kept, job["model"], job["seed"]).exists()
-    return has_weights and records.find(job) is not None
-
-
-def attempt(job: Job, plan: Plan, records: Records, kept: Path) -> bool:
-    """Do a job, if what it needs is there and it still has to be done; whether it was done here."""
-    model, origin = STARTS[job["start"]] if job["kind"] == "run" else (job["model"], "scratch")
-    if job["kind"] != "step":
-        needed = [step(model, "labels")]
-        if origin == "fractals":
-            needed += [{"kind": "fractals", "model": model, "seed": job["seed"], "seconds": plan.pretraining_seconds}]
-        elif origin != "scratch":
-            needed += [step(model, origin)]
-        if not all(is_done(each, records, kept) for each in needed):
-            return False
-
-    def do() -> dict[str, Any]:
-        if job["kind"] == "step":
-            return {"seconds_of_step": step_seconds(model, job["objective"])}
-        if job["kind"] == "fractals":
-            return learn_fractals(job, records, kept)
-        with tempfile.TemporaryDirectory() as folder:
-            return carry_out(job, records, Path(folder), kept)
-
-    return records.attempt(job, do, lambda: is_done(job, records, kept))
+def do(job: Job, _: Any, records: Records, kept: Path) -> dict[str, Any]:
+    if job["kind"] == "step":
+        return {"seconds_of_step": step_seconds(job["model"], job["objective"])}
+    if job["kind"] == "fractals":
+        return learn_fractals(job, records, kept)
+    with tempfile.TemporaryDirectory() as folder:
+        return carry_out(job, records, Path(folder), kept)
 
 
 def step(model: str, objective: str) -> Job:
@@ -204,20 +191,10 @@ def step_seconds(model: str, objective: str) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", nargs="+", default=list(Plan.data))
-    options.add_argument("--images", type=int, nargs="+", default=list(Plan.images), help="0: all")
-    options.add_argument("--starts", nargs="+", choices=list(STARTS), default=list(STARTS))
-    options.add_argument("--seeds", type=int, nargs="+", default=list(Plan.seeds))
-    options.add_argument("--seconds", type=float, default=Plan.seconds, help="CPU seconds a rate and run")
-    options.add_argument("--pretraining-seconds", type=float, default=Plan.pretraining_seconds)
+    options = script_options(__doc__, "small_data_compare.jsonl", Plan, starts=STARTS)
     options.add_argument("--kept", type=Path, default=Path("build/small_data"), help="weights learnt on fractals")
-    options.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "small_data_compare.jsonl")
-    asked = vars(options.parse_args())
-    kept, records = asked.pop("kept"), Records(asked.pop("output"))
-    torch.set_num_threads(1)
-    plan = Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()})
-    work(plan, records, kept)
+    asked = options.parse_args()
+    work(read_plan(Plan, asked), records := Records(asked.output), asked.kept)
     print(TABLES["small_data_compare"](records.path))
 
 

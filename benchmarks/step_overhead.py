@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from script import Script, parser
 from transformers import Trainer, TrainerCallback, TrainingArguments, get_cosine_schedule_with_warmup
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.speed.measuring import Script, parser, quartiles, speed_ratio
+from hf_vit.speed.measuring import quartiles, speed_ratio
 from hf_vit.training import HfViTTrainer
 
 BATCH, RATE, WARM_UP = 64, 1e-3, 5

@@ -341,12 +341,9 @@ def kinds_of(script: str) -> dict[str, Any]:
     return {kind: load(path) for kind, path in found.items() if path.exists()}
 
 
-def rows_of(script: str, columns: dict[str, str], *caption: str) -> Table:
-    """Return a table with a row for each row of a record, or of the records of every kind of processor.
-
-    Args:
-        columns: header -> name of the value.
-    """
+def rows_of(script: str, names: str, values: str, *caption: str) -> Table:
+    """Return a table with a row for each row of a record, or of the records of every kind of processor."""
+    columns = dict(zip(names.split(" | "), values.split(" | "), strict=True))
 
     def write(path: Path | None) -> str:
         single = path or RESULTS / f"{script}.json"
@@ -362,122 +359,83 @@ def rows_of(script: str, columns: dict[str, str], *caption: str) -> Table:
     return write
 
 
-def columns(names: str, values: str) -> dict[str, str]:
-    """Return header -> name of the value, of two lines of a table."""
-    return dict(zip(names.split(" | "), values.split(" | "), strict=True))
-
-
-TABLES["jpeg"] = rows_of(
-    "jpeg",
-    columns(
+# Record -> header, name of the value in each column, caption.
+ROWS = {
+    "jpeg": (
         "their processor on | workers | whole batches | one by one | in threads | our images/s | ours with draft",
         "processor | workers | times_as_fast_as_transformers | times_as_fast_as_one_by_one"
         " | times_as_fast_as_in_threads | images_per_second | draft_times_as_fast",
+        "Times transformers' processor (0 workers: in one process); last column: times ours without draft.",
     ),
-    "Times transformers' processor (0 workers: in one process); last column: times ours without draft.",
-)
-TABLES["axial"] = rows_of(
-    "axial",
-    columns(
+    "axial": (
         "dtype | tokens a side | two full-attention blocks of ours | two of transformers | the block without attention",
         "dtype | side | times_as_fast_as_full | times_as_fast_as_transformers | share_of_speed_without_attention",
+        "Speed of an axial block as a multiple.",
     ),
-    "Speed of an axial block as a multiple.",
-)
-TABLES["local"] = rows_of(
-    "local",
-    columns(
+    "local": (
         "pattern | threads | tokens a side | block | attention alone | local block beyond weights, MB",
         "contestant | threads | side | block_times_as_fast_as_full | attention_alone_times_as_fast_as_full"
         " | peak_memory_MB",
+        "Times full attention under sdpa, D 384, float32.",
     ),
-    "Times full attention under sdpa, D 384, float32.",
-)
-TABLES["conversion"] = rows_of(
-    "conversion",
-    columns(
+    "conversion": (
         "B/16 .npz | read | whole conversion, s | peak, MB",
         "form | reading_time_of_numpys | conversion_seconds | peak_megabytes",
+        "Time as a share of plain `np.load` (below 1 is faster).",
     ),
-    "Time as a share of plain `np.load` (below 1 is faster).",
-)
-TABLES["loading"] = rows_of(
-    "loading",
-    columns("B/16 | time | memory, times the weights", "what | time_of_transformers | peak"),
-    "Time as a share of transformers' (below 1 is faster).",
-)
-TABLES["step_overhead"] = rows_of(
-    "step_overhead",
-    columns("a step by | times a plain loop | ms a step", "contestant | time_of_a_plain_loop | milliseconds"),
-    "CPU time of a training step of a tiny model.",
-)
-TABLES["scaling_out"] = rows_of(
-    "scaling_out",
-    columns("`embed` by two workers | share of the model alone", "contestant | share_of_model_alone"),
-    "Recorded to two decimals.",
-)
-TABLES["growth"] = rows_of(
-    "growth",
-    columns(
+    "loading": (
+        "B/16 | time | memory, times the weights",
+        "what | time_of_transformers | peak",
+        "Time as a share of transformers' (below 1 is faster).",
+    ),
+    "import_time": (" | CPU seconds", "what | cpu_seconds"),
+    "step_overhead": (
+        "a step by | times a plain loop | ms a step",
+        "contestant | time_of_a_plain_loop | milliseconds",
+        "CPU time of a training step of a tiny model.",
+    ),
+    "scaling_out": (
+        "`embed` by two workers | share of the model alone",
+        "contestant | share_of_model_alone",
+        "Recorded to two decimals.",
+    ),
+    "growth": (
         "family | against | exponent of time | theory | exponent of memory | its theory",
         "family | axis | seconds_exponent | seconds_theory | bytes_exponent | bytes_theory",
     ),
-)
-TABLES["mixed_sizes"] = rows_of(
-    "mixed_sizes",
-    columns(
+    "mixed_sizes": (
         "`without_padding` | times the padded batch | times one by one | places with a patch | largest difference",
         "model | times_as_fast_as_padded | times_as_fast_as_one_by_one | patches_of_padded_batch | largest_difference",
     ),
-)
-TABLES["page_waits"] = rows_of(
-    "page",
-    columns(
+    "page": (
         "page of | s to the first answer and all maps | least | most | later images | MB | load",
         "model | median_s | least_s | most_s | said | page_mb | load",
+        "Headless Chromium, empty cache, one thread of WebAssembly.",
     ),
-    "Headless Chromium, empty cache, one thread of WebAssembly.",
-)
-TABLES["draft"] = rows_of(
-    "draft",
-    columns(
+    "draft": (
         "model, px | decoded at, px | times as many files/s | pixels differ by | validation | with draft | test"
         " | test with draft | test answers changed | of",
         "px | decoded_px | times_as_fast | mean_difference | validation_accuracy | validation_accuracy_draft"
         " | test_accuracy | test_accuracy_draft | test_answers_changed | test_images",
+        "Files of 384 px.",
     ),
-    "Files of 384 px.",
-)
-TABLES["freed_memory"] = rows_of(
-    "freed_memory",
-    columns("model | images | work | times as fast | peak memory", "variant | batch | work | times_as_fast | memory"),
-    "As multiples of the same without.",
-)
-TABLES["token_merging"] = rows_of(
-    "token_merging",
-    columns(
+    "freed_memory": (
+        "model | images | work | times as fast | peak memory",
+        "variant | batch | work | times_as_fast | memory",
+        "As multiples of the same without.",
+    ),
+    "token_merging": (
         "model | merged tokens a layer | times as fast | validation accuracy | test accuracy",
         "model | merge_tokens | times_as_fast | validation_accuracy | test_accuracy",
     ),
-)
-TABLES["data_loading"] = rows_of(
-    "data_loading",
-    columns(
+    "data_loading": (
         "layout | loader | images/s, first epoch | later | hf_vit's times its, first | later epochs | s to open",
         "layout | contestant | first_images_per_second | later_images_per_second | hf_vit_first | hf_vit_later"
         " | open_seconds",
     ),
-)
-TABLES["embed_memory"] = rows_of("embed_memory", columns("runner | images | MiB held at most", "runner | images | mib"))
-
-
-@table("import_time.json")
-def import_time(path: Path) -> str:
-    record = load(path)
-    lines = [(name, f"{row['median_s']:.2f}") for name, row in record["rows"].items()]
-    return markdown(
-        " | CPU seconds", lines, f"`import_time.py`, {record['date']}, load before it {record['load_before']:.1f}."
-    )
+    "embed_memory": ("runner | images | MiB held at most", "runner | images | mib"),
+}
+TABLES |= {{"page": "page_waits"}.get(name, name): rows_of(name, *texts) for name, texts in ROWS.items()}
 
 
 @table("int8_avx512_bf16.json")

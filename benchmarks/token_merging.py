@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from script import Script, parser
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, optimize_for_inference
 from hf_vit.data import load_data, make_processor
-from hf_vit.speed.measuring import Script, parser, speed_ratio, take_turns
+from hf_vit.speed.measuring import speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
 from hf_vit.training import FinetuneOptions, finetune
 

@@ -45,6 +45,7 @@ def model_speed(
 ) -> None:
     """Compare the speed of hf_vit, transformers, timm, vit-pytorch and torch's encoder on identical shapes."""
     import itertools
+    from dataclasses import asdict
 
     import torch
 
@@ -82,7 +83,7 @@ def model_speed(
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
         measured = measure_cell(cell, names, turns, builds=builds, memory=cell.work == "training", peak_flops=peak)
-        speeds.add(measured.describe(), measured.load)
+        speeds.add(asdict(measured), measured.load)
         print_cell(measured)
     if load > BUSY:
         typer.echo(

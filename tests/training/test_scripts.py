@@ -321,7 +321,6 @@ def test_who_is_ahead_is_told_with_its_uncertainty(scale_script, records):
 def compare_script(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     module = importlib.import_module("small_data_compare")
-    monkeypatch.setattr(module, "PAUSE", 0.01)
     # Seconds of a step: contrast costs twice those of labels, the ViT more than the ResNet.
     seconds = {("ViT", "labels"): 0.5, ("BiT", "labels"): 0.25, ("ViT", "masked-patch"): 0.5, ("ViT", "contrastive"): 1}
     module.measured = []
@@ -373,23 +372,26 @@ def test_every_start_has_as_many_seconds(compare_script, learnt, tmp_path):
 def test_all_processes_go_by_one_measured_step(compare_script, learnt, monkeypatch, tmp_path):
     """Each measured for itself, and one gave the ResNet five times the steps that another gave it."""
     path, plan = tmp_path / "r.jsonl", compare_script.Plan(("digits",), (50,), seeds=(0,), seconds=20)
-    compare_script.attempt(compare_script.step("BiT", "labels"), plan, compare_script.Records(path), tmp_path / "kept")
+    records, step = compare_script.Records(path), compare_script.step("BiT", "labels")
+    records.attempt(step, partial(compare_script.do, step, [], records, tmp_path / "kept"))
     monkeypatch.setattr(compare_script, "step_seconds", lambda model, objective: 99 if model == "BiT" else 0.5)
     compare_script.work(plan, compare_script.Records(path), tmp_path / "kept")
     assert [steps for _, start, steps in learnt if start in ("hf_bit", "BiT-0")] == [2400, 80, 80]
     assert compare_script.measured == [("BiT", "labels")]
 
 
-def test_a_run_waits_for_what_it_needs(compare_script, learnt, tmp_path):
+def test_a_run_waits_for_what_it_needs(compare_script, learnt, monkeypatch, tmp_path):
+    """Of the jobs in the other order the run comes last, when its steps are measured."""
     records, plan = (
         compare_script.Records(tmp_path / "r.jsonl"),
-        compare_script.Plan(("digits",), (50,), seeds=(0,), seconds=20),
+        compare_script.Plan(("digits",), (50,), ("ViT, masked",), seeds=(0,), seconds=20),
     )
-    masked = next(job for job in plan.jobs() if job.get("start") == "ViT, masked")
-    for needed in (compare_script.step("ViT", "labels"), compare_script.step("ViT", "masked-patch")):
-        assert not compare_script.attempt(masked, plan, records, tmp_path / "kept")
-        assert compare_script.attempt(needed, plan, records, tmp_path / "kept")
-    assert compare_script.attempt(masked, plan, records, tmp_path / "kept")
+    jobs = list(plan.jobs())
+    monkeypatch.setattr(compare_script.Plan, "jobs", lambda self: reversed(jobs))
+    compare_script.work(plan, records, tmp_path / "kept")
+    done = [json.loads(line)["kind"] for line in records.path.read_text().splitlines()]
+    assert done == ["step", "step", "run"]
+    assert sorted(compare_script.measured) == [("ViT", "labels"), ("ViT", "masked-patch")]
 
 
 def test_the_lead_is_that_of_the_starts_that_are_best_on_validation(compare_script, learnt, tmp_path):

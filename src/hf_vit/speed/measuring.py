@@ -4,16 +4,12 @@ Absolute times move with whatever else the machine does; what two contestants ta
 Rows of what was measured are kept in a dated file that says whether others left the machine alone.
 """
 
-import argparse
-import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -45,7 +41,7 @@ class Quartiles:
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
-    """The quartiles of at least one value; values between two are interpolated."""
+    """Return the quartiles of at least one value; values between two are interpolated."""
     if len(values) == 1:
         return Quartiles(values[0], values[0], values[0])
     lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -53,7 +49,7 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def take_turns(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Seconds of every contestant in every turn, each in an order of its own.
+    """Return the seconds of every contestant in every turn; turns differ in order.
 
     Whoever follows a contestant whose threads still wait for more to do is held up, so nobody follows the same always.
     """
@@ -71,12 +67,12 @@ def take_turns(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up
 
 
 def speed_ratio(seconds: Mapping[str, Sequence[float]], subject: str, other: str) -> Quartiles:
-    """How many times as fast as the other the subject is, paired by turns."""
+    """Return how many times as fast as the other the subject is, paired by turns."""
     return quartiles([theirs / ours for ours, theirs in zip(seconds[subject], seconds[other], strict=True)])
 
 
 def others_load(seconds: float = 0.5) -> float:
-    """Cores that other processes keep busy at this moment, seen over so many seconds."""
+    """Return the cores that other processes keep busy now, measured over so many seconds."""
     import psutil
 
     def ticks() -> tuple[float, float, float]:
@@ -92,7 +88,7 @@ def others_load(seconds: float = 0.5) -> float:
 
 
 def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
-    """Bytes that torch holds at most during a call, beyond what it held before; the second call is looked at."""
+    """Return the bytes that torch holds at most during a second call, beyond what it held before."""
     function()
     if torch.device(device).type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -114,13 +110,10 @@ def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
 
 
 def counted_flops(model: torch.nn.Module, function: Callable[[], Any]) -> int:
-    """FLOPs of a call of a torch module, 2 a multiply-add, as torch's FlopCounterMode counts them.
+    """Return the FLOPs of a call of a torch module, 2 a multiply-add, as torch's FlopCounterMode counts them.
 
-    Matrix products, convolutions and attention are counted; norms, activations and softmax are not.
-
-    Args:
-        model: the module; for the count its parameters ask for no gradient, which the counter would look for.
-        function: calls it.
+    Matrix products, convolutions and attention are counted; norms, activations and softmax are not. For the count the
+    parameters ask for no gradient, which the counter would look for.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in learning:
@@ -137,12 +130,9 @@ def counted_flops(model: torch.nn.Module, function: Callable[[], Any]) -> int:
 @final
 @dataclass(frozen=True)
 class ForwardSpeed:
-    """One model's forward pass.
+    """One model's forward pass: rate over the turns, times as fast as the first model (paired by turns).
 
-    Attributes:
-        images_per_second: over the turns.
-        times_as_fast: as the first model, paired by turns.
-        peak_memory: bytes that torch holds at most, beyond weights and input; None of a graph.
+    `peak_memory` are the bytes that torch holds at most, beyond weights and input; None of a graph.
     """
 
     images_per_second: Quartiles
@@ -151,7 +141,7 @@ class ForwardSpeed:
 
 
 def noise_for(subject: "LoadedModel", batch: int) -> torch.Tensor:
-    """[B, C, H, W] on the model's device: images of noise in the size that it is fed with, as its processor makes them.
+    """Return images of noise in the model's input size, as its processor makes them, [B, C, H, W] on its device.
 
     Raises:
         UserError: the model refuses a batch of this size.
@@ -227,51 +217,3 @@ class SpeedFile:
     def finish(self, **whole: object) -> None:
         """Add what is true of all rows."""
         self._file.write(quiet=self.is_quiet, **whole)
-
-
-def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
-    """Return the options that every script of `benchmarks/` has."""
-    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--turns", type=int, default=turns, help=f"turns of every contestant (default {turns})")
-    options.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch (default: all cores)")
-    options.add_argument("--output", type=Path, help="JSON file to write")
-    return options
-
-
-def run_program(code: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Any:
-    """Run a program of its own to its end, and return what its last line holds as JSON.
-
-    Args:
-        environment: its whole environment; by default this process's.
-    """
-    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
-    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return json.loads(ran.stdout.splitlines()[-1])
-
-
-class Script(SpeedFile):
-    """Rows of what a script of `benchmarks/` measured, printed as they come.
-
-    Args:
-        options: parsed, see `parser`.
-    """
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        torch.set_num_threads(options.threads)
-        if options.output is not None:
-            options.output.parent.mkdir(parents=True, exist_ok=True)
-        super().__init__(options.output, sys.argv, "cpu", turns=options.turns)
-
-    def record(self, **row: object) -> None:
-        """Add a row, with the load of others at this moment."""
-        load = others_load()
-        plain = {name: asdict(value) if isinstance(value, Quartiles) else value for name, value in row.items()}
-        self.add({**plain, "others_load": round(load, 2)}, load)
-        print(", ".join(f"{name} {value}" for name, value in row.items()), f"[load {load:.1f}]", flush=True)
-
-    def finish(self, **whole: object) -> None:
-        super().finish(**whole)
-        if not self.is_quiet:
-            most = max(self.loads)
-            print(f"The machine was busy (other processes used up to {most:.1f} cores): measure again when it is idle.")

@@ -7,9 +7,9 @@ Legend: B batch, C channels, H x W px, N tokens, D hidden size, K labels.
 import functools
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ _TIMM_WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
 
 @dataclass(frozen=True)
 class Shape:
-    """What all contestants of a comparison share: a variant's sizes at an image size (px a side)."""
+    """The sizes of a variant at an image size (px a side), which all contestants of a comparison share."""
 
     variant: str
     image_size: int = 224
@@ -66,14 +66,12 @@ class Shape:
         return config
 
     def any_config(self, **fields: Any) -> HfBaseConfig:
-        """The same, of any family."""
         return variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
 
     def images(self, batch: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-        """[B, 3, H, W] of noise."""
-        generator = torch.Generator().manual_seed(0)
-        images = torch.randn(batch, 3, self.image_size, self.image_size, generator=generator)
-        return images.to(device, dtype)
+        """Return noise [B, 3, H, W]."""
+        noise = torch.Generator().manual_seed(0)
+        return torch.randn(batch, 3, self.image_size, self.image_size, generator=noise).to(device, dtype)
 
 
 @final
@@ -114,9 +112,9 @@ class TorchViT(nn.Module):
 
 @final
 class MatrixProducts(nn.Module):
-    """A plain ViT's own matrix products and nothing else: what no ViT can be faster than by the same library.
+    """A plain ViT's matrix products alone, without head: what no ViT can be faster than by the same library.
 
-    Every layer has weights of its own, as they come from memory. The classifier's head is not among them.
+    Every layer has weights of its own, as they come from memory.
     """
 
     def __init__(self, config: HfViTBaseConfig, packed: bool) -> None:
@@ -135,10 +133,8 @@ class MatrixProducts(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        batch = images.shape[0]
-        tokens = self.patches(images.reshape(batch, -1, 3 * self.patch**2))
-        tokens = F.pad(tokens, (0, 0, 1, 0))
-        layers: Any = self.layers
+        tokens = self.patches(images.reshape(len(images), -1, 3 * self.patch**2))
+        tokens, layers = F.pad(tokens, (0, 0, 1, 0)), cast(Any, self.layers)
         for layer in layers:
             query, key, value = layer["qkv"](tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
             attended = torch.matmul(torch.matmul(query, key.transpose(2, 3)), value)
@@ -154,9 +150,9 @@ def _hf_vit(shape: Shape, attention: str = "sdpa", **fields: Any) -> nn.Module:
 
 
 def _transformers(shape: Shape, attention: str) -> nn.Module:
-    own = shape.config()
+    ours = shape.config()
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size", "image_size")
-    config = ViTConfig(**{name: getattr(own, name) for name in names}, num_labels=NUM_LABELS)  # pyright: ignore[reportCallIssue]
+    config = ViTConfig(**{name: getattr(ours, name) for name in names}, num_labels=NUM_LABELS)  # pyright: ignore[reportCallIssue]
     return Logits(ViTForImageClassification._from_config(config, attn_implementation=attention))
 
 
@@ -170,8 +166,7 @@ def _timm(shape: Shape) -> nn.Module:
         return timm.create_model(f"resnetv2_{variant.removeprefix('BiT-R')}_bit", **options)
     options["img_size"] = shape.image_size
     if variant.startswith("Mixer-"):  # Mixer-B/16
-        name = variant.replace("Mixer-", "mixer_").replace("/", "").lower()
-        return timm.create_model(f"{name}_224", **options)
+        return timm.create_model(f"{variant.replace('Mixer-', 'mixer_').replace('/', '').lower()}_224", **options)
     config = shape.config()
     options["patch_size"] = config.patch_size
     if config.hidden_size not in _TIMM_WIDTHS:  # a shape of no name: any of its ViTs with these sizes
@@ -184,15 +179,14 @@ def _vit_pytorch(shape: Shape) -> nn.Module:
     from vit_pytorch import ViT
 
     config = shape.config()
-    heads = config.num_attention_heads
     return ViT(
         image_size=shape.image_size,
         patch_size=config.patch_size,
         num_classes=NUM_LABELS,
         dim=config.hidden_size,
         depth=config.num_hidden_layers,
-        heads=heads,
-        dim_head=config.hidden_size // heads,
+        heads=config.num_attention_heads,
+        dim_head=config.hidden_size // config.num_attention_heads,
         mlp_dim=config.intermediate_size,
     )
 
@@ -215,153 +209,139 @@ PEERS: dict[str, Callable[[Shape], nn.Module]] = {
     "vit-pytorch": _vit_pytorch,
     "torch encoder": lambda shape: TorchViT(shape.config()),
 }
-# By torch's own products; packed by oneDNN; with ", openvino" at its end by OpenVINO's.
-PRODUCTS, PACKED = "products alone", ", packed by oneDNN"
-_PACKAGES = {"timm": "timm", "vit-pytorch": "vit_pytorch", "hf_vit flash": "flash_attn"}
-COMPILED = ", compiled"
-# As `optimize_for_inference(model, compile=True)` compiles: with the weights frozen into the graph.
-FROZEN = ", compiled and frozen"
-INT8 = " int8"
-# What stands at the end of a contestant's name that an engine computes in torch's place, as its own converter takes it
+PRODUCTS = "products alone"  # by torch's own; packed by oneDNN; by OpenVINO's
+# What stands at the end of a contestant's name: how it is compiled (as `optimize_for_inference(model, compile=True)`
+# does, frozen into the graph), packed, or computed by an engine in torch's place, as its own converter takes it.
+COMPILED, FROZEN, PACKED = ", compiled", ", compiled and frozen", ", packed by oneDNN"
 # -> the engine, and whether in int8.
 FORMS: dict[str, tuple[Runtime, bool]] = {
-    f", {name}{form}": (engine, form == INT8) for name, engine in ENGINES.items() for form in ("", INT8)
+    f"{name}{form}": (engine, bool(form)) for name, engine in ENGINES.items() for form in ("", " int8")
 }
-
-
-def _without_form(name: str) -> tuple[str, str]:
-    """(the contestant itself, how it is computed: a key of `FORMS` or nothing)."""
-    form = next((each for each in FORMS if name.endswith(each)), "")
-    return name.removesuffix(form), form
-
-
-def _plain(name: str) -> str:
-    return name.removesuffix(COMPILED).removesuffix(FROZEN).removesuffix(PACKED).removesuffix(INT8)
+_PACKAGES = {"timm": "timm", "vit-pytorch": "vit_pytorch", "hf_vit flash": "flash_attn"}
 
 
 def obstacle(
     name: str, shape: Shape, training: bool, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> str | None:
     """Return why a contestant cannot take part; None if it can."""
-    name, form = _without_form(name)
-    plain, config = _plain(name), shape.any_config()
-    if training and (form or "optimized" in name or name.endswith((FROZEN, PACKED))):
+    plain, comma, form = name.partition(", ")
+    config, variant = shape.any_config(), shape.variant
+    if training and ("optimized" in plain or comma + form not in ("", COMPILED)):
         return "it is for inference"
-    if form:
+    if form in FORMS:
         engine, in_int8 = FORMS[form]
         if missing := engine.missing():
             return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
         if torch.device(device).type != "cpu":
             return f"{engine.package} is measured on CPUs"
         if (in_int8 and dtype != torch.float32) or dtype not in engine.dtypes:
-            return f"{form.removeprefix(', ')} has no {str(dtype).removeprefix('torch.')}"
-    package = _PACKAGES.get(plain)
-    if package is not None and find_spec(package) is None:
-        return f"{package} is not installed"
-    if plain in ("hf_vit eager", "hf_vit flash") and not isinstance(config, HfViTBaseConfig):
-        return f"{shape.variant} has no attention"
-    if plain == "hf_vit tanh" and not hasattr(config, "hidden_act"):
-        return f"{shape.variant} has no GELU"
-    is_mixer = shape.variant.startswith("Mixer-") and shape.variant != "Mixer-H/14"
-    is_timms = plain == "timm" and (shape.variant in _TIMM_HYBRIDS or shape.variant.startswith("BiT-") or is_mixer)
-    if type(config) is not HfViTConfig and plain in (PRODUCTS, *PEERS) and not is_timms:
-        return f"{plain} has no {shape.variant}"
-    return None
+            return f"{form} has no {str(dtype).removeprefix('torch.')}"
+    is_mixer = variant.startswith("Mixer-") and variant != "Mixer-H/14"
+    is_timms = plain == "timm" and (variant in _TIMM_HYBRIDS or variant.startswith("BiT-") or is_mixer)
+    package, is_vit = _PACKAGES.get(plain), isinstance(config, HfViTBaseConfig)
+    obstacles = {
+        f"{package} is not installed": package is not None and find_spec(package) is None,
+        f"{variant} has no attention": plain in ("hf_vit eager", "hf_vit flash") and not is_vit,
+        f"{variant} has no GELU": plain == "hf_vit tanh" and not hasattr(config, "hidden_act"),
+        f"{plain} has no {variant}": type(config) is not HfViTConfig and plain in (PRODUCTS, *PEERS) and not is_timms,
+    }
+    return next((reason for reason, holds in obstacles.items() if holds), None)
 
 
 def compiled_forms(names: Sequence[str]) -> list[str]:
     """Return each of these contestants compiled, frozen and not; what is optimized is always frozen."""
-    plain = [name for name in names if name == _plain(name) != PRODUCTS and not _without_form(name)[1]]
+    plain = [name for name in names if ", " not in name and name != PRODUCTS]
     return [name + form for name in plain for form in ((COMPILED,) if "optimized" in name else (COMPILED, FROZEN))]
 
 
 def engine_forms(names: Sequence[str]) -> list[str]:
     """Return each of these contestants by every engine that is installed, in float and in int8."""
-    return [name + form for form, (engine, _) in FORMS.items() if not engine.missing() for name in names]
+    return [f"{name}, {form}" for form, (engine, _) in FORMS.items() if not engine.missing() for name in names]
 
 
 def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
     """Build a contestant with random weights, [B, 3, H, W] -> [B, K] ("products alone": to tokens).
 
     Args:
-        name: of `OURS`, `PEERS` or `PRODUCTS`; with `COMPILED` or `FROZEN` at its end through `torch.compile`, with a
-            key of `FORMS` by an engine (hf_vit's optimized by `optimize_for_inference`), products with `PACKED` packed.
+        name: of `OURS`, `PEERS` or `PRODUCTS`, maybe with `COMPILED`, `FROZEN`, `PACKED` or a key of `FORMS` at its end
+            (hf_vit's optimized are compiled and put on engines by `optimize_for_inference`).
 
     Raises:
         UserError: there is no such contestant.
     """
-    whole, (name, form) = name, _without_form(name)
-    if form and not (name == "hf_vit optimized" and INT8 not in form):
-        model = build("hf_vit" if name == "hf_vit optimized" else name, shape).eval()
-        if name == "hf_vit optimized":  # packed for torch, it could not be exported
+    plain, comma, form = name.partition(", ")
+    is_optimized = plain == "hf_vit optimized"
+    engine, in_int8 = FORMS.get(form, (None, is_optimized and form == "int8"))
+    makers = OURS | PEERS | {PRODUCTS: lambda shape: MatrixProducts(shape.config(), packed=comma + form == PACKED)}
+    if plain not in makers or not (engine or in_int8 or comma + form in ("", COMPILED, FROZEN, PACKED)):
+        raise UserError(
+            f"unknown contestant '{name}'; choose from {', '.join(makers)}; for saved models use hf-vit bench saved"
+        )
+    if engine is not None and (in_int8 or not is_optimized):
+        model = build("hf_vit" if is_optimized else plain, shape).eval()
+        if is_optimized:  # packed for torch, it could not be exported
             make_plan(model, torch.float32).carry_out()
         # OpenVINO 2026.4 crashes on kernels that are standardised in the graph, as its own converter has them.
         through_onnx = only_whole_patches(shape.any_config())
-        return OnEngine(_make_graph(model, shape.images(8, torch.float32, "cpu"), form, dtype, through_onnx))
-    plain = name if name in OURS else _plain(name)
+        return OnEngine(model, shape.images(8, torch.float32, "cpu"), engine, in_int8, dtype, through_onnx)
     torch.manual_seed(0)
-    if plain == PRODUCTS:
-        model = MatrixProducts(shape.config(), packed=name.endswith(PACKED))
-    elif plain in OURS | PEERS:
-        model = (OURS | PEERS)[plain](shape)
-    else:
-        known = ", ".join([*OURS, *PEERS, PRODUCTS])
-        raise UserError(f"unknown contestant '{whole}'; choose from {known}; for saved models use hf-vit bench saved")
-    model = model.to(device, dtype)
-    if "optimized" in plain:
-        engine, quantize = form.removeprefix(", ") or "torch", "int8" if name.endswith(INT8) else None
-        return optimize_for_inference(model, engine=engine, compile=plain.endswith(COMPILED), quantize=quantize)
-    if name.endswith(PACKED):
+    model = makers[plain](shape).to(device, dtype)
+    if is_optimized:
+        where, quantize = form if engine else "torch", "int8" if in_int8 else None
+        return optimize_for_inference(model, engine=where, compile=form.startswith("compiled"), quantize=quantize)
+    if comma + form == PACKED:
         return pack(model)
-    if name.endswith(FROZEN):
+    if comma + form == FROZEN:
         compile_frozen(model.eval().requires_grad_(False))
-    elif name.endswith(COMPILED):
+    elif comma + form == COMPILED:
         model.compile()
     return model
 
 
 @final
 class OnEngine(nn.Module):
-    """[B, 3, H, W] -> what an engine's graph makes of it."""
+    """A model in float32, as OpenVINO's own converter or torch's exporter gives it to an engine: images -> outputs.
 
-    def __init__(self, graph: Graph) -> None:
+    Args:
+        images: [B, 3, H, W], of the size that the graph is for; in int8 they also set ranges.
+        through_onnx: torch's exporter for OpenVINO too.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: nn.Module,
+        images: torch.Tensor,
+        engine: Runtime,
+        in_int8: bool,
+        dtype: torch.dtype,
+        through_onnx: bool,
+    ) -> None:
         super().__init__()
-        self.graph = graph
+        if engine is OPENVINO and not through_onnx:
+            import openvino
+
+            graph = openvino.convert_model(model, example_input=images, input=[-1, *images.shape[1:]])
+            graph.outputs[0].get_tensor().set_names({"outputs"})
+        else:
+            program: Any = onnx_of_batches(model, images, ["outputs"])
+            if engine is not OPENVINO:
+                self.graph = _in_int8(program) if in_int8 else engine.compile(program, dtype)
+                return
+            graph = openvino_graph(program)
+        if in_int8:
+            import nncf  # pyright: ignore[reportMissingImports]
+
+            data = nncf.Dataset([images.numpy()])
+            graph = nncf.quantize(graph, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=1)
+        self.graph = openvino_engine(graph, dtype)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.graph.run(images.contiguous(), ("outputs",))["outputs"]
 
 
-@torch.no_grad()
-def _make_graph(model: nn.Module, images: torch.Tensor, form: str, dtype: torch.dtype, through_onnx: bool) -> Graph:
-    """Return a model in float32, as OpenVINO's own converter or torch's exporter gives it to the engine.
-
-    Args:
-        images: [B, 3, H, W], of the size that the graph is for; in int8 they also set ranges.
-        form: of `FORMS`.
-        through_onnx: torch's exporter for OpenVINO too.
-    """
-    engine, in_int8 = FORMS[form]
-    if engine is OPENVINO and not through_onnx:
-        import openvino
-
-        graph = openvino.convert_model(model, example_input=images, input=[-1, *images.shape[1:]])
-        graph.outputs[0].get_tensor().set_names({"outputs"})
-    else:
-        program: Any = onnx_of_batches(model, images, ["outputs"])
-        if engine is not OPENVINO:
-            return _in_int8(program) if in_int8 else engine.compile(program, dtype)
-        graph = openvino_graph(program)
-    if in_int8:
-        import nncf  # pyright: ignore[reportMissingImports]
-
-        data = nncf.Dataset([images.numpy()])
-        graph = nncf.quantize(graph, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=1)
-    return openvino_engine(graph, dtype)
-
-
 def _in_int8(program: Any) -> Graph:
-    """Dense layers in int8 by onnxruntime, what enters them by every batch's range."""
+    """Return dense layers in int8 by onnxruntime, whose inputs take every batch's range."""
     from onnxruntime.quantization import quantize_dynamic
 
     graph = program.model.graph
@@ -380,15 +360,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Cell:
-    """What contestants are compared in.
+    """A comparison: inference in a dtype, or training (forward, backward, AdamW; bfloat16 by autocast).
 
-    Attributes:
-        work: "inference" (in the dtype), or "training": forward, backward and AdamW (bfloat16 by autocast).
-        shape: what all contestants share.
-        dtype: a name of `DTYPES`.
-        batch: images a step.
-        device: torch device.
-        checkpointing: recompute activations in training; the contestants that can.
+    With `checkpointing` the contestants that can recompute activations in training.
     """
 
     work: Work
@@ -441,14 +415,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a contestant did in a cell.
+    """The median rate of a contestant in a cell, and how many times as fast it is as each other, paired by turns.
 
     Attributes:
-        images_per_second: median.
-        ratios: other contestant -> how many times as fast this one is, paired by turns.
         memory: bytes held at most during a step, beyond weights and input (training: and beyond optimizer state).
-        utilisation: share of the peak FLOP/s that was given; a multiply-add counts 2, training three forwards. What
-            an optimized model leaves out does not count.
+        utilisation: share of the peak FLOP/s; a multiply-add counts 2, training three forwards, and what an optimized
+            model leaves out does not count.
     """
 
     images_per_second: float
@@ -459,16 +431,12 @@ class Outcome:
 
 @dataclass
 class MeasuredCell:
-    """A cell, its outcomes by contestant, who did not take part and why, and the load that others made (cores)."""
+    """A cell, its outcomes by contestant, who did not take part and why, and the load of others in cores."""
 
     cell: Cell
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     load: float = 0.0
-
-    def describe(self) -> dict[str, Any]:
-        """Return plain values, as results keep them."""
-        return asdict(self)
 
 
 def measure_cell(
@@ -493,17 +461,15 @@ def measure_cell(
     Raises:
         UserError: nobody can take part.
     """
-    made, names = MeasuredCell(cell), list[str]()
+    measured, names = MeasuredCell(cell), list[str]()
     for name in contestants:
         reason = obstacle(name, cell.shape, cell.work == "training", DTYPES[cell.dtype], cell.device)
         if reason is None and cell.checkpointing and not name.startswith(("hf_vit", "transformers")):
             reason = "it has no comparable activation checkpointing"
-        if reason is None:
-            names.append(name)
-        else:
-            made.absent[name] = reason
+        names += [] if reason else [name]
+        measured.absent |= {name: reason} if reason else {}
     if not names:
-        raise UserError(f"no contestant can run: {'; '.join(made.absent.values())}")
+        raise UserError(f"no contestant can run: {'; '.join(measured.absent.values())}")
     steps: dict[str, Callable[[], Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for built in range(builds):
@@ -513,10 +479,10 @@ def measure_cell(
         steps.update((name, cell.step(name)) for name in names[first:] + names[:first])
         for name, of_build in take_turns(steps, turns).items():
             seconds[name] += of_build
-    made.load = others_load()
+    measured.load = others_load()
     for name in names:
         rate = cell.batch / quartiles(seconds[name]).median
-        made.outcomes[name] = Outcome(
+        measured.outcomes[name] = Outcome(
             images_per_second=rate,
             ratios={other: speed_ratio(seconds, name, other) for other in names if other != name},
             memory=peak_memory(steps[name], cell.device) if memory else None,
@@ -525,7 +491,7 @@ def measure_cell(
     steps.clear()
     gc.collect()
     torch.compiler.reset()  # its limit of recompilations would have later cells run uncompiled
-    return made
+    return measured
 
 
 @functools.cache

@@ -1,0 +1,145 @@
+"""A block of axial or of local attention beside blocks of full attention, one image.
+
+    python benchmarks/attention.py axial [--turns 15] [--threads N] [--output benchmarks/results/axial.json]
+    python benchmarks/attention.py local [--turns 11] [--threads N] [--output benchmarks/results/local.json]
+
+All have D 384, 6 heads and an MLP of 1536, under sdpa. A block whose values are passed on in place of the attention
+("without attention", "dense layers alone") is what no attention can be faster than. Memory is what torch allocates at
+most beyond weights and input for one block.
+
+axial: grids of 28 to 96 tokens a side; an axial block holds two attentions and two MLPs, hence two full blocks, ours
+and transformers' own. The exponent is that of the block's time against the number of tokens, from 28x28 to 96x96.
+
+local: 64x64 tokens and a class token in float32, a window of 7 tokens, a stride of 64. "attention alone" is what stands
+between the projections. What a forward pass makes once for all its blocks (masks, places) is told apart.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from script import Script, parser
+from transformers import ViTConfig, ViTModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
+from hf_vit.models.configuration_hf_local_vit import HfLocalViTConfig
+from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.models.embeddings_hf_vit import Tokens
+from hf_vit.models.modeling_hf_axial_vit import HfAxialViTLayer
+from hf_vit.models.modeling_hf_local_vit import HfLocalViTModel
+from hf_vit.models.modeling_hf_vit import HfViTLayer, HfViTModel
+from hf_vit.speed.measuring import peak_memory, quartiles, speed_ratio, take_turns
+
+SIZES: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+SIDES = (28, 32, 56, 64, 96)
+LOCAL_SIDE, LOCAL_SIDES = 64, (32, 48, 64, 96)
+PATTERNS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "criss_cross": {"attention_pattern": "criss_cross"},
+    "strided": {"attention_pattern": "strided", "attention_stride": LOCAL_SIDE},
+}
+
+
+def values_alone(module: Any, query: Any, key: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return value.transpose(1, 2), None
+
+
+def axial_blocks(dtype: torch.dtype) -> dict[str, Any]:
+    """Return name -> function of (tokens [1, N, D], grid)."""
+    config, plain = HfAxialViTConfig(**SIZES), HfViTConfig(**SIZES)
+    config._attn_implementation = plain._attn_implementation = "sdpa"
+    bare = copy.deepcopy(config)
+    bare._attn_implementation = "values_alone"
+    axial, without = HfAxialViTLayer(config, 0.0).to(dtype).eval(), HfAxialViTLayer(bare, 0.0).to(dtype).eval()
+    first, second = (HfViTLayer(plain, 0.0).to(dtype).eval() for _ in range(2))
+    two = ViTConfig(**SIZES, num_hidden_layers=2)
+    theirs = ViTModel._from_config(two, attn_implementation="sdpa").layers.to(dtype).eval()
+    return {
+        "axial": lambda tokens, grid: axial(tokens, (None, None), grid=grid, image_grids=None),
+        "without attention": lambda tokens, grid: without(tokens, (None, None), grid=grid, image_grids=None),
+        "two full blocks": lambda tokens, grid: second(first(tokens, None, grid=grid), None, grid=grid),
+        "two blocks of transformers": lambda tokens, grid: theirs[1](theirs[0](tokens)),
+    }
+
+
+def measure_axial(report: Script) -> None:
+    exponents: dict[str, float] = {}
+    for dtype in report.options.dtypes:
+        contestants, medians = axial_blocks(getattr(torch, dtype)), dict[int, float]()
+        for side in report.options.sides:
+            tokens = torch.randn(1, side * side, 384, dtype=getattr(torch, dtype))
+            turns = {name: lambda block=block: block(tokens, (side, side)) for name, block in contestants.items()}  # noqa: B023
+            seconds = take_turns(turns, report.options.turns)
+            medians[side] = quartiles(seconds["axial"]).median
+            row: dict[str, Any] = {"dtype": dtype, "side": side, "milliseconds": round(1e3 * medians[side], 2)}
+            row["times_as_fast_as_full"] = speed_ratio(seconds, "axial", "two full blocks")
+            row["times_as_fast_as_transformers"] = speed_ratio(seconds, "axial", "two blocks of transformers")
+            row["share_of_speed_without_attention"] = speed_ratio(seconds, "axial", "without attention")
+            if side == max(report.options.sides):
+                row["peak_memory_MB"] = round(peak_memory(turns["axial"]) / 1e6, 1)
+            report.record(**row)
+        low, high = min(medians), max(medians)
+        if low != high:
+            exponents[dtype] = round(math.log(medians[high] / medians[low]) / math.log((high / low) ** 2), 3)
+            print(f"{dtype}: time grows as N^{exponents[dtype]} from {low}x{low} to {high}x{high}", flush=True)
+    report.finish(time_exponent=exponents)
+
+
+def turns_of(model: Any, side: int) -> tuple[Callable[[], Any], ...]:
+    """Return a model's block, its attention without the projections, and what it makes once for all blocks."""
+    grid, (layer,) = (side, side), model.layers
+    tokens = Tokens(torch.randn(1, side * side + 1, 384), grid)
+    mask = model._attention_mask(tokens)
+    attention, projected = copy.deepcopy(layer.attention), layer.attention.project(tokens.hidden_states)
+    attention.project = lambda hidden_states: projected
+    return (
+        lambda: layer(tokens.hidden_states, mask, grid=grid),
+        lambda: attention.attend(tokens.hidden_states, mask, grid=grid),
+        lambda: model._attention_mask(tokens),
+    )
+
+
+def measure_local(report: Script) -> None:
+    one: dict[str, Any] = {**SIZES, "num_hidden_layers": 1, "position_embedding": "none"}
+    models: dict[str, Any] = {
+        name: HfViTModel._from_config(HfViTConfig(**one), attn_implementation=function)
+        for name, function in {"full": "sdpa", "dense layers alone": "values_alone"}.items()
+    }
+    for name, choice in PATTERNS.items():
+        models[name] = HfLocalViTModel._from_config(HfLocalViTConfig(**one, **choice), attn_implementation="sdpa")
+    forms = {name: turns_of(model.eval(), LOCAL_SIDE) for name, model in models.items()}
+    seconds, of_attention, of_masks = (
+        take_turns({name: form[place] for name, form in forms.items()}, report.options.turns) for place in range(3)
+    )
+    for name in list(models)[1:]:
+        row: dict[str, Any] = {"side": LOCAL_SIDE, "contestant": name}
+        row["block_milliseconds"] = round(1e3 * quartiles(seconds[name]).median, 1)
+        row["block_times_as_fast_as_full"] = speed_ratio(seconds, name, "full")
+        if name in PATTERNS:
+            row["attention_alone_times_as_fast_as_full"] = speed_ratio(of_attention, name, "full")
+            row["once_milliseconds"] = round(1e3 * quartiles(of_masks[name]).median, 1)
+        report.record(**row)
+    for side in report.options.local_sides:
+        memory = peak_memory(turns_of(models["local"], side)[0])
+        report.record(side=side, peak_memory_MB=round(memory / 1e6, 1), bytes_a_token=round(memory / side**2))
+    report.finish()
+
+
+@torch.inference_mode()
+def main() -> None:
+    options = parser(__doc__, turns=15)
+    options.add_argument("kind", choices=("axial", "local"))
+    options.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], help="of axial")
+    options.add_argument("--sides", nargs="+", type=int, default=list(SIDES), help="of axial")
+    options.add_argument("--local-sides", nargs="+", type=int, default=list(LOCAL_SIDES), help="memory of local")
+    report = Script(options.parse_args())
+    torch.manual_seed(0)
+    ALL_ATTENTION_FUNCTIONS.register("values_alone", values_alone)
+    {"axial": measure_axial, "local": measure_local}[report.options.kind](report)
+
+
+if __name__ == "__main__":
+    main()

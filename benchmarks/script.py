@@ -1,0 +1,74 @@
+"""The frame of scripts that measure speed and memory: options, rows that are printed and kept, programs, commands."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_vit.speed.measuring import Quartiles, SpeedFile, others_load
+
+
+def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
+    """Return the options that every script has."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--turns", type=int, default=turns, help=f"turns of every contestant (default {turns})")
+    options.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch (default: all cores)")
+    options.add_argument("--output", type=Path, help="JSON file to write")
+    return options
+
+
+def run_program(code: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Any:
+    """Run a program of its own to its end, and return what its last line holds as JSON.
+
+    Args:
+        environment: its whole environment; by default this process's.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def alternate(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 0) -> dict[str, list[Any]]:
+    """Return what every contestant gave in every turn; who comes first changes from turn to turn."""
+    found: dict[str, list[Any]] = {name: [] for name in contestants}
+    for turn in range(-warm_up, turns):
+        for name in list(contestants) if turn % 2 else reversed(contestants):
+            result = contestants[name]()
+            if turn >= 0:
+                found[name].append(result)
+    return found
+
+
+class Script(SpeedFile):
+    """Rows of what a script measured, printed as they come.
+
+    Args:
+        options: parsed, see `parser`.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        torch.set_num_threads(options.threads)
+        if options.output is not None:
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(options.output, sys.argv, "cpu", turns=options.turns)
+
+    def record(self, **row: object) -> None:
+        """Add a row, with the load of others at this moment."""
+        load = others_load()
+        plain = {name: asdict(value) if isinstance(value, Quartiles) else value for name, value in row.items()}
+        self.add({**plain, "others_load": round(load, 2)}, load)
+        print(", ".join(f"{name} {value}" for name, value in row.items()), f"[load {load:.1f}]", flush=True)
+
+    def finish(self, **whole: object) -> None:
+        super().finish(**whole)
+        if not self.is_quiet:
+            most = max(self.loads)
+            print(f"The machine was busy (other processes used up to {most:.1f} cores): measure again when it is idle.")
