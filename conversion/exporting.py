@@ -9,8 +9,9 @@ from hf_vit.conversion.loading import open_model
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
 from hf_vit.conversion.targets.graphs.certificate import Certificate
-from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS, Calibration, Mode
+from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS, Calibration
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES
+from hf_vit.conversion.targets.graphs.runtimes import Mode
 from hf_vit.conversion.targets.registry import find_target
 from hf_vit.conversion.targets.target import OutgoingModel, has_head
 from hf_vit.display import Displayed
@@ -137,7 +138,7 @@ def _mode_of(to: str, quantize: str | None, calibrate: str | None) -> Mode | Non
         if calibrate is not None:
             raise UserError("--calibrate is for --quantize; add that, or leave it out")
         return None
-    modes = next(each.modes for each in QUANTIZERS.values() if each.runtime.target == to)
+    modes = next(each.modes for each in QUANTIZERS.values() if each.target == to)
     for mode in modes:
         if mode == quantize:
             if calibrate is None:

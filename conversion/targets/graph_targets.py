@@ -14,7 +14,6 @@ from torch import nn
 from transformers import ViTImageProcessor
 
 from hf_vit.conversion.targets.graphs.certificate import certify
-from hf_vit.conversion.targets.graphs.int8 import DENSE
 from hf_vit.conversion.targets.graphs.preprocessing import (
     ENCODED,
     LEVELS,
@@ -23,7 +22,15 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
     prepend,
     refuse_other_sizes,
 )
-from hf_vit.conversion.targets.graphs.runtimes import EXECUTORCH, EXTENSIONS, ONNXRUNTIME, OPENVINO, OUTPUTS, Runtime
+from hf_vit.conversion.targets.graphs.runtimes import (
+    DENSE,
+    EXECUTORCH,
+    EXTENSIONS,
+    ONNXRUNTIME,
+    OPENVINO,
+    OUTPUTS,
+    Runtime,
+)
 from hf_vit.conversion.targets.graphs.tracing import (
     OPSETS,
     lower_opset,
@@ -31,7 +38,7 @@ from hf_vit.conversion.targets.graphs.tracing import (
     onnx_program,
     takes_other_sizes,
 )
-from hf_vit.conversion.targets.target import DenseSizes, OutgoingModel, Target
+from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of
 from hf_vit.results.writing import asking_why
@@ -90,45 +97,26 @@ class OnnxGraph(_GraphTarget):
         if outgoing.takes != PIXEL_VALUES:
             _refuse_images(outgoing)
         size, sizes = _one_size(outgoing), outgoing.sizes
-        if size is None and isinstance(sizes, DenseSizes):
-            sizes.refuse_nominal()
+        (height, width), (stride_h, stride_w) = outgoing.nominal_size, sizes.patch_stride
+        if size is None and outgoing.is_dense and (height % stride_h or width % stride_w):
+            raise UserError(
+                f"a graph for every image size takes multiples of {stride_h}x{stride_w} px, and the model's "
+                f"own images have {height}x{width}; add --static for a graph of that size only"
+            )
         if outgoing.opset is not None and outgoing.opset not in OPSETS:
             raise UserError(f"--opset {outgoing.opset} is not available; give one from {OPSETS[0]} to {OPSETS[-1]}")
         program = onnx_program(Outcome(outgoing).eval(), sizes, outgoing.output_names, size, outgoing.opset)
-        self._finish(program.model, outgoing)
-        if outgoing.opset is not None:
-            lower_opset(program.model, outgoing.opset)
-        program.save(str(outgoing.folder / self.runtime.file))
-        outgoing.processor.save_pretrained(outgoing.folder)
-
-    def _finish(self, model: Any, outgoing: OutgoingModel) -> None:
-        """Name the axes, refuse wrong sizes, and let the file describe itself."""
-        from onnxscript import ir
-
-        config, sizes, size = outgoing.config, outgoing.sizes, _one_size(outgoing)
-        inside = list(model.graph.initializers.values())
-        for node in model.graph.all_nodes():
-            _name_by_module(node)
-            node.metadata_props.clear()  # the exporter's stack traces: places on this machine
-            inside += [value for value in node.outputs if not value.is_graph_output()]
-        for value in inside:  # whoever needs shapes infers them, and quantizers change what was said of weights
-            value.metadata_props.clear()
-            value.shape = value.type = None
-        (images,), (output, *features) = model.graph.inputs, model.graph.outputs
-        images.shape = ir.Shape(["batch", sizes.num_channels, *(size or ("height", "width"))])
-        if outgoing.is_dense:
-            for each in (output, *features):
-                each.shape = ir.Shape(["batch", each.shape[1], *([None] * (len(each.shape) - 2))])
-        else:
-            axes = [config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]]
-            output.shape = ir.Shape(["batch", *axes])
-            for each in features:
-                each.shape = ir.Shape(["batch", each.shape[1]])
+        model = program.model
+        _name_axes(model, outgoing, size)
         if size is None:
             refuse_other_sizes(model, sizes.patch_stride, only_whole_patches(sizes))
         if outgoing.takes != PIXEL_VALUES:
             prepend(model, Preprocessing.of(outgoing.processor), outgoing.takes)
         model.metadata_props.update(_about(outgoing))
+        if outgoing.opset is not None:
+            lower_opset(model, outgoing.opset)
+        program.save(str(outgoing.folder / self.runtime.file))
+        outgoing.processor.save_pretrained(outgoing.folder)
 
 
 @final
@@ -249,11 +237,29 @@ def _refuse_images(outgoing: OutgoingModel) -> None:
         raise UserError('--decoding needs onnxruntime-extensions: pip install "hf-vit[export]"')
 
 
-def _name_by_module(node: Any) -> None:
-    """Name a dense layer by its module, vit.layers.0.mlp.fc1/linear_4: what quantizers list is understood."""
-    scopes: list[str] = literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
-    if node.op_type in DENSE and len(scopes) > 1 and node.inputs[1].is_initializer():
-        node.name = f"{scopes[-2].removeprefix('model.')}/{scopes[-1]}"
+def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None) -> None:
+    """Name axes and dense layers (vit.layers.0.mlp.fc1/linear_4, as quantizers list them); drop what is inferred."""
+    from onnxscript import ir
+
+    inside = list(model.graph.initializers.values())
+    for node in model.graph.all_nodes():
+        scopes: list[str] = literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
+        if node.op_type in DENSE and len(scopes) > 1 and node.inputs[1].is_initializer():
+            node.name = f"{scopes[-2].removeprefix('model.')}/{scopes[-1]}"
+        node.metadata_props.clear()  # the exporter's stack traces: places on this machine
+        inside += [value for value in node.outputs if not value.is_graph_output()]
+    for value in inside:  # whoever needs shapes infers them, and quantizers change those of weights
+        value.metadata_props.clear()
+        value.shape = value.type = None
+    (images,), (output, *others) = model.graph.inputs, model.graph.outputs
+    images.shape = ir.Shape(["batch", outgoing.sizes.num_channels, *(size or ("height", "width"))])
+    if outgoing.is_dense:
+        output.shape = ir.Shape(["batch", output.shape[1], *([None] * (len(output.shape) - 2))])
+    else:
+        axes = [outgoing.config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]]
+        output.shape = ir.Shape(["batch", *axes])
+    for other in others:
+        other.shape = ir.Shape(["batch", other.shape[1], *([None] * (len(other.shape) - 2))])
 
 
 def _one_size(outgoing: OutgoingModel) -> tuple[int, int] | None:
@@ -273,7 +279,7 @@ def _describe_sizes(outgoing: OutgoingModel) -> str:
 
 
 def _sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
-    """(H, W) in px: the nominal size, again with another batch; for any size rectangles too, smaller and larger.
+    """Return (H, W) in px: the nominal size twice, for two batches; for any size rectangles too, smaller and larger.
 
     Where the image processor is in the graph: what it leaves as it is, twice, and what it resizes.
     """

@@ -1,35 +1,18 @@
 """The targets by name."""
 
-from hf_vit.conversion.targets.graph_targets import (
-    ExecuTorchProgram,
-    OnnxGraph,
-    OpenVinoGraph,
-    TransformersJsFolder,
-)
+from hf_vit.conversion.targets.graph_targets import ExecuTorchProgram, OnnxGraph, OpenVinoGraph, TransformersJsFolder
 from hf_vit.conversion.targets.target import Target
 from hf_vit.conversion.targets.timm_folder import TimmFolder
 from hf_vit.conversion.targets.transformers_folder import TransformersFolder
 from hf_vit.conversion.targets.vit_jax_file import VitJaxFile
 from hf_vit.errors import UserError
 
-_ALL = (
-    TransformersFolder(),
-    TimmFolder(),
-    VitJaxFile(),
-    OnnxGraph(),
-    OpenVinoGraph(),
-    ExecuTorchProgram(),
-    TransformersJsFolder(),
-)
-TARGETS: dict[str, Target] = {target.name: target for target in _ALL}
+_KINDS = TransformersFolder, TimmFolder, VitJaxFile, OnnxGraph, OpenVinoGraph, ExecuTorchProgram, TransformersJsFolder
+TARGETS: dict[str, Target] = {kind.name: kind() for kind in _KINDS}
 
 
 def find_target(name: str) -> Target:
-    """The target of this name.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the target of this name; a UserError where there is none."""
     if name not in TARGETS:
         raise UserError(f"unknown target --to {name!r}; choose from {', '.join(TARGETS)}")
     return TARGETS[name]

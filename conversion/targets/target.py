@@ -18,8 +18,9 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.conversion.origins.origin import COMPUTATIONS, TRANSFORMS, KeyRule, Origin, axis_factor
 from hf_vit.conversion.planning import HEADS, POSITION_TABLE, listing
-from hf_vit.conversion.targets.graphs.int8 import Calibration, Mode
+from hf_vit.conversion.targets.graphs.int8 import Calibration
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
+from hf_vit.conversion.targets.graphs.runtimes import Mode
 from hf_vit.errors import UserError
 from hf_vit.families import DENSE_HEADS, dense_head_of, problem_type_of
 from hf_vit.models.configuration_hf_vit import PROBLEM_TYPES, as_pair
@@ -64,19 +65,13 @@ def dense_outputs(model: PreTrainedModel) -> list[str] | None:
 
 @dataclass(frozen=True)
 class DenseSizes:
-    """The images that a dense predictor's graph for any size takes, as a configuration of a family tells them.
-
-    Attributes:
-        patch_stride: (height, width) in px that sides must be multiples of, so that all maps are whole.
-        grid: (h, w) of these in the nominal image.
-        stage_depths: () says that only multiples are taken; see `only_whole_patches`.
-    """
+    """The images that a dense predictor's graph for any size takes, with the fields of a family's configuration."""
 
     backbone: Any
     num_channels: int
-    patch_stride: tuple[int, int]
-    grid: tuple[int, int]
-    stage_depths: tuple[int, ...] = ()
+    patch_stride: tuple[int, int]  # px that sides must be multiples of, so that all maps are whole
+    grid: tuple[int, int]  # of these in the nominal image
+    stage_depths: tuple[int, ...] = ()  # only multiples are taken; see `only_whole_patches`
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "DenseSizes":
@@ -87,47 +82,24 @@ class DenseSizes:
         return cls(config, config.num_channels, (unit_h, unit_w), (height // unit_h, width // unit_w))
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """Raises ValueError where the backbone takes no images of this size."""
+        """Return the grid of images; a ValueError where the backbone takes none of this size."""
         return self.backbone.grid_of(height, width)
-
-    def refuse_nominal(self) -> None:
-        """Raise a UserError where the graph would not take the model's own images."""
-        height, width = self.backbone.nominal_size
-        stride_h, stride_w = self.patch_stride
-        if height % stride_h or width % stride_w:
-            raise UserError(
-                f"a graph for every image size takes multiples of {stride_h}x{stride_w} px, and the model's "
-                f"own images have {height}x{width}; add --static for a graph of that size only"
-            )
 
 
 @dataclass(frozen=True)
 class OutgoingModel:
-    """A model on its way out.
-
-    Attributes:
-        model: of this package, in evaluation.
-        processor: its `ViTImageProcessor`.
-        arrays: key of the target -> contiguous array; empty for a target without key table.
-        folder: where the files go.
-        static: for the nominal image size alone.
-        spelling: of an original's keys, where it has several.
-        takes: what the graph is fed with, see `graphs.preprocessing`; unless that is pixel values, the image processor
-            is in the graph.
-        quantize, calibration: in int8, and with which images.
-        opset: of ONNX; None for torch's default.
-    """
+    """A model in evaluation on its way out, and how it is written."""
 
     model: PreTrainedModel
     processor: Any
-    arrays: dict[str, torch.Tensor]
+    arrays: dict[str, torch.Tensor]  # by keys of the target, contiguous; empty for a target without key table
     folder: Path
-    static: bool = False
-    spelling: str = "newer"
-    takes: str = PIXEL_VALUES
+    static: bool = False  # for the nominal image size alone
+    spelling: str = "newer"  # of an original's keys
+    takes: str = PIXEL_VALUES  # anything else: the image processor is in the graph, see `graphs.preprocessing`
     quantize: Mode | None = None
     calibration: Calibration | None = None
-    opset: int | None = None
+    opset: int | None = None  # of ONNX; None for torch's default
 
     @property
     def config(self) -> Any:
@@ -139,55 +111,46 @@ class OutgoingModel:
 
     @property
     def output_names(self) -> list[str]:
-        """Of its graph: a classifier's logits and what its head sees, a bare model's tokens, a dense head's."""
+        """Return its graph's: a classifier's logits and what its head sees, a bare model's tokens, a dense head's."""
         if (names := dense_outputs(self.model)) is not None:
             return names
         return ["logits", "features"] if self.has_head else ["last_hidden_state"]
 
     @property
     def compared(self) -> list[str]:
-        """Those of its graph's outputs that are compared with the model's."""
+        """Return its graph's outputs that are compared with the model's."""
         return self.output_names if self.is_dense else self.output_names[:1]
 
     @property
     def is_dense(self) -> bool:
-        """Whether it predicts something for every place of an image."""
         return dense_outputs(self.model) is not None
 
     @property
     def sizes(self) -> Any:
-        """What tells which images it takes: its configuration, or what the maps of a dense predictor allow."""
+        """Return what decides which images it takes: its configuration, or what a dense predictor's maps allow."""
         return DenseSizes.of(self.model) if self.is_dense else self.config
 
     @property
     def nominal_size(self) -> tuple[int, int]:
-        """(height, width) in px of the images that the position table is made for."""
         return as_pair(self.config.image_size)
 
     @torch.no_grad()
     def probe(self, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-        """(images of noise [B, C, H, W], what the model gives)."""
+        """Return (images of noise [B, C, H, W], what the model gives)."""
         generator = torch.Generator().manual_seed(0)
         height, width = self.nominal_size
         images = torch.randn(batch, self.config.num_channels, height, width, generator=generator)
         return images, self.outcome(images)
 
     def outcome(self, images: torch.Tensor) -> torch.Tensor:
-        """What the model makes of images [B, C, H, W]: logits, tokens of a bare model, or all that is `compared`."""
+        """Return logits, tokens of a bare model, or all that is `compared`, of images [B, C, H, W]."""
         output = self.model(images)
         return join_outputs([output[name] for name in self.compared])
 
 
 @dataclass(frozen=True)
 class Part:
-    """What takes the models of some configs.
-
-    Attributes:
-        title: what messages call it.
-        table: key table that is read backwards.
-        expresses: as `Target.expresses`.
-        objections: (config, whether there is a head) -> what else it cannot express, in words.
-    """
+    """The key table, read backwards, that takes the models of some configs; the other fields as those of `Target`."""
 
     title: str
     table: Origin
@@ -196,30 +159,17 @@ class Part:
 
 
 class Target(ABC):
-    """Abstract: a library that models can go to.
+    """Abstract: a library that models can go to."""
 
-    Attributes:
-        name: as `--to` has it.
-        title: what messages call it.
-        tables: model_type -> key table; None for a target that takes any model as it is.
-        expresses: field of the config -> values that the target has (`ANY`: all); of a field that is not named, only
-            the default.
-        libraries: modules that are needed to write or to compare, and the extra of this package that brings them.
-        options: what else `export` takes for this target, by the names of its arguments.
-        takes: what its graphs are fed with, see `OutgoingModel`.
-        takes_dense: whether models of dense prediction can go there.
-        problem_types: what outputs may be, see `problem_type_of`.
-        least_tolerance: of results, for a target that computes by approximations.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    tables: ClassVar[Mapping[str, Origin] | None] = None
+    name: ClassVar[str]  # as `--to` has it
+    title: ClassVar[str]  # in messages
+    tables: ClassVar[Mapping[str, Origin] | None] = None  # by model_type; None for a target that takes any model
+    # Field of the config -> values that the target has; of a field that is not named, only the default.
     expresses: ClassVar[Mapping[str, Sequence[Any]]] = MappingProxyType({})
-    libraries: ClassVar[tuple[tuple[str, ...], str]] = ((), "")
-    options: ClassVar[tuple[str, ...]] = ()
-    least_tolerance: ClassVar[float] = 0.0
-    takes: ClassVar[str] = PIXEL_VALUES
+    libraries: ClassVar[tuple[tuple[str, ...], str]] = ((), "")  # needed modules, and the extra that brings them
+    options: ClassVar[tuple[str, ...]] = ()  # what else `export` takes for it, by the names of its arguments
+    least_tolerance: ClassVar[float] = 0.0  # of results, for a target that computes by approximations
+    takes: ClassVar[str] = PIXEL_VALUES  # see `OutgoingModel`
     takes_dense: ClassVar[bool] = False
     problem_types: ClassVar[tuple[str, ...]] = PROBLEM_TYPES
 
@@ -229,18 +179,18 @@ class Target(ABC):
 
     @abstractmethod
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
-        """The largest difference between the written model's results and ours, and with what it was measured."""
+        """Return the largest difference between the written model's results and ours, and the library that ran it."""
 
     def part_for(self, config: PreTrainedConfig) -> Part:
         """Return the part of the target that takes a model of this config."""
         return Part(self.title, (self.tables or {})[config.model_type], self.expresses, self.objections)
 
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
-        """What else the target cannot express, in words."""
+        """Return what else the target cannot express, in words."""
         return []
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
-        """Key in the table's normal form -> key in the file."""
+        """Return the key in the file for one in the table's normal form."""
         return key
 
     @final
@@ -291,8 +241,10 @@ class Target(ABC):
             known = " and ".join(self.tables)
             raise UserError(f"{self.title} cannot express model_type='{config.model_type}'; it takes {known}")
         wrong, part = list[str](), self.part_for(config)
+        defaults = {known.name: known.default for known in fields(config)}
         for name, value in _settings(config).items():
-            allowed = part.expresses.get(name, (_default(config, name),))
+            # A ResNet's epsilon is the layers' by default.
+            allowed = part.expresses.get(name, (config.layer_norm_eps if name == "group_norm_eps" else defaults[name],))
             if allowed is not ANY and value not in allowed:
                 choice = f" (it has {' or '.join(map(repr, allowed))})" if name in part.expresses else ""
                 wrong.append(f"{name}={value!r}{choice}")
@@ -302,19 +254,12 @@ class Target(ABC):
 
     @final
     def arrays_of(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-        """The model's parameters under the target's keys and with its axes; of two rules for one, by the first.
-
-        Raises:
-            UserError: a parameter has no place there.
-        """
+        """Return the parameters by the target's keys and with its axes, of two rules by the first; all find a place."""
         if self.tables is None:
             return {}
-        prefix = f"{model.base_model_prefix}."
+        prefix, part = f"{model.base_model_prefix}.", self.part_for(model.config)
         state = {name.removeprefix(prefix): value.detach().cpu() for name, value in model.state_dict().items()}
-        arrays: dict[str, torch.Tensor] = {}
-        placed: set[str] = set()
-        part = self.part_for(model.config)
-        sizes = _sizes(model.config, state)
+        arrays, placed, sizes = dict[str, torch.Tensor](), set[str](), _sizes(model.config, state)
         for rule in _rules_for(part.table, model.config):
             if all(name in state for name in rule.parameters) and not placed.issuperset(rule.parameters):
                 shape = [factor * (sizes[letter] if letter else 1) for factor, letter in map(axis_factor, rule.axes)]
@@ -343,11 +288,9 @@ def _rules_for(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
 
 
 def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Size of every letter that the legends of key tables use."""
-    patch = config.patch_stride
-    if hasattr(config, "stem_patch_size"):
-        patch = (config.stem_patch_size, config.stem_patch_size)
-    heads = getattr(config, "num_attention_heads", 1)
+    """Return the size of every letter that the legends of key tables use."""
+    stem, heads = getattr(config, "stem_patch_size", None), getattr(config, "num_attention_heads", 1)
+    patch = config.patch_stride if stem is None else (stem, stem)
     return {
         "P": patch[0],
         "Q": patch[1],
@@ -366,7 +309,7 @@ def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def join_outputs(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One output as it is, several [B, ...] as one [B, M]."""
+    """Return one output as it is, several [B, ...] as one [B, M]."""
     return outputs[0] if len(outputs) == 1 else torch.cat([each.flatten(1) for each in outputs], dim=1)
 
 
@@ -377,12 +320,12 @@ def has_head(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Relative to the largest value where that exceeds 1; NaN where a value is."""
+    """Return the largest difference, relative to the largest value where that exceeds 1; NaN where a value is."""
     return float((ours - theirs).abs().max()) / max(1.0, float(ours.abs().max()))
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, Any]:
-    """What results depend on, field by field; a value that says what another does already is given as the default."""
+    """Return the fields that results depend on; a value that repeats what another sets is given as the default."""
     inherited = {known.name for known in fields(PreTrainedConfig)}  # pyright: ignore[reportArgumentType]
     names = {known.name for known in fields(config)} - inherited - WITHOUT_EFFECT
     settings = {name: getattr(config, name) for name in sorted(names)}
@@ -397,9 +340,3 @@ def _settings(config: PreTrainedConfig) -> dict[str, Any]:
     if "group_norm_eps" in settings and config.group_norm_eps is None:
         settings["group_norm_eps"] = config.layer_norm_eps
     return settings
-
-
-def _default(config: PreTrainedConfig, name: str) -> Any:
-    if name == "group_norm_eps":  # None means that
-        return config.layer_norm_eps
-    return next(known.default for known in fields(config) if known.name == name)

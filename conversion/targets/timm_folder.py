@@ -60,8 +60,9 @@ class TimmFolder(Target):
 
     def write(self, outgoing: OutgoingModel) -> None:
         config, num_classes = outgoing.config, outgoing.config.num_labels if outgoing.has_head else 0
+        plain = DISTILLED if config.use_distillation_token else PLAIN.get((config.layer_norm_eps, config.mlp_type))
         described = {
-            "architecture": _architecture(config),
+            "architecture": HYBRIDS[config.stage_depths] if _is_hybrid(config) else plain,
             "num_classes": num_classes,
             "num_features": config.hidden_size,
             "global_pool": _POOLINGS[config.pooling],
@@ -72,7 +73,9 @@ class TimmFolder(Target):
             described["problem_type"] = config.problem_type
         arrays = outgoing.arrays
         if config.num_register_tokens and config.has_class_token and config.position_on_class_token is True:
-            arrays = _positions_of_patches_alone(arrays)
+            # timm has positions of all special tokens, registers too, or of none: the class token takes its own along.
+            first, patches = arrays["pos_embed"][:, :1], arrays["pos_embed"][:, 1:]
+            arrays = arrays | {"cls_token": arrays["cls_token"] + first, "pos_embed": patches.contiguous()}
         text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
         (outgoing.folder / "config.json").write_text(text, encoding="utf-8")
         save_file(arrays, outgoing.folder / "model.safetensors", metadata={"format": "pt"})
@@ -120,18 +123,6 @@ def _spell(key: str, config: PreTrainedConfig) -> str:
     return timm_tables.name_in_root_alone(key) if alone else key
 
 
-def _positions_of_patches_alone(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The class token with its position: timm has positions of all special tokens, registers too, or of none."""
-    first, patches = arrays["pos_embed"][:, :1], arrays["pos_embed"][:, 1:]
-    return arrays | {"cls_token": arrays["cls_token"] + first, "pos_embed": patches.contiguous()}
-
-
-def _architecture(config: PreTrainedConfig) -> str:
-    if _is_hybrid(config):
-        return HYBRIDS[config.stage_depths]
-    return DISTILLED if config.use_distillation_token else PLAIN[config.layer_norm_eps, config.mlp_type]
-
-
 def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     config = outgoing.config
     is_swiglu = config.mlp_type == "swiglu"  # packed: gate and values in one layer
@@ -139,15 +130,13 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     ratio = width / config.hidden_size
     if int(config.hidden_size * ratio) < width:  # timm rounds down
         ratio = math.nextafter(ratio, math.inf)
-    others = {
-        "reg_tokens": config.num_register_tokens or None,
-        "pool_include_prefix": config.pooling == "map_with_registers"
-        or (config.pooling == "map" and config.has_class_token)
-        or None,
-    }
+    special = config.pooling == "map_with_registers" or (config.pooling == "map" and config.has_class_token)
+    stride = config.patch_stride
     return {
         "img_size": list(outgoing.nominal_size),
-        "patch_size": config.stem_patch_size if _is_hybrid(config) else _one_or_two(config.patch_stride),
+        "patch_size": config.stem_patch_size
+        if _is_hybrid(config)
+        else (stride[0] if stride[0] == stride[1] else list(stride)),
         "in_chans": config.num_channels,
         "num_classes": num_classes,
         "embed_dim": config.hidden_size,
@@ -164,16 +153,23 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
         "init_values": config.layer_scale_init_value,
         "final_norm": config.norm_after_pooling is not None,
         "fc_norm": bool(config.norm_after_pooling),
-    } | {name: value for name, value in others.items() if value is not None}
+        **({"reg_tokens": config.num_register_tokens} if config.num_register_tokens else {}),
+        **({"pool_include_prefix": True} if special else {}),
+    }
 
 
 def _pretrained(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
-    """What weights and pixels are, in timm's words."""
+    """Return timm's `pretrained_cfg`; timm always divides levels by 255 first."""
     config, processor = outgoing.config, outgoing.processor
     names = {number: name for name, number in RESAMPLE.items()}
     mode, part = _cropping(outgoing)
-    mean, std = _scale(outgoing)
-    found: dict[str, Any] = {
+    mean, std = map(list, scale_of(processor, config.num_channels, unit=255))
+    if min(std) <= 0:
+        raise UserError(
+            f"timm's VisionTransformer cannot express image_std={processor.image_std} with "
+            f"rescale_factor={processor.rescale_factor} (both have to be above 0); nothing was written"
+        )
+    described: dict[str, Any] = {
         "input_size": [config.num_channels, *outgoing.nominal_size],
         "fixed_input_size": True,
         "interpolation": names[int(processor.resample)],
@@ -186,16 +182,12 @@ def _pretrained(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
         "classifier": ["head", "head_dist"] if config.has_distillation_head else "head",
     }
     if num_classes and config.id2label != {i: f"LABEL_{i}" for i in range(num_classes)}:
-        found["label_names"] = [config.id2label[i] for i in range(num_classes)]
-    return found
+        described["label_names"] = [config.id2label[i] for i in range(num_classes)]
+    return described
 
 
 def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
-    """timm's (crop_mode, crop_pct) for the processor's steps; the reverse of `preprocessing.from_timm`.
-
-    Raises:
-        UserError: timm has no words for them.
-    """
+    """Return timm's (crop_mode, crop_pct) for the processor's steps; a UserError where it has no words for them."""
     processor, (height, width) = outgoing.processor, outgoing.nominal_size
     size, crop = dict(processor.size), dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
     mode = "center" if "shortest_edge" in size else "squash"
@@ -214,23 +206,3 @@ def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
             "written"
         )
     return mode, part
-
-
-def _scale(outgoing: OutgoingModel) -> tuple[list[float], list[float]]:
-    """timm's (mean, std) for what the processor makes of levels, which timm always divides by 255 first.
-
-    Raises:
-        UserError: timm divides by no such deviation.
-    """
-    mean, std = scale_of(outgoing.processor, outgoing.config.num_channels, unit=255)
-    if min(std) <= 0:
-        raise UserError(
-            f"timm's VisionTransformer cannot express image_std={outgoing.processor.image_std} with "
-            f"rescale_factor={outgoing.processor.rescale_factor} (both have to be above 0); nothing was "
-            "written"
-        )
-    return list(mean), list(std)
-
-
-def _one_or_two(pair: tuple[int, int]) -> int | list[int]:
-    return pair[0] if pair[0] == pair[1] else list(pair)

@@ -31,21 +31,10 @@ _ANY_CONSTANTS = {**SIZES, **dict.fromkeys(("hidden_act", "layer_norm_eps"), ANY
 
 @dataclass(frozen=True)
 class Kind(Part):
-    """A family of transformers' classes.
+    """A family of transformers' classes."""
 
-    Attributes:
-        class_name: (config, whether there is a head) -> name of the class.
-        fields: config -> fields of the class's config, beside those that all have.
-    """
-
-    class_name: Callable[[Any, bool], str]
-    fields: Callable[[Any], dict[str, Any]]
-
-    def config_fields(self, config: Any) -> dict[str, Any]:
-        """Return the fields of transformers' config."""
-        sizes = {"image_size": square_or_pair(config.nominal_size), "patch_size": square_or_pair(config.patch_stride)}
-        sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in sizes.items()}
-        return {name: getattr(config, name) for name in _COPIED} | sizes | self.fields(config)
+    class_name: Callable[[Any, bool], str]  # of a config, and whether there is a head
+    fields: Callable[[Any], dict[str, Any]]  # of the class's config, beside those that all have
 
 
 def _vit_class(config: Any, has_head: bool) -> str:
@@ -60,32 +49,28 @@ def _vit_fields(config: Any) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("intermediate_size", *_DROPOUT)} | pooler
 
 
-def _vit_objections(config: Any, has_head: bool) -> list[str]:
-    if has_head and config.representation_size is not None:
-        return [f"representation_size={config.representation_size} before a classifier"]
-    return []
-
-
 VIT = Kind(
     "transformers' ViT and DeiT",
     tables.DEIT,  # the rules of ViT, and those of the second token
     _ANY_CONSTANTS
     | dict.fromkeys(("qkv_bias", "representation_size", "use_distillation_token", "use_distillation_head"), ANY),
-    _vit_objections,
+    lambda config, has_head: (
+        [f"representation_size={config.representation_size} before a classifier"]
+        if has_head and config.representation_size is not None
+        else []
+    ),
     _vit_class,
     _vit_fields,
 )
 
 
 def _tower_fields(config: Any) -> dict[str, Any]:
-    return {
-        "intermediate_size": config.intermediate_size,
-        "attention_dropout": config.attention_probs_dropout_prob,
-    }
+    dropout = config.attention_probs_dropout_prob
+    return {"intermediate_size": config.intermediate_size, "attention_dropout": dropout}
 
 
 def _tower_objections(config: Any, has_head: bool) -> list[str]:
-    """Before a head only CLIP's class token counts: whether it is normed before or after it is taken is the same."""
+    """List what CLIP or SigLIP lacks. Before a head only CLIP's class token counts: when it is normed is the same."""
     is_clip = config.norm_before_layers
     sides = {"image_size": config.nominal_size, "patch_size": config.patch_stride}
     wrong = {
@@ -114,16 +99,15 @@ SIGLIP = Kind(
 )
 
 
-def swiglu_width(hidden: int) -> int:
-    """Return what DINOv2 makes of the MLP's nominal width: two thirds, rounded up to a multiple of 8."""
-    return (int(hidden * 2 / 3) + 7) // 8 * 8
-
-
 def mlp_ratio(config: Any) -> int | None:
-    """Return the `mlp_ratio` that gives the width of the MLP; transformers takes whole numbers alone."""
-    width, hidden = config.intermediate_size, config.hidden_size
-    made = swiglu_width if config.mlp_type == "swiglu" else int
-    return next((ratio for ratio in range(1, 17) if made(hidden * ratio) == width), None)
+    """Return the `mlp_ratio` that gives the width of the MLP; transformers takes whole numbers alone.
+
+    Of a SwiGLU's nominal width DINOv2 takes two thirds, rounded up to a multiple of 8.
+    """
+    widths = {ratio: config.hidden_size * ratio for ratio in range(1, 17)}
+    if config.mlp_type == "swiglu":
+        widths = {ratio: (int(width * 2 / 3) + 7) // 8 * 8 for ratio, width in widths.items()}
+    return next((ratio for ratio, width in widths.items() if width == config.intermediate_size), None)
 
 
 def _dinov2_fields(config: Any) -> dict[str, Any]:
@@ -143,22 +127,18 @@ def _dinov2_objections(config: Any, has_head: bool) -> list[str]:
     return [] if mlp_ratio(config) else [f"intermediate_size={config.intermediate_size} (no mlp_ratio gives it)"]
 
 
-def _dinov2_class(config: Any, has_head: bool) -> str:
-    registers = "WithRegisters" if config.num_register_tokens else ""
-    return f"Dinov2{registers}{'ForImageClassification' if has_head else 'Model'}"
-
-
 DINOV2 = Kind(
     "transformers' DINOv2",
-    replace(
-        tables.DINOV2,
-        rules=(*tables.DINOV2.rules, *dense("classifier", ("L", "D"), "classifier", "head")),
-    ),
+    replace(tables.DINOV2, rules=(*tables.DINOV2.rules, *dense("classifier", ("L", "D"), "classifier", "head"))),
     _ANY_CONSTANTS
     | dict.fromkeys(("qkv_bias", "layer_scale_init_value", "num_register_tokens", "mlp_type"), ANY)
     | {"pooling": ("token", "gap"), "use_class_token": (None, True)},
     _dinov2_objections,
-    _dinov2_class,
+    lambda config, has_head: (
+        "Dinov2"
+        + ("WithRegisters" if config.num_register_tokens else "")
+        + ("ForImageClassification" if has_head else "Model")
+    ),
     _dinov2_fields,
 )
 KINDS = (VIT, CLIP, SIGLIP, DINOV2)
@@ -187,7 +167,10 @@ class TransformersFolder(Target):
     def write(self, outgoing: OutgoingModel) -> None:
         ours = outgoing.config
         model_class = _model_class(ours, outgoing.has_head)
-        fields = kind_of(ours).config_fields(ours)
+        sizes = {"image_size": square_or_pair(ours.nominal_size), "patch_size": square_or_pair(ours.patch_stride)}
+        fields = {name: getattr(ours, name) for name in _COPIED}
+        fields |= {name: list(size) if isinstance(size, tuple) else size for name, size in sizes.items()}
+        fields |= kind_of(ours).fields(ours)
         two_towers = "vision_config" in model_class.config_class.sub_configs  # that of a classifier of SigLIP
         config = model_class.config_class(**({"vision_config": fields} if two_towers else fields))
         if outgoing.has_head:

@@ -55,7 +55,7 @@ class VitJaxFile(Target):
         outgoing.processor.save_pretrained(outgoing.folder)
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
-        """The original needs JAX; what runs here is the way back, which must give the very same parameters."""
+        """Convert the file back, which must give the very same parameters: the original needs JAX."""
         with NpzReader(outgoing.folder / FILE) as reader:
             state = load_weights(reader, plan(reader.shapes, image_size=outgoing.nominal_size)).state
         ours = {name: value.float() for name, value in outgoing.model.state_dict().items()}
@@ -63,7 +63,7 @@ class VitJaxFile(Target):
         return 0.0 if same else float("nan"), "the way back, parameter by parameter"
 
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
-        """For images of the same size a table is read as it is; for others as a square's, which fails or goes wrong."""
+        """Name the grids that the original reads as a square's, which fails or goes wrong, at another image size."""
         (h, w), side = config.grid, math.isqrt(math.prod(config.grid))
         if h == w or side**2 != h * w or config.model_type == "hf_mixer":
             return []

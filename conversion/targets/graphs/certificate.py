@@ -38,14 +38,9 @@ INT8_TOLERANCE = 0.05
 
 
 class Check(BaseModel):
-    """A batch of images [B, C, H, W] that the graph and the model were given.
+    """A batch of images [B, C, H, W] (of a graph that takes images, uint8 [B, H, W, C]) for the graph and the model.
 
-    Attributes:
-        pixels: noise in [-1, 1), or the same with NaN in the first image, which must not spread to the others; for a
-            graph that takes images uint8 [B, H, W, C], noise or a photograph.
-        compares: the model's results, or what its image processor makes of images that are resized.
-        largest_difference: of results relative to the largest value where that exceeds 1; None where one is finite, the
-            other not.
+    Pixels are noise in [-1, 1), maybe with NaN in the first image, which must not spread to the others; or 8 bits.
     """
 
     batch: int
@@ -53,13 +48,23 @@ class Check(BaseModel):
     height: int
     width: int
     pixels: Literal["noise", "not finite", "noise of 8 bits", "photograph"] = "noise"
-    compares: Literal["results", "preprocessed"] = "results"
-    largest_difference: float | None = None
+    compares: Literal["results", "preprocessed"] = "results"  # the latter: by the image processor
+    largest_difference: float | None = None  # None where one is finite, the other not
 
     def images(self) -> torch.Tensor:
-        """The same everywhere: numpy promises the numbers of its bit generators, and the photograph is a PNG."""
+        """Return the same everywhere: numpy promises the numbers of its bit generators, and the photograph is a PNG.
+
+        Photographs are parts of scikit-image's astronaut, which is repeated beyond its borders.
+        """
         if self.pixels == "photograph":
-            return self._photographs()
+            from skimage.data import astronaut
+
+            photograph = astronaut()
+            rows, columns = (
+                np.arange(side)[None] + 37 * np.arange(self.batch)[:, None] for side in (self.height, self.width)
+            )
+            height, width = photograph.shape[:2]
+            return torch.from_numpy(photograph[rows[:, :, None] % height, columns[:, None] % width])
         shape = (self.batch, self.channels, self.height, self.width)
         raw = np.random.PCG64(self.batch).random_raw(int(np.prod(shape))) >> np.uint64(40)  # 24 bits, exact in float32
         if self.pixels == "noise of 8 bits":
@@ -68,17 +73,6 @@ class Check(BaseModel):
         if self.pixels == "not finite":
             images[0, :, self.height // 2, self.width // 2] = torch.nan
         return images
-
-    def _photographs(self) -> torch.Tensor:
-        """Parts of scikit-image's astronaut, which is repeated beyond its borders."""
-        from skimage.data import astronaut
-
-        photograph = astronaut()
-        rows, columns = (
-            np.arange(side)[None] + 37 * np.arange(self.batch)[:, None] for side in (self.height, self.width)
-        )
-        height, width = photograph.shape[:2]
-        return torch.from_numpy(photograph[rows[:, :, None] % height, columns[:, None] % width])
 
     def compared(self, ours: torch.Tensor, theirs: torch.Tensor) -> "Check":
         finite = ours.isfinite()
@@ -90,14 +84,12 @@ class Check(BaseModel):
 
 
 class Quantization(BaseModel):
-    """What is in int8, and what that does to the answers.
+    """The layers in int8, and what that does to the answers for held-out images (of the test split).
 
     Attributes:
         mode: ranges of what enters a layer are set by images ("static"), or by every batch ("dynamic").
-        data, data_fingerprint: the images' name and fingerprint.
         calibration_images: of the train and validation splits, which set the ranges and chose what stays in float.
-        held_out_images: of the test split, which the rest is about.
-        agreement: share of them whose most likely class is the model's.
+        agreement: share of held-out images whose most likely class is the model's.
         accuracy, float_accuracy: of the graph and of the model; None where the data has other classes.
         layers: dense layers of the graph.
         in_float: part that stays in float -> relative change of the logits when it alone is quantised.
@@ -122,29 +114,19 @@ class Quantization(BaseModel):
 
 
 class Certificate(Document):
-    """What `export.json` holds.
-
-    Attributes:
-        sha256: of the graph's file; of OpenVINO's two, one after the other.
-        runtime: the package that ran the graph.
-        takes: what the graph is fed with; see `preprocessing`.
-        tolerance: bound of results.
-        outputs: those that results are, one beside the other; empty: the first.
-        pixel_tolerance: bound of what the image processor makes: a step of 1/255, as its values are scaled.
-        versions, hardware: with and on which the model and the graph were run.
-    """
+    """The content of `export.json`."""
 
     command: ClassVar[str] = "hf-vit export"
 
     file: str
-    sha256: str
-    runtime: str = "onnxruntime"
+    sha256: str  # of OpenVINO's two files, one after the other
+    runtime: str = "onnxruntime"  # the package that ran the graph
     model_type: str
     image_sizes: str
-    takes: str = PIXEL_VALUES
+    takes: str = PIXEL_VALUES  # see `preprocessing`
     tolerance: float
-    outputs: tuple[str, ...] = ()
-    pixel_tolerance: float | None = None
+    outputs: tuple[str, ...] = ()  # those that are compared, one beside the other; empty: the first
+    pixel_tolerance: float | None = None  # of what the image processor makes: a step of 1/255, scaled as its values are
     checks: list[Check]
     versions: dict[str, str]
     hardware: dict[str, Any]
@@ -156,11 +138,11 @@ class Certificate(Document):
 
     @property
     def largest_difference(self) -> float:
-        """Of results; NaN where a check found one finite and the other not."""
+        """Return that of results; NaN where one was finite and the other not."""
         return self._largest("results")
 
     def describe(self) -> str:
-        """The differences, with their bounds."""
+        """Return the differences with their bounds."""
         text = f"results differ by at most {self.largest_difference:.1e} ({self.tolerance:.0e} is allowed)"
         if self.pixel_tolerance is None:
             return text
@@ -180,15 +162,10 @@ class Certificate(Document):
 def certify(
     outgoing: OutgoingModel, runtime: Runtime, sizes: list[tuple[int, int]], tolerance: float, words: str
 ) -> Certificate:
-    """Run the model and its graph at these sizes (H, W), and write the certificate beside the graph.
+    """Run the model and its graph at these sizes (H, W), write the certificate of the graph in float, and return it.
 
-    Where int8 is asked for and the graph keeps its bounds, it is quantized, judged, and certified again.
-
-    Returns:
-        The certificate of the graph in float.
-
-    Raises:
-        UserError: in int8 it answers too many held-out images otherwise, or too many wrongly.
+    Where int8 is asked for and the graph keeps its bounds, it is quantized, judged, and certified again; a UserError
+    where it answers too many held-out images otherwise, or too many wrongly.
     """
     file = outgoing.folder / runtime.file
     checks = _make_checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.sizes))
@@ -230,7 +207,6 @@ def certify(
 
 
 def _write(certificate: Certificate, runtime: Runtime, file: Path, results: list[torch.Tensor]) -> Certificate:
-    """Do the checks of a certificate, and write it with what they are compared with."""
     np.savez(file.with_name(RESULTS), *(result.numpy() for result in results))
     checks = list(_compare(certificate, runtime, file, results))
     certificate = certificate.model_copy(update={"sha256": runtime.sha256(file), "checks": checks})
@@ -239,20 +215,21 @@ def _write(certificate: Certificate, runtime: Runtime, file: Path, results: list
 
 
 def _make_checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]], keeps_nan: bool) -> list[Check]:
-    """A batch of every size, and one that is not finite; where the graph resizes images, all sizes but the first."""
+    """Return a batch of every size, and one not finite; where the graph resizes images, all sizes but the first."""
     channels = outgoing.sizes.num_channels
-    given = [
+    checks = [
         Check(batch=batch, channels=channels, height=height, width=width)
         for batch, (height, width) in zip(BATCHES, sizes, strict=False)
     ]
     if outgoing.takes == PIXEL_VALUES:
         if not keeps_nan or outgoing.is_dense:  # a place that is not finite is looked up in another one
-            return given
-        return [*given, given[0].model_copy(update={"batch": 2, "pixels": "not finite"})]
-    kept: dict[str, Any] = {"pixels": "noise of 8 bits"} | ({"batch": 1} if outgoing.takes == ENCODED else {})
-    resized = kept | {"pixels": "photograph", "compares": "preprocessed"}
+            return checks
+        return [*checks, checks[0].model_copy(update={"batch": 2, "pixels": "not finite"})]
+    exact: dict[str, Any] = {"pixels": "noise of 8 bits"} | ({"batch": 1} if outgoing.takes == ENCODED else {})
+    resized = exact | {"pixels": "photograph", "compares": "preprocessed"}
     return [
-        check.model_copy(update=kept if size == sizes[0] else resized) for check, size in zip(given, sizes, strict=True)
+        check.model_copy(update=exact if size == sizes[0] else resized)
+        for check, size in zip(checks, sizes, strict=True)
     ]
 
 
@@ -310,8 +287,8 @@ def judge(outgoing: OutgoingModel, runtime: Runtime, data: Calibration) -> tuple
     classes, graph = torch.tensor(known), runtime.open(outgoing.folder / runtime.file)
     answers = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
     with torch.no_grad():
-        for given, pixel_values, labels in data.judging.labeled():
-            ours, theirs = outgoing.outcome(pixel_values).argmax(-1), graph.run(given)["logits"].argmax(-1)
+        for batch, pixel_values, labels in data.judging.labeled():
+            ours, theirs = outgoing.outcome(pixel_values).argmax(-1), graph.run(batch)["logits"].argmax(-1)
             answers.append((ours == theirs, theirs == classes[labels], ours == classes[labels]))
     agreement, *accuracies = (float(torch.cat(each).double().mean()) for each in zip(*answers, strict=True))
     return (agreement, None, None) if -1 in known else (agreement, accuracies[0], accuracies[1])
@@ -320,8 +297,7 @@ def judge(outgoing: OutgoingModel, runtime: Runtime, data: Calibration) -> tuple
 def verify(folder: Path) -> Certificate:
     """Repeat the checks of an exported folder on this machine, and return its certificate with today's differences.
 
-    Raises:
-        UserError: a file is missing, damaged or another than the certified one, or a difference exceeds the bound.
+    A UserError where a file is missing, damaged or another than the certified one, or a difference exceeds the bound.
     """
     certificate = Certificate.read(folder / NAME)
     if certificate is None:

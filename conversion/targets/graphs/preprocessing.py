@@ -34,28 +34,17 @@ _STEPS = ("preprocess", "_preprocess", "process_image", "resize", "center_crop",
 @final
 @dataclass(frozen=True)
 class Preprocessing:
-    """What an image processor does to an RGB image, in this order: resize, crop, shift and scale.
+    """What an image processor does to an RGB image, in this order: resize, crop, shift and scale."""
 
-    Attributes:
-        size: (height, width) px to resize to, the length of the shorter side, or None.
-        resample: the filter.
-        crop: (height, width) px from the middle, or None.
-        mean, std: of the three channels, in 0..255: (value - mean) / std.
-    """
-
-    size: tuple[int, int] | int | None
+    size: tuple[int, int] | int | None  # (height, width) px, or that of the shorter side
     resample: Image.Resampling
-    crop: tuple[int, int] | None
-    mean: tuple[float, ...]
+    crop: tuple[int, int] | None  # (height, width) px from the middle
+    mean: tuple[float, ...]  # of the three channels, in 0..255: (value - mean) / std
     std: tuple[float, ...]
 
     @classmethod
     def of(cls, processor: Any) -> Self:
-        """Read from an image processor of transformers.
-
-        Raises:
-            UserError: it does what no graph does; all of it is named.
-        """
+        """Read from an image processor of transformers; a UserError names all that no graph does."""
         wrong = _inexpressible(processor)
         if wrong:
             raise UserError(
@@ -74,23 +63,23 @@ class Preprocessing:
 
     @property
     def output_size(self) -> tuple[int, int]:
-        """(height, width) px of what it makes of every image."""
+        """Return (height, width) px of what it makes of every image."""
         assert self.crop is not None or isinstance(self.size, tuple)  # or `of` refuses it
         return self.crop or self.size  # pyright: ignore[reportReturnType]
 
     @property
     def step(self) -> float:
-        """What 1 of 255 is in the values that it makes, and a little for rounding."""
+        """Return what 1 of 255 is in the values that it makes, and a little for rounding."""
         return 1.001 * max(1 / std for std in self.std)
 
     @property
     def kept_size(self) -> tuple[int, int]:
-        """(height, width) px of images that are not resized."""
+        """Return (height, width) px of images that are not resized."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size or self.output_size
 
 
 def _inexpressible(processor: Any) -> list[str]:
-    """What of a processor no graph here does, in words."""
+    """Return what no graph here does, in words."""
     from transformers.image_processing_backends import TorchvisionBackend
 
     kind: Any = type(processor)
@@ -121,10 +110,9 @@ def _sides(size: dict[str, int]) -> tuple[int, int]:
 
 
 def scale_of(processor: Any, channels: int = 3, unit: float = 1.0) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of every channel, in `unit`s of 0..255; transformers fuses the factor into them, too.
+    """Return mean and deviation of every channel in `unit`s of 0..255; transformers fuses the factor into them, too.
 
-    Raises:
-        UserError: a step lacks its number, or the factor is 0.
+    A UserError where a step lacks its number, or the factor is 0.
     """
     factor, *of_channels = pixel_scale(processor, channels)
     means, stds = (tuple(value / (factor * unit) for value in values) for values in of_channels)
@@ -142,12 +130,7 @@ def prepend(model: Any, preprocessing: Preprocessing, takes: str = IMAGES) -> No
     """
     from onnxscript import ir
 
-    graph, pixel_values, nodes, output_size = (
-        model.graph,
-        model.graph.inputs[0],
-        Nodes(OF_NODES),
-        preprocessing.output_size,
-    )
+    graph, nodes, output_size = model.graph, Nodes(OF_NODES), preprocessing.output_size
     # What a graph takes -> name, shape and kind of its input.
     name, shape, kind = {
         IMAGES: (IMAGES, ("batch", "height", "width", 3), ir.DataType.UINT8),
@@ -167,7 +150,7 @@ def prepend(model: Any, preprocessing: Preprocessing, takes: str = IMAGES) -> No
     values = nodes.Div(values, nodes.constant([[[each]] for each in preprocessing.std], FLOAT))
     values.name, values.type = PREPROCESSED, ir.TensorType(ir.DataType.FLOAT)
     values.shape = ir.Shape(["batch", 3, *output_size])
-    graph.inputs[0] = given
+    pixel_values, graph.inputs[0] = graph.inputs[0], given
     graph.outputs.append(values)
     nodes.put_before(graph, pixel_values, values)
     if takes == ENCODED:
@@ -191,7 +174,7 @@ class Nodes:
         return add
 
     def constant(self, values: Any, kind: int = _DOUBLE) -> Any:
-        """Numbers in nested sequences or a scalar; attributes of ints in their place leave shapes unknown."""
+        """Add numbers in nested sequences, or a scalar; attributes of ints in their place leave shapes unknown."""
         from onnxscript import ir
 
         return self.Constant(value=ir.tensor(values, ir.DataType(kind)))
@@ -203,12 +186,12 @@ class Nodes:
         return self.Slice(values, self.ints(start), self.ints(end))
 
     def count(self, number: Any) -> Any:
-        """[N] float64: 0 to N - 1, of N as [1]."""
+        """Add 0 to N - 1 as float64 [N], of N as [1]."""
         zero, one = (self.constant(value, _INT64) for value in (0, 1))
         return self.Cast(self.Range(zero, self.Squeeze(number), one), to=_DOUBLE)
 
     def polynomial(self, values: Any, *factors: float) -> Any:
-        """Of the values, highest power first."""
+        """Evaluate at the values, highest power first."""
         first, *others = [self.constant([factor]) for factor in factors]
         for factor in others:
             first = self.Add(self.Mul(first, values), factor)
@@ -245,7 +228,7 @@ def refuse_other_sizes(model: Any, stride: tuple[int, int], whole: bool) -> None
 
 
 def as_given(takes: str, images: torch.Tensor) -> torch.Tensor:
-    """uint8 [B, H, W, 3] -> what a graph takes; of a file, which is a PNG, only the first."""
+    """Return images uint8 [B, H, W, 3] as a graph takes them; of a file, which is a PNG, only the first."""
     if takes == ENCODED:
         file = BytesIO()
         Image.fromarray(images[0].numpy()).save(file, "PNG")
@@ -254,7 +237,7 @@ def as_given(takes: str, images: torch.Tensor) -> torch.Tensor:
 
 
 def _resized(nodes: Nodes, values: Any, preprocessing: Preprocessing) -> Any:
-    """Levels [B, 3, H, W] -> of the processor's size."""
+    """Resize levels [B, 3, H, W] to the processor's size."""
     size, resample = preprocessing.size, preprocessing.resample
     if size is None:
         return values
@@ -275,7 +258,7 @@ def _resized(nodes: Nodes, values: Any, preprocessing: Preprocessing) -> Any:
 
 
 def _weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resampling) -> tuple[Any, Any]:
-    """The share of every pixel of a line in every one of the resized, [new, old] integers, and what stands for 1."""
+    """Return each pixel's share in each resized pixel of a line, [new, old] integers, and the integer that is 1."""
     half, one, zero = (nodes.constant([value]) for value in (0.5, 1.0, 0.0))
     scale = nodes.Div(nodes.Cast(old, to=_DOUBLE), nodes.Cast(new, to=_DOUBLE))
     centres = nodes.Mul(nodes.Add(nodes.count(new), half), scale)
@@ -297,7 +280,7 @@ def _weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resampling) -> tu
 
 
 def _cropped(nodes: Nodes, values: Any, crop: tuple[int, int]) -> Any:
-    """The middle; where the image is smaller, zeros around it."""
+    """Cut out the middle; put zeros around a smaller image."""
     two, wanted = nodes.ints(2), nodes.ints(*crop)
     lacking = nodes.Max(nodes.Sub(wanted, nodes.Shape(values, start=2)), nodes.ints(0))
     before, others = nodes.Div(lacking, two), nodes.ints(0, 0)
@@ -307,7 +290,7 @@ def _cropped(nodes: Nodes, values: Any, crop: tuple[int, int]) -> Any:
 
 
 def _decoded(nodes: Nodes, file: Any) -> Any:
-    """Bytes of a file -> uint8 [1, H, W, 3]. Of gray, all three channels are the one there is; CMYK is refused.
+    """Decode the bytes of a file to uint8 [1, H, W, 3]. Gray is repeated three times; CMYK is refused.
 
     So is a file without the marks of a PNG or a whole JPEG: of others the decoder ends the process, or never ends.
     """
@@ -315,10 +298,7 @@ def _decoded(nodes: Nodes, file: Any) -> Any:
     marks = nodes.ints(0xFF, 0xD8, 0xFF, 0xD9, 0x89, 0x50, 0x4E, 0x47)
     right = nodes.Cast(nodes.Equal(nodes.Cast(ends, to=_INT64), marks), to=_INT64)
     known = nodes.ReduceMax(nodes.ReduceMin(nodes.Reshape(right, nodes.ints(2, 4)), nodes.ints(1)))
-    length = nodes.Add(
-        nodes.Shape(file),
-        nodes.Sub(nodes.ints(1), nodes.Reshape(known, nodes.ints(1))),
-    )
+    length = nodes.Add(nodes.Shape(file), nodes.Sub(nodes.ints(1), nodes.Reshape(known, nodes.ints(1))))
     checked = nodes.Reshape(file, length, name="the_file_must_be_a_png_or_a_whole_jpeg")
     image = nodes.DecodeImage(checked, domain=DECODING, color_space="rgb")  # [H, W, 1, 3 or 4]
     channels = nodes.Shape(image, start=2)

@@ -4,69 +4,72 @@ Some of them also compute the passes of models as engines of `optimize_for_infer
 """
 
 import hashlib
+import logging
 import math
+import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 
-from hf_vit.conversion.targets.graphs.preprocessing import DECODING
-from hf_vit.environment import emulates_bfloat16, has_avx2_alone
+from hf_vit.conversion.targets.graphs.preprocessing import DECODING, OF_NODES
+from hf_vit.environment import emulates_bfloat16, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.results.writing import scratch_folder
 
 Outputs = dict[str, torch.Tensor]
 EXTENSIONS = "onnxruntime_extensions"
 OUTPUTS = "outputs"  # under which an ExecuTorch program says what its outputs are called
+Mode = Literal["dynamic", "static"]
+DENSE = ("MatMul", "Gemm")
 FRAMEWORK = "framework"  # under which OpenVINO keeps the metadata of the ONNX graph that it read
+
+
+@contextmanager
+def _quietly_in(folder: Path) -> Any:
+    """Silence the quantizers, and put onnxruntime's temporary files where a kill's go with the unfinished export."""
+    before, tempfile.tempdir, level = tempfile.tempdir, str(folder), logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(StringIO()):
+            yield
+    finally:
+        tempfile.tempdir = before
+        logging.disable(level)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph that was opened or compiled.
+    """A graph that was opened or compiled."""
 
-    Attributes:
-        run: images -> outputs by name, of an engine (images, names) -> those; raises what the runtime raises.
-        outputs: their names.
-        about: what the file says of itself.
-    """
-
-    run: Callable[..., Outputs]
+    run: Callable[..., Outputs]  # images -> outputs by name, of an engine (images, names) -> those
     outputs: list[str]
-    about: Mapping[str, str]
+    about: Mapping[str, str]  # the file's metadata
 
 
 class Runtime(ABC):
     """Abstract: what runs graphs of one kind, on the CPU.
 
     A graph that is opened keeps the number of threads that torch has then; ExecuTorch's is its own choice.
-
-    Attributes:
-        package: as it is called on PyPI and in certificates.
-        target: what `hf-vit export --to` calls its files.
-        file: name of a folder's graph.
-        extra: of this package, with which the runtime comes.
-        keeps_nan: whether NaN stays what it is in a ReLU and in max pooling, as a ResNet has them.
-        dtypes: of the models that it computes as an engine; none where it is no engine.
-        has_channels_last: in convolutions.
     """
 
-    package: ClassVar[str]
-    target: ClassVar[str]
+    package: ClassVar[str]  # on PyPI and in certificates
+    target: ClassVar[str]  # of `hf-vit export --to`
     file: ClassVar[str]
-    extra: ClassVar[str]
-    keeps_nan: ClassVar[bool] = True
-    dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
-    has_channels_last: ClassVar[bool] = False
+    extra: ClassVar[str]  # of this package, with which the runtime comes
+    keeps_nan: ClassVar[bool] = True  # in a ReLU and in max pooling, as a ResNet has them
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = ()  # of models that it computes as an engine; none: it is no engine
+    has_channels_last: ClassVar[bool] = False  # in convolutions
+    modes: ClassVar[tuple[Mode, ...]] = ()  # of int8
 
     @abstractmethod
     def open(self, file: Path) -> Graph:
@@ -75,6 +78,14 @@ class Runtime(ABC):
     def compile(self, program: Any, dtype: torch.dtype) -> Graph:
         """Return torch's ONNXProgram as an engine's graph for a model of this dtype; it may be run by any thread."""
         raise NotImplementedError(f"{self.package} is no engine")
+
+    def dense_layers(self, file: Path) -> list[str]:
+        """Return the names of the dense layers that have weights, in order."""
+        raise NotImplementedError(f"{self.package} has no int8")
+
+    def quantize(self, file: Path, to: Path, mode: Mode, images: Any, layers: Sequence[str]) -> None:
+        """Write `file` with these layers in int8; `images` (`int8.Images`) set the ranges of what enters the layers."""
+        raise NotImplementedError(f"{self.package} has no int8")
 
     def parts(self, file: Path) -> list[Path]:
         """Return all files of a graph."""
@@ -112,10 +123,13 @@ class Runtime(ABC):
 
 @final
 class OnnxRuntime(Runtime):
-    """`model.onnx`; as an engine it has no bfloat16 on CPUs."""
+    """`model.onnx`; as an engine it has no bfloat16 on CPUs.
+
+    In int8 per channel: "static" as QDQ with ranges from images, "dynamic" with those of every batch.
+    """
 
     package, target, file, extra = "onnxruntime", "onnx", "model.onnx", "export"
-    dtypes = (torch.float32,)
+    dtypes, modes = (torch.float32,), ("dynamic", "static")
 
     def open(self, file: Path) -> Graph:
         import onnxruntime
@@ -143,6 +157,26 @@ class OnnxRuntime(Runtime):
         with scratch_folder("engine") as folder:
             program.save(str(file := folder / self.file))
             return self.open(file)
+
+    def dense_layers(self, file: Path) -> list[str]:
+        import onnx
+
+        graph = onnx.load(file, load_external_data=False).graph
+        weights = {initializer.name for initializer in graph.initializer}
+        return [node.name for node in graph.node if node.op_type in DENSE and node.input[1] in weights]
+
+    def quantize(self, file: Path, to: Path, mode: Mode, images: Any, layers: Sequence[str]) -> None:
+        from onnxruntime import quantization
+
+        options: dict[str, Any] = {"op_types_to_quantize": list(DENSE), "nodes_to_quantize": list(layers)}
+        options |= {"per_channel": True, "reduce_range": sums_int8_in_16_bits()}
+        with _quietly_in(to.parent):
+            if mode == "dynamic":
+                quantization.quantize_dynamic(file, to, **options)
+                return
+            batches = iter({images.takes: batch.numpy()} for batch in images)
+            reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(batches, None)})
+            quantization.quantize_static(file, to, reader(), activation_type=quantization.QuantType.QUInt8, **options)
 
 
 def _run_onnx(session: Any, images: torch.Tensor, names: Sequence[str] | None = None) -> Outputs:
@@ -193,12 +227,14 @@ def with_fast_gelus(graph: Any) -> Any:
 
 @final
 class OpenVino(Runtime):
-    """`openvino_model.xml`, with its weights beside it; computed in float32, where OpenVINO would choose bfloat16."""
+    """`openvino_model.xml`, with its weights beside it; computed in float32, where OpenVINO would choose bfloat16.
+
+    In int8 by NNCF, with its preset for transformers.
+    """
 
     package, target, file, extra = "openvino", "openvino", "openvino_model.xml", "openvino"
-    keeps_nan = False
-    dtypes = (torch.float32, torch.bfloat16)
-    has_channels_last = True
+    keeps_nan, has_channels_last = False, True
+    dtypes, modes = (torch.float32, torch.bfloat16), ("static",)
 
     def open(self, file: Path) -> Graph:
         with file.open("rb") as opened:
@@ -216,6 +252,40 @@ class OpenVino(Runtime):
 
     def parts(self, file: Path) -> list[Path]:
         return [file, file.with_suffix(".bin")]
+
+    def dense_layers(self, file: Path) -> list[str]:
+        operations = openvino_core().read_model(file).get_ordered_ops()
+        products = [each.get_friendly_name() for each in operations if each.get_type_name() == "MatMul"]
+        return [name for name in products if "/" in name and not name.startswith(OF_NODES)]
+
+    def quantize(self, file: Path, to: Path, mode: Mode, images: Any, layers: Sequence[str]) -> None:
+        import openvino
+
+        with _quietly_in(to.parent):
+            import nncf
+            from nncf.quantization.range_estimator import RangeEstimatorParametersSet
+
+            model = openvino_core().read_model(file)
+            # NNCF would quantize convolutions, attention's own products and sums as well, which costs answers, and
+            # cut ranges off at the mean of the images' extremes.
+            in_float = [
+                operation.get_friendly_name()
+                for operation in model.get_ordered_ops()
+                if operation.get_type_name() not in ("Parameter", "Result", "Constant", "Convert")
+                and operation.get_friendly_name() not in set(layers)
+            ]
+            quantized = nncf.quantize(
+                model,
+                nncf.Dataset([image[None].numpy() for batch in images for image in batch]),
+                subset_size=len(images),
+                model_type=nncf.ModelType.TRANSFORMER,
+                ignored_scope=nncf.IgnoredScope(names=in_float, validate=False),
+                advanced_parameters=nncf.AdvancedQuantizationParameters(
+                    overflow_fix=nncf.OverflowFix.ENABLE if sums_int8_in_16_bits() else None,
+                    activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
+                ),
+            )
+            openvino.save_model(quantized, to, compress_to_fp16=False)
 
 
 def _run_openvino(compiled: Any, names: list[str], sizes: str, images: torch.Tensor) -> Outputs:
@@ -294,7 +364,7 @@ class ExecuTorch(Runtime):
 
 
 def _without_its_log() -> AbstractContextManager[object]:
-    """What ExecuTorch's C++ side writes goes to `sys.stderr` (its pull request 6390), errors by exceptions as well."""
+    """Silence ExecuTorch's C++ side, which writes to `sys.stderr` (pull request 6390); errors are exceptions too."""
     return redirect_stderr(StringIO())
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast, final
 
 import torch
 from torch import nn
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 from torch.nn import functional as F
 from torch.onnx import ONNXProgram
 from torch.overrides import TorchFunctionMode
@@ -27,14 +27,14 @@ logging.getLogger("onnxscript.optimizer._constant_folding").addFilter(lambda rec
 
 
 def _interpolate(input: torch.Tensor, size: Any = None, *, mode: str, **options: Any) -> torch.Tensor:
-    """Lines as maps of one row: the exporter divides by zero for a line of one place."""
+    """Resize lines as maps of one row: the exporter divides by zero for a line of one place."""
     if mode != "linear":
         return F.interpolate(input, size, mode=mode, **options)
     return F.interpolate(input[:, :, None], (1, size), mode="bilinear", **options)[:, :, 0]
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Of maps [B, h, w, C] as a convolution: of reshapes that torch proves for every size, tracing takes minutes."""
+    """Convolve maps [B, h, w, C]: with reshapes, which torch proves for every size, tracing takes minutes."""
     if input.ndim != 4:
         return F.linear(input, weight, bias)
     return torch.conv2d(input.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
@@ -45,20 +45,20 @@ def _remainder(input: torch.Tensor, divisor: int) -> torch.Tensor:
 
 
 def _unfold(input: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
-    """Windows of a table's rows, one beside the other: [L, K] -> [L - size + 1, K, size]."""
+    """Return windows of a table's rows, one beside the other: [L, K] -> [L - size + 1, K, size]."""
     starts = torch.arange(input.shape[0] - size + 1)
     return input[starts[:, None] + torch.arange(size)].transpose(1, 2)
 
 
 def _adaptive_avg_pool2d(input: torch.Tensor, output_size: Any) -> torch.Tensor:
-    """As products with matrices of shares: the exporter keeps the windows of the traced size."""
+    """Multiply by matrices of shares: the exporter keeps the windows of the traced size."""
     rows, columns = (output_size, output_size) if isinstance(output_size, int) else output_size
     down, across = _shares(rows, input.shape[2]), _shares(columns, input.shape[3])
     return down.to(input.dtype) @ input @ across.T.to(input.dtype)
 
 
 def _shares(number: int, side: int) -> torch.Tensor:
-    """[number, side]: the share of each place in each of the means."""
+    """Return the share of each place in each of the means, [number, side]."""
     index, place = torch.arange(number)[:, None], torch.arange(side)
     start, end = index * side // number, ((index + 1) * side + number - 1) // number
     return ((place >= start) & (place < end)) / (end - start)
@@ -70,12 +70,12 @@ def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
 
 
 def spaced(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
-    """torch.linspace, of which the exporter keeps the steps of the traced size."""
+    """Return torch.linspace, of which the exporter keeps the steps of the traced size."""
     return start + torch.arange(steps, **options) * ((end - start) / torch.sym_max(steps - 1, 1))
 
 
 def _as_tensor(data: Any, **options: Any) -> torch.Tensor:
-    """Of sizes in nested lists, one tensor each: the exporter keeps the numbers of the traced size."""
+    """Stack one tensor for each size in nested lists: the exporter keeps the numbers of the traced size."""
     if not _has_sizes(data):
         return torch.as_tensor(data, **options)
     if isinstance(data, list | tuple):
@@ -111,23 +111,6 @@ class _InOtherOperators(TorchFunctionMode):
         return OTHERWISE.get(func, func)(*args, **(kwargs or {}))
 
 
-def traced_for_any_size(model: nn.Module, config: Any) -> ExportedProgram:
-    """A module that takes images [B, C, H, W], for any B, H and W; see `only_whole_patches`."""
-    height, width = size_to_trace(config.grid, config.patch_stride)
-    dims: dict[int, Any] = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    if only_whole_patches(config):
-        stride_h, stride_w = config.patch_stride
-        dims |= {2: stride_h * Dim("rows"), 3: stride_w * Dim("columns")}
-    with torch.no_grad(), _InOtherOperators():
-        return torch.export.export(
-            model,
-            (torch.zeros(2, config.num_channels, height, width),),
-            dynamic_shapes=(dims,),
-            strict=False,
-            prefer_deferred_runtime_asserts_over_guards=True,  # that it is not the nominal size is no fault
-        )
-
-
 def onnx_program(
     module: nn.Module,
     config: Any,
@@ -137,13 +120,25 @@ def onnx_program(
 ) -> ONNXProgram:
     """Return a module of images [B, C, H, W] as an ONNX graph: for any B, and any H and W unless they are given.
 
-    Args:
-        opset: of ONNX; what torch cannot write is left to `lower_opset`.
+    What torch cannot write of `opset` is left to `lower_opset`; of sizes see `only_whole_patches`.
     """
     traced = None if opset is None else max(opset, TORCHS_OLDEST_OPSET)
-    if size is None:
-        return _export(traced_for_any_size(module, config), output_names=output_names, opset_version=traced)
-    return onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names, traced)
+    if size is not None:
+        return onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names, traced)
+    height, width = size_to_trace(config.grid, config.patch_stride)
+    dims: dict[int, Any] = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    if only_whole_patches(config):
+        stride_h, stride_w = config.patch_stride
+        dims |= {2: stride_h * Dim("rows"), 3: stride_w * Dim("columns")}
+    with torch.no_grad(), _InOtherOperators():
+        program = torch.export.export(
+            module,
+            (torch.zeros(2, config.num_channels, height, width),),
+            dynamic_shapes=(dims,),
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,  # that it is not the nominal size is no fault
+        )
+    return _export(program, output_names=output_names, opset_version=traced)
 
 
 def onnx_of_batches(
@@ -161,11 +156,7 @@ def _export(*given: Any, **options: Any) -> ONNXProgram:
 
 
 def lower_opset(model: Any, opset: int) -> None:
-    """Write an `onnx_ir.Model` as torch exported it for an older opset, in place.
-
-    Raises:
-        UserError: an operator, or what is asked of it, is younger.
-    """
+    """Write an `onnx_ir.Model` as torch exported it for an older opset, in place; a UserError where it has no way."""
     from onnx import defs
     from onnxscript import ir
 
@@ -205,7 +196,7 @@ def lower_opset(model: Any, opset: int) -> None:
 
 
 def _layer_norm(nodes: Nodes, options: Mapping[str, Any], values: Any, scale: Any, bias: Any = None) -> Any:
-    """LayerNormalization over the last axis, by its definition."""
+    """Compute LayerNormalization over the last axis by its definition."""
     mean: Any = {"axes": [-1], "keepdims": 1}
     centered = nodes.Sub(values, nodes.ReduceMean(values, **mean))
     variance = nodes.ReduceMean(nodes.Mul(centered, centered), **mean)
@@ -229,7 +220,7 @@ def only_whole_patches(config: Any) -> bool:
 
 
 def size_to_trace(grid: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
-    """(H, W) in px of whole patches: unlike the nominal sides, and unlike each other: what is equal stays equal."""
+    """Return (H, W) in px of whole patches, unlike the nominal sides and each other: what is equal stays equal."""
     (rows, columns), (height, width) = (grid[0] + 1, grid[1] + 2), stride
     while rows * height == columns * width:
         columns += 1

@@ -5,7 +5,7 @@ Legend: B batch, C channels, H x W px.
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -39,12 +39,8 @@ _Placement = tuple[torch.dtype, torch.device]
 _KINDS: frozenset[type[nn.Module]] = frozenset(family.classes["model"] for family in FAMILIES.values())
 _CLASSIFIERS = frozenset(family.classes["classification"] for family in FAMILIES.values())
 # They ask their bare model for what no graph gives: maps of all depths, masked patches.
-_ASK_FOR_MORE = tuple(
-    family.classes[head]
-    for family in FAMILIES.values()
-    for head in ("backbone", "masked_prediction")
-    if head in family.classes
-)
+_HEADS = ("backbone", "masked_prediction")
+_ASK_FOR_MORE = tuple(each.classes[head] for each in FAMILIES.values() for head in _HEADS if head in each.classes)
 _LARGEST = 2.0**20  # of what a graph is given: what overflows on the way comes out of engines as numbers, not as NaN
 _OF_NO_EFFECT = ("return_dict", "interpolate_pos_encoding", "only_for_head")  # the last decides which graph it is
 
@@ -57,21 +53,15 @@ class Outputs(NamedTuple):
 
 
 class EngineEncoder(HfPreTrainedModel):
-    """Goes before the class of a bare model; what its graph cannot answer, torch does, as it would have without.
-
-    Attributes:
-        graph: what computes.
-        outputs: which of the graph's are this model's.
-        is_cut: the graph computes what the classifier's head reads, and no more.
-    """
+    """Goes before the class of a bare model; what its graph cannot answer, torch does, as it would have without."""
 
     graph: Graph
-    outputs: Outputs
-    is_cut: bool
+    outputs: Outputs  # those of the graph that are this model's
+    is_cut: bool  # the graph computes what the classifier's head reads, and no more
 
     @functools.cached_property
     def hook_tables(self) -> list[Mapping[int, Any]]:
-        """Where hooks on parts would be; first asked for by a pass, when parts are what they will be."""
+        """Return where hooks on parts would be; a pass asks for them first, when all parts are in place."""
         parts = [part for part in self.modules() if part is not self]
         return [table for part in parts for table in (part._forward_hooks, part._forward_pre_hooks)]
 
@@ -100,17 +90,15 @@ class EngineEncoder(HfPreTrainedModel):
     def _is_plain(self, options: Mapping[str, Any]) -> bool:
         """Whether nothing is asked for, or listened to, but the outputs of the graph."""
         config = self.config
-        if bool(options.get("only_for_head")) != self.is_cut or not options.get("return_dict", config.return_dict):
-            return False
-        if any(
-            value is not None and value is not False for name, value in options.items() if name not in _OF_NO_EFFECT
-        ):
-            return False
-        if config.output_hidden_states or config.output_attentions or modules._has_any_global_hook():
-            return False
-        if attends_otherwise(config):
-            return False
-        return not any(self.hook_tables) or not any(has_listeners(each) for each in self.modules() if each is not self)
+        requests = [value for name, value in options.items() if name not in _OF_NO_EFFECT]
+        return (
+            bool(options.get("only_for_head")) == self.is_cut
+            and options.get("return_dict", config.return_dict)
+            and all(value is None or value is False for value in requests)
+            and not (config.output_hidden_states or config.output_attentions or modules._has_any_global_hook())
+            and not attends_otherwise(config)
+            and not (any(self.hook_tables) and any(has_listeners(each) for each in self.modules() if each is not self))
+        )
 
     def _takes(self, values: Any) -> bool:
         """Whether they are a batch of what the graph takes, and nothing is asked for but the result."""
@@ -129,15 +117,10 @@ class EngineEncoder(HfPreTrainedModel):
 
 
 class EngineClassifier(HfPreTrainedModel):
-    """Goes before the class of a classifier, whose encoder's graph has the logits too; a pass is one call of it then.
-
-    Attributes:
-        outputs: which of the graph's are this model's.
-        parts: that the graph was made of, encoder and heads.
-    """
+    """Goes before the class of a classifier, whose encoder's graph has the logits too: a pass is one call of it."""
 
     outputs: Outputs
-    parts: tuple[nn.Module, ...]
+    parts: tuple[nn.Module, ...]  # that the graph was made of, encoder and heads
 
     @can_return_tuple
     def forward(
@@ -185,15 +168,16 @@ def _is_classifier(model: nn.Module) -> bool:
 def choose_engine(name: str, model: nn.Module, placement: _Placement, options: Mapping[str, object]) -> Runtime | None:
     """Return what computes a model; None for torch. "auto" is OpenVINO where that is installed, can and is faster.
 
-    Measured: see "Which engine" in docs/inference.md.
-
-    Args:
-        options: what else was asked for, which only torch can.
+    It is no faster in float32 where products are nearly all (of axial models) and oneDNN's are as fast: see "Which
+    engine" in docs/inference.md. `options` are those that only torch can.
 
     Raises:
         UserError: the engine that was asked for is not there, or cannot compute the model.
     """
-    if name == "torch" or (name == "auto" and _is_faster_by_torch(model, placement[0])):
+    if name == "torch":
+        return None
+    axial, is_slow = FAMILIES["axial"].classes["model"], has_avx2_alone() or placement[0] != torch.float32
+    if name == "auto" and not is_slow and any(type(each) is axial for each in _encoders_in(model)):
         return None
     engine = ENGINES["openvino" if name == "auto" else name]
     obstacle = _find_obstacle(engine, model, placement, options)
@@ -202,21 +186,14 @@ def choose_engine(name: str, model: nn.Module, placement: _Placement, options: M
     return engine if obstacle is None else None
 
 
-def _is_faster_by_torch(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether products are nearly all (of axial models), and OpenVINO's in float32 are no faster than oneDNN's."""
-    axial = FAMILIES["axial"].classes["model"]
-    is_axial = any(type(each) is axial for each in _encoders_in(model))
-    return dtype == torch.float32 and not has_avx2_alone() and is_axial
-
-
 def _find_obstacle(
     engine: Runtime, model: nn.Module, placement: _Placement, options: Mapping[str, object]
 ) -> str | None:
     dtype, device = placement
     if missing := engine.missing():
         return f'needs {", ".join(missing)}: pip install "hf-vit[{engine.engine_extra}]"'
-    if given := next((f"{name}={value!r}" for name, value in options.items() if value), None):
-        return f"does not go with {given}; leave one of them out"
+    if option := next((f"{name}={value!r}" for name, value in options.items() if value), None):
+        return f"does not go with {option}; leave one of them out"
     if device.type != "cpu":
         return f"is for CPUs, and the model is on {device}; leave it out"
     if dtype not in engine.dtypes:
@@ -228,43 +205,38 @@ def _find_obstacle(
     inside = {part for each in (*encoders, *filter(_is_classifier, model.modules())) for part in each.modules()}
     for name, part in model.named_modules():
         if part in inside and has_listeners(part):
-            there = f"{name or 'the model'} has a hook; leave one of them out, or set it afterwards"
-            return f"computes no parts that could be listened to, and {there}"
+            hooked = f"{name or 'the model'} has a hook; leave one of them out, or set it afterwards"
+            return f"computes no parts that could be listened to, and {hooked}"
     return None
 
 
+@torch.no_grad()
 def engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, plan: Plan) -> list[Change]:
     """Return other classes for the bare models in a model and their classifiers, each with its graph.
 
     Raises:
         UserError: the graph cannot be made.
     """
-    num_read: dict[nn.Module, int | None] = {each.vit: num_read_tokens(each) for each in plan.classifiers}
+    num_read: dict[Any, int | None] = {each.vit: num_read_tokens(each) for each in plan.classifiers}
+    classifiers, changes = {each.base_model: each for each in model.modules() if _is_classifier(each)}, list[Change]()
     try:
-        with torch.no_grad():
-            return list(_changes(model, engine, dtype, num_read))
+        for encoder in _encoders_in(model):
+            classifier = classifiers.get(encoder)
+            whole = encoder if classifier is None else classifier
+            graph, outputs, *of_classifier = _make_graph(whole, engine, dtype, num_read.get(encoder))
+            kind = precede(type(encoder), by=EngineEncoder)
+            settings = {"graph": graph, "outputs": outputs, "is_cut": encoder in num_read, "__class__": kind}
+            changes += [Change(encoder, name, value) for name, value in settings.items()]
+            if classifier is not None:
+                kind, parts = precede(type(classifier), by=EngineClassifier), tuple(classifier.children())
+                settings = {"outputs": of_classifier[0], "parts": parts, "__class__": kind}
+                changes += [Change(classifier, name, value) for name, value in settings.items()]
     except (MemoryError, UserError):
         raise
     except Exception as error:  # exporter and engines have a class for every reason
         reason = f"{engine.package} cannot take this {type(model).__name__} ({one_line(error)})"
         raise UserError(f"{reason}; use engine='torch'") from error
-
-
-def _changes(
-    model: nn.Module, engine: Runtime, dtype: torch.dtype, num_read: Mapping[nn.Module, int | None]
-) -> Iterator[Change]:
-    classifiers = {each.base_model: each for each in model.modules() if _is_classifier(each)}
-    for encoder in _encoders_in(model):
-        classifier = classifiers.get(encoder)
-        whole = encoder if classifier is None else classifier
-        graph, outputs, *of_classifier = _make_graph(whole, engine, dtype, num_read.get(encoder))
-        yield from (Change(encoder, "graph", graph), Change(encoder, "outputs", outputs))
-        yield Change(encoder, "is_cut", encoder in num_read)
-        yield Change(encoder, "__class__", precede(type(encoder), by=EngineEncoder))
-        if classifier is not None:
-            yield Change(classifier, "outputs", of_classifier[0])
-            yield Change(classifier, "parts", tuple(classifier.children()))
-            yield Change(classifier, "__class__", precede(type(classifier), by=EngineClassifier))
+    return changes
 
 
 def computed_parts(model: nn.Module) -> set[nn.Module]:

@@ -16,8 +16,8 @@ REMEDY = "load the model again with from_pretrained"
 RECORDING = "transformers.utils.output_capturing"  # whose hooks are asked for by output_hidden_states=True
 
 
-def _refuse(what: str, remedy: str = REMEDY) -> NoReturn:
-    raise UserError(f"a model optimized for inference cannot be {what}; {remedy}")
+def _refuse(change: str, remedy: str = REMEDY) -> NoReturn:
+    raise UserError(f"a model optimized for inference cannot be {change}; {remedy}")
 
 
 _PARTS = ("given another part here", "put it there before it is optimized")

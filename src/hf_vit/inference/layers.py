@@ -119,7 +119,7 @@ class FusedAttention(HfViTAttention, Merged):
         return self.project(hidden_states)[:2]
 
     def attend_first(self, num_queries: int, hidden_states: torch.Tensor, attention_mask: Any) -> torch.Tensor:
-        """As `attend`, but only the first tokens attend, to all tokens: [B, num_queries, D]."""
+        """Let only the first tokens attend, to all tokens: [B, num_queries, D]."""
         query, key, value = self.project(hidden_states)
         mask = None if attention_mask is None else attention_mask[:, :, :num_queries]
         attended = F.scaled_dot_product_attention(query[:, :, :num_queries], key, value, mask, scale=self.scaling)
@@ -283,7 +283,7 @@ class ChannelwiseGroupNorm(nn.GroupNorm):
         return (centred * (weight * torch.rsqrt(variance + self.eps)) + bias).to(input.dtype)
 
     def _of_groups(self, channels: torch.Tensor) -> torch.Tensor:
-        """[B, C] -> [B, C, 1, 1], the mean of each channel's group; by a product, which is not repeated a pixel."""
+        """Return the mean of each channel's group, [B, C] -> [B, C, 1, 1]; a product is not repeated a pixel."""
         size = self.num_channels // self.num_groups
         means = channels.unflatten(1, (self.num_groups, size)).mean(2)
         spread = torch.eye(self.num_groups, dtype=means.dtype, device=means.device).repeat_interleave(size, 1)

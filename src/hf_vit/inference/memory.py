@@ -84,7 +84,7 @@ class InPlaceBottleneck(ResNetBottleneck):
 
 
 def _normed(norm: nn.GroupNorm, features: torch.Tensor) -> torch.Tensor:
-    """GroupNorm [B, C, H, W] -> the same.
+    """Compute a GroupNorm of [B, C, H, W].
 
     On CPUs torch takes small maps in bfloat16, with few channels a group that are last in memory, value by value, for
     longer than two changes of the order in memory take.
@@ -96,7 +96,7 @@ def _normed(norm: nn.GroupNorm, features: torch.Tensor) -> torch.Tensor:
 
 
 def memory_changes(model: nn.Module) -> list[Change]:
-    """Other classes for parts whose weights stay where they are."""
+    """Return other classes for parts whose weights stay where they are."""
     changes: list[Change] = []
     for module in model.modules():
         if type(module) is HfViTEmbeddings:

@@ -27,26 +27,20 @@ from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 
 @final
 class TokenGroups:
-    """What the tokens of one pass stand for; special tokens stand first and are never merged.
-
-    Attributes:
-        num_merged: patch tokens that a block makes part of others, half of them at most.
-        sizes: [B, n, 1], how many tokens of the image each stands for; None before the first are merged.
-        group_of: [B, N], by which of the n each token of the image is stood for.
-    """
+    """The groups that the tokens of one pass are merged into; special tokens stand first and are never merged."""
 
     def __init__(self, num_merged: int, num_special: int) -> None:
-        self.num_merged, self.num_special = num_merged, num_special
-        self.sizes: torch.Tensor | None = None
-        self.group_of: torch.Tensor | None = None
+        self.num_merged, self.num_special = num_merged, num_special  # patch tokens that a block merges, half at most
+        self.sizes: torch.Tensor | None = None  # [B, n, 1], tokens of the image in each; None before the first merge
+        self.group_of: torch.Tensor | None = None  # [B, N], the group of each token of the image
 
     @property
     def attention_bias(self) -> torch.Tensor | None:
-        """[B, 1, 1, n]: a token is attended to as often as it stands for one (section 3, proportional attention)."""
+        """Return [B, 1, 1, n]: a group is attended to as often as it has tokens (proportional attention, section 3)."""
         return None if self.sizes is None else self.sizes.log()[:, None, None, :, 0]
 
     def merge(self, hidden_states: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """[B, n, D] -> fewer tokens, by bipartite soft matching of the heads' mean keys [B, n, K] (section 3)."""
+        """Merge tokens [B, n, D] by bipartite soft matching of the heads' mean keys [B, n, K] (section 3)."""
         special = self.num_special
         count = min(self.num_merged, (hidden_states.shape[1] - special) // 2)
         if count < 1:
@@ -78,13 +72,13 @@ class TokenGroups:
         return sums(hidden_states * sizes) / self.sizes
 
     def spread(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[B, n, D] -> [B, N, D]: every token of the image is what stands for it."""
+        """Give every token of the image the state of its group: [B, n, D] -> [B, N, D]."""
         if self.group_of is None:
             return hidden_states
         return hidden_states.gather(1, self.group_of[..., None].expand(-1, -1, hidden_states.shape[2]))
 
     def spread_map(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """[B, A, n, n] -> [B, A, N, N]: a token's share is that of its group, divided evenly; rows still sum to 1."""
+        """Divide a group's share evenly among its tokens: [B, A, n, n] -> [B, A, N, N]; rows still sum to 1."""
         if self.group_of is None or self.sizes is None:
             return probabilities
         shares = probabilities / self.sizes[:, None, None, :, 0]
@@ -119,7 +113,7 @@ class MergingLayer(FusedLayer):
         return groups.spread(hidden_states) if num_queries is None and self.is_last else hidden_states
 
     def merged_map(self, hidden_states: torch.Tensor, groups: TokenGroups) -> torch.Tensor:
-        """[B, A, N, N] over the tokens of the image, of this block on its input [B, n, D]."""
+        """Return this block's map over the tokens of the image, [B, A, N, N], for its input [B, n, D]."""
         query, key = self.attention.query_and_key(self.layernorm_before(hidden_states))
         return groups.spread_map(attention_probabilities(query, key, self.attention.scaling, groups.attention_bias))
 
@@ -188,7 +182,7 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
 
 
 def merging_changes(model: nn.Module, changes: list[Change], num_merged: int) -> list[Change]:
-    """Other classes for the models in it, and for their layers as `changes` builds them."""
+    """Return other classes for the models in it, and for their layers as `changes` builds them."""
     vits: list[Any] = [module for module in model.modules() if isinstance(module, HfViTBaseModel)]
     built = {(change.owner, change.name): change.value for change in changes}
     added: list[Change] = []

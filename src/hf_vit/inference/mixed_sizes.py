@@ -40,7 +40,7 @@ def attend_within_images(
     images: Sequence[tuple[int, int]] = (),
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention implementation on [1, A, T, K]: the output [1, T, A, K]; `images` as (how many, N of each)."""
+    """Attend within each image, [1, A, T, K] -> [1, T, A, K]; `images` as (how many, N of each)."""
     causal: bool = getattr(module, "is_causal", False)
     if query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16):
         return _by_varlen(query, key, value, scaling, images, causal), None
@@ -54,15 +54,8 @@ def attend_within_images(
     return torch.cat(attended)[None], None
 
 
-def _by_varlen(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scaling: float,
-    images: Sequence[tuple[int, int]],
-    causal: bool,
-) -> torch.Tensor:
-    """The same by torch's kernel for sequences of any lengths, in one call; it is for GPUs and half precision."""
+def _by_varlen(query: Any, key: Any, value: Any, scaling: float, images: Any, causal: bool) -> torch.Tensor:
+    """Attend by torch's kernel for sequences of any lengths, in one call; it is for GPUs and half precision."""
     from torch.nn.attention.varlen import varlen_attn
 
     lengths = torch.tensor([0, *(length for count, length in images for _ in range(count))], device=query.device)
@@ -77,7 +70,7 @@ ALL_ATTENTION_FUNCTIONS.register(WITHIN_IMAGES, attend_within_images)
 
 
 def _within_images(layer: Any, config: Any) -> Any:
-    """Another object around the same weights: the layer itself may be computing somebody else's pass."""
+    """Return another object around the same weights: the layer itself may be computing somebody else's pass."""
     attention, new = derive(type(layer.attention), layer.attention), derive(type(layer), layer)
     vars(attention)["config"] = config
     new._modules["attention"] = attention
@@ -100,7 +93,7 @@ class UnpaddedModel(HfViTBaseModel):
 
     @can_return_tuple
     def one_sequence(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor) -> Any:
-        """As `forward` of a padded batch; what `last_hidden_state` holds on padding is 0."""
+        """Compute a padded batch; `last_hidden_state` is 0 on padding."""
         grid = self.config.grid_of(*pixel_values.shape[2:])
         image_grids = image_grids_of(patch_attention_mask, len(pixel_values), grid)
         sizes = {own: [i for i, other in enumerate(image_grids) if other == own] for own in dict.fromkeys(image_grids)}
@@ -121,44 +114,41 @@ class UnpaddedModel(HfViTBaseModel):
             part.unflatten(0, shape)
             for part, shape in zip(hidden_states[0].split([b * n for b, n in shapes]), shapes, strict=True)
         ]
-        last = self._padded(parts, sizes, len(pixel_values), grid)
-        return BaseModelOutputWithPooling(last_hidden_state=last, pooler_output=self._pooled(parts, sizes))
+        last, pooled = self._padded(parts, sizes, len(pixel_values), grid), None
+        if self.pooler is not None:
+            pooled = torch.cat([self.pooler(part) for part in parts])
+            pooled = self.layernorm(pooled) if self.norm_after_pooling else pooled
+            order = torch.tensor([i for images in sizes.values() for i in images], device=pooled.device)
+            pooled = pooled[order.argsort()]
+        return BaseModelOutputWithPooling(last_hidden_state=last, pooler_output=pooled)
 
     def _padded(self, parts: list[torch.Tensor], sizes: dict[Grid, list[int]], batch: int, grid: Grid) -> torch.Tensor:
-        """Tokens by sizes -> [B, n, D] by images, each at the top left of the padded grid."""
-        special = self.config.num_special_tokens
-        num_patches = grid[0] * grid[1]
-        padded = parts[0].new_zeros(batch, special + num_patches, parts[0].shape[2])
-        of_patches = patch_token_slice(self.config)
-        of_special = slice(num_patches, None) if self.config.is_causal else slice(special)
+        """Put tokens by sizes into [B, n, D] by images, each at the top left of the padded grid."""
+        special, of_patches = self.config.num_special_tokens, patch_token_slice(self.config)
+        padded = parts[0].new_zeros(batch, special + grid[0] * grid[1], parts[0].shape[2])
+
+        def of_special(h: int, w: int) -> slice:
+            return slice(h * w, None) if self.config.is_causal else slice(special)
+
         for part, (own, images) in zip(parts, sizes.items(), strict=True):
             rows = torch.tensor(images, device=part.device)
             padded[:, of_patches][rows[:, None], own_places(own, grid, part.device)] = part[:, of_patches]
-            own_special = slice(own[0] * own[1], None) if self.config.is_causal else slice(special)
-            padded[rows, of_special] = part[:, own_special]
+            padded[rows, of_special(*grid)] = part[:, of_special(*own)]
         return padded
-
-    def _pooled(self, parts: list[torch.Tensor], sizes: dict[Grid, list[int]]) -> torch.Tensor | None:
-        if self.pooler is None:
-            return None
-        pooled = torch.cat([self.pooler(part) for part in parts])
-        pooled = self.layernorm(pooled) if self.norm_after_pooling else pooled
-        order = torch.tensor([i for images in sizes.values() for i in images], device=pooled.device)
-        return pooled[order.argsort()]
 
 
 _KINDS = (HfViTModel, HfHybridViTModel)
 
 
 def _needs_no_grid(module: Any) -> bool:
-    """Of an exact type, as loaded or optimized, and without relative positions, whose bias is one of a whole grid."""
+    """Whether its type, as loaded or optimized, needs no grid: without relative positions, whose bias is the grid's."""
     kind: type = type(module)
     kind = kind.__bases__[-1] if issubclass(kind, Frozen) else kind
     return kind in _KINDS and not module.config.position_embedding.startswith("relative")
 
 
 def without_padding(model: Model) -> Model:
-    """A model with the same weights, hooks and outputs that leaves the padding of batches of mixed sizes out.
+    """Return a model of the same weights, hooks and outputs that leaves the padding of batches of mixed sizes out.
 
     The tokens of all images go through the layers in one sequence, and attend within their image. Give it images padded
     at their right and bottom, and the `patch_attention_mask` that every model here takes.
@@ -182,6 +172,6 @@ def without_padding(model: Model) -> Model:
 
 
 def _shared(encoder: Any) -> Any:
-    """Another object around the same layers, on which transformers' recording hooks must not be put by both."""
+    """Return another object around the same layers; transformers' recording hooks must not be put on them twice."""
     maybe_install_capturing_hooks(encoder)
     return derive(precede(type(encoder), by=UnpaddedModel), encoder)

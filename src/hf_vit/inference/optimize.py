@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from hf_vit.inference.engines import ENGINES, choose_engine, computed_parts, eng
 from hf_vit.inference.freezing import freeze, refuse_gradients
 from hf_vit.inference.memory import memory_changes
 from hf_vit.inference.merging import check_mergeable, merging_changes
-from hf_vit.inference.packing import check_int8, pack, quantize_parts
+from hf_vit.inference.packing import check_int8, pack
 from hf_vit.inference.plan import Change, as_built, channelwise_norms, check_model, make_plan
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -76,7 +77,7 @@ def optimize_for_inference(
     runtime, by_engine = choose_engine(engine, model, placement, options), list[Change]()
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
     # A compiler cannot look into packed weights, and folds by itself what depends on weights alone.
-    finish = quantize_parts if quantize is not None else as_built if compile else pack
+    finish = as_built if compile else pack if quantize is None else partial(pack, in_int8=True)
     with enough_memory("the model's weights a second time", "use the model as it is, or where there is more"):
         plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
         if runtime is not None:
@@ -99,7 +100,7 @@ def optimize_for_inference(
 
 
 def compile_frozen(model: nn.Module) -> None:
-    """`model.compile()` by torch's inductor, frozen; on CPUs C++ calls the operators, which saves calls of Python.
+    """Compile by torch's inductor, frozen; on CPUs C++ calls the operators, which saves calls of Python.
 
     All has to be set while dynamo traces too, and as options it comes too late.
     """
@@ -115,9 +116,9 @@ def compile_frozen(model: nn.Module) -> None:
     compiled: Any = model._compiled_call_impl
 
     def frozen(*args: Any, **kwargs: Any) -> Any:
-        for given in (*args, *kwargs.values()):
-            if isinstance(given, torch.Tensor):
-                refuse_gradients(given)
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, torch.Tensor):
+                refuse_gradients(argument)
         with torch.no_grad(), config.patch(freezing=True, cpp_wrapper=on_cpu), by_onednn():
             return compiled(*args, **kwargs)
 
@@ -130,7 +131,7 @@ _passes_by_onednn: list[str] = []  # of each that is on its way, what was set be
 
 @contextmanager
 def _products_by_onednn() -> Generator[None]:
-    """Inductor takes oneDNN where lower precision is allowed; without instructions for one, none is lost."""
+    """Allow lower precision, for which inductor takes oneDNN; without instructions for it, none is lost."""
     products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     with _lock:
         _passes_by_onednn.append(_passes_by_onednn[0] if _passes_by_onednn else products.fp32_precision)

@@ -37,19 +37,28 @@ _INT8_LINEAR: Any = getattr(torch.ops.onednn, "qlinear_pointwise", None)
 _PORTION, _MOST_PAIRS, _FEWEST_PAIRS = 2**20, 2**24, 2**15
 
 
-def pack(part: nn.Module) -> nn.Module:
-    """Pack every layer of a rewritten part of a model that can be packed; the packed weight is the only one."""
+def pack(part: nn.Module, in_int8: bool = False) -> nn.Module:
+    """Pack every layer of a rewritten part of a model that can be packed; the packed weight is the only one.
+
+    In int8 dense layers are, but for what cuts patches, which is packed in float; convolutions stay as they are.
+    """
     if type(part) is Dense:
+        if in_int8:
+            return QuantizedDense(part)
         return PackedDense(part) if _can_be_packed(part.merged_weight, _REORDER, _LINEAR) else part
-    if type(part) is StandardizedConv2d:
+    if type(part) is StandardizedConv2d and not in_int8:
         # oneDNN's own choice of an order for kernels of 1x1 is many times slower at some sizes.
         if part.kernel_size == (1, 1) and part.groups == 1:
             return PackedPointwise(part) if _can_be_packed(part.kernel, _REORDER, _LINEAR) else part
         return PackedConv2d(part) if _can_be_packed(part.kernel, _REORDER_KERNEL, _CONVOLUTION) else part
     for name, child in part.named_children():
-        setattr(part, name, pack(child))
-    if isinstance(part, FusedAttention) and getattr(part.qkv, "computed_in", None) == torch.bfloat16:
-        attend_by_products(part)
+        setattr(part, name, pack(child, in_int8 and not isinstance(part, PatchProduct)))
+    if isinstance(part, FusedAttention):
+        quantized = isinstance(part.qkv, QuantizedDense)
+        is_half = getattr(part.qkv, "computed_in", None) == torch.bfloat16
+        multiplies_tables = part.config.position_embedding.startswith("relative")  # by q, in their own dtype
+        if (quantized or is_half) and attend_by_products(part) and quantized and not multiplies_tables:
+            part.qkv.outputs_dtype = torch.bfloat16
     return part
 
 
@@ -145,21 +154,6 @@ def check_int8(model: nn.Module, device: torch.device, compile: bool) -> None:
         raise UserError(f"quantize='int8' is for dense layers, and a {type(model).__name__} has none; leave it out")
 
 
-def quantize_parts(part: nn.Module) -> nn.Module:
-    """Quantize the dense layers of a rewritten part of a model; what cuts patches is packed in float."""
-    if type(part) is Dense:
-        return QuantizedDense(part)
-    if isinstance(part, PatchProduct):
-        return pack(part)
-    for name, child in part.named_children():
-        setattr(part, name, quantize_parts(child))
-    if isinstance(part, FusedAttention) and isinstance(part.qkv, QuantizedDense):
-        multiplies_tables = part.config.position_embedding.startswith("relative")  # by q, in their own dtype
-        if attend_by_products(part) and not multiplies_tables:
-            part.qkv.outputs_dtype = torch.bfloat16
-    return part
-
-
 @final
 class QuantizedDense(Merged):
     """A `Dense` in int8, with its bias, GELU or residual in float32: [.., D] -> [.., M].
@@ -236,14 +230,14 @@ class ProductAttention(FusedAttention):
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-    """[b, A, n or m, K] -> [b*A, n, K]."""
+    """Attend by explicit products, [b, A, n or m, K] -> [b*A, n, K]."""
     query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
     logits = torch.baddbmm(query.new_empty(1, 1, 1), query, key.mT, beta=0, alpha=scaling)
     return torch.bmm(logits.softmax(-1), value)
 
 
 def attend_by_products(part: nn.Module) -> bool:
-    """Have an attention computed so, where that has been measured to be faster; whether it is."""
+    """Have an attention computed so, where that has been measured to be faster; return whether it is."""
     known = cpu_capabilities()
     is_faster = bool(known.get("avx512_bf16")) and not known.get("amx_bf16")
     if is_faster:

@@ -92,11 +92,8 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
     """Return the dtype and device of a model that can be optimized without losing anything.
 
     Types are compared exactly: a subclass may compute anything. What stays in its place (a head, say) may be anything.
-
-    Raises:
-        UserError: the model was optimized before, or holds nothing to rewrite, or something that would be lost: an
-            adapter, a hook, a parametrization, a quantized, compiled or patched part; or it has weights of several
-            dtypes or devices, or without values.
+    A UserError where there is nothing to rewrite, or something would be lost: an adapter, a hook, a parametrization, a
+    quantized, compiled or patched part; or where weights have several dtypes or devices, or no values.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"a {type(model).__name__} is not a model; give one of hf_vit's")
@@ -119,15 +116,15 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
         if type(module) in (DenseNorm, HfAxialResNetAttention):  # their batch norms become scales and shifts
             for part_name, part in module.named_children():
                 if isinstance(part, nn.BatchNorm1d) and any(each is None for each in (part.running_mean, part.weight)):
-                    told = "is a batch norm without running statistics or weights"
-                    raise UserError(f"{name}.{part_name} {told}; {_AS_LOADED}")
+                    flaw = "is a batch norm without running statistics or weights"
+                    raise UserError(f"{name}.{part_name} {flaw}; {_AS_LOADED}")
         owner, _, place = name.rpartition(".")
         if find_replacement(modules[owner], place, module) is not None:
             for part_name, part in module.named_modules(prefix=name):
                 _check_untouched(part_name, part)
         elif isinstance(module, tuple(REPLACEMENTS)):
-            told = "which may differ from its base class"
-            raise UserError(f"{_describe(name, module)}, {told}; {_AS_LOADED}")
+            risk = "which may differ from its base class"
+            raise UserError(f"{_describe(name, module)}, {risk}; {_AS_LOADED}")
     return placement
 
 
@@ -196,14 +193,10 @@ class Change(NamedTuple):
 
 @dataclass
 class Plan:
-    """What turns a model into its rewritten form; nothing of it has happened.
+    """What turns a model into its rewritten form; nothing of it has happened."""
 
-    Attributes:
-        changes: in the order they are carried out.
-        classifiers: those whose last layer computes only what the head reads.
-    """
-
-    changes: list[Change] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)  # in order
+    # Those whose last layer computes only what the head reads.
     classifiers: list[HfViTBaseForImageClassification] = field(default_factory=list)
 
     def carry_out(self) -> None:
