@@ -60,7 +60,7 @@ def page() -> str:
     ]
     lines += ["## As loaded\n", *as_loaded(idioms, ours, theirs), "", "## Optimized for inference\n"]
     lines.append("All families together: the idiom before `optimize_for_inference`, or after it.")
-    lines.append("What is quantised it refuses, which is left out here.\n")
+    lines.append("It refuses quantized models, which are left out here.\n")
     lines += optimized(idioms, ours)
     return "\n".join(lines) + "\n"
 
