@@ -14,24 +14,24 @@ class Displayed:
 
     @abstractmethod
     def overview(self) -> Mapping[str, object]:
-        """What a reader wants to know first, by name."""
+        """Return what a reader wants to know first, by name."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}: {value}' for name, value in self.overview().items())})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return what a notebook shows."""
         cells = (f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in self.overview().items())
         return f"<table><caption>{type(self).__name__}</caption>{''.join(cells)}</table>"
 
 
 def shortened(names: list[str], most: int = 10) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def amount(number: float) -> str:
-    """A number as people read it: 139.9k, 4.02M, 17.6G."""
+    """Return a number as people read it: 139.9k, 4.02M, 17.6G."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.4g}{unit}"

@@ -149,7 +149,7 @@ def hardware(device: str | None = None) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's model, as the system tells it."""
+    """Return the processor's model, as the system tells it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -158,7 +158,7 @@ def cpu_name() -> str:
 
 
 def cpu_capabilities() -> Mapping[str, Any]:
-    """What torch knows of this CPU's instructions; empty in torch 2.11, the oldest supported."""
+    """Return what torch knows of this CPU's instructions; empty in torch 2.11, the oldest supported."""
     import torch
 
     read = getattr(torch.cpu, "get_capabilities", None)
@@ -166,7 +166,7 @@ def cpu_capabilities() -> Mapping[str, Any]:
 
 
 def emulates_bfloat16() -> bool:
-    """Whether this CPU has no instructions for bfloat16: products take 3 to 4 times as long as float32's."""
+    """Return whether this CPU has no instructions for bfloat16: products take 3 to 4 times as long as float32's."""
     known = cpu_capabilities()
     return known.get("architecture") == "x86_64" and not (known.get("avx512_bf16") or known.get("amx_bf16"))
 
@@ -209,7 +209,7 @@ def keep_freed_memory() -> bool:
 
 
 def pick_device(device: str | None = None) -> "torch.device":
-    """The asked device if torch can use it here; by default CUDA where there is one, else the CPU."""
+    """Return the asked device if torch can use it here; by default CUDA where there is one, else the CPU."""
     import torch
 
     if device is None:

@@ -40,7 +40,7 @@ class DivergedError(UserError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, of whatever library and device, says that memory ran out."""
+    """Return whether an error, of whatever library and device, says that memory ran out."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
@@ -92,5 +92,5 @@ def strict_reason(error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message that says anything, or the error's name."""
+    """Return the first line of a message that says anything, or the error's name."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -102,12 +102,12 @@ class Family:
         return f"there is no {name} for {door.replace('_', ' ')}: {self.not_applicable[door]}"
 
     def door_of(self, class_name: object) -> Door | None:
-        """Which of its classes config.json's `architectures` names; None where it is none of them."""
+        """Return which of its classes config.json's `architectures` names; None where it is none of them."""
         return next((door for door, model in self.classes.items() if model.__name__ == class_name), None)
 
 
 def _class(target: str) -> Any:
-    """The class that `auto_map` calls "module.Class"."""
+    """Return the class that `auto_map` calls "module.Class"."""
     module, _, name = target.partition(".")
     return getattr(import_module(f"hf_vit.models.{module}"), name)
 
@@ -141,7 +141,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(model_type: object) -> Family | None:
-    """The family that config.json calls so; None for another package's."""
+    """Return the family that config.json calls so; None for another package's."""
     return next((family for family in FAMILIES.values() if family.model_type == model_type), None)
 
 
@@ -192,7 +192,7 @@ DENSE_HEADS: Mapping[str, DenseHead] = {
 
 
 def dense_head_of(model_type: object) -> DenseHead | None:
-    """The head of dense prediction that config.json calls so; None for anything else."""
+    """Return the head of dense prediction that config.json calls so; None for anything else."""
     return next((head for head in DENSE_HEADS.values() if head.model_type == model_type), None)
 
 

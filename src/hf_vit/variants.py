@@ -76,7 +76,7 @@ MIXERS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
 
 
 def variant_names() -> list[str]:
-    """Every named variant, plain ones first."""
+    """Return every named variant, plain ones first."""
     plain = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
     axial = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
     local = [f"Local-{size}/{patch}" for size in LOCAL_SIZES for patch in LOCAL_PATCHES]
@@ -85,7 +85,7 @@ def variant_names() -> list[str]:
 
 
 def looks_like_variant(name: str) -> bool:
-    """Whether a name can be meant for a variant, right or wrong, and for no repository of the Hub."""
+    """Return whether a name can be meant for a variant, right or wrong, and for no repository of the Hub."""
     return "/" not in name or re.fullmatch(r"[^/\\.]+/\d+", name) is not None
 
 

@@ -63,7 +63,7 @@ def stoppable(way_on: Callable[[], str]) -> Generator[None]:
 
 
 def finished_parts(output: str | Path) -> str:
-    """The way on of a command that keeps what is finished in a folder, or at an address."""
+    """Return the way on of a command that keeps what is finished in a folder, or at an address."""
     if "://" in str(output):
         return f"finished parts are in {output}; run the same command again to continue"
     output = Path(output)
@@ -151,7 +151,7 @@ class Command(TyperCommand):
                     context.fail(f"{_option_of(each)} {value} is not a finite number; give one")
 
     def _in_place(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """What was typed, with the arguments that were given by their names where they belong."""
+        """Return what was typed, with the arguments that were given by their names where they belong."""
         named: dict[str, list[str]] = {_option_of(each): [] for each in self._arguments}
         single = {_option_of(each) for each in self._arguments if each.nargs == 1}
         others: list[str] = []
@@ -178,7 +178,7 @@ class Command(TyperCommand):
 
 
 def _followed(value: str | Path) -> str | Path:
-    """What a link to a file leads to: it is that which is to be written."""
+    """Return what a link to a file leads to: it is that which is to be written."""
     is_link = os.path.islink(value) and os.path.isfile(value)
     return type(value)(os.path.realpath(value)) if is_link else value
 
@@ -267,7 +267,7 @@ def _read(context: typer.Context, file: Path) -> Any:
 
 
 def _recorded(context: typer.Context, file: Path, records: list[Any]) -> dict[str, Any]:
-    """The options of the last run of this command that a facts.json knows."""
+    """Return the options of the last run of this command that a facts.json knows."""
     commands = [str(record.get("command", "")) for record in records if isinstance(record, dict)]
     runs = [command for command in commands if command.startswith(f"{context.command_path} ")]
     if not runs:
@@ -282,7 +282,7 @@ def _recorded(context: typer.Context, file: Path, records: list[Any]) -> dict[st
 
 
 def _typed(value: Any) -> Any:
-    """A value as it would be typed, so that it is read and refused in the same way."""
+    """Return a value as it would be typed, so that it is read and refused in the same way."""
     if isinstance(value, list | tuple):
         return [_typed(item) for item in value]
     return str(value)
@@ -332,7 +332,7 @@ def print_tables(tables: "Iterable[Table]") -> None:
 
 
 def is_endless(path: str | Path) -> bool:
-    """Whether a device or a pipe has this name, which may never end."""
+    """Return whether a device or a pipe has this name, which may never end."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 

@@ -88,7 +88,7 @@ def _refuse_unused(mode: str, given: dict[str, Any]) -> None:
 
 
 def _rate(text: str) -> float:
-    """The number after --device-flops, or this machine's."""
+    """Return the number after --device-flops, or this machine's."""
     from hf_vit.errors import UserError
 
     if text == "here":
@@ -184,7 +184,7 @@ def rate_of(device: str) -> float:
 
 
 def time_rows(summary: "CostSummary") -> Rows:
-    """What a training is estimated to take, and what the last one took."""
+    """Return what a training is estimated to take, and what the last one took."""
     rows: Rows = []
     if (found := summary.estimate) is not None:
         told = f"{found.devices} x {flops(found.device_flops)}/s x {found.utilisation:.0%}"

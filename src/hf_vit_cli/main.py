@@ -64,37 +64,27 @@ def build_app() -> typer.Typer:
 
 
 @contextmanager
-def _silencing_clients() -> Generator[None]:
-    """What comes of a library's attempts is told in one line; their own log of them stays silent, unless asked for."""
-    levels = {name: logging.getLogger(name).level for name in _CLIENTS}
+def _set_up_logs() -> Generator[None]:
+    """Silence the clients' own logs, unless asked for, as errors tell of them; show that a model is converted."""
+    shown, handler = logging.getLogger("hf_vit.conversion"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    levels = {logger: logger.level for logger in (shown, *map(logging.getLogger, _CLIENTS))}
     for name, variable in _CLIENTS.items():
         if os.environ.setdefault(variable, "critical") == "critical":  # which counts when it is imported
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-
-
-@contextmanager
-def _showing_log() -> Generator[None]:
-    """That a model is converted on the way, a line on standard error, of the first process alone."""
-    logger, handler = logging.getLogger("hf_vit.conversion"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("note: %(message)s"))
-    level = logger.level
     if os.environ.get("RANK", "0") == "0":
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
+        shown.addHandler(handler)
+        shown.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        shown.removeHandler(handler)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def message_of(error: Exception) -> str | None:
-    """The line; None where the error is no user's, and its traceback is wanted."""
+    """Return the line; None where the error is no user's, and its traceback is wanted."""
     if isinstance(error, typer.TyperException):
         text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
         more = "" if context is None else f"; {context.command_path} --help lists its options"
@@ -155,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.getcwd()  # before anything is imported that looks there
         except FileNotFoundError:
             raise typer.TyperException("the working directory was deleted; change to another") from None
-        with _silencing_clients(), _showing_log():
+        with _set_up_logs():
             code = build_app()(args=given, prog_name="hf-vit", standalone_mode=False)
     except Exception as error:
         message = None if os.environ.get("HF_VIT_TRACEBACK") else message_of(error)

@@ -3,7 +3,6 @@
 import io
 import tarfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,15 +64,15 @@ def everything(data) -> set[tuple[bytes, str]]:
     return set().union(*(contents(data, split) for split in data.splits))
 
 
-@pytest.fixture
-def make():
-    """The makers above: test files cannot import each other."""
-    return SimpleNamespace(picture=picture, encoded=encoded, folder=make_folder, tar=make_tar, table=make_table)
+def load_uploaded(folder: str) -> str:
+    """Return, in a client process, the fingerprint of a folder of images that lies in a repository of the Hub."""
+    from huggingface_hub import HfApi
 
+    from hf_vit.data import load_data
 
-@pytest.fixture
-def look():
-    return SimpleNamespace(contents=contents, everything=everything)
+    HfApi().create_repo("alice/pets", repo_type="dataset")
+    HfApi().upload_folder(repo_id="alice/pets", repo_type="dataset", folder_path=folder, path_in_repo="in/pets")
+    return load_data("hf://datasets/alice/pets/in/pets").fingerprint
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from data.conftest import encoded, make_tar, picture
 from datasets import Dataset, load_dataset
 from torch.utils.data import DataLoader
 
@@ -315,18 +316,18 @@ def test_living_workers_see_the_next_epoch(parquet):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "webdataset"])
-def test_cut_splits_of_a_stream_in_shards(make, tmp_path, kind):
+def test_cut_splits_of_a_stream_in_shards(tmp_path, kind):
     """Images cut to validation and test are left out of every part, and the parts hold the rest once."""
     (tmp_path / "data").mkdir()
-    images = [make.picture(seed) for seed in range(60)]
+    images = [picture(seed) for seed in range(60)]
     for shard in range(3):
-        rows = [(make.encoded(images[i]), i % 2) for i in range(shard * 20, shard * 20 + 20)]
+        rows = [(encoded(images[i]), i % 2) for i in range(shard * 20, shard * 20 + 20)]
         if kind == "parquet":
             stored = [{"image": {"bytes": content, "path": None}, "label": "ab"[label]} for content, label in rows]
             Dataset.from_list(stored).to_parquet(tmp_path / "data" / f"{shard}.parquet")
         else:
             samples = [{"png": content, "cls": b"%d" % label} for content, label in rows]
-            make.tar(tmp_path / "data" / f"{shard}.tar", samples)
+            make_tar(tmp_path / "data" / f"{shard}.tar", samples)
     data = load_data(str(tmp_path / "data"), streaming=True)
     transform = train_transform(make_processor(SMALL), AugmentationConfig(shift_px=2))
     whole = transform_split(data, "train", transform, shuffle_buffer=8)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data.conftest import encoded, make_table, picture
 from datasets import ClassLabel, Dataset, Features, List, Value
 from datasets import Image as ImageFeature
 from PIL import Image
@@ -68,7 +69,7 @@ def annotations(seed: int, images: int, first: int = 0) -> dict:
 
 
 @pytest.fixture
-def coco(tmp_path, make):
+def coco(tmp_path):
     """annotations/instances_{train,val}2017.json with train2017/ and val2017/."""
     root = tmp_path / "beasts"
     (root / "annotations").mkdir(parents=True)
@@ -76,7 +77,7 @@ def coco(tmp_path, make):
         told = annotations(seed, images, first=100 * seed)
         (root / split).mkdir()
         for number, image in enumerate(told["images"]):
-            make.picture(100 * seed + number, (WIDTH, HEIGHT)).save(root / split / image["file_name"])
+            picture(100 * seed + number, (WIDTH, HEIGHT)).save(root / split / image["file_name"])
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(told))
     (root / "annotations" / "captions_val2017.json").write_text("{}")
     return root
@@ -243,14 +244,14 @@ def mask(seed: int, values: int = 4, size=(20, 16)) -> np.ndarray:
 
 
 @pytest.fixture
-def ade(tmp_path, make):
+def ade(tmp_path):
     """images/ and annotations/ of 12 training and 4 validation images, and objectInfo150.txt."""
     root = tmp_path / "rooms"
     for split, count, first in (("training", 12, 0), ("validation", 4, 50)):
         for folder in ("images", "annotations"):
             (root / folder / split).mkdir(parents=True)
         for number in range(first, first + count):
-            make.picture(number, (20, 16)).save(root / "images" / split / f"{number:03d}.jpg")
+            picture(number, (20, 16)).save(root / "images" / split / f"{number:03d}.jpg")
             Image.fromarray(mask(number)).save(root / "annotations" / split / f"{number:03d}.png")
     (root / "objectInfo150.txt").write_text(INFO)
     return root
@@ -407,14 +408,14 @@ def test_masks_are_no_images_to_learn_from_and_are_found_in_either_unicode_form(
 # ---- parquet files, as `datasets` and other programs write them
 
 
-def stored(picture: Image.Image, make) -> dict:
-    return {"bytes": make.encoded(picture), "path": None}
+def stored(picture: Image.Image) -> dict:
+    return {"bytes": encoded(picture), "path": None}
 
 
-def masks_of(count: int, make) -> tuple[list[dict], list[dict]]:
+def masks_of(count: int) -> tuple[list[dict], list[dict]]:
     drawn = [Image.fromarray(mask(number, 3, (12, 9))) for number in range(count)]
-    pictures = [make.picture(number, (12, 9)) for number in range(count)]
-    return [stored(each, make) for each in pictures], [stored(each, make) for each in drawn]
+    pictures = [picture(number, (12, 9)) for number in range(count)]
+    return [stored(each) for each in pictures], [stored(each) for each in drawn]
 
 
 def boxes_of(count: int) -> list[dict]:
@@ -430,16 +431,16 @@ def boxes_of(count: int) -> list[dict]:
 
 @pytest.mark.parametrize(("image", "column"), [("image", "mask"), ("image", "annotation"), ("pixel_values", "label")])
 @pytest.mark.parametrize("typed", [True, False])
-def test_masks_in_parquet(tmp_path, make, image, column, typed):
-    pictures, drawn = masks_of(20, make)
+def test_masks_in_parquet(tmp_path, image, column, typed):
+    pictures, drawn = masks_of(20)
     features = Features({image: ImageFeature(), column: ImageFeature()}) if typed else None
     path = tmp_path / "rooms.parquet"
     Dataset.from_dict({image: pictures, column: drawn}, features=features).to_parquet(path)
     data = load_data(str(path), target="mask")
     assert data.label_names == ["0", "1", "2"]
     read = {row["image"].tobytes(): np.array(row["mask"]) for split in data.splits.values() for row in split}
-    for picture, mask in zip(pictures, drawn, strict=True):
-        pixels = Image.open(io.BytesIO(picture["bytes"])).tobytes()
+    for file, mask in zip(pictures, drawn, strict=True):
+        pixels = Image.open(io.BytesIO(file["bytes"])).tobytes()
         assert (read[pixels] == np.array(Image.open(io.BytesIO(mask["bytes"])))).all()
     if typed:
         assert load_data(str(path), target=None).target == "mask"
@@ -447,8 +448,8 @@ def test_masks_in_parquet(tmp_path, make, image, column, typed):
 
 @pytest.mark.parametrize("shape", ["lists", "entries"])
 @pytest.mark.parametrize("names", [["cat", "dog"], None])
-def test_objects_in_parquet(tmp_path, make, shape, names):
-    pictures, _ = masks_of(20, make)
+def test_objects_in_parquet(tmp_path, shape, names):
+    pictures, _ = masks_of(20)
     rows = boxes_of(20)
     category = ClassLabel(names=names) if names else Value("int64")
     fields = {"bbox": List(Value("float64")), "category": category, "area": Value("float64")}
@@ -465,8 +466,8 @@ def test_objects_in_parquet(tmp_path, make, shape, names):
     assert load_data(str(path), target=None).fingerprint == data.fingerprint
     assert data.label_names == (names or ["0", "1"])
     read = {row["image"].tobytes(): row["objects"] for split in data.splits.values() for row in split}
-    for picture, row in zip(pictures, rows, strict=True):
-        objects = read[Image.open(io.BytesIO(picture["bytes"])).tobytes()]
+    for file, row in zip(pictures, rows, strict=True):
+        objects = read[Image.open(io.BytesIO(file["bytes"])).tobytes()]
         assert objects == {**row, "iscrowd": [0] * len(row["bbox"])}
     assert any("images of train have no objects" in note for note in data.notes)
 
@@ -497,24 +498,24 @@ ONE_BOX = [[1.0, 1, 2, 2]]
         ({"bbox": ONE_BOX, "category": [0.5]}, "are of type float; needed: whole numbers or names"),
     ],
 )
-def test_bad_objects_are_refused_in_one_line(tmp_path, make, objects, said):
+def test_bad_objects_are_refused_in_one_line(tmp_path, objects, said):
     features = Features({"image": ImageFeature(), "objects": Dataset.from_list([objects] * 9).features})
-    columns = {"image": masks_of(9, make)[0], "objects": [objects] * 9}
+    columns = {"image": masks_of(9)[0], "objects": [objects] * 9}
     Dataset.from_dict(columns, features=features).to_parquet(tmp_path / "pets.parquet")
     refuses(tmp_path / "pets.parquet", "objects", said)
 
 
-def test_a_table_of_labels_is_refused_for_masks(tmp_path, make, folder):
+def test_a_table_of_labels_is_refused_for_masks(tmp_path, folder):
     path = tmp_path / "pets.parquet"
-    make.table(folder).to_parquet(path)
+    make_table(folder).to_parquet(path)
     refuses(path, "mask", "needed: one with images and one with masks")
     refuses(path, "objects", "needed: a column such as 'objects'")
     assert load_data(str(path), target=None).target == "label"
 
 
 @pytest.mark.parametrize("target", ["mask", "objects"])
-def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, make, target):
-    pictures, drawn = masks_of(20, make)
+def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, target):
+    pictures, drawn = masks_of(20)
     if target == "mask":
         features, borne = Features({"image": ImageFeature(), "mask": ImageFeature()}), drawn
     else:
@@ -531,11 +532,11 @@ def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, make, target):
 
 
 @pytest.mark.parametrize("target", ["mask", "objects"])
-def test_a_strangers_table_that_names_files_is_refused(tmp_path, make, monkeypatch, target):
+def test_a_strangers_table_that_names_files_is_refused(tmp_path, monkeypatch, target):
     """Images, masks and objects' masks of a Hub data set must be in it: nothing else of this machine is read."""
     secret = tmp_path / "secret.png"
     Image.new("L", (12, 9)).save(secret)
-    pictures, drawn = masks_of(4, make)
+    pictures, drawn = masks_of(4)
     elsewhere = {"bytes": None, "path": str(secret)}
     if target == "mask":
         features = Features({"image": ImageFeature(), "mask": ImageFeature()})

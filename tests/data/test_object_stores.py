@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from data.conftest import contents, make_folder, make_table, make_tar
 from fsspec.implementations.memory import MemoryFileSystem
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
@@ -42,7 +43,7 @@ def stored(store):
     return put
 
 
-def made(kind: str, folder: Path, make) -> str:
+def made(kind: str, folder: Path) -> str:
     """The same images another way below `folder`; returns what of it is the data."""
     names = [(f"{name}/{number:03d}.png", name) for name in ("cat", "dog") for number in range(12)]
     if kind == "folder":
@@ -51,7 +52,7 @@ def made(kind: str, folder: Path, make) -> str:
         for name in ("cat", "dog", "owl"):
             shutil.rmtree(folder / name)
         for split in ("train", "val"):
-            make.folder(folder / split, {"cat": 7, "dog": 5}, seed=50 * len(split))
+            make_folder(folder / split, {"cat": 7, "dog": 5}, seed=50 * len(split))
     elif kind == "list":
         (folder / "metadata.csv").write_text("\n".join(["file_name,label", *map(",".join, names), ""]))
     elif kind == "lines":
@@ -60,28 +61,28 @@ def made(kind: str, folder: Path, make) -> str:
         return "labels.jsonl"
     elif kind in ("parquet", "pattern"):
         name = "train-[0].parquet" if kind == "parquet" else "train-0.parquet"
-        make.table(folder, names=["cat", "dog", "owl"]).to_parquet(folder / name)
+        make_table(folder, names=["cat", "dog", "owl"]).to_parquet(folder / name)
         return name if kind == "parquet" else "*.parquet"
     else:
         files = sorted(folder.glob("*/*.png"))
         (folder / "shards").mkdir()
         samples = [{"png": path.read_bytes(), "cls": b"%d" % "cdo".index(path.parent.name[0])} for path in files]
-        make.tar(folder / "shards" / "train-0.tar", samples)
+        make_tar(folder / "shards" / "train-0.tar", samples)
         return "shards"
     return ""
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", ["folder", "splits", "list", "lines", "parquet", "pattern", "webdataset"])
-def test_they_are_those_of_a_disk(kind, streaming, folder, stored, make, look):
-    inside = made(kind, folder, make)
+def test_they_are_those_of_a_disk(kind, streaming, folder, stored):
+    inside = made(kind, folder)
     there = load_data(f"{stored(folder)}/{inside}".rstrip("/"), streaming=streaming)
     here = load_data(str(folder / inside), streaming=streaming)
     assert (there.name, there.label_names, there.notes) == (here.name, here.label_names, here.notes)
     assert (there.fingerprint, there.files) == (here.fingerprint, here.files)
     assert there.changed_files() == ""
     for split in here.splits:
-        assert look.contents(there, split) == look.contents(here, split) != set()
+        assert contents(there, split) == contents(here, split) != set()
 
 
 def test_what_changes_meanwhile_is_seen(folder, stored, store):
@@ -93,7 +94,7 @@ def test_what_changes_meanwhile_is_seen(folder, stored, store):
 
 
 def test_a_hub_repository_by_address(hub, xet_client, folder):
-    told = xet_client.run("data.store_jobs:load_uploaded", folder=str(folder))
+    told = xet_client.run("data.conftest:load_uploaded", folder=str(folder))
     assert told == load_data(str(folder)).fingerprint
 
 

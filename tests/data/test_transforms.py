@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from data.conftest import picture
 from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
@@ -34,9 +35,9 @@ def batch_of(images: list[Image.Image]) -> dict:
 
 
 @pytest.fixture
-def pictures(make):
+def pictures():
     sizes = [(12, 10), (24, 24), (60, 31), (24, 50)]
-    return [make.picture(index, size=size) for index, size in enumerate(sizes)]
+    return [picture(index, size=size) for index, size in enumerate(sizes)]
 
 
 # ---- evaluation

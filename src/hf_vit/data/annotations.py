@@ -35,7 +35,7 @@ class Annotation:
 
 
 def class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArray[np.uint8]":
-    """[H, W] class numbers, or `IGNORED`, of a mask as it was saved; of a palette the indices count.
+    """Return [H, W] class numbers, or `IGNORED`, of a mask as it was saved; of a palette the indices count.
 
     Args:
         mask: of mode "1", "L", "P" or of 16 or 32 bits.
@@ -75,7 +75,7 @@ def object_annotation(objects: Mapping[str, Sequence[Any]], masks: Sequence[byte
 
 
 def tight_box(mask: "NDArray[np.bool_]") -> list[float]:
-    """[x, y, width, height] px around what is true in a mask [H, W], where anything is."""
+    """Return [x, y, width, height] px around what is true in a mask [H, W], where anything is."""
     columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
     left, top = int(columns[0]), int(rows[0])
     return [float(left), float(top), float(columns[-1] + 1 - left), float(rows[-1] + 1 - top)]

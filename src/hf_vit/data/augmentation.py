@@ -30,13 +30,13 @@ _DRAWS = 6  # horizontal shift, vertical shift, angle, flip, zoom, shear
 
 
 def random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
-    """[B] one well-mixed 64-bit number for every image in this epoch of this seed."""
+    """Return [B] one well-mixed 64-bit number for every image in this epoch of this seed."""
     base = _stream(np.zeros(1, dtype=np.uint64), np.asarray([seed % 2**64], dtype=np.uint64))
     return _stream(_stream(base, np.asarray([epoch], dtype=np.uint64)), images)
 
 
 def uniforms(keys: "NDArray[np.uint64]", count: int) -> "NDArray[np.float64]":
-    """[B, count] numbers in [0, 1), independent of each other, the same for the same keys everywhere."""
+    """Return [B, count] numbers in [0, 1), independent of each other, the same for the same keys everywhere."""
     numbers = _stream(keys[:, None], np.arange(count, dtype=np.uint64)[None, :])
     return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -69,7 +69,7 @@ class Seeded:
     salt: int = 0
 
     def each(self, images: Iterable[torch.Tensor], keys: "NDArray[np.uint64]") -> list[torch.Tensor]:
-        """Every image transformed, by its key."""
+        """Return every image transformed, by its key."""
         varied: list[torch.Tensor] = []
         for image, key in zip(images, keys.tolist(), strict=True):
             with seeded(key ^ self.salt):
@@ -208,7 +208,7 @@ _LARGEST_SHIFT = 0.45
 
 
 def open_policy(policy: str, size: tuple[int, int] = (224, 224), fill: tuple[int, ...] = (128, 128, 128)) -> "_Policy":
-    """What varies uint8 images [3, H, W], each by its key; shears and turns are bilinear or bicubic by chance.
+    """Return what varies uint8 images [3, H, W], each by its key; shears and turns are bilinear or bicubic by chance.
 
     Args:
         policy: "rand-m9-mstd0.5-inc1" (arXiv 1909.13719: magnitude 9 of 10 with a standard deviation of 0.5, stronger

@@ -229,7 +229,7 @@ def transform_split(
     shuffle_buffer: int = 1000,
     seed: int = 0,
 ) -> TransformedImages | TransformedStream | AnnotatedImages:
-    """One split through a transform, as a `Trainer` takes it (with remove_unused_columns=False and a collator).
+    """Return one split through a transform, as a `Trainer` takes it (with remove_unused_columns=False and a collator).
 
     Args:
         data: from `load_data`.

@@ -131,7 +131,7 @@ def _only(table: "Dataset", column: str, name: str) -> "Dataset":
 
 
 def _stored(feature: Any) -> Any:
-    """A column's type, with pictures as the bytes of their files."""
+    """Return a column's type, with pictures as the bytes of their files."""
     from datasets import Image, List
 
     if isinstance(feature, Image):
@@ -157,11 +157,11 @@ def _row(objects: Any, fields: Mapping[str, tuple[str, Any]]) -> RawObjects | st
 
 
 def _mask_columns(features: "Features", name: str, named: NamedColumns) -> tuple[str, str]:
-    """The columns of images and of masks."""
+    """Return the columns of images and of masks."""
     from datasets import Image, Value
 
     def is_picture(feature: Any) -> bool:
-        """Whether a column holds files, as `datasets` or other programs write them."""
+        """Return whether a column holds files, as `datasets` or other programs write them."""
         if isinstance(feature, Value):
             return feature.dtype in ("binary", "large_binary")
         return isinstance(feature, Image) or (isinstance(feature, Mapping) and "bytes" in feature)
@@ -183,7 +183,7 @@ def _mask_columns(features: "Features", name: str, named: NamedColumns) -> tuple
 
 
 def _objects_column(features: "Features", name: str, named: NamedColumns) -> tuple[str, dict[str, tuple[str, Any]]]:
-    """The column of objects, and of each of their fields its name and type."""
+    """Return the column of objects, and of each of their fields its name and type."""
     column = named.label or _first(_OBJECTS, features, name, "--label-column")
     inside: Any = getattr(features[column], "feature", features[column])
     if isinstance(inside, list | tuple):
@@ -213,7 +213,7 @@ def _first(names: tuple[str, ...], features: "Features", name: str, option: str)
 
 
 def _read_mask_folder(source: DataSource) -> MaskTables:
-    """Tables of a folder of images and masks; nothing is decoded or copied, the rows name the files.
+    """Return tables of a folder of images and masks; nothing is decoded or copied, the rows name the files.
 
     A file objectInfo*.txt names ADE20K's classes, from 1 on, and 0 is not judged. Otherwise classes.txt has a name a
     line for the values from 0 on, or id2label.json {"0": name, ...}.

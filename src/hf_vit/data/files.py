@@ -17,12 +17,12 @@ Parts = tuple[str, ...]
 
 
 def is_image(name: str) -> bool:
-    """Whether a file's name is one of an image."""
+    """Return whether a file's name is one of an image."""
     return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
 
 
 def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]]:
-    """All files and folders below `root` (no deeper than `depth`) as name tuples, sorted.
+    """Return all files and folders below `root` (no deeper than `depth`) as name tuples, sorted.
 
     Hidden ones and __MACOSX are left out, links are followed; one that leads nowhere is a file that is not there.
     """
@@ -59,7 +59,7 @@ def refuse_name(path: str | os.PathLike[str]) -> None:
 
 
 def images_in(folder: Path) -> tuple[list[Path], list[str]]:
-    """The images directly inside of a folder, and a note on the other files there, if there are any."""
+    """Return the images directly inside of a folder, and a note on the other files there, if there are any."""
     names = [parts[-1] for parts in walk(folder, depth=1)[0]]
     others = [name for name in names if not is_image(name)]
     return [folder / name for name in names if is_image(name)], tell_ignored(
@@ -68,7 +68,7 @@ def images_in(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def tell_ignored(names: Sequence[str], folder: str) -> list[str]:
-    """A note on the files of a folder that are no images, with their kinds."""
+    """Return a note on the files of a folder that are no images, with their kinds."""
     files = "1 file" if len(names) == 1 else f"{len(names)} files"
     return [f"{files} in '{folder}' that are not images were ignored ({kinds_of(names)})"] if names else []
 
@@ -78,7 +78,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def kinds_of(names: Iterable[str], most: int = 3) -> str:
-    """What files there are, "2 .txt, 1 .db", the most frequent first."""
+    """Return what files there are, "2 .txt, 1 .db", the most frequent first."""
     kinds = Counter(PurePath(name).suffix.lower() or "no suffix" for name in names)
     return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(most))
 
@@ -87,29 +87,21 @@ class FileNames:
     """Finds files that are there in another Unicode form, or with blanks around their names."""
 
     def __init__(self) -> None:
-        # Folder -> how it is spelled if otherwise, and its contents by their names.
-        self._listed: dict[Path, tuple[Path | None, dict[str, str]]] = {}
+        self._listed: dict[Path, tuple[Path, dict[str, str]]] = {}
 
     def find(self, path: Path) -> Path:
         """Return the file that looks like this path, as a list or a file of annotations names it; else the path."""
         folder = path.parent
         if folder not in self._listed:
             self._listed[folder] = self._list(folder)
-        other, names = self._listed[folder]
+        place, names = self._listed[folder]
         name = names.get(path.name) or names.get(plain_name(path.name))
-        return path if name is None or (name == path.name and other is None) else (other or folder) / name
+        return path if name is None or (name == path.name and place == folder) else place / name
 
-    @staticmethod
-    def _list(folder: Path) -> tuple[Path | None, dict[str, str]]:
+    def _list(self, folder: Path) -> tuple[Path, dict[str, str]]:
+        """Return the folder as it is spelled on the disk, and its contents by their names."""
         is_there = Path.is_dir if in_store(folder) else os.path.isdir  # which has no error of a name that is too long
-
-        def names_in(place: Path) -> dict[str, str]:
-            names = [inside.name for inside in place.iterdir()]
-            return {plain_name(name): name for name in names} | {name: name for name in names}
-
         with saying_what(folder, "listed"):
-            place = next(above for above in (folder, *folder.parents) if is_there(above) or above == above.parent)
-            for part in folder.parts[len(place.parts) :]:
-                names = names_in(place)
-                place = place / (names.get(part) or names.get(plain_name(part), part))
-            return None if place == folder else place, names_in(place) if is_there(place) else {}
+            place = folder if is_there(folder) or folder == folder.parent else self.find(folder)
+            names = [inside.name for inside in place.iterdir()] if is_there(place) else []
+        return place, {plain_name(name): name for name in names} | {name: name for name in names}

@@ -40,7 +40,7 @@ def content_fingerprint(
 
 
 def borne(table: "Dataset", seen: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
-    """What every image bears: the names of its classes, or the hash of its mask or objects."""
+    """Return what every image bears: the names of its classes, or the hash of its mask or objects."""
     if "label" not in table.column_names:
         return [image.annotation.digest for image in seen if image.annotation is not None]
     labels: list[int] = list(table["label"])
@@ -70,7 +70,7 @@ class ChangedImageError(UserError):
 
 
 def short_digests(seen: Sequence[Seen]) -> "NDArray[np.uint64]":
-    """The first 8 bytes of every image's SHA-256, for `refuse_changed`."""
+    """Return the first 8 bytes of every image's SHA-256, for `refuse_changed`."""
     return np.array([int(image.digest[:16], 16) for image in seen], np.uint64)
 
 
@@ -87,7 +87,7 @@ def states_fingerprint(states: Mapping[str, str]) -> str:
 
 
 def tell_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Which files are missing, changed or new, as "train/a.parquet is missing, ..."; empty if none is."""
+    """Return which files are missing, changed or new, as "train/a.parquet is missing, ..."; empty if none is."""
     kinds = {
         "is missing": sorted(before.keys() - now.keys()),
         "has changed": sorted(name for name in before.keys() & now.keys() if before[name] != now[name]),
@@ -107,7 +107,7 @@ def digest_of(path: str | Path) -> str:
 def tell_copies(
     splits: "Mapping[str, Dataset]", seen: Mapping[str, Sequence[Seen]], label_names: Sequence[str]
 ) -> list[str]:
-    """Notes on equal files: how many there are, under several classes, in training and beside it."""
+    """Return notes on equal files: how many there are, under several classes, in training and beside it."""
     places: dict[str, list[tuple[str, str, str]]] = {}
     for split, images in seen.items():
         for image, names in zip(images, borne(splits[split], images, label_names), strict=True):

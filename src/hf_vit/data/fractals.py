@@ -81,7 +81,7 @@ class Fractals:
         return [f"fractal-{label:05d}" for label in range(self.classes)]
 
     def count(self, split: str) -> int:
-        """Images of a split; the classes take turns."""
+        """Return the number of images of a split; the classes take turns."""
         return self.classes * (self.images if split == "train" else HELD_OUT)
 
     @cached_property
@@ -105,7 +105,7 @@ class Fractals:
         return np.concatenate(parts)
 
     def rows(self, split: str, first: int, last: int, size: int) -> Iterator[tuple[Seen, int, bytes]]:
-        """What is known of every image from number `first` to before `last`, its class, and its file."""
+        """Yield what is known of every image from number `first` to before `last`, its class, and its file."""
         step = max(1, 256 * 32 * 32 // (size * size))
         for start in range(first, last, step):
             numbers = np.arange(start, min(last, start + step), dtype=np.int64)
@@ -116,7 +116,7 @@ class Fractals:
                 yield Seen(place, digest, size, size), label, netpbm(image.tobytes(), (size, size))
 
     def load(self, size: int) -> Builtin:
-        """All splits in memory, `size` px a side, unless they are too large for that."""
+        """Return all splits in memory, `size` px a side, unless they are too large for that."""
         remedy = "read them with --streaming, which makes them as they are needed, or ask for fewer"
         refuse_large(self.name, self.count("train"), size, remedy)
         rows = {split: list(self.rows(split, 0, self.count(split), size)) for split in SPLIT_NUMBERS}
@@ -128,7 +128,7 @@ class Fractals:
         return Builtin(splits, self.label_names, seen)
 
     def stream(self, split: str, size: int) -> "IterableDataset":
-        """A split as an undecoded stream whose images are made when they are asked for."""
+        """Return a split as an undecoded stream whose images are made when they are asked for."""
         from datasets import ClassLabel, Features, Image, IterableDataset
 
         features = Features({"image": Image(decode=False), "label": ClassLabel(names=self.label_names)})
@@ -140,7 +140,7 @@ class Fractals:
 
 
 def _stored_rows(fractals: Fractals, split: str, parts: list[tuple[int, int]], size: int) -> Iterator[dict[str, Any]]:
-    """Rows of a stream; `parts` are its shards, which loader workers and processes share."""
+    """Yield rows of a stream; `parts` are its shards, which loader workers and processes share."""
     for first, last in parts:
         for image, label, encoded in fractals.rows(split, first, last, size):
             yield {"image": {"bytes": encoded, "path": image.name}, "label": label}
@@ -189,7 +189,7 @@ def _system_of(drawn: Sequence[float]) -> "tuple[_Floats, NDArray[np.uint8]] | N
 def _render(
     maps: "_Floats", chosen: "NDArray[np.uint8]", keys: "NDArray[np.uint64]", size: int, jitter: float = 0.0
 ) -> "NDArray[np.uint8]":
-    """An image a system: maps [B, 8, 6], choices [B, 256], keys [B] -> [B, size, size, 3], 4 points a pixel."""
+    """Return an image a system: maps [B, 8, 6], choices [B, 256], keys [B] -> [B, size, size, 3], 4 points a pixel."""
     walkers = steps = 2 * size
     last = 7 + (_FIRST + steps) * walkers
     draws = uniforms(keys, last + 4)

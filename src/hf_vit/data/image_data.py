@@ -70,18 +70,18 @@ class ImageData(Displayed):
         return {"name": self.name, **images, "classes": classes, **skipped, "fingerprint": self.fingerprint}
 
     def changed_files(self) -> str:
-        """Which files are missing or changed since the data was loaded; see `tell_changes`."""
+        """Return which files are missing or changed since the data was loaded; see `tell_changes`."""
         if self.source is None:
             return ""
         return tell_changes(self.files, file_states(self.source, contents=bool(self.readers)))
 
     def num_examples(self, split: str) -> int | None:
-        """Number of images of a split; None for a stream that does not tell."""
+        """Return the number of images of a split; None for a stream that does not tell."""
         data = self.split(split)
         return len(cast("Dataset", data)) if hasattr(data, "__len__") else self.sizes.get(split)
 
     def split(self, name: str) -> "Dataset | IterableDataset":
-        """One split.
+        """Return one split.
 
         Raises:
             UserError: the data has no such split.
@@ -93,12 +93,12 @@ class ImageData(Displayed):
 
 
 def tables_of(data: ImageData) -> "dict[str, Dataset]":
-    """The splits of data that is no stream."""
+    """Return the splits of data that is no stream."""
     return cast("dict[str, Dataset]", data.splits)
 
 
 def as_streams(data: ImageData, readers: "dict[str, tuple[IterableDataset, StreamReader]]") -> ImageData:
-    """The same data, read as streams."""
+    """Return the same data, read as streams."""
     splits = {split: reader.over(stream) for split, (stream, reader) in readers.items()}
     return replace(data, splits=splits, readers=readers)
 
@@ -142,7 +142,7 @@ def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_
 
 
 def _with_rows(data: ImageData, rows: Mapping[str, list[int]], bad: list[str]) -> ImageData:
-    """The data with these rows of some splits, and all of the others; the same object where no image is bad."""
+    """Return the data with these rows of some splits, and all of the others; the same object where no image is bad."""
     if not bad:
         return data
     tables = tables_of(data).items()

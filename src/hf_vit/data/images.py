@@ -93,7 +93,7 @@ def decode_image(
 
 
 def _decoded(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) -> tuple[Image.Image, int]:
-    """The image, and its brightest pixel if it has 16 bits."""
+    """Return the image, and its brightest pixel if it has 16 bits."""
     with Image.open(file) as picture:
         drafted = None if draft_side is None else picture.draft(None, (draft_side, draft_side))
         if drafted is not None and drafted[1][2:] != picture.size:
@@ -163,7 +163,7 @@ class Seen:
     peak: int = 0
 
     def problem_below(self, min_size: tuple[int, int]) -> str | None:
-        """The problem, given that the image must have at least min_size (height, width) px."""
+        """Return the problem, given that the image must have at least min_size (height, width) px."""
         if self.problem is None and (self.height < min_size[0] or self.width < min_size[1]):
             return (
                 f"is {self.height}x{self.width} px, smaller than one patch of {min_size[0]}x{min_size[1]} px; "
@@ -221,7 +221,7 @@ def scan(table: "Dataset", split: str, annotate: Callable[[int, Seen], Seen] | N
 def keep_good(
     scans: Mapping[str, Sequence[Seen]], min_size: tuple[int, int], skip_bad_images: bool
 ) -> tuple[dict[str, list[int]], list[str]]:
-    """Rows of the good images of every split, and the names of the bad ones.
+    """Return the rows of the good images of every split, and the names of the bad ones.
 
     Raises:
         UserError: there is a bad image and skip_bad_images is False; or no good image is left in a split.
@@ -246,15 +246,15 @@ def keep_good(
 
 
 def describe(name: str, problem: str) -> str:
-    """One image and its problem, as an error begins."""
+    """Return one image and its problem, as an error begins."""
     return f"image '{name}' {problem}" if problem.startswith(("is ", "has ")) else f"image '{name}': {problem}"
 
 
 def raise_bad(seen: Seen, problem: str) -> NoReturn:
-    """The error of a bad image that is met later, in the same words as before training."""
+    """Raise the error of a bad image that is met later, in the same words as before training."""
     raise UserError(f"{describe(seen.name, problem)}; {_REMEDY}")
 
 
 def short_name(name: str) -> str:
-    """The last two parts of an image's path: enough to recognise it, nothing of the machine."""
+    """Return the last two parts of an image's path: enough to recognise it, nothing of the machine."""
     return "/".join(PurePath(name).parts[-2:])

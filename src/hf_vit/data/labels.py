@@ -80,7 +80,7 @@ class LabelMap:
         return cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})
 
     def number(self, raw: Any, place: str) -> Any:
-        """The class number of one raw label; of a list of them the numbers, ascending."""
+        """Return the class number of one raw label; of a list of them the numbers, ascending."""
         if isinstance(raw, list):
             return sorted({self.number(each, place) for each in raw})  # pyright: ignore[reportUnknownVariableType]
         number = self.numbers.get(raw)
@@ -95,7 +95,7 @@ class LabelMap:
 
 
 def is_multi_label(labels: Sequence[Any]) -> bool:
-    """Whether images have several classes, or none: a list each."""
+    """Return whether images have several classes, or none: a list each."""
     return any(isinstance(label, list) for label in labels)
 
 
@@ -104,12 +104,12 @@ def _flat(labels: Sequence[Any]) -> list[Any]:
 
 
 def classes_of(label: "int | Sequence[int]") -> list[int]:
-    """The classes of one image: its label, or those of the list that is its label."""
+    """Return the classes of one image: its label, or those of the list that is its label."""
     return [label] if isinstance(label, int) else list(label)
 
 
 def is_unlabelled(raw_labels: Sequence[Any]) -> bool:
-    """Whether a split hides its labels, as published test splits do: all of them -1 or missing."""
+    """Return whether a split hides its labels, as published test splits do: all of them -1 or missing."""
     return all(label in (None, -1, "-1") for label in raw_labels)
 
 

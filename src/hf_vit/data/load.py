@@ -303,7 +303,7 @@ def _cut(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
 
 
 def _shuffled_streams(data: ImageData, skip_bad_images: bool) -> ImageData:
-    """The same data as streams; shuffled once, as the tables are sorted by class."""
+    """Return the same data as streams; shuffled once, as the tables are sorted by class."""
     import datasets
 
     data.sizes = {split: len(table) for split, table in tables_of(data).items()}

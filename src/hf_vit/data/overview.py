@@ -91,7 +91,7 @@ def _amounts(data: ImageData, split: str) -> Counter[int]:
 
 
 def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Image:
-    """A row a class (of the first 40) with its first images, as the model will see them, and its name.
+    """Return a row a class (of the first 40) with its first images, as the model will see them, and its name.
 
     Of data with masks or objects the first images in pairs, as they are and with what they bear drawn over them.
 
@@ -140,7 +140,7 @@ def _annotated_sheet(data: ImageData, columns: int, side: int) -> Image.Image:
 
 
 def _pair(data: ImageData, row: dict[str, Any], side: int) -> tuple[Image.Image, Image.Image]:
-    """An image, and the same with its mask or objects, in a square of `side` px less a margin."""
+    """Return an image, and the same with its mask or objects, in a square of `side` px less a margin."""
     image = to_rgb(row["image"])
     scale = (side - 4) / max(image.size)
     width, height = (max(1, round(scale * length)) for length in image.size)
@@ -161,7 +161,7 @@ def _pair(data: ImageData, row: dict[str, Any], side: int) -> tuple[Image.Image,
 
 
 def _palette(count: int) -> list[Any]:
-    """A color for each of so many classes, those of neighbouring numbers far apart."""
+    """Return a color for each of so many classes, those of neighbouring numbers far apart."""
     hues = [colorsys.hsv_to_rgb(number * _GOLDEN % 1.0, 0.85, 1.0) for number in range(count)]
     return [(round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in hues]
 

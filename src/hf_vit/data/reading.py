@@ -341,7 +341,7 @@ def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, 
 
 
 def _csv_rows(place: Path) -> Iterator[dict[str, Any]]:
-    """Every row of a CSV file by its columns, as text."""
+    """Yield every row of a CSV file by its columns, as text."""
     with place.open(encoding="utf-8-sig", newline="") as file:
         first = next((line for line in file if line.strip()), "")
         delimiter = max("\t;,", key=first.count)
@@ -357,7 +357,7 @@ def _csv_rows(place: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_rows(place: Path) -> Iterator[dict[str, Any]]:
-    """Every object of a file of lines of JSON, with numbers and truth values as text."""
+    """Yield every object of a file of lines of JSON, with numbers and truth values as text."""
     with place.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(filter(str.strip, file), start=1):
             try:
@@ -425,14 +425,14 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
 
 
 def hub_commit(repo: str) -> str | None:
-    """The commit of a Hub data set that loading now gives; raises what huggingface_hub raises."""
+    """Return the commit of a Hub data set that loading now gives; raises what huggingface_hub raises."""
     from huggingface_hub import HfApi
 
     return HfApi().dataset_info(repo, timeout=10).sha
 
 
 def _is_cached(repo: str) -> bool:
-    """Whether `datasets` has built this data set before, and so can load it without the Hub."""
+    """Return whether `datasets` has built this data set before, and so can load it without the Hub."""
     from datasets import config
     from datasets.naming import camelcase_to_snakecase
 
@@ -441,7 +441,7 @@ def _is_cached(repo: str) -> bool:
 
 
 def _declared(repo: str, commit: str) -> Iterator[str]:
-    """Every pattern of files in the data set's own description: its card, or the file in its stead."""
+    """Yield every pattern of files in the data set's own description: its card, or the file in its stead."""
     import yaml
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError

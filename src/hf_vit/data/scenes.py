@@ -102,7 +102,7 @@ class Scenes:
         return self.images if split == "train" else HELD_OUT
 
     def render(self, split: str, number: int, size: int) -> Scene:
-        """The scene with this number, `size` px a side; the same however many there are, and at any size."""
+        """Return the scene with this number, `size` px a side; the same however many there are, and at any size."""
         key = random_keys(self.seed, SPLIT_NUMBERS[split], np.asarray([number], dtype=np.uint64))
         draws = uniforms(key, _GROUND_DRAWS + _TRIES[self.clutter] * _DRAWS)[0].tolist()
         image = _ground(split, draws[:_GROUND_DRAWS], size)
@@ -194,7 +194,7 @@ def _turned(x: "_Floats", y: "_Floats", turn: float) -> "tuple[_Floats, _Floats]
 
 
 def _shape(name: str, drawn: list[float], size: int, clutter: int) -> "tuple[NDArray[np.bool_], _Floats, _Floats]":
-    """Which pixels a shape covers [H, W], and every pixel's place across and down in it (1 is its radius)."""
+    """Return which pixels a shape covers [H, W], and every pixel's place across and down in it (1 is its radius)."""
     x, y = _grid(size)
     smallest, largest = _RADII[clutter]
     radius = smallest + (largest - smallest) * drawn[1]
@@ -216,7 +216,7 @@ def _shape(name: str, drawn: list[float], size: int, clutter: int) -> "tuple[NDA
 
 
 def _fill(drawn: list[float], across: "_Floats", down: "_Floats", clutter: int) -> "NDArray[np.uint8]":
-    """[H, W, 3]: one colour, or, with clutter, two in stripes or checks."""
+    """Return [H, W, 3]: one colour, or, with clutter, two in stripes or checks."""
     kind, period = int(drawn[5] * 4) * clutter, 0.3 + 0.5 * drawn[6]
     first, second = (np.asarray([int(256 * value) for value in drawn[start : start + 3]]) for start in (7, 10))
     stripes = np.floor(across / period).astype(np.int64)
@@ -226,7 +226,7 @@ def _fill(drawn: list[float], across: "_Floats", down: "_Floats", clutter: int) 
 
 
 def _ground(split: str, drawn: list[float], size: int) -> "NDArray[np.uint8]":
-    """[H, W, 3]: in seven of ten scenes a crop of a photograph, else a clouded or striped texture."""
+    """Return [H, W, 3]: in seven of ten scenes a crop of a photograph, else a clouded or striped texture."""
     if drawn[1] < 0.7:
         tiles = _tiles(split)
         tile = tiles[int(drawn[2] * len(tiles))]

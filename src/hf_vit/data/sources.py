@@ -61,7 +61,7 @@ class DataSource:
         return self.kind != "hub" and not any(in_store(path) for _, path in self.named_files())
 
     def named_files(self) -> Iterator[tuple[str, Path]]:
-        """Every file with its name for people: split/file, or split/class/file of a folder."""
+        """Yield every file with its name for people: split/file, or split/class/file of a folder."""
         for split, paths in self.files.items():
             for path in paths:
                 yield f"{split}/{path.name}", path
@@ -131,7 +131,7 @@ def _from_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
 
 
 def _by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
-    """Splits told by file or folder names: train-00000-of-00002.parquet, val/0.tar. Without a word: train."""
+    """Return splits told by file or folder names: train-00000-of-00002.parquet, val/0.tar. Without a word: train."""
     splits: dict[str, list[Path]] = {}
     for path, parts in files:
         named = [name for name in map(split_name, re.split(r"[^A-Za-z]+", "/".join(parts))) if name]
@@ -140,7 +140,7 @@ def _by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
 
 
 def _dense_folder(root: Path, name: str) -> DataSource | None:
-    """A folder that is laid out as ADE20K or COCO, by its files alone; None if it is neither."""
+    """Return a folder that is laid out as ADE20K or COCO, by its files alone; None if it is neither."""
     places = [*root.glob("*.json"), *root.glob("annotations/*.json"), *root.glob("*/_annotations.coco.json")]
     listed = sorted(path for path in places if path.is_file() and not _OTHER_JSON.search(path.name) and _is_coco(path))
     if listed:
@@ -167,7 +167,7 @@ def _images_by_split(folder: Path) -> dict[str, list[Path]]:
 
 
 def _coco(root: Path, name: str, listed: Sequence[Path]) -> DataSource:
-    """Files of annotations by their splits, which their names tell, or the folders that they are in."""
+    """Return files of annotations by their splits, which their names tell, or the folders that they are in."""
     files = _by_split((path, path.relative_to(root).parts) for path in listed)
     for split, paths in files.items():
         if len(paths) > 1:
@@ -206,7 +206,7 @@ def unlabelled_files(root: Path) -> list[Path]:
 
 
 def _folder(root: Path, source: str, name: str) -> DataSource:
-    """A folder of tables, of a list, or of class folders with or without folders of splits above them."""
+    """Return a folder of tables, of a list, or of class folders with or without folders of splits above them."""
     files, folders = walk(root)
     for kind, suffixes in _FILES.items():
         chosen = [parts for parts in files if parts[-1].lower().endswith(suffixes)]

@@ -31,7 +31,7 @@ _SYNONYMS = {
 
 
 def split_name(text: str) -> str | None:
-    """The split that a folder's or a Hub split's name means ("Val" is "validation"), or None."""
+    """Return the split that a folder's or a Hub split's name means ("Val" is "validation"), or None."""
     return _SYNONYMS.get(text.strip().lower())
 
 
@@ -74,12 +74,12 @@ def _proportional(weights: Sequence[int], total: int, room: Sequence[int]) -> li
 
 
 def missing_splits(present: Sequence[str]) -> list[str]:
-    """The splits that have to be cut from "train"; none when there is no "train" to cut from."""
+    """Return the splits that have to be cut from "train"; none when there is no "train" to cut from."""
     return [name for name in SPLITS if name not in present] if "train" in present else []
 
 
 def part_of(digest: str, missing: Sequence[str], *, seed: int) -> str:
-    """The split that an image falls to by its content: of each missing one 10% of all images, in expectation.
+    """Return the split that an image falls to by its content: of each missing one 10% of all images, in expectation.
 
     Needs no knowledge of the other images, and gives the same answer in every worker and on every machine. `digest` is
     the SHA-256 of its file; another seed gives another cut.
@@ -101,7 +101,7 @@ def cut_rows(
     *,
     seed: int,
 ) -> "tuple[dict[str, NDArray[np.int64]], list[str]]":
-    """Rows of "train" and of every missing split, by content (`part_of`); and notes on where that could not be.
+    """Return the rows of "train" and of every missing split, by content (`part_of`), and notes where that cannot be.
 
     Images of equal content stay together. Where a class would have no training image, one goes there; where a split
     would have no image at all, every class gives one that it can spare.

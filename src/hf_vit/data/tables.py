@@ -177,7 +177,7 @@ class ObjectTables(ImageTables):
 
 
 def tell_unseen(train: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
-    """A note on the classes that no training image has, if there are any."""
+    """Return a note on the classes that no training image has, if there are any."""
     learnt = _numbers(train)
     unseen = [name for number, name in enumerate(label_names) if number not in learnt]
     many = f"{len(unseen)} of {len(label_names)} classes ({first_of(unseen)})"
@@ -185,7 +185,7 @@ def tell_unseen(train: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
 
 
 def _numbers(seen: Sequence[Seen]) -> set[int]:
-    """The classes that some images have."""
+    """Return the classes that some images have."""
     return {number for image in seen if image.annotation for number in image.annotation.amounts}
 
 

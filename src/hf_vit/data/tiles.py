@@ -58,7 +58,7 @@ class Tiles:
         return [(left, top, left + width, top + height) for top in self._starts(0) for left in self._starts(1)]
 
     def crops(self, image: Any) -> Iterator[Image.Image]:
-        """The tiles as pictures, one at a time.
+        """Yield the tiles as pictures, one at a time.
 
         Args:
             image: a Pillow image, or an array [H, W, 3] or [H, W] of uint8 of which parts can be had
@@ -71,14 +71,14 @@ class Tiles:
                 yield Image.fromarray(np.asarray(image[top:bottom, left:right]))
 
     def weights(self) -> Iterator[torch.Tensor]:
-        """[h, w] float32 of every tile, less at its inner edges; at every pixel of the image they sum to one."""
+        """Yield [h, w] float32 of every tile, less at its inner edges; at every pixel of the image they sum to one."""
         rows, columns = self._shares(0), self._shares(1)
         for row in rows:
             for column in columns:
                 yield torch.from_numpy(np.outer(row, column).astype(np.float32))
 
     def join_maps(self, maps: Iterable[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-        """One map of all tiles' maps, the mean of those that overlap.
+        """Return one map of all tiles' maps, the mean of those that overlap.
 
         Args:
             maps: [K, h, w] of every tile, in the order of `boxes`, such as logits or probabilities of K classes.
@@ -95,7 +95,7 @@ class Tiles:
         return out
 
     def join_classes(self, maps: Iterable[torch.Tensor]) -> torch.Tensor:
-        """One class map of all tiles': where they overlap, that of the tile in which the pixel lies the deepest.
+        """Return one class map of all tiles': where they overlap, that of the tile in which the pixel lies the deepest.
 
         Args:
             maps: [h, w] of every tile, in the order of `boxes`, the class of every pixel.
@@ -114,7 +114,7 @@ class Tiles:
     def join_boxes(
         self, found: Sequence[Mapping[str, torch.Tensor]], iou_threshold: float = 0.5
     ) -> dict[str, torch.Tensor]:
-        """One list of the boxes of all tiles, by torchvision's `batched_nms`.
+        """Return one list of the boxes of all tiles, by torchvision's `batched_nms`.
 
         A box at an inner edge of its tile may be a part of an object: it goes where another box of its class has most
         of it.
@@ -176,7 +176,7 @@ class Tiles:
 
 
 def _is_part(boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Which of n boxes [n, 4] lie for the most part in a larger one of their class."""
+    """Return which of n boxes [n, 4] lie for the most part in a larger one of their class."""
     from torchvision.ops import box_area
 
     low = torch.maximum(boxes[:, None, :2], boxes[None, :, :2])

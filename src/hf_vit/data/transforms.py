@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def make_processor(config: "PreTrainedConfig", **kwargs: Any) -> "ViTImageProcessor":
-    """The image processor that is saved beside a model: resize to the model's size, then scale to [-1, 1].
+    """Return the image processor that is saved beside a model: resize to the model's size, then scale to [-1, 1].
 
     Args:
         config: a model's configuration with `image_size` (px, int or (h, w)) and `num_channels`.
@@ -94,11 +94,11 @@ class EvalTransform(_Unvaried):
         self._direct = _direct(processor)
 
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        """[3, H, W] float32 for every image: all there is to do, once and for all."""
+        """Return [3, H, W] float32 for every image: all there is to do, once and for all."""
         return list(self.batch(images))
 
     def batch(self, images: Sequence[Any]) -> torch.Tensor:
-        """The same in one tensor, [B, 3, H, W]."""
+        """Return the same in one tensor, [B, 3, H, W]."""
         rgb = each_in_threads(decode_image, images)
         if self._direct is None:
             try:
@@ -154,7 +154,7 @@ class TrainTransform(_Varied):
         self._factor, self._offset = scaling(processor)
 
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        """The part without chance: uint8 [3, H, W], of the model's size unless a crop is still to come."""
+        """Return the part without chance: uint8 [3, H, W], of the model's size unless a crop is still to come."""
         rgb = each_in_threads(decode_image, images)
         if self.augmentation.random_crop is not None:
             rgb = [_covering(image, self.processor) for image in rgb]
@@ -180,7 +180,7 @@ class TrainTransform(_Varied):
 
 
 def eval_transform(processor: "BaseImageProcessor") -> EvalTransform:
-    """Images as the saved processor makes them; for `Dataset.with_transform`."""
+    """Return images as the saved processor makes them; for `Dataset.with_transform`."""
     return EvalTransform(processor)
 
 
@@ -194,7 +194,7 @@ def train_transform(
 def image_transforms(
     processor: "BaseImageProcessor", augmentation: AugmentationConfig | None = None, seed: int = 0
 ) -> tuple[TrainTransform, EvalTransform]:
-    """Both transforms of a model: (training, evaluation)."""
+    """Return both transforms of a model: (training, evaluation)."""
     return TrainTransform(processor, augmentation, seed), EvalTransform(processor)
 
 
@@ -208,7 +208,7 @@ def input_size(processor: Any) -> tuple[int, int]:
 
 
 def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    """What a processor of transformers makes of x in 0..255, (x * factor - mean) / std: factor, mean and std."""
+    """Return what a processor of transformers makes of x in 0..255, (x * factor - mean) / std: factor, mean and std."""
     factor = processor.rescale_factor if getattr(processor, "do_rescale", True) else 1.0
     normalises = getattr(processor, "do_normalize", True)
     mean, std = (processor.image_mean, processor.image_std) if normalises else (0.0, 1.0)
@@ -222,7 +222,7 @@ def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, 
 
 
 def mean_color(processor: Any) -> tuple[int, ...]:
-    """The color 0..255 that becomes 0, with which augmentation fills what it uncovers."""
+    """Return the color 0..255 that becomes 0, with which augmentation fills what it uncovers."""
     factor, mean, _ = pixel_scale(processor)
     return tuple(min(255, max(0, round(value / factor))) for value in mean)
 
@@ -235,7 +235,7 @@ def scaling(processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _covering(image: Image.Image, processor: Any) -> Image.Image:
-    """The image in the smallest size of its own ratio that covers the model's."""
+    """Return the image in the smallest size of its own ratio that covers the model's."""
     height, width = input_size(processor)
     scale = max(height / image.height, width / image.width)
     size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
@@ -298,7 +298,7 @@ _OF_TORCHVISION = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)  # of ot
 
 
 def _content_key(image: torch.Tensor) -> int:
-    """A number that tells images apart: a checksum of about 32x32 of the pixels of [3, H, W]."""
+    """Return a number that tells images apart: a checksum of about 32x32 of the pixels of [3, H, W]."""
     rows, columns = (max(1, side // 32) for side in image.shape[1:])
     return zlib.crc32(image[:, ::rows, ::columns].contiguous().numpy().tobytes())
 
@@ -371,7 +371,7 @@ class DenseTrainTransform(_Varied):
         self._factor, self._offset = scaling(processor)
 
     def prepare(self, rows: Mapping[str, Sequence[Any]]) -> list[Example]:
-        """The part without chance: everything decoded, in its own size."""
+        """Return the part without chance: everything decoded, in its own size."""
         from torchvision.tv_tensors import Image as Pixels
         from torchvision.tv_tensors import Mask
 
@@ -411,7 +411,7 @@ class DenseTrainTransform(_Varied):
 def dense_transforms(
     processor: "BaseImageProcessor", target: Target, augmentation: AugmentationConfig | None = None, seed: int = 0
 ) -> tuple[DenseTrainTransform, DenseEvalTransform]:
-    """Both transforms of a model for segmentation ("mask") or detection ("objects"): (training, evaluation)."""
+    """Return both transforms of a model for segmentation ("mask") or detection ("objects"): (training, evaluation)."""
     return DenseTrainTransform(processor, target, augmentation, seed), DenseEvalTransform(processor, target)
 
 
@@ -474,7 +474,7 @@ def _per_object(example: Example) -> tuple[torch.Tensor, ...]:
 
 
 def _tensors(size: tuple[int, int], objects: Mapping[str, Sequence[Any]], with_crowds: bool = True) -> Example:
-    """The objects of an image of (width, height) px, in its own size."""
+    """Return the objects of an image of (width, height) px, in its own size."""
     from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat, Mask
 
     rows = [row for row, is_crowd in enumerate(objects["iscrowd"]) if with_crowds or not is_crowd]
@@ -500,7 +500,7 @@ def _tensors(size: tuple[int, int], objects: Mapping[str, Sequence[Any]], with_c
 
 
 def _scaled(size: tuple[int, int], objects: Mapping[str, Sequence[Any]], target: tuple[int, int]) -> Example:
-    """The objects of an image of (width, height) px, for the image resized to `target`."""
+    """Return the objects of an image of (width, height) px, for the image resized to `target`."""
     tensors = _tensors(size, objects)
     across, down = target[0] / size[0], target[1] / size[1]
     boxes = tensors["boxes"].as_subclass(torch.Tensor) * torch.tensor([across, down, across, down])

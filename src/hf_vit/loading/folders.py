@@ -28,7 +28,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step a checkpoint folder is named after; -1 for other folders."""
+    """Return the optimizer step a checkpoint folder is named after; -1 for other folders."""
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     return int(match[1]) if match else -1
 
@@ -79,7 +79,7 @@ def load_transformers(
 
 
 def load_weights(source: Source, auto_class: Any, head: str) -> Any:
-    """A model by an Auto class ("AutoModel" and `head`) with all its weights."""
+    """Return a model by an Auto class ("AutoModel" and `head`) with all its weights."""
     name = source.name
     try:
         model, report = auto_class.from_pretrained(source.path, output_loading_info=True, trust_remote_code=False)
@@ -103,7 +103,7 @@ def load_weights(source: Source, auto_class: Any, head: str) -> Any:
 
 
 def _load_processor(source: Source) -> "BaseImageProcessor":
-    """The image processor, which an image has been tried on."""
+    """Return the image processor, which an image has been tried on."""
     from PIL import Image
     from transformers import AutoImageProcessor
 
@@ -153,7 +153,7 @@ class ImageGPTFeatures(nn.Module):
         self.register_buffer("clusters", torch.as_tensor(clusters, dtype=torch.float32))
 
     def forward_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """[B, H*W, D] of pixels [B, 3, H, W]."""
+        """Return [B, H*W, D] of pixels [B, 3, H, W]."""
         from transformers.models.imagegpt.image_processing_imagegpt import color_quantize_torch
 
         pixels = pixel_values.float().permute(0, 2, 3, 1).reshape(-1, 3)
@@ -161,16 +161,16 @@ class ImageGPTFeatures(nn.Module):
         return self.body(input_ids=tokens, use_cache=False).last_hidden_state
 
     def forward_head(self, hidden_states: torch.Tensor, pre_logits: bool = True) -> torch.Tensor:
-        """[B, D]: the mean over the tokens; the names of these two methods are timm's."""
+        """Return [B, D]: the mean over the tokens; the names of these two methods are timm's."""
         return hidden_states.mean(dim=1)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Features [B, D]: there is no head."""
+        """Return features [B, D]: there is no head."""
         return self.forward_head(self.forward_features(pixel_values))
 
 
 def image_gpt_features(model: Any, processor: Any) -> "tuple[nn.Module, Callable[[Sequence[Image]], torch.Tensor]]":
-    """Features that take pixels, in place of a model that takes color tokens, and what makes these pixels."""
+    """Return features that take pixels, in place of a model that takes color tokens, and what makes these pixels."""
 
     def prepare(images: "Sequence[Image]") -> torch.Tensor:
         return processor(images=list(images), do_color_quantize=False, return_tensors="pt")["pixel_values"]

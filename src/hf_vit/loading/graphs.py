@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def graph_file(source: str) -> tuple[Runtime, Path] | None:
-    """The graph that a file or an exported folder stands for, and what runs it; None for anything else."""
+    """Return the graph that a file or an exported folder stands for, and what runs it; None for anything else."""
     path = Path(source).expanduser()
     for runtime in RUNTIMES.values():
         if path.suffix == Path(runtime.file).suffix and path.is_file():
@@ -82,11 +82,11 @@ class GraphForImageClassification(nn.Module):
         self.register_buffer("sha256", torch.frombuffer(bytearray(digest), dtype=torch.uint8))
 
     def forward(self, pixel_values: torch.Tensor) -> ImageClassifierOutput:
-        """Logits of images [B, C, H, W]."""
+        """Return the logits of images [B, C, H, W]."""
         return ImageClassifierOutput(logits=self._run(pixel_values)["logits"])  # pyright: ignore[reportArgumentType]
 
     def forward_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """[B, D]: what the head sees; as `forward`."""
+        """Return [B, D]: what the head sees; as `forward`."""
         outputs = self._run(pixel_values)
         if "features" not in outputs:
             raise UserError("the graph was exported without features; export the model again")
@@ -135,7 +135,7 @@ def canvas(images: "Sequence[Image]") -> torch.Tensor:
 
 
 def _image_of(filled: torch.Tensor) -> torch.Tensor:
-    """[3, H, W] of a canvas -> its image, uint8 [H, W, 3]."""
+    """Return [3, H, W] of a canvas -> its image, uint8 [H, W, 3]."""
     there = filled[0].isfinite()
     image = filled[:, : int(there[:, 0].sum()), : int(there[0].sum())]
     return image.to(torch.uint8).permute(1, 2, 0).contiguous()

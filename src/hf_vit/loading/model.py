@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def label_names_of(model: "nn.Module") -> list[str]:
-    """The names of a classifier's classes as its config tells them (`id2label`), in the order of its logits."""
+    """Return the names of a classifier's classes as its config tells them (`id2label`), in the order of its logits."""
     names: dict[int, str] = getattr(model.config, "id2label", None) or {}
     return [str(names[index]) for index in sorted(names)]
 
@@ -62,7 +62,7 @@ def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, those that occur twice followed by their index: ImageNet has two classes "crane"."""
+    """Return the names, those that occur twice followed by their index: ImageNet has two classes "crane"."""
     counts = Counter(names)
     return [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names)]
 
@@ -158,7 +158,7 @@ class LoadedModel:
         return next(self.model.parameters()).dtype
 
     def pixel_values(self, images: "Sequence[Image]") -> torch.Tensor:
-        """[B, C, H, W] on the model's device, in the dtype of its weights."""
+        """Return [B, C, H, W] on the model's device, in the dtype of its weights."""
         return self.prepare(images).to(self.device, self.dtype)
 
     @property
@@ -275,7 +275,7 @@ def _library_of(source: Source) -> tuple[Literal["timm", "transformers"] | None,
 
 
 def _name_of(source: Source) -> str:
-    """The base name of a folder or file, so that results do not record local paths; other sources as given."""
+    """Return the base name of a folder or file, so that results do not record local paths; other sources as given."""
     prefix = TIMM if source.name.startswith(TIMM) else ""
     if source.path is not None and not source.is_on_hub:
         return prefix + source.path.resolve().name
@@ -298,7 +298,7 @@ def _wrap(
 
 
 def _state_of(folder: Path) -> frozenset[tuple[object, ...]]:
-    """Which files a model's configuration and weights are; none where there is no such folder."""
+    """Return which files a model's configuration and weights are; none where there is no such folder."""
     files = [path for path in folder.glob("*") if path.name == CONFIG or path.suffix in (".safetensors", ".bin")]
     stats = [(path.name, path.stat()) for path in files]
     return frozenset((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)

@@ -66,15 +66,15 @@ def optimized_copy(subject: LoadedModel, num_images: int | None) -> tuple[Loaded
 
 
 def engine_title(engine: str) -> str:
-    """Name and version, for people and facts."""
+    """Return name and version, for people and facts."""
     return f"{engine} {RUNTIMES[engine].version() if engine in RUNTIMES else versions()[engine]}"
 
 
 def engine_fact(engine: str | None) -> dict[str, str]:
-    """What a record keeps of it: nothing of a model as it was loaded."""
+    """Return what a record keeps of it: nothing of a model as it was loaded."""
     return {} if engine is None else {"engine": engine_title(engine)}
 
 
 def engine_note(engine: str) -> str:
-    """What a command says of it."""
+    """Return what a command says of it."""
     return f"optimized for inference, computed by {engine_title(engine)} (as loaded: --no-optimize)"

@@ -29,7 +29,7 @@ LAYER_NAMES = (
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules whose outputs stand for a model's layers, by name, in the order they are defined."""
+    """Return the modules whose outputs stand for a model's layers, by name, in the order they are defined."""
     modules = {name: module for name, module in model.named_modules() if name}
     for pattern in LAYER_NAMES:
         found = {name: module for name, module in modules.items() if re.fullmatch(pattern, name)}
@@ -58,7 +58,7 @@ def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None])
 
 
 def layer_tensor(output: object) -> torch.Tensor | None:
-    """The tensor of a module's output: itself, the first of a tuple, the hidden states of an embedding."""
+    """Return the tensor of a module's output: itself, the first of a tuple, the hidden states of an embedding."""
     if isinstance(output, tuple | list) and output:
         output = output[0]
     output = getattr(output, "hidden_states", output)
@@ -74,7 +74,7 @@ def called(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Any:
 
 
 def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
-    """[B, D]: what the classification head sees; of a model without a head its pooled output.
+    """Return [B, D]: what the classification head sees; of a model without a head its pooled output.
 
     A model without a pooled output gives its class token, without one the mean of its patches.
     """
@@ -110,7 +110,7 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
 
 
 def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """[B, D] after every layer (see `layers_of`), in the order they run, and last the `pre_logits`.
+    """Return [B, D] after every layer (see `layers_of`), in the order they run, and last the `pre_logits`.
 
     A layer that runs several times (shared weights) has an entry a run, the later ones numbered: "layers.0 (2)".
     """
@@ -154,7 +154,7 @@ def pool(model: nn.Module, features: torch.Tensor, num_patches: int | None = Non
 
 
 def class_token(model: nn.Module) -> int | None:
-    """Index of the class token among the tokens; None for a model without one."""
+    """Return the index of the class token among the tokens; None for a model without one."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "has_class_token"):
         return class_token_index(config) if config.has_class_token else None
@@ -162,7 +162,7 @@ def class_token(model: nn.Module) -> int | None:
 
 
 def is_channels_last(model: nn.Module) -> bool:
-    """Whether the feature maps of a model are [B, H, W, C]."""
+    """Return whether the feature maps of a model are [B, H, W, C]."""
     if getattr(getattr(model, "config", None), "model_type", None) == "hf_axial_resnet":
         return True
     return str(getattr(model, "output_fmt", "NCHW")).endswith("NHWC")
@@ -177,7 +177,7 @@ TASKS: dict[str, DenseTask] = {
 
 
 def dense_task_of(model: nn.Module) -> DenseTask | None:
-    """What a model of transformers or of this package predicts for the places of an image; None: nothing."""
+    """Return what a model of transformers or of this package predicts for the places of an image; None: nothing."""
     name = type(model).__name__
     return next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
 
@@ -203,7 +203,7 @@ def detect(
     sizes: Sequence[tuple[int, int]],
     threshold: float = 0.0,
 ) -> list[dict[str, torch.Tensor]]:
-    """The objects of each image of `sizes` (height, width) px, by the processor's own rule, or torchvision's.
+    """Return the objects of each image of `sizes` (height, width) px, by the processor's own rule, or torchvision's.
 
     Scores must exceed `threshold`; Mask R-CNN has one of its own besides.
 

@@ -44,13 +44,13 @@ class PixelScale:
 
     @classmethod
     def of_processor(cls, processor: Any) -> Self:
-        """What an image processor of transformers says of itself."""
+        """Return what an image processor of transformers says of itself."""
         factor, mean, std = pixel_scale(processor)
         return cls(mean, std, 255 * factor)
 
     @classmethod
     def of(cls, subject: LoadedModel) -> Self:
-        """What any library does to pixels, measured by preparing a black, a white and a coloured image.
+        """Return what any library does to pixels, measured by preparing a black, a white and a coloured image.
 
         Raises:
             UserError: what is done to a pixel is no scaling.
@@ -83,7 +83,7 @@ class PixelScale:
         return (pixels * self.factor - mean) / std
 
     def pixels(self, values: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] as the model is fed -> pixels in 0..1, but for rounding."""
+        """Return [B, C, H, W] as the model is fed -> pixels in 0..1, but for rounding."""
         mean, std = self._constants(values)
         return (values * std + mean) / self.factor
 
@@ -98,7 +98,7 @@ def image_generator(pixels: torch.Tensor, *keys: int) -> np.random.Generator:
 
 
 def seen_part(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Images [B, C, H, W] without what makes no whole patch, of which our ViTs see nothing.
+    """Return images [B, C, H, W] without what makes no whole patch, of which our ViTs see nothing.
 
     A stem looks beyond the patches, and what other libraries do with such images is theirs: these stay as they are.
     """
@@ -147,7 +147,7 @@ def own_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int
 
 
 def _prepared(image: "Image", processor: Any, patch: tuple[int, int], max_num_patches: int) -> torch.Tensor:
-    """[C, H, W] of an RGB image."""
+    """Return [C, H, W] of an RGB image."""
     h, w = own_grid((image.height, image.width), patch, max_num_patches)
     size = (w * patch[1], h * patch[0])
     resized = image if image.size == size else image.resize(size, processor.resample)
@@ -156,7 +156,7 @@ def _prepared(image: "Image", processor: Any, patch: tuple[int, int], max_num_pa
 
 
 def _batch(images: Sequence[torch.Tensor], patch: tuple[int, int]) -> "BatchFeature":
-    """Images [C, H, W] at the top left of [B, C, H, W], and where they are, [B, h, w]."""
+    """Return images [C, H, W] at the top left of [B, C, H, W], and where they are, [B, h, w]."""
     from transformers import BatchFeature
 
     height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))

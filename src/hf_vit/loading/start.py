@@ -64,7 +64,7 @@ def find_model(name: str | HfBaseConfig) -> Source:
 
 
 def dense_model(source: Source) -> PreTrainedModel:
-    """The model of a checkpoint for masks or boxes, in float32."""
+    """Return the model of a checkpoint for masks or boxes, in float32."""
     assert source.dense_head is not None
     with loading(source.name):
         auto_class: Any = getattr(transformers, source.dense_head.auto_class)
@@ -82,7 +82,7 @@ def build_classifier(
     head_bias: float = 0.0,
     **fields: Any,
 ) -> PreTrainedModel:
-    """A classifier in float32: of a checkpoint for these very classes with its head, else with a new zero head.
+    """Return a classifier in float32: of a checkpoint for these very classes with its head, else with a new zero head.
 
     With a new head a representation layer before the old one is dropped (arXiv 2010.11929, section 3.2). Learned
     positions are resampled where `image_size` differs from the checkpoint's.
@@ -171,7 +171,7 @@ def backbone_in(model: nn.Module) -> HfBaseBackbone:
 
 
 def _rates(source: Source, dropout: float | None, drop_path: float | None) -> dict[str, float]:
-    """The rates as fields of the configuration; 0 is what a family without them has."""
+    """Return the rates as fields of the configuration; 0 is what a family without them has."""
     rates = {"hidden_dropout_prob": ("dropout", dropout), "drop_path_rate": ("drop path", drop_path)}
     known = {field: value for field, (_, value) in rates.items() if hasattr(source.config, field)}
     if wrong := [name for field, (name, value) in rates.items() if field not in known and value]:
@@ -186,7 +186,7 @@ def _build(
     image_size: tuple[int, int] | None,
     new: tuple[str, ...],
 ) -> PreTrainedModel:
-    """A variant with fresh weights or a checkpoint with its own, but for those whose names begin as in `new`."""
+    """Return a variant with fresh weights or a checkpoint with its own, but for those whose names begin as in `new`."""
     side = None if image_size is None else image_size[0] if image_size[0] == image_size[1] else image_size
     family = family_of(source.config.model_type)
     assert family is not None
@@ -210,7 +210,7 @@ def _build(
 
 
 def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcessor:
-    """The checkpoint's image processor at the model's size; the original's (pixels in [-1, 1]) for a variant.
+    """Return the checkpoint's image processor at the model's size; the original's (pixels in [-1, 1]) for a variant.
 
     Steps that the checkpoint's leaves out, or a factor other than 1/255, become part of mean and standard deviation.
     """

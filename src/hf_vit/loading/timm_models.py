@@ -44,7 +44,7 @@ def load_timm(source: Source, device: str | None = None) -> Any:
 
 
 def _from_wrapper(source: Source) -> Any:
-    """The model inside transformers' class around it, which reads the weights in both of its spellings."""
+    """Return the model inside transformers' class around it, which reads the weights in both of its spellings."""
     import transformers
 
     is_classifier = "ForImageClassification" in str((source.stored.get("architectures") or [""])[0])
@@ -74,7 +74,7 @@ def _from_file(architecture: str, file: str) -> "nn.Module":
 
 
 def timm_label_names(model: "nn.Module") -> list[list[str]]:
-    """What a model of timm calls its classes, in the order of its logits: every set of names that is known.
+    """Return what a model of timm calls its classes, in the order of its logits: every set of names that is known.
 
     timm knows the classes of ImageNet (its 1,000 and the larger sets) by WordNet's numbers and by words.
     """
