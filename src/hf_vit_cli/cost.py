@@ -32,10 +32,10 @@ def cost(
     images: float | None = opt(
         None, "Images in the training set. Default: those recorded in the folder.", panel=_TRAINING
     ),
-    epochs: float | None = opt(None, "1 by default.", panel=_TRAINING),
-    devices: int | None = opt(None, "1 by default.", panel=_TRAINING),
+    epochs: float | None = opt(None, "Epochs of the training. Default: 1.", panel=_TRAINING),
+    devices: int | None = opt(None, "Number of devices. Default: 1.", panel=_TRAINING),
     device_flops: str | None = opt(
-        None, "Peak FLOP/s of a device (312e12), or here: measure this one.", panel=_TRAINING
+        None, "Peak FLOP/s of a device: 312e12, or here to measure this machine.", panel=_TRAINING
     ),
     utilization: float | None = opt(None, "Share of the peak that a training sustains. Default: 0.4.", panel=_TRAINING),
     price: float | None = opt(None, "Price in dollars per device-hour.", panel=_TRAINING),

@@ -19,7 +19,7 @@ def diff(
     model: Annotated[str, arg(..., f"Model: {_OneMore}")],
     other: Annotated[str, arg(..., f"The second model: {_OneMore}")],
     data: str | None = opt(None, "Compare predictions for these images, as in --data of evaluate.", show_default=False),
-    output: Path | None = opt(None, "Folder for numbers and plots.", file_okay=False),
+    output: Path | None = opt(None, "Folder for metrics and plots.", file_okay=False),
     num_images: int | None = opt(None, "With --data: number of images to compare.", min=1),
     **shared: Any,
 ) -> None:

@@ -23,9 +23,11 @@ def embed(
     predictions: bool = opt(False, "Write the most likely classes instead of embeddings.", "--predictions"),
     top: int = opt(5, "Classes per prediction.", min=1),
     num_processes: int | None = opt(
-        None, "Processes, each with the model and a GPU if there are any. Default: 1, with Ray all GPUs.", min=1
+        None,
+        "Number of processes, each with its own model and GPU if there are any. Default: 1, with Ray one per GPU.",
+        min=1,
     ),
-    rows_per_file: int = opt(4096, "Images per file; of a stream a shard is a file.", min=1),
+    rows_per_file: int = opt(4096, "Images per file; of a stream, every shard becomes one file.", min=1),
     **shared: Any,
 ) -> None:
     """Write embeddings or predictions of a data set to parquet files; run again to resume."""

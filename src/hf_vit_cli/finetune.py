@@ -38,11 +38,11 @@ def finetune(
         "segmentation: linear (the default), upernet, mask2former; detection: mask-rcnn (the default), "
         "detr, deformable-detr.",
     ),
-    head_width: int | None = opt(None, "Channels of that head; default: its library's.", panel=RUN),
+    head_width: int | None = opt(None, "Channels of the head. Default: its library's.", panel=RUN),
     recipe: str | None = opt(
         None, "Recipe; hf-vit recipes lists them. Default: default-small, or the task's or method's."
     ),
-    teacher: str | None = opt(None, "Image classifier: folder, Hub id or timm:NAME.", panel=_TEACHER),
+    teacher: str | None = opt(None, "Teacher, an image classifier: folder, Hub id or timm:NAME.", panel=_TEACHER),
     distillation: str | None = opt(None, "hard or soft (DeiT's token), or logit (the default).", panel=_TEACHER),
     temperature: float | None = opt(None, "Temperature of soft targets; default 3.", panel=_TEACHER),
     distillation_weight: float | None = opt(
@@ -50,7 +50,7 @@ def finetune(
     ),
     self_training: str | None = opt(None, "noisy-student (the default) or meta-pseudo-labels.", panel=_UNLABELED),
     unlabeled: str | None = opt(
-        None, "Unlabeled images: a folder, or as --data; labels are ignored.", panel=_UNLABELED
+        None, "Unlabeled images: a folder, or as in --data; labels are ignored.", panel=_UNLABELED
     ),
     unlabeled_ratio: int | None = opt(
         None, "Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels).", panel=_UNLABELED

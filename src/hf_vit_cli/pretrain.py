@@ -38,19 +38,19 @@ def pretrain(
     num_hidden_groups: int | None = opt(None, "Number of groups of layers that share weights."),
     causal: bool = opt(False, "Causal attention (next-patch always has it).", "--causal"),
     target: str = opt("mean_color", "Prediction target: mean_color, downsampled or pixels.", panel=_PATCHES),
-    mask_rate: float = opt(0.5, "Share of patches corrupted.", panel=_PATCHES),
+    mask_rate: float = opt(0.5, "Share of patches that are corrupted.", panel=_PATCHES),
     mask_share: float = opt(0.8, "Share of corrupted patches replaced by the mask token.", panel=_PATCHES),
     swap_share: float = opt(0.1, "Share of corrupted patches replaced by other patches.", panel=_PATCHES),
     static_masks: bool = opt(False, "Use the same mask for an image in every epoch.", "--static-masks", panel=_PATCHES),
     temperature: float = opt(0.2, "Temperature of the contrastive loss.", panel=_CONTRAST),
     encoder_momentum: float = opt(0.99, "Momentum of the momentum encoder at the first step.", panel=_CONTRAST),
-    projection_size: int = opt(256, "Size of the projections.", panel=_CONTRAST),
+    projection_size: int = opt(256, "Output size of the projector.", panel=_CONTRAST),
     hidden_size: int | None = opt(None, "Hidden size of projector and predictor.", panel=_CONTRAST),
     normalization: str = opt(
         "batch", "Normalization in projector and predictor: batch, layer or none.", panel=_CONTRAST
     ),
     freeze_patches: bool = opt(
-        True, "Freeze the patch projection.", "--freeze-patches/--train-patches", panel=_CONTRAST
+        True, "Freeze the patch embedding.", "--freeze-patches/--train-patches", panel=_CONTRAST
     ),
     **shared: Any,
 ) -> None:
