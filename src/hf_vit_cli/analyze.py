@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -14,8 +14,8 @@ from hf_vit_cli.options import arg, opt
 @options.takes("device", "optimize")
 def analyze(
     context: typer.Context,
-    model: Annotated[str, arg(..., "Folder, Hub id, timm:NAME, a checkpoint file, or a folder of checkpoints.")],
-    output: Annotated[Path, opt(..., "Folder for metrics, plots and the report.", file_okay=False)],
+    model: str = arg(..., "Folder, Hub id, timm:NAME, a checkpoint file, or a folder of checkpoints."),
+    output: Path = opt(..., "Folder for metrics, plots and the report.", file_okay=False),
     images: str | None = opt(
         None,
         "A folder of images, or data: digits, photos, class folders, parquet or webdataset files, a Hub id.",

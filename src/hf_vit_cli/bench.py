@@ -1,7 +1,7 @@
 """`hf-vit bench`: what is fast and what is not, on this machine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -116,7 +116,7 @@ def print_cell(measured: "MeasuredCell") -> None:
 @bench.command("saved", cls=Command)
 def saved_speed(
     context: typer.Context,
-    models: Annotated[list[str], arg(..., "Two or more models: folders, Hub ids, timm:NAME, or exported files.")],
+    models: list[str] = arg(..., "Two or more models: folders, Hub ids, timm:NAME, or exported files."),
     batch: list[int] | None = opt(None, "Images per forward pass; repeat for more. Default: 1 and 8.", min=1),
     turns: int = opt(15, "Measurements of every model.", min=1),
     threads: int | None = opt(None, "Threads of torch and ONNX Runtime. Default: all cores.", min=1),
@@ -163,8 +163,8 @@ def print_speeds(measured: "Mapping[str, ForwardSpeed]", batch: int) -> None:
 )
 def data_speed(
     context: typer.Context,
-    model: options.Model,
-    data: options.Data,
+    model: str = options.MODEL,
+    data: str = options.DATA,
     recipe: str = opt("default-small", "Recipe whose augmentation is used."),
     seconds: float = opt(5.0, "Duration of each measurement in seconds."),
     **shared: Any,

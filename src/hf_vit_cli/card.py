@@ -1,7 +1,7 @@
 """`hf-vit card`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from hf_vit_cli import options
 from hf_vit_cli.options import arg, opt
@@ -9,7 +9,7 @@ from hf_vit_cli.options import arg, opt
 
 @options.takes("share_images")
 def card(
-    model: Annotated[Path, arg(..., "Folder of a saved model.")],
+    model: Path = arg(..., "Folder of a saved model."),
     repo: str | None = opt(None, "Name on the Hub, for the examples: user/name."),
     license: str | None = opt(None, "Hub license id, for example apache-2.0 or cc-by-4.0."),
     power: float | None = opt(

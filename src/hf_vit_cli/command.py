@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from itertools import chain, takewhile, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
@@ -239,21 +239,17 @@ def take_config(context: typer.Context, file: Path | None) -> None:
     context.default_map = defaults
 
 
-Config = Annotated[
-    Path | None,
-    opt(
-        ...,
-        "Read options from a YAML or JSON file, or from the facts.json of an earlier run. Typed options "
-        "take precedence.",
-        "--config",
-        metavar="FILE",
-        callback=take_config,
-        is_eager=True,
-        expose_value=False,
-        exists=True,
-        dir_okay=False,
-    ),
-]
+CONFIG = opt(
+    None,
+    "Read options from a YAML or JSON file, or from the facts.json of an earlier run. Typed options take precedence.",
+    "--config",
+    metavar="FILE",
+    callback=take_config,
+    is_eager=True,
+    expose_value=False,
+    exists=True,
+    dir_okay=False,
+)
 
 
 def _read(context: typer.Context, file: Path) -> Any:

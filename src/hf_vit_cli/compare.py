@@ -1,7 +1,7 @@
 """`hf-vit compare`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,9 +22,9 @@ _COLUMNS = 5
 )
 def compare(
     context: typer.Context,
-    models: Annotated[list[str], arg(..., "Two or more models: folders, Hub ids, timm:NAME or timm:FOLDER.")],
-    data: options.Data,
-    output: Annotated[Path, opt(..., "Folder for tables, plots and the page.", file_okay=False)],
+    models: list[str] = arg(..., "Two or more models: folders, Hub ids, timm:NAME or timm:FOLDER."),
+    data: str = options.DATA,
+    output: Path = opt(..., "Folder for tables, plots and the page.", file_okay=False),
     probe: bool = opt(False, "Fit a linear probe for models without a head for these classes.", "--probe"),
     corruption: list[str] | None = opt(None, "Kind of corruption; repeat for more. Default: four."),
     severity: int = opt(3, "Severity of the corruptions.", min=1, max=5),

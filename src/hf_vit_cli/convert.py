@@ -1,7 +1,6 @@
 """`hf-vit convert`."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -9,10 +8,8 @@ from hf_vit_cli.options import arg, opt, parse_size
 
 
 def convert(
-    model: Annotated[
-        str, arg(..., "Checkpoint: file, folder, https:// or gs:// address, hf://owner/name/file, timm:NAME.")
-    ],
-    output: Annotated[Path, arg(..., "New folder for the converted model.")],
+    model: str = arg(..., "Checkpoint: file, folder, https:// or gs:// address, hf://owner/name/file, timm:NAME."),
+    output: Path = arg(..., "New folder for the converted model."),
     image_size: str | None = opt(
         None, "Image size that the source was trained at (224 or 224x160), if it cannot be inferred.", metavar="HxW"
     ),

@@ -1,6 +1,6 @@
 """`hf-vit cost`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -27,13 +27,13 @@ _MEMORY = "Memory of a training (mode memory, with --devices, 64 by default)"
 
 
 def cost(
-    model: Annotated[str, arg(..., "Variant (L/16), folder, Hub id, or whatever hf-vit convert reads.")],
+    model: str = arg(..., "Variant (L/16), folder, Hub id, or whatever hf-vit convert reads."),
     image_size: str | None = opt(None, "Input size in pixels: 224 or 224x160. Default: the model's."),
     images: float | None = opt(
         None, "Images in the training set. Default: those recorded in the folder.", panel=_TRAINING
     ),
     epochs: float | None = opt(None, "Epochs of the training. Default: 1.", panel=_TRAINING),
-    devices: int | None = opt(None, "Number of devices. Default: 1.", panel=_TRAINING),
+    devices: int | None = opt(None, "Epochs of the training. Default: 1.", panel=_TRAINING),
     device_flops: str | None = opt(
         None, "Peak FLOP/s of a device: 312e12, or here to measure this machine.", panel=_TRAINING
     ),

@@ -1,7 +1,7 @@
 """`hf-vit data`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ _LISTED = 10
 
 @options.takes("skip_bad_images", "image_column", "label_column")
 def data(
-    source: Annotated[str, arg(..., "Data set, as in --data of other commands.", metavar="DATA")],
+    source: str = arg(..., "Data set, as in --data of other commands.", metavar="DATA"),
     output: Path | None = opt(None, "Folder for contact_sheet.png: some images of every class.", file_okay=False),
     target: Literal["label", "mask", "objects"] | None = opt(
         None, "Target: a label per image, a mask (segmentation) or objects (detection).", show_default="as laid out"

@@ -1,7 +1,7 @@
 """`hf-vit diff`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -16,8 +16,8 @@ _OneMore = "folder, Hub id, user/name@REVISION, timm:NAME, or a file that hf-vit
     *("split", "batch_size", "skip_bad_images", "image_column", "label_column", "device", "seed"),
 )
 def diff(
-    model: Annotated[str, arg(..., f"Model: {_OneMore}")],
-    other: Annotated[str, arg(..., f"The second model: {_OneMore}")],
+    model: str = arg(..., f"Model: {_OneMore}"),
+    other: str = arg(..., f"The second model: {_OneMore}"),
     data: str | None = opt(None, "Compare predictions for these images, as in --data of evaluate.", show_default=False),
     output: Path | None = opt(None, "Folder for metrics and plots.", file_okay=False),
     num_images: int | None = opt(None, "With --data: number of images to compare.", min=1),

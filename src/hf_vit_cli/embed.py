@@ -1,6 +1,6 @@
 """`hf-vit embed`."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -14,11 +14,9 @@ from hf_vit_cli.options import opt
     *("optimize", "device", "runner", "address", "seed"),
 )
 def embed(
-    model: options.Checkpoint,
-    data: options.Data,
-    output: Annotated[
-        str, opt(..., "Folder for the parquet files, or s3://, gs://, hf://datasets/...", show_default=False)
-    ],
+    model: str = options.CHECKPOINT,
+    data: str = options.DATA,
+    output: str = opt(..., "Folder for the parquet files, or s3://, gs://, hf://datasets/...", show_default=False),
     split: list[str] | None = opt(None, "Split; repeat for more. Default: all."),
     predictions: bool = opt(False, "Write the most likely classes instead of embeddings.", "--predictions"),
     top: int = opt(5, "Classes per prediction.", min=1),

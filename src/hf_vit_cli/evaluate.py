@@ -21,8 +21,8 @@ _OF_PROTOCOLS = (
 )
 def evaluate(
     context: typer.Context,
-    model: options.Checkpoint,
-    data: options.Data,
+    model: str = options.CHECKPOINT,
+    data: str = options.DATA,
     protocol: str | None = opt(
         None,
         "top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, "

@@ -1,7 +1,6 @@
 """`hf-vit export`."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -9,11 +8,9 @@ from hf_vit_cli.options import arg, opt
 
 
 def export(
-    model: Annotated[str, arg(..., "Folder, Hub id, or whatever hf-vit convert reads.")],
-    output: Annotated[Path, arg(..., "New folder for the exported model.")],
-    to: Annotated[
-        str, opt(..., "transformers, timm, vit_jax, onnx, openvino, executorch or transformers.js.", metavar="TARGET")
-    ],
+    model: str = arg(..., "Folder, Hub id, or whatever hf-vit convert reads."),
+    output: Path = arg(..., "New folder for the exported model."),
+    to: str = opt(..., "transformers, timm, vit_jax, onnx, openvino, executorch or transformers.js.", metavar="TARGET"),
     force: bool = opt(False, "Replace what an earlier export wrote.", "--force"),
     static: bool = opt(
         False, "With --to onnx or openvino: export a graph for the model's image size only.", "--static"

@@ -1,12 +1,13 @@
 """`hf-vit finetune`."""
 
 from itertools import repeat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import Config, command_line, print_table, print_tables, stoppable
+from hf_vit_cli.command import CONFIG, command_line, print_table, print_tables, stoppable
 from hf_vit_cli.cost import rate_of, time_rows
 from hf_vit_cli.options import opt
 from hf_vit_settings import AUGMENTATION_FIELDS, RECIPE_FIELDS, RUN, RUN_FIELDS, UserError
@@ -28,10 +29,10 @@ _OF_SELF_TRAINING = (
 @options.takes(*RUN_FIELDS.values(), *RECIPE_FIELDS.values(), *AUGMENTATION_FIELDS.values())
 def finetune(
     context: typer.Context,
-    model: options.Model,
-    data: options.Data,
-    output: options.Output,
-    config: Config = None,
+    model: str = options.MODEL,
+    data: str = options.DATA,
+    output: Path = options.OUTPUT,
+    config: Path | None = CONFIG,
     task: str = opt("classification", "classification, segmentation (masks) or detection (boxes); docs/dense.md."),
     head: str | None = opt(
         None,

@@ -3,16 +3,15 @@
 A command ends in `**shared`, and `takes` puts the options in its place:
 
     @takes("device", *RECIPE_FIELDS.values())
-    def finetune(context: typer.Context, model: Model, **shared: Any) -> None: ...
+    def finetune(context: typer.Context, model: str = MODEL, **shared: Any) -> None: ...
 """
 
 import inspect
 import re
 from collections.abc import Callable
 from dataclasses import Field
-from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -29,40 +28,37 @@ def arg(default: Any, help: str, **settings: Any) -> Any:
     return typer.Argument(default, help=help, show_default=False, **settings)
 
 
-Model = Annotated[str, arg(..., "Variant (S/16), or a checkpoint: folder, file, Hub id, timm:NAME.")]
-Checkpoint = Annotated[str, arg(..., "Model: folder, Hub id, timm:NAME, or a checkpoint file.")]
-Data = Annotated[
-    str,
-    opt(
-        ...,
-        "digits, photos, fractals, scenes, class, COCO or ADE20K folders, .csv, .jsonl, parquet, .tar, a Hub id.",
-        show_default=False,
-    ),
-]
-Output = Annotated[Path, opt(..., "New or empty folder for the finished model.", show_default=False)]
-Json = Annotated[bool, opt(..., "Print JSON.", "--json")]
+MODEL = arg(..., "Variant (S/16), or a checkpoint: folder, file, Hub id, timm:NAME.")
+CHECKPOINT = arg(..., "Model: folder, Hub id, timm:NAME, or a checkpoint file.")
+DATA = opt(
+    ...,
+    "digits, photos, fractals, scenes, class, COCO or ADE20K folders, .csv, .jsonl, parquet, .tar, a Hub id.",
+    show_default=False,
+)
+OUTPUT = opt(..., "New or empty folder for the finished model.", show_default=False)
+JSON = opt(False, "Print JSON.", "--json")
 
-# Options of commands that read a model and images -> type, default and option.
-SHARED: dict[str, tuple[Any, Any, Any]] = {
-    "split": (str, "test", opt(..., "Split: train, validation or test.")),
-    "batch_size": (int, 32, opt(..., "Images per forward pass.", min=1)),
-    "seed": (int, 0, opt(..., "Random seed for splits, sampling and noise.", min=0)),
+# Options of commands that read a model and images -> type and option.
+SHARED: dict[str, tuple[Any, Any]] = {
+    "split": (str, opt("test", "Split: train, validation or test.")),
+    "batch_size": (int, opt(32, "Images per forward pass.", min=1)),
+    "seed": (int, opt(0, "Random seed for splits, sampling and noise.", min=0)),
     "optimize": (
-        *(bool, True),
-        opt(..., "Optimize the model for inference if the number of images repays it.", "--optimize/--no-optimize"),
+        bool,
+        opt(True, "Optimize the model for inference if the number of images repays it.", "--optimize/--no-optimize"),
     ),
-    "runner": (str, "local", opt(..., "local, or ray: run on a Ray cluster (extra ray).")),
+    "runner": (str, opt("local", "local, or ray: run on a Ray cluster (extra ray).")),
     "address": (
-        *(str | None, None),
-        opt(..., "Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine."),
+        str | None,
+        opt(None, "Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine."),
     ),
     "max_num_patches": (
-        *(int | None, None),
-        opt(..., "Keep each image's size and shape; shrink those with more patches than this.", min=1),
+        int | None,
+        opt(None, "Keep each image's size and shape; shrink those with more patches than this.", min=1),
     ),
     "draft": (
-        *(bool, False),
-        opt(..., "Decode JPEG files at the smallest scale that covers the model's: faster, not exact.", "--draft"),
+        bool,
+        opt(False, "Decode JPEG files at the smallest scale that covers the model's: faster, not exact.", "--draft"),
     ),
 }
 
@@ -83,7 +79,7 @@ def takes(*shared: "str | Field[Any]") -> Callable[[Callable[..., None]], Callab
 
 def _parameter(shared: "str | Field[Any]") -> inspect.Parameter:
     if isinstance(shared, str) and shared in SHARED:
-        name, (kind, default, option) = shared, SHARED[shared]
+        name, (kind, option) = shared, SHARED[shared]
     else:
         field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
         told, name = field.metadata, field.name
@@ -95,15 +91,11 @@ def _parameter(shared: "str | Field[Any]") -> inspect.Parameter:
             kind = field.type
         flag = f"--{name.replace('_', '-')}"
         flags = told["flags"] or (f"{flag}/--no-{flag[2:]}" if name in OVERRIDABLE else flag)
-        option = typer.Option(
-            *([flags] if kind is bool else []),
-            help=told["help"],
-            rich_help_panel=panel,
-            min=told["at_least"] if name in RUN_FIELDS else None,
-            show_default=default is not None,
-        )
+        least = told["at_least"] if name in RUN_FIELDS else None
+        switch = [flags] if kind is bool else []
+        option = opt(default, told["help"], *switch, panel=panel, min=least, show_default=default is not None)
         kind = kind if default is not None else kind | None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
 def parse_size(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:

@@ -1,7 +1,6 @@
 """`hf-vit page`."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -9,8 +8,8 @@ from hf_vit_cli.options import arg, opt
 
 
 def page(
-    models: Annotated[list[str], arg(..., "Folder, Hub id, or whatever hf-vit convert reads.")],
-    output: Annotated[Path, opt(..., "New folder for the page.", show_default=False)],
+    models: list[str] = arg(..., "Folder, Hub id, or whatever hf-vit convert reads."),
+    output: Path = opt(..., "New folder for the page.", show_default=False),
     images: str | None = opt(
         None, "Show test images of this data set as examples; same values as --data.", metavar="DATA"
     ),

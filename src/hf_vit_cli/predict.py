@@ -1,6 +1,6 @@
 """`hf-vit predict`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,13 +19,13 @@ Described = tuple[dict[str, Any], list[str], list[list[str]]]
 
 @options.takes("batch_size", "draft", "optimize", "device", "runner", "address")
 def predict(
-    model: options.Checkpoint,
-    images: Annotated[
-        list[str], arg(..., "Image files, folders of images, or patterns ('photos/**/*.jpg').", metavar="IMAGE...")
-    ],
+    model: str = options.CHECKPOINT,
+    images: list[str] = arg(
+        ..., "Image files, folders of images, or patterns ('photos/**/*.jpg').", metavar="IMAGE..."
+    ),
     top: int = opt(5, "Classification: number of classes to show per image. Regression models show all values.", min=1),
     threshold: float = opt(0.5, "Detection: smallest score of an object."),
-    as_json: options.Json = False,
+    as_json: bool = options.JSON,
     output: str | None = opt(
         None,
         "Classification: .csv or .parquet file for the predictions (path or URL). Segmentation, "

@@ -1,11 +1,12 @@
 """`hf-vit pretrain`."""
 
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import Config, command_line, stoppable
+from hf_vit_cli.command import CONFIG, command_line, stoppable
 from hf_vit_cli.options import opt
 from hf_vit_settings import AUGMENTATION_FIELDS, RECIPE_FIELDS, RUN_FIELDS
 
@@ -26,10 +27,10 @@ _OF_AUGMENTATION = ("random_resized_crop", "horizontal_flip", "shift_px")
 )
 def pretrain(
     context: typer.Context,
-    model: options.Model,
-    data: options.Data,
-    output: options.Output,
-    config: Config = None,
+    model: str = options.MODEL,
+    data: str = options.DATA,
+    output: Path = options.OUTPUT,
+    config: Path | None = CONFIG,
     objective: str = opt("masked-patch", "masked-patch, next-patch or contrastive."),
     recipe: str | None = opt(None, "Recipe; hf-vit recipes lists them. Default: the objective's small one."),
     class_token: bool | None = opt(

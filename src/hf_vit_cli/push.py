@@ -1,7 +1,7 @@
 """`hf-vit push`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -11,8 +11,8 @@ from hf_vit_cli.options import arg, opt
 
 @options.takes("share_images")
 def push(
-    model: Annotated[Path, arg(..., "Folder of a saved model; with --space, of a page.")],
-    repo: Annotated[str, arg(..., "Repository on the Hub: user/name, or name for your own account.")],
+    model: Path = arg(..., "Folder of a saved model; with --space, of a page."),
+    repo: str = arg(..., "Repository on the Hub: user/name, or name for your own account."),
     private: bool = opt(False, "Create a private repository.", "--private"),
     revision: str | None = opt(None, "Branch to push to; created from main if it does not exist."),
     create_pr: bool = opt(False, "Open a pull request instead of committing.", "--create-pr"),

@@ -1,7 +1,6 @@
 """`hf-vit scaling-law`."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -10,9 +9,9 @@ from hf_vit_cli.options import arg, opt
 
 
 def scaling_law(
-    sources: Annotated[
-        list[str], arg(..., "CSV or JSON files of compute and error, or folders of trained models.", metavar="RUNS...")
-    ],
+    sources: list[str] = arg(
+        ..., "CSV or JSON files of compute and error, or folders of trained models.", metavar="RUNS..."
+    ),
     output: Path | None = opt(None, "PNG file for the plot.", dir_okay=False),
     unit: str = opt("exaFLOPs", "Unit of compute in the plot. Folders give exaFLOPs."),
     shift: bool = opt(True, "Fit the offset d of compute; --no-shift sets it to 0.", "--shift/--no-shift"),

@@ -1,6 +1,7 @@
 """`hf-vit soup`."""
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -12,8 +13,8 @@ from hf_vit_cli.options import arg, opt
 @options.takes("skip_bad_images", "image_column", "label_column", "device")
 def soup(
     context: typer.Context,
-    models: Annotated[list[str], arg(..., "Two or more models fine-tuned from one checkpoint.", metavar="MODEL...")],
-    output: options.Output,
+    models: list[str] = arg(..., "Two or more models fine-tuned from one checkpoint.", metavar="MODEL..."),
+    output: Path = options.OUTPUT,
     data: str | None = opt(
         None, "Data to evaluate the soup on and to select models by (--greedy); as in --data of finetune."
     ),

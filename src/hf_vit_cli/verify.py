@@ -1,7 +1,7 @@
 """`hf-vit verify`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -11,7 +11,7 @@ from hf_vit_cli.options import arg, opt
 
 @options.takes("device")
 def verify(
-    repo: Annotated[str, arg(..., "Name on the Hub, user/name, or a folder of export --to onnx or openvino.")],
+    repo: str = arg(..., "Name on the Hub, user/name, or a folder of export --to onnx or openvino."),
     revision: str | None = opt(None, "Branch, tag or commit; by default main."),
     trust_remote_code: bool = opt(
         False, "Allow code of the repository: the card's examples and the model's remote code.", "--trust-remote-code"
