@@ -33,7 +33,7 @@ def cost(
         None, "Images in the training set. Default: those recorded in the folder.", panel=_TRAINING
     ),
     epochs: float | None = opt(None, "Epochs of the training. Default: 1.", panel=_TRAINING),
-    devices: int | None = opt(None, "Epochs of the training. Default: 1.", panel=_TRAINING),
+    devices: int | None = opt(None, "Number of devices. Default: 1.", panel=_TRAINING),
     device_flops: str | None = opt(
         None, "Peak FLOP/s of a device: 312e12, or here to measure this machine.", panel=_TRAINING
     ),
