@@ -110,7 +110,9 @@ def iterate_sites(node: Any, names: tuple[str, ...] = (), text: str = "", field:
 
 def sources() -> Iterator[tuple[str, list[Site]]]:
     """Iterate over (file, its sites)."""
-    paths = [*ROOT.glob("src/hf_vit/**/*.py"), *ROOT.glob("conversion/**/*.py")]
+    paths = [
+        path for place in ("src/hf_vit", "src/hf_vit_settings", "conversion") for path in ROOT.glob(f"{place}/**/*.py")
+    ]
     for file in sorted(str(path.relative_to(ROOT)) for path in paths if not path.parent.is_symlink()):
         yield file, [*iterate_sites(ast.parse((ROOT / file).read_text()))]
 

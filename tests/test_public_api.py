@@ -80,7 +80,7 @@ def choices() -> Iterator[str]:
     from hf_vit.evaluation import PROTOCOLS
     from hf_vit.families import AUTO_CLASSES, DENSE_HEADS, FAMILIES
     from hf_vit.training import RECIPES
-    from hf_vit.training.tasks.registry import TASKS
+    from hf_vit.training.api import TASKS
 
     for family in FAMILIES.values():
         doors = [f"{AUTO_CLASSES[door]} {model.__name__}" for door, model in family.classes.items()]

@@ -10,23 +10,31 @@ from hf_vit_cli import options
 from hf_vit_cli.command import CONFIG, command_line, print_table, print_tables, stoppable
 from hf_vit_cli.cost import rate_of, time_rows
 from hf_vit_cli.options import opt
-from hf_vit_settings import AUGMENTATION_FIELDS, RECIPE_FIELDS, RUN, RUN_FIELDS, UserError
+from hf_vit_settings import (
+    AUGMENTATION_FIELDS,
+    DISTILLATION_FIELDS,
+    RECIPE_FIELDS,
+    RUN,
+    RUN_FIELDS,
+    SELF_TRAINING_FIELDS,
+    TEACHER,
+    UNLABELED,
+    DistillationOptions,
+    SelfTrainingOptions,
+    UserError,
+    option_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hf_vit.training import DistillationOptions, FinetuneResult, SelfTrainingOptions
+    from hf_vit.training import FinetuneResult
 
-_TEACHER = "Distillation from a teacher (docs/training.md)"
-_UNLABELED = "Self-training on unlabeled images (docs/training.md)"
-_OF_DISTILLATION = ("distillation", "temperature", "distillation_weight")
-_OF_SELF_TRAINING = (
-    *("self_training", "unlabeled", "unlabeled_ratio", "pseudo_labels", "confidence", "images_per_class"),
-    *("head_dropout", "uda_weight", "uda_temperature", "uda_threshold"),
+
+@options.takes(
+    *(*DISTILLATION_FIELDS.values(), *SELF_TRAINING_FIELDS.values()),
+    *(*RUN_FIELDS.values(), *RECIPE_FIELDS.values(), *AUGMENTATION_FIELDS.values()),
 )
-
-
-@options.takes(*RUN_FIELDS.values(), *RECIPE_FIELDS.values(), *AUGMENTATION_FIELDS.values())
 def finetune(
     context: typer.Context,
     model: str = options.MODEL,
@@ -43,35 +51,9 @@ def finetune(
     recipe: str | None = opt(
         None, "Recipe; hf-vit recipes lists them. Default: default-small, or the task's or method's."
     ),
-    teacher: str | None = opt(None, "Teacher, an image classifier: folder, Hub id or timm:NAME.", panel=_TEACHER),
-    distillation: str | None = opt(None, "hard or soft (DeiT's token), or logit (the default).", panel=_TEACHER),
-    temperature: float | None = opt(None, "Temperature of soft targets; default 3.", panel=_TEACHER),
-    distillation_weight: float | None = opt(
-        None, "Share of distillation in the loss; default .5 (hard) or .1.", panel=_TEACHER
-    ),
-    self_training: str | None = opt(None, "noisy-student (the default) or meta-pseudo-labels.", panel=_UNLABELED),
+    teacher: str | None = opt(None, "Teacher, an image classifier: folder, Hub id or timm:NAME.", panel=TEACHER),
     unlabeled: str | None = opt(
-        None, "Unlabeled images: a folder, or as in --data; labels are ignored.", panel=_UNLABELED
-    ),
-    unlabeled_ratio: int | None = opt(
-        None, "Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels).", panel=_UNLABELED
-    ),
-    pseudo_labels: str | None = opt(None, "noisy-student: soft (the default) or hard.", panel=_UNLABELED),
-    confidence: float | None = opt(
-        None, "noisy-student: smallest confidence of a label; default .3.", panel=_UNLABELED
-    ),
-    images_per_class: int | None = opt(
-        None, "noisy-student: most images per class; default: those of the largest class.", panel=_UNLABELED
-    ),
-    head_dropout: float | None = opt(None, "noisy-student: dropout before the head; default .5.", panel=_UNLABELED),
-    uda_weight: float | None = opt(
-        None, "meta-pseudo-labels: weight of the UDA consistency loss; default 1.", panel=_UNLABELED
-    ),
-    uda_temperature: float | None = opt(
-        None, "meta-pseudo-labels: temperature of the UDA targets; default .75.", panel=_UNLABELED
-    ),
-    uda_threshold: float | None = opt(
-        None, "meta-pseudo-labels: smallest confidence of UDA targets; default .6.", panel=_UNLABELED
+        None, "Unlabeled images: a folder, or as in --data; labels are ignored.", panel=UNLABELED
     ),
     lr_sweep: bool = opt(False, "Try the recipe's grid of learning rates on the validation split.", "--lr-sweep"),
     sweep_rates: str | None = opt(
@@ -89,7 +71,7 @@ def finetune(
     from hf_vit.training.run import way_on
 
     shared["image_size"] = options.parse_size(shared["image_size"])
-    labelling = parse_self_training(context.params)
+    distillation, self_training = parse_teaching(teacher, unlabeled, shared)
     with stoppable(lambda: way_on(output)):
         result = run(
             model,
@@ -99,8 +81,8 @@ def finetune(
             head=head,
             head_width=head_width,
             recipe=recipe,
-            distillation=None if labelling else parse_distillation(context.params),
-            self_training=labelling,
+            distillation=distillation,
+            self_training=self_training,
             lr_sweep=lr_sweep if sweep_rates is None else parse_rates(sweep_rates),
             runner=runner,
             address=address,
@@ -117,32 +99,28 @@ def finetune(
         typer.echo(describe(result.pushed))
 
 
-def parse_distillation(parameters: "Mapping[str, Any]") -> "DistillationOptions | None":
-    """Return what the options say of a teacher; None without one."""
-    teacher, kind, temperature, weight = (parameters[name] for name in ("teacher", *_OF_DISTILLATION))
-    if teacher is None:
-        if (kind, temperature, weight) != (None, None, None):
+def parse_teaching(
+    teacher: str | None, unlabeled: str | None, values: dict[str, Any]
+) -> tuple[DistillationOptions | None, SelfTrainingOptions | None]:
+    """Take the options of a teacher out of those of a command; one of the two results is None, or both are."""
+    distilling, labelling = (_pop(each, values) for each in (DISTILLATION_FIELDS, SELF_TRAINING_FIELDS))
+    names = [name for name in ("unlabeled",) if unlabeled is not None]
+    names += [option_name(SELF_TRAINING_FIELDS[name]).replace("_", "-") for name in labelling]
+    if not names:
+        if teacher is None and distilling:
             raise UserError("--distillation, --temperature and --distillation-weight need a --teacher")
-        return None
-    from hf_vit.training import DistillationOptions
+        return None if teacher is None else DistillationOptions(teacher, **distilling), None
+    if teacher is None or unlabeled is None:
+        raise UserError(f"--{names[0]} needs --teacher and --unlabeled")
+    if distilling:
+        name = option_name(DISTILLATION_FIELDS[next(iter(distilling))]).replace("_", "-")
+        raise UserError(f"--{name} cannot be combined with --unlabeled; leave one of the two out")
+    return None, SelfTrainingOptions(teacher, unlabeled, **labelling)
 
-    return DistillationOptions(teacher, kind or "logit", temperature, weight)
 
-
-def parse_self_training(parameters: "Mapping[str, Any]") -> "SelfTrainingOptions | None":
-    """Return what the options say of unlabeled images; None where none was given."""
-    given = {name: parameters[name] for name in _OF_SELF_TRAINING if parameters[name] is not None}
-    if not given:
-        return None
-    if parameters["teacher"] is None or "unlabeled" not in given:
-        raise UserError(f"--{next(iter(given)).replace('_', '-')} needs --teacher and --unlabeled")
-    if others := [name.replace("_", "-") for name in _OF_DISTILLATION if parameters[name] is not None]:
-        raise UserError(f"--{others[0]} cannot be combined with --unlabeled; leave one of the two out")
-    from hf_vit.training import SelfTrainingOptions
-
-    kind = given.pop("self_training", "noisy-student")
-    settings = {name.replace("unlabeled", "unlabelled"): value for name, value in given.items()}
-    return SelfTrainingOptions(parameters["teacher"], kind=kind, **settings)
+def _pop(fields: "Mapping[str, Any]", values: dict[str, Any]) -> dict[str, Any]:
+    options = {name: values.pop(option_name(field)) for name, field in fields.items()}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def parse_rates(text: str) -> list[float]:

@@ -15,7 +15,15 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
-from hf_vit_settings import OVERRIDABLE, RUN_FIELDS, UserError
+from hf_vit_settings import (
+    AUGMENTATION_FIELDS,
+    DISTILLATION_FIELDS,
+    RECIPE_FIELDS,
+    RUN_FIELDS,
+    SELF_TRAINING_FIELDS,
+    UserError,
+    option_name,
+)
 
 
 def opt(default: Any, help: str, *flags: str, panel: str | None = None, **settings: Any) -> Any:
@@ -63,6 +71,13 @@ SHARED: dict[str, tuple[Any, Any]] = {
 }
 
 
+# Fields whose options are None where they are left out: the recipe, or the kind of teaching, has the value.
+_LEFT_OUT = {
+    *(*RECIPE_FIELDS.values(), *AUGMENTATION_FIELDS.values()),
+    *(*DISTILLATION_FIELDS.values(), *SELF_TRAINING_FIELDS.values()),
+}
+
+
 def takes(*shared: "str | Field[Any]") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command options in the place of its `**shared`: names of `SHARED` or `RUN_FIELDS`, or fields."""
 
@@ -82,15 +97,15 @@ def _parameter(shared: "str | Field[Any]") -> inspect.Parameter:
         name, (kind, option) = shared, SHARED[shared]
     else:
         field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
-        told, name = field.metadata, field.name
-        default = None if name in OVERRIDABLE else field.default  # None keeps the recipe's value
-        kind = told["typed"] or next(each for each in (*get_args(field.type), field.type) if each is not NoneType)
-        if get_origin(field.type) is Literal:
+        told, name, parts = field.metadata, option_name(field), (*get_args(field.type), field.type)
+        default = None if field in _LEFT_OUT else field.default
+        kind = told["typed"] or next(each for each in parts if each is not NoneType)
+        if any(get_origin(part) is Literal for part in parts):
             kind = str
         elif get_origin(field.type) is tuple:
             kind = field.type
         flag = f"--{name.replace('_', '-')}"
-        flags = told["flags"] or (f"{flag}/--no-{flag[2:]}" if name in OVERRIDABLE else flag)
+        flags = told["flags"] or (f"{flag}/--no-{flag[2:]}" if field in _LEFT_OUT else flag)
         least = told["at_least"] if name in RUN_FIELDS else None
         switch = [flags] if kind is bool else []
         option = opt(default, told["help"], *switch, panel=panel, min=least, show_default=default is not None)

@@ -8,10 +8,16 @@ import typer
 from hf_vit_cli import options
 from hf_vit_cli.command import CONFIG, command_line, stoppable
 from hf_vit_cli.options import opt
-from hf_vit_settings import AUGMENTATION_FIELDS, RECIPE_FIELDS, RUN_FIELDS
+from hf_vit_settings import (
+    AUGMENTATION_FIELDS,
+    CONTRASTIVE_FIELDS,
+    RECIPE_FIELDS,
+    RUN_FIELDS,
+    ContrastiveOptions,
+    option_name,
+)
 
 _PATCHES = "Masked and next patch prediction"
-_CONTRAST = "Momentum contrast"
 _OF_SHARING = ("push", "private", "license", "share_images")
 _OF_RECIPES = (
     *("epochs", "steps", "batch_size", "learning_rate", "weight_decay", "schedule", "warmup", "cooldown"),
@@ -21,6 +27,7 @@ _OF_AUGMENTATION = ("random_resized_crop", "horizontal_flip", "shift_px")
 
 
 @options.takes(
+    *CONTRASTIVE_FIELDS.values(),
     *(field for name, field in RUN_FIELDS.items() if name not in _OF_SHARING),
     *map(RECIPE_FIELDS.__getitem__, _OF_RECIPES),
     *map(AUGMENTATION_FIELDS.__getitem__, _OF_AUGMENTATION),
@@ -43,34 +50,16 @@ def pretrain(
     mask_share: float = opt(0.8, "Share of corrupted patches replaced by the mask token.", panel=_PATCHES),
     swap_share: float = opt(0.1, "Share of corrupted patches replaced by other patches.", panel=_PATCHES),
     static_masks: bool = opt(False, "Use the same mask for an image in every epoch.", "--static-masks", panel=_PATCHES),
-    temperature: float = opt(0.2, "Temperature of the contrastive loss.", panel=_CONTRAST),
-    encoder_momentum: float = opt(0.99, "Momentum of the momentum encoder at the first step.", panel=_CONTRAST),
-    projection_size: int = opt(256, "Output size of the projector.", panel=_CONTRAST),
-    hidden_size: int | None = opt(None, "Hidden size of projector and predictor.", panel=_CONTRAST),
-    normalization: str = opt(
-        "batch", "Normalization in projector and predictor: batch, layer or none.", panel=_CONTRAST
-    ),
-    freeze_patches: bool = opt(
-        True, "Freeze the patch embedding.", "--freeze-patches/--train-patches", panel=_CONTRAST
-    ),
     **shared: Any,
 ) -> None:
     """Pre-train without labels; hf-vit finetune --model OUTPUT continues from there."""
     from hf_vit.training import pretrain as run
     from hf_vit.training.processes import is_first
     from hf_vit.training.run import way_on
-    from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
     from hf_vit.training.tasks.patch_prediction import RandomMasking
 
     shared["image_size"] = options.parse_size(shared["image_size"])
-    contrastive = ContrastiveOptions(
-        temperature=temperature,
-        momentum=encoder_momentum,
-        projection_size=projection_size,
-        hidden_size=hidden_size,
-        normalization=normalization,  # pyright: ignore[reportArgumentType] - checked by the class
-        freeze_patches=freeze_patches,
-    )
+    chosen = {name: shared.pop(option_name(field)) for name, field in CONTRASTIVE_FIELDS.items()}
     with stoppable(lambda: way_on(output)):
         result = run(
             model,
@@ -81,7 +70,7 @@ def pretrain(
             target=target,
             masking=RandomMasking(mask_rate, mask_share, swap_share),
             static_masks=static_masks,
-            contrastive=contrastive,
+            contrastive=ContrastiveOptions(**chosen),
             class_token=class_token,
             num_hidden_groups=num_hidden_groups,
             causal=causal,

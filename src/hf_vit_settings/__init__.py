@@ -22,6 +22,9 @@ OPTIMIZATION = "Optimization (default: the recipe's)"
 WEIGHTS = "Trained weights (default: the recipe's)"
 AUGMENTATION = "Augmentation of the training images (default: the recipe's)"
 RUN = "Run"
+TEACHER = "Distillation from a teacher (docs/training.md)"
+UNLABELED = "Self-training on unlabeled images (docs/training.md)"
+CONTRAST = "Momentum contrast"
 
 # Where the Trainer's log can go -> the packages of which one is needed.
 REPORTERS = {
@@ -50,15 +53,16 @@ def setting(default: Any, help: str, panel: str | None = None, **more: Any) -> A
 
     Args:
         default, help, panel: as in `--help`.
-        **more: `flags` of a switch, "--x/--no-x"; `typed`, the type of what is typed where that is not the field's; the
-            range of a number as `at_least`, `above`, `at_most` and `below`.
+        **more: `option`, the name of the option where that is not the field's; `flags` of a switch, "--x/--no-x";
+            `typed`, the type of what is typed where that is not the field's; the range of a number as `at_least`,
+            `above`, `at_most` and `below`.
     """
-    known = dict.fromkeys(("flags", "typed", "at_least", "above", "at_most", "below"))
+    known = dict.fromkeys(("option", "flags", "typed", "at_least", "above", "at_most", "below"))
     return dataclasses.field(default=default, metadata={"help": help, "panel": panel, **known, **more})
 
 
-_optimization, _weights, _augmentation, _run = (
-    partial(setting, panel=panel) for panel in (OPTIMIZATION, WEIGHTS, AUGMENTATION, RUN)
+_optimization, _weights, _augmentation, _run, _teacher, _unlabeled, _contrast = (
+    partial(setting, panel=panel) for panel in (OPTIMIZATION, WEIGHTS, AUGMENTATION, RUN, TEACHER, UNLABELED, CONTRAST)
 )
 
 
@@ -221,8 +225,7 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, _checked(each, getattr(self, each.name)))
+        _check(self)
         wrong = (
             (
                 (self.epochs is None) == (self.steps is None),
@@ -372,25 +375,180 @@ class FinetuneOptions:
             raise UserError(f"seed ({self.seed}) and number of workers ({self.num_workers}) cannot be negative")
 
 
+# The weight of the teacher's part; soft targets as arXiv 2012.12877, section 6, hard ones as its equation 3.
+_WEIGHTS = {"hard": 0.5, "soft": 0.1, "logit": 0.1}
+_TEMPERATURE = 3.0
+
+
+@dataclass(frozen=True)
+class DistillationOptions:
+    """How a student learns from a teacher, see `open_teacher`. `hf-vit finetune --help` explains each field.
+
+    The distillation token learns the teacher's first guess ("hard", arXiv 2012.12877, equation 3) or its probabilities
+    ("soft", equation 2), or any student's logits learn these ("logit"). Gradients of soft targets are scaled by the
+    square of the temperature.
+    """
+
+    teacher: Any
+    kind: Literal["hard", "soft", "logit"] = _teacher(
+        "logit", "hard or soft (DeiT's token), or logit (the default).", option="distillation"
+    )
+    temperature: float | None = _teacher(None, "Temperature of soft targets; default 3.", above=0)
+    weight: float | None = _teacher(
+        None, "Share of distillation in the loss; default .5 (hard) or .1.", option="distillation_weight",
+        at_least=0, at_most=1,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.kind == "hard" and self.temperature is not None:
+            raise UserError("hard distillation has no temperature; choose soft or logit, or leave it out")
+
+    @property
+    def uses_token(self) -> bool:
+        """Whether the student needs a distillation token with a head of its own."""
+        return self.kind != "logit"
+
+    def settings(self) -> dict[str, Any]:
+        """Return plain values, without the teacher."""
+        weight = _WEIGHTS[self.kind] if self.weight is None else self.weight
+        settings: dict[str, Any] = {"distillation": self.kind, "distillation_weight": weight}
+        if self.kind != "hard":
+            settings["temperature"] = self.temperature or _TEMPERATURE
+        return settings
+
+
+# Of arXiv 1911.04252, section 3.1 (ratio: the authors' code, EfficientNet-B1 to B7; 14 for L2 in the paper), and of
+# 2003.10580: the defaults of the authors' code.
+_SELF_TRAINING: dict[str, dict[str, Any]] = {
+    "noisy-student": {
+        "unlabelled_ratio": 3,
+        "pseudo_labels": "soft",
+        "confidence": 0.3,
+        "images_per_class": 130_000,
+        "head_dropout": 0.5,
+    },
+    "meta-pseudo-labels": {"unlabelled_ratio": 4, "uda_weight": 1.0, "uda_temperature": 0.75, "uda_threshold": 0.6},
+}
+
+
+@dataclass(frozen=True)
+class SelfTrainingOptions:
+    """How a student learns from unlabeled images and a teacher, see `open_teacher` and `load_unlabelled`.
+
+    `hf-vit finetune --help` explains each field. A value of None is the default of its kind, see `settings`; those of
+    the other kind are refused. A noisy student (arXiv 1911.04252) learns as many images of every class, the surest, or
+    all and some of them repeatedly. Pseudo labels of meta-pseudo-labels (arXiv 2003.10580) are drawn from the teacher's
+    probabilities; it should answer to an augmented image as to the image (UDA, arXiv 1904.12848), whose weight rises
+    from 0.
+    """
+
+    teacher: Any
+    unlabelled: str
+    kind: Literal["noisy-student", "meta-pseudo-labels"] = _unlabeled(
+        "noisy-student", "noisy-student (the default) or meta-pseudo-labels.", option="self_training"
+    )
+    unlabelled_ratio: int | None = _unlabeled(
+        None,
+        "Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels).",
+        option="unlabeled_ratio",
+        at_least=1,
+    )
+    pseudo_labels: Literal["soft", "hard"] | None = _unlabeled(None, "noisy-student: soft (the default) or hard.")
+    confidence: float | None = _unlabeled(
+        None, "noisy-student: smallest confidence of a label; default .3.", at_least=0, at_most=1
+    )
+    images_per_class: int | None = _unlabeled(
+        None, "noisy-student: most images per class; default: those of the largest class.", at_least=1
+    )
+    head_dropout: float | None = _unlabeled(
+        None, "noisy-student: dropout before the head; default .5.", at_least=0, below=1
+    )
+    uda_weight: float | None = _unlabeled(
+        None, "meta-pseudo-labels: weight of the UDA consistency loss; default 1.", at_least=0
+    )
+    uda_temperature: float | None = _unlabeled(
+        None, "meta-pseudo-labels: temperature of the UDA targets; default .75.", above=0
+    )
+    uda_threshold: float | None = _unlabeled(
+        None, "meta-pseudo-labels: smallest confidence of UDA targets; default .6.", at_least=0, at_most=1
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for name in sorted({*SELF_TRAINING_FIELDS} - _SELF_TRAINING[self.kind].keys() - {"kind"}):
+            if getattr(self, name) is not None:
+                raise UserError(f"{name} is not a setting of {self.kind}; leave it out")
+
+    def settings(self) -> dict[str, Any]:
+        """Return plain values, without teacher and images."""
+        usual = _SELF_TRAINING[self.kind]
+        chosen = {name: getattr(self, name) for name in usual if getattr(self, name) is not None}
+        return {"self_training": self.kind, **(usual | chosen)}
+
+
+@dataclass(frozen=True)
+class ContrastiveOptions:
+    """Settings of momentum contrast; the defaults are those of arXiv 2104.02057, section 4.3 and its code's.
+
+    `hf-vit pretrain --help` explains each field. The momentum rises to 1 along half a cosine. A hidden size of None is
+    4096, or 12 times the encoder's width below ViT-S. Batch norm sees the images of all processes; the other norms make
+    a batch's parts independent. Frozen patches keep their initial values: the paper found training stable then.
+    """
+
+    temperature: float = _contrast(0.2, "Temperature of the contrastive loss.", above=0)
+    momentum: float = _contrast(
+        0.99, "Momentum of the momentum encoder at the first step.", option="encoder_momentum", at_least=0,
+        at_most=1,
+    )  # fmt: skip
+    projection_size: int = _contrast(256, "Output size of the projector.", at_least=1)
+    hidden_size: int | None = _contrast(None, "Hidden size of projector and predictor.", at_least=1)
+    normalization: Literal["batch", "layer", "none"] = _contrast(
+        "batch", "Normalization in projector and predictor: batch, layer or none."
+    )
+    freeze_patches: bool = _contrast(True, "Freeze the patch embedding.", flags="--freeze-patches/--train-patches")
+
+    def __post_init__(self) -> None:
+        _check(self, "pretrain")
+
+
 _CROPS = ("random_resized_crop", "random_crop", "scale_jitter")
-AUGMENTATION_FIELDS: Mapping[str, Field[Any]] = {each.name: each for each in fields(AugmentationConfig)}
-RECIPE_FIELDS: Mapping[str, Field[Any]] = {each.name: each for each in fields(Recipe) if each.metadata}
-RUN_FIELDS: Mapping[str, Field[Any]] = {each.name: each for each in fields(FinetuneOptions)}
+
+
+def _fields(settings: Any) -> Mapping[str, Field[Any]]:
+    return {each.name: each for each in fields(settings) if each.metadata}
+
+
+RECIPE_FIELDS, AUGMENTATION_FIELDS, RUN_FIELDS = map(_fields, (Recipe, AugmentationConfig, FinetuneOptions))
+DISTILLATION_FIELDS, SELF_TRAINING_FIELDS = map(_fields, (DistillationOptions, SelfTrainingOptions))
+CONTRASTIVE_FIELDS = _fields(ContrastiveOptions)
 # What an option of `hf-vit finetune` may change in a recipe.
 OVERRIDABLE = frozenset(RECIPE_FIELDS) | frozenset(AUGMENTATION_FIELDS)
 
 
-def _checked(known: Field[Any], value: Any) -> Any:
-    """Return a value of a recipe in the type of its field."""
+def option_name(field: Field[Any]) -> str:
+    """Return the name of the option that sets a field."""
+    return field.metadata.get("option") or field.name
+
+
+def _check(settings: Any, command: str = "finetune") -> None:
+    """Give the fields of a data class values in their types and ranges, or refuse them."""
+    for each in fields(settings):
+        object.__setattr__(settings, each.name, _checked(each, getattr(settings, each.name), command))
+
+
+def _checked(known: Field[Any], value: Any, command: str) -> Any:
+    """Return a value in the type of its field."""
     kind: Any = known.type
     parts, need = (kind, *get_args(kind)), ""
     if value is None and NoneType in parts:
         return value
     value = cast(Any, value)
     try:
-        if get_origin(kind) is Literal:
-            *others, last = (repr(choice) for choice in parts[1:])
-            need = "" if value in parts else f"{', '.join(others)} or {last}"
+        choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
+        if choices:
+            *others, last = map(repr, choices)
+            need = "" if value in choices else f"{', '.join(others)} or {last}"
         elif any(get_origin(part) is tuple for part in parts):
             need = "" if isinstance(value, tuple | list) else "a valid tuple"
             value = value if need else tuple(value)
@@ -410,7 +568,7 @@ def _checked(known: Field[Any], value: Any) -> Any:
     except (TypeError, ValueError):
         need = "a valid number"
     if need:
-        raise UserError(f"{known.name} = {value!r}: Input should be {need}; see hf-vit finetune --help")
+        raise UserError(f"{option_name(known)} = {value!r}: Input should be {need}; see hf-vit {command} --help")
     return value
 
 

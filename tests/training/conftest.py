@@ -1,5 +1,6 @@
 """A tiny model and tiny images that can be learnt in seconds: squares of one colour on noise."""
 
+import math
 import shutil
 
 import numpy as np
@@ -27,6 +28,23 @@ def make_colour_folder(root, count=20, colours=COLOURS):
         for index in range(count):
             coloured_square(colour, 1000 * position + index).save(root / name / f"{index:02d}.png")
     return root
+
+
+def write_parquet(path, files):
+    """Write a shard of image files, each of the class that its folder is called."""
+    from datasets import ClassLabel, Dataset, Features
+    from datasets import Image as ImageFeature
+
+    names = sorted(COLOURS)
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)})
+    images = [{"bytes": file.read_bytes(), "path": None} for file in files]
+    rows = {"image": images, "label": [names.index(file.parent.name) for file in files]}
+    Dataset.from_dict(rows, features=features).to_parquet(path)
+
+
+def softmax(row, temperature=1.0):
+    powers = [math.exp(value / temperature) for value in row]
+    return [power / sum(powers) for power in powers]
 
 
 class Images:
@@ -178,20 +196,9 @@ def make_trainer(tiny_config, tmp_path):
         model = model or HfViTForImageClassification(tiny_config())
         if hasattr(model, "classifier") and not model.classifier.weight.any():
             nn.init.normal_(model.classifier.weight)
-        defaults = dict(
-            output_dir=str(tmp_path / "work"),
-            report_to="none",
-            use_cpu=True,
-            max_steps=1,
-            learning_rate=0.1,
-            optim="sgd",
-        )
-        return HfViTTrainer(
-            model=model,
-            args=TrainingArguments(**{**defaults, **arguments}),
-            train_dataset=dataset or Images(),
-            eval_dataset=dataset or Images(),
-            **(extras or {}),
-        )
+        defaults = dict(output_dir=str(tmp_path / "work"), report_to="none", use_cpu=True)
+        settings = TrainingArguments(**{**defaults, "max_steps": 1, "learning_rate": 0.1, "optim": "sgd", **arguments})
+        data = dict(train_dataset=dataset or Images(), eval_dataset=dataset or Images())
+        return HfViTTrainer(model=model, args=settings, **data, **(extras or {}))
 
     return make

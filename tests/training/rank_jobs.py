@@ -10,9 +10,9 @@ import torch
 
 RANK = int(os.environ.get("RANK", "0"))
 # Nothing by chance, whose draws depend on the micro-batches; and no Adam, which makes steps of rounding errors.
-SETTINGS = dict(
-    evaluations=2, batch_size=16, optimizer="sgd", learning_rate=0.1, dropout=0.0, drop_path=0.0, mixup_alpha=0.0
-)
+ON_CPU = dict(device="cpu", precision="fp32")
+SETTINGS = dict(evaluations=2, batch_size=16, optimizer="sgd", learning_rate=0.1, **ON_CPU)
+SETTINGS |= dict(dropout=0.0, drop_path=0.0, mixup_alpha=0.0)
 # What else can be chosen: two processes, with whole weights or sharded ones, give the weights of one.
 VARIANTS = {
     "average": dict(average_decay=0.5),
@@ -21,7 +21,7 @@ VARIANTS = {
     "sam of parts": dict(sam_rho=0.05, sam_micro_batches=True, steps=3),
     "distilled": dict(layer_decay=0.7, clip=0.1),
 }
-CONTRAST = dict(steps=4, evaluations=4, batch_size=16, optimizer="sgd", learning_rate=0.1)
+CONTRAST = dict(steps=4, evaluations=4, batch_size=16, optimizer="sgd", learning_rate=0.1, **ON_CPU)
 
 
 def tiny_config(**fields):
@@ -36,11 +36,9 @@ def report(folder: Path, name: str, value) -> None:
 
 
 def finetune(data: Path, output: Path, steps: int, **options):
-    from hf_vit.training import FinetuneOptions
     from hf_vit.training import finetune as run
 
-    chosen = FinetuneOptions(device="cpu", precision="fp32", **options)
-    return run(tiny_config(), str(data), output, options=chosen, report=print, steps=steps, **SETTINGS)
+    return run(tiny_config(), str(data), output, report=print, steps=steps, **SETTINGS, **options)
 
 
 def tables(folder: Path) -> None:
@@ -109,40 +107,35 @@ def misfits(folder: Path) -> None:
 
 def contrast(folder: Path, output: Path) -> None:
     """The whole batch is the dictionary, over both processes, and what the batch norms see."""
-    from hf_vit.training import FinetuneOptions, pretrain
+    from hf_vit.training import pretrain
 
-    options = FinetuneOptions(device="cpu", precision="fp32")
-    settings = dict(objective="contrastive", options=options, **CONTRAST)
-    result = pretrain(tiny_config(), str(folder / "colours"), output, **settings)
+    result = pretrain(tiny_config(), str(folder / "colours"), output, objective="contrastive", **CONTRAST)
     losses = [[entry[name] for entry in result.history if name in entry] for name in ("eval_loss", "loss")]
     report(output.parent, output.name, losses)
 
 
 def variant(folder: Path, output: Path, name: str, **options) -> None:
     """A training of 6 steps, which accumulates and ends an epoch in the middle of a batch; "of parts" does neither."""
-    from hf_vit.training import DistillationOptions, FinetuneOptions
+    from hf_vit.training import DistillationOptions
     from hf_vit.training import finetune as run
 
-    parts = 8 if name == "sam of parts" else 4
-    chosen = FinetuneOptions(device="cpu", precision="fp32", micro_batch_size=parts, **options)
     told = DistillationOptions(folder / "ddp") if name == "distilled" else None
-    settings = {**SETTINGS, "steps": 6, **VARIANTS[name]}
-    result = run(tiny_config(), str(folder / "colours"), output, distillation=told, options=chosen, **settings)
+    settings = {**SETTINGS, "steps": 6, "micro_batch_size": 8 if name == "sam of parts" else 4, **VARIANTS[name]}
+    result = run(tiny_config(), str(folder / "colours"), output, distillation=told, **settings, **options)
     losses = [entry["loss"] for entry in result.history if "loss" in entry]
     report(output.parent, output.name, [result.test.loss, losses])
 
 
 def noisy_student(folder: Path, output: Path) -> None:
     """Batches of 8 labelled and 16 unlabelled images, of which each process has half."""
-    from hf_vit.training import FinetuneOptions, SelfTrainingOptions
+    from hf_vit.training import SelfTrainingOptions
     from hf_vit.training import finetune as run
 
     told = SelfTrainingOptions(
         folder / "ddp", str(folder / "colours-0"), unlabelled_ratio=2, confidence=0.0, head_dropout=0.0
     )
-    options = FinetuneOptions(device="cpu", precision="fp32")
     settings = SETTINGS | dict(batch_size=8, evaluations=1, steps=3)
-    run(tiny_config(), str(folder / "colours"), output, self_training=told, options=options, **settings)
+    run(tiny_config(), str(folder / "colours"), output, self_training=told, **settings)
 
 
 def sharded(folder: Path) -> None:

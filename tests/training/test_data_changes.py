@@ -8,10 +8,8 @@ import tarfile
 
 import pytest
 import yaml
-from datasets import ClassLabel, Dataset, Features
-from datasets import Image as ImageFeature
 from PIL import Image
-from training.conftest import same_weights
+from training.conftest import same_weights, write_parquet
 
 from hf_vit import UserError
 from hf_vit.data import load_data
@@ -188,21 +186,16 @@ SHARD_SETTINGS = dict(steps=6, evaluations=3, batch_size=4, dropout=0.1, shift_p
 
 @pytest.fixture(scope="module")
 def encoded(colours):
-    """PNG files and labels of three shards of 12 images."""
+    """The files of three shards of 12 images."""
     files = [colours / NAMES[i % 3] / f"{i // 3:02d}.png" for i in range(36)]
-    return [[(path.read_bytes(), i % 3) for i, path in enumerate(files)][12 * k : 12 * k + 12] for k in range(3)]
+    return [files[12 * k : 12 * k + 12] for k in range(3)]
 
 
-def write_parquet(path, rows):
-    features = Features({"image": ImageFeature(), "label": ClassLabel(names=NAMES)})
-    table = {"image": [{"bytes": png, "path": None} for png, _ in rows], "label": [label for _, label in rows]}
-    Dataset.from_dict(table, features=features).to_parquet(path)
-
-
-def write_tar(path, rows):
+def write_tar(path, files):
     with tarfile.open(path, "w") as tar:
-        for row, (png, label) in enumerate(rows):
-            for suffix, content in (("png", png), ("cls", str(label).encode())):
+        for row, file in enumerate(files):
+            label = str(NAMES.index(file.parent.name)).encode()
+            for suffix, content in (("png", file.read_bytes()), ("cls", label)):
                 info = tarfile.TarInfo(f"{path.stem}-{row:03d}.{suffix}")
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
@@ -216,8 +209,8 @@ def shards(encoded, tmp_path):
     def make(kind):
         folder = tmp_path / "data"
         folder.mkdir()
-        for number, rows in enumerate(encoded):
-            WRITERS[kind](folder / f"train-{number}.{kind}", rows)
+        for number, files in enumerate(encoded):
+            WRITERS[kind](folder / f"train-{number}.{kind}", files)
         return folder
 
     return make

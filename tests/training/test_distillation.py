@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import Images, same_weights
+from training.conftest import Images, same_weights, softmax
 from transformers import (
     AutoModelForImageClassification,
     ConvNextImageProcessor,
@@ -38,11 +38,6 @@ from hf_vit.training.tasks.distillation import (
 
 NAMES = ["blue", "green", "red"]
 SETTINGS = dict(steps=8, evaluations=4, batch_size=12, learning_rate=2e-3, mixup_alpha=0.2, dropout=0.1, shift_px=1)
-
-
-def softmax(row, temperature=1.0):
-    powers = [math.exp(value / temperature) for value in row]
-    return [power / sum(powers) for power in powers]
 
 
 def by_hand(kind, own, learner, labels, taught, weight, temperature):
@@ -95,21 +90,6 @@ def test_a_student_that_answers_as_its_teacher_has_nothing_to_learn(answers):
     loss.backward()
     assert loss.item() == pytest.approx(0, abs=1e-12)
     assert logits.grad.abs().max() < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (dict(kind="firm"), "distillation 'firm' is unknown; choose hard, soft, logit"),
-        (dict(kind="hard", temperature=2.0), "hard distillation has no temperature"),
-        (dict(temperature=0.0), "temperature 0.0 must be above 0"),
-        (dict(kind="soft", temperature=float("nan")), "temperature nan"),
-        (dict(weight=1.5), r"weight 1.5 must be in 0..1"),
-    ],
-)
-def test_bad_options(values, message):
-    with pytest.raises(UserError, match=message):
-        DistillationOptions("nobody", **values)
 
 
 # --- teachers ---

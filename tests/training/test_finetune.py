@@ -3,12 +3,12 @@
 import contextlib
 import io
 import json
-import shutil
 from itertools import cycle, islice
 
 import pytest
 import torch
 from PIL import Image
+from training.conftest import write_parquet
 from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessor, pipeline
 
 from hf_vit import HfViTForImageClassification
@@ -164,8 +164,7 @@ def test_it_learns_and_keeps_the_best_checkpoint(colours, tiny_config, tmp_path)
 def test_the_seed_decides_everything(colours, tiny_config, tmp_path):
     def weights(name, seed, before):
         torch.manual_seed(before)
-        options = FinetuneOptions(seed=seed)
-        run = finetune(tiny_config(), str(colours), tmp_path / name, options=options, steps=2, evaluations=1)
+        run = finetune(tiny_config(), str(colours), tmp_path / name, seed=seed, steps=2, evaluations=1)
         return torch.cat([p.detach().flatten() for p in run.model.parameters()])
 
     first = weights("a", seed=1, before=10)
@@ -238,18 +237,9 @@ def test_variants_start_afresh(name, patch, width):
     assert (config.patch_size, config.hidden_size) == (patch, width)
 
 
-def test_streamed_training(tiny_config, tmp_path, colours):
-    from datasets import ClassLabel, Dataset, Features
-    from datasets import Image as ImageFeature
-
-    files = sorted(colours.glob("*/*.png"))
-    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["blue", "green", "red"])})
-    rows = {
-        "image": [{"bytes": file.read_bytes(), "path": None} for file in files],
-        "label": [["blue", "green", "red"].index(file.parent.name) for file in files],
-    }
+def test_streamed_training(tiny_config, tmp_path, colours, killed):
     (tmp_path / "data").mkdir()
-    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "data" / "train.parquet")
+    write_parquet(tmp_path / "data" / "train.parquet", sorted(colours.glob("*/*.png")))
     settings = dict(steps=30, evaluations=3, batch_size=12, learning_rate=3e-3)
 
     def train(output, **more):
@@ -260,9 +250,7 @@ def test_streamed_training(tiny_config, tmp_path, colours):
     assert done.steps == 30
     assert done.validation["accuracy"] > 0.5
     # Interrupted in the third pass over the stream, it finds its place again.
-    shutil.copytree(tmp_path / "done" / "checkpoints", tmp_path / "again" / "checkpoints")
-    shutil.rmtree(tmp_path / "again" / "checkpoints" / "checkpoint-30")
-    again = train(tmp_path / "again", resume=True)
+    again = train(killed(done, "again"), resume=True)
     for one, other in zip(done.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)
 

@@ -42,31 +42,28 @@ def saved(tiny_config, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("fields", [{}, {"representation_size": 8}, {"use_distillation_token": True}])
-def test_the_same_classes_keep_their_head_in_any_order(saved, fields):
-    folder, old = saved("red", "blue", "green", **fields)
-    new = build_classifier(find_model(str(folder)), ["blue", "green", "red"]).eval()
-    assert new.config.id2label == {0: "blue", 1: "green", 2: "red"}
+COLOURS, IN_ORDER = ("red", "blue", "green"), ["blue", "green", "red"]
+
+
+@pytest.mark.parametrize(
+    ("names", "fields", "classes", "rows"),
+    [
+        (COLOURS, {}, IN_ORDER, [1, 2, 0]),
+        (COLOURS, {"representation_size": 8}, IN_ORDER, [1, 2, 0]),
+        (COLOURS, {"use_distillation_token": True}, IN_ORDER, [1, 2, 0]),
+        (("red ", "cre\u0300me", "green"), {}, ["cr\u00e8me", "green", "red"], [1, 2, 0]),  # another form of Unicode
+        (("crane", "owl", "crane"), {}, ["crane", "owl", "crane"], [0, 1, 2]),  # two classes of one name
+    ],
+)
+def test_the_same_classes_keep_their_head_in_any_order(names, fields, classes, rows, saved):
+    folder, old = saved(*names, **fields)
+    new = build_classifier(find_model(str(folder)), classes).eval()
+    assert new.config.id2label == dict(enumerate(classes))
     with torch.no_grad():
         before, after = old(PIXELS), new(PIXELS)
-    assert torch.equal(after.logits, before.logits[:, [1, 2, 0]])
+    assert torch.equal(after.logits, before.logits[:, rows])
     if fields.get("use_distillation_token"):
-        assert torch.equal(after.distillation_logits, before.distillation_logits[:, [1, 2, 0]])
-
-
-def test_names_in_another_unicode_form_keep_their_head(saved):
-    folder, old = saved("red ", "cre\u0300me", "green")
-    new = build_classifier(find_model(str(folder)), ["cr\u00e8me", "green", "red"]).eval()
-    with torch.no_grad():
-        assert torch.equal(new(PIXELS).logits, old(PIXELS).logits[:, [1, 2, 0]])
-
-
-def test_two_classes_of_one_name_keep_a_row_each(saved):
-    names = ["crane", "owl", "crane"]
-    folder, old = saved(*names)
-    new = build_classifier(find_model(str(folder)), names).eval()
-    with torch.no_grad():
-        assert torch.equal(new(PIXELS).logits, old(PIXELS).logits)
+        assert torch.equal(after.distillation_logits, before.distillation_logits[:, rows])
 
 
 @pytest.mark.parametrize("names", [("red", "blue"), ("red", "blue", "green", "white"), ("red", "blue", "red")])

@@ -130,18 +130,8 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
     assert training.values["validation_mean_average_precision"] == done.validation["mean_average_precision"]
     assert evaluation.values["protocol"] == "multi-label"
 
-    code, out, err = command(
-        "evaluate",
-        tmp_path / "model",
-        "--data",
-        shapes,
-        "--protocol",
-        "multi-label",
-        "--device",
-        "cpu",
-        "--output",
-        tmp_path / "out",
-    )
+    judging = ("--data", shapes, "--protocol", "multi-label", "--device", "cpu", "--output", tmp_path / "out")
+    code, out, err = command("evaluate", tmp_path / "model", *judging)
     assert (code, "trained on" in err) == (0, False)
     again = Facts.load(tmp_path / "model").records[-1].values
     assert again["mean_average_precision"] == pytest.approx(done.test.mean_average_precision)

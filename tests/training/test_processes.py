@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from training.conftest import same_weights
+from training.conftest import same_weights, write_parquet
 from training.rank_jobs import FSDP2, SETTINGS, VARIANTS, contrast, noisy_student, tiny_config, variant
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
@@ -23,7 +23,7 @@ from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
-from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training import finetune
 from hf_vit.training.plan import micro_batch_size
 from hf_vit.training.processes import REFUSALS, first_goes_first, missing_explained, wait_for_all
 from hf_vit.training.run import is_complete
@@ -44,18 +44,11 @@ def write_numbers(root, sizes):
 
 def write_images(root, files):
     """Parquet shards of images: one of 30 and one of 12 to train on."""
-    from datasets import ClassLabel, Dataset, Features
-    from datasets import Image as ImageFeature
-
     root.mkdir()
-    names = sorted({file.parent.name for file in files})
-    features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)})
     files = files[::3] + files[1::3] + files[2::3]
     parts = {"train-0": files[:30], "train-1": files[30:42], "val": files[42:69], "test": files[42:69]}
     for name, chosen in parts.items():
-        images = [{"bytes": file.read_bytes(), "path": None} for file in chosen]
-        labels = [names.index(file.parent.name) for file in chosen]
-        Dataset.from_dict({"image": images, "label": labels}, features=features).to_parquet(root / f"{name}.parquet")
+        write_parquet(root / f"{name}.parquet", chosen)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +79,7 @@ def two(pair, warm):
 def test_two_processes_train_as_one(pair, tmp_path):
     """Micro-batches of 4 in two processes equal batches of 16 in one; 59 images, for two epochs."""
     folder, read = pair
-    options = FinetuneOptions(device="cpu", precision="fp32")
-    one = finetune(tiny_config(), str(folder / "colours"), tmp_path / "one", options=options, steps=8, **SETTINGS)
+    one = finetune(tiny_config(), str(folder / "colours"), tmp_path / "one", steps=8, **SETTINGS)
     ours, theirs = load_file(tmp_path / "one" / "model.safetensors"), load_file(folder / "ddp" / "model.safetensors")
     for name, weight in ours.items():
         torch.testing.assert_close(weight, theirs[name], atol=2e-6, rtol=0)

@@ -18,7 +18,7 @@ from hf_vit.training.input_speed import InputSpeed, measure_input
 from hf_vit.training.record import plot_learning_curve
 from hf_vit.training.trainer import callbacks as progress
 
-SHORT = dict(epochs=2, batch_size=4, evaluations=3, warmup=0)
+SHORT = dict(epochs=2, batch_size=4, evaluations=3, warmup=0, device="cpu", precision="fp32")
 EVALUATED = re.compile(
     r"step (\d+) of (\d+): (?:loss \d+\.\d{4}, learning rate \d\.\d\de-\d\d, )?validation loss \d+\.\d{4}, "
     r"validation accuracy \d+\.\d\d%, [\d,.]+ images/s, \d:\d\d:\d\d left"
@@ -26,8 +26,7 @@ EVALUATED = re.compile(
 
 
 def test_a_log_has_a_line_for_every_evaluation(colours, tiny_checkpoint, tmp_path, capsys):
-    options = FinetuneOptions(device="cpu", precision="fp32")
-    result = finetune(str(tiny_checkpoint), str(colours), tmp_path / "out", options=options, **SHORT)
+    result = finetune(str(tiny_checkpoint), str(colours), tmp_path / "out", **SHORT)
     lines = capsys.readouterr().err.splitlines()
     told = [EVALUATED.fullmatch(line) for line in lines if line.startswith("step ")]
     evaluated = [entry["step"] for entry in result.history if "eval_accuracy" in entry]
@@ -91,8 +90,7 @@ def test_whom_to_report_to_is_checked_before_any_work(monkeypatch):
 
 def test_tensorboard_gets_the_log_into_a_folder_that_stays(colours, tiny_checkpoint, tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    options = FinetuneOptions(device="cpu", precision="fp32", report_to="tensorboard")
-    result = finetune(str(tiny_checkpoint), str(colours), tmp_path / "out", options=options, **SHORT)
+    result = finetune(str(tiny_checkpoint), str(colours), tmp_path / "out", report_to="tensorboard", **SHORT)
     events = accumulator.EventAccumulator(str(tmp_path / "out/runs")).Reload()
     written = [event.value for event in events.Scalars("eval/accuracy")]
     assert written == pytest.approx([entry["eval_accuracy"] for entry in result.history if "eval_accuracy" in entry])
@@ -118,8 +116,7 @@ def test_the_learning_curve_shows_the_history(tmp_path: Path, monkeypatch: pytes
 
 
 def test_no_history_no_curve(tmp_path: Path) -> None:
-    assert not plot_learning_curve([], tmp_path / "c.png")
-    assert not plot_learning_curve([{"epoch": 1.0, "train_runtime": 3.0}], tmp_path / "c.png")
+    assert not any(plot_learning_curve(log, tmp_path / "c.png") for log in ([], [{"epoch": 1.0, "train_runtime": 3.0}]))
     assert plot_learning_curve([{"epoch": 1.0, "loss": 3.0}], tmp_path / "d.png")
     assert [path.name for path in tmp_path.iterdir()] == ["d.png"]
 

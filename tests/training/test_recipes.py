@@ -15,10 +15,12 @@ from hf_vit import UserError
 from hf_vit.data.augmentation import AugmentationConfig, open_policy
 from hf_vit.loading.start import find_model
 from hf_vit.training import pretrain
-from hf_vit.training.plan import schedule_of
+from hf_vit.training.plan import Start, schedule_of
 from hf_vit.training.recipes.registry import OVERRIDABLE, RECIPES, find_recipe
 from hf_vit.training.tasks.classification import build_for_classes
+from hf_vit.training.tasks.patch_prediction import RandomMasking
 from hf_vit.training.trainer.optimizers import optimizer_of
+from hf_vit_settings import ContrastiveOptions, DistillationOptions, SelfTrainingOptions
 
 
 def test_every_recipe_cites_its_source_and_is_frozen():
@@ -74,11 +76,56 @@ def test_override_changes_only_what_is_given():
         (dict(repeated_augmentation=0), "repeated_augmentation = 0"),
         (dict(auto_augment="rand-x9"), "auto_augment = rand-x9; needed: a policy"),
         (dict(random_resized_crop=(0.1, 1.0), random_crop=4), "one of random_crop and random_resized_crop"),
+        (dict(loss="bce", class_weights=True), "--class-weights works with --loss ce only"),
+        (dict(balanced_sampling=True, class_weights=True), "both balance classes; choose one"),
     ],
 )
 def test_bad_values_are_named(values, message):
     with pytest.raises(UserError, match=message):
         find_recipe("default-small").override(**values)
+
+
+META = dict(teacher=None, unlabelled="", kind="meta-pseudo-labels")
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "message"),
+    [
+        (DistillationOptions, dict(teacher=None, kind="firm"), "distillation = 'firm': Input .*'soft' or 'logit'; see"),
+        (DistillationOptions, dict(teacher=None, kind="hard", temperature=2.0), "hard distillation has no temperature"),
+        (DistillationOptions, dict(teacher=None, temperature=0.0), "temperature = 0.0: .*greater than 0"),
+        (DistillationOptions, dict(teacher=None, kind="soft", temperature=NAN), "temperature = nan"),
+        (DistillationOptions, dict(teacher=None, weight=1.5), "distillation_weight = 1.5: .*less than or equal to 1"),
+        (SelfTrainingOptions, META | dict(kind="loud"), "'loud': Input .*'noisy-student' or 'meta-pseudo-labels'"),
+        (SelfTrainingOptions, META | dict(kind="noisy-student", pseudo_labels="firm"), "pseudo_labels = 'firm'"),
+        (SelfTrainingOptions, META | dict(kind="noisy-student", confidence=1.5), "confidence = 1.5: .*equal to 1"),
+        (SelfTrainingOptions, META | dict(kind="noisy-student", confidence=NAN), "confidence = nan"),
+        (SelfTrainingOptions, META | dict(kind="noisy-student", head_dropout=1.0), "head_dropout = 1.0: .*less than 1"),
+        (SelfTrainingOptions, META | dict(kind="noisy-student", head_dropout=NAN), "head_dropout = nan"),
+        (SelfTrainingOptions, META | dict(kind="noisy-student", uda_weight=1.0), "not a setting of noisy-student"),
+        (SelfTrainingOptions, META | dict(confidence=0.5), "confidence is not a setting of meta-pseudo-labels"),
+        (SelfTrainingOptions, META | dict(unlabelled_ratio=0), "unlabeled_ratio = 0: .*equal to 1"),
+        (SelfTrainingOptions, META | dict(uda_weight=-1.0), "uda_weight = -1.0: .*equal to 0"),
+        (SelfTrainingOptions, META | dict(uda_weight=NAN), "uda_weight = nan"),
+        (SelfTrainingOptions, META | dict(uda_temperature=0.0), "uda_temperature = 0.0: .*greater than 0"),
+        (SelfTrainingOptions, META | dict(uda_temperature=NAN), "uda_temperature = nan"),
+        (SelfTrainingOptions, META | dict(uda_threshold=NAN), "uda_threshold = nan"),
+        (ContrastiveOptions, dict(temperature=0.0), "temperature = 0.0: .*greater than 0; see hf-vit pretrain"),
+        (ContrastiveOptions, dict(momentum=1.5), "encoder_momentum = 1.5"),
+        (ContrastiveOptions, dict(projection_size=0), "projection_size = 0"),
+        (ContrastiveOptions, dict(hidden_size=-1), "hidden_size = -1"),
+        (ContrastiveOptions, dict(normalization="group"), "normalization = 'group': .*'batch', 'layer' or 'none'"),
+        (RandomMasking, dict(rate=0.0), "mask rate 0.0 must be above 0"),
+        (RandomMasking, dict(rate=1.1), "mask rate 1.1 must be above 0 and at most 1"),
+        (RandomMasking, dict(rate=NAN), "mask rate nan"),
+        (RandomMasking, dict(mask_share=0.8, swap_share=0.3), "0.8 become.*0.3.*together at most 1"),
+        (RandomMasking, dict(mask_share=-0.1), "-0.1 become"),
+    ],
+)
+def test_bad_options_are_named(options, values, message):
+    with pytest.raises(UserError, match=message):
+        options(**values)
 
 
 def test_every_value_has_a_flag():
@@ -247,30 +294,28 @@ def test_cosine_ends_at_the_smallest_learning_rate():
 def test_a_recipes_architecture_is_of_fresh_weights_alone(tiny_config, tiny_checkpoint):
     recipe = find_recipe("deit3").override(dropout=0.0)
     data = SimpleNamespace(label_names=["a", "b"])
-    model, _ = build_for_classes(find_model(tiny_config()), data, None, recipe)
+    model, _ = build_for_classes(Start(find_model(tiny_config()), data, None), recipe)
     assert (model.config.layer_scale_init_value, model.config.position_on_class_token) == (1e-4, False)
     gammas = [value for name, value in model.named_parameters() if "scale" in name]
     assert gammas
     assert all((gamma == 1e-4).all() for gamma in gammas)
-    kept, _ = build_for_classes(find_model(str(tiny_checkpoint)), data, None, recipe)
+    kept, _ = build_for_classes(Start(find_model(str(tiny_checkpoint)), data, None), recipe)
     assert kept.config.layer_scale_init_value is None
     # An explicit field wins, and a family without it is told.
-    other, _ = build_for_classes(find_model(tiny_config()), data, None, recipe, layer_scale_init_value=0.5)
+    other, _ = build_for_classes(Start(find_model(tiny_config()), data, None), recipe, layer_scale_init_value=0.5)
     assert other.config.layer_scale_init_value == 0.5
     with pytest.raises(UserError, match="BiT-R50x1 has no layer_scale_init_value and position_on_class_token, which"):
-        build_for_classes(find_model("BiT-R50x1"), data, None, recipe)
+        build_for_classes(Start(find_model("BiT-R50x1"), data, None), recipe)
 
 
 def test_values_for_classifiers_are_refused_by_pre_training(command, tmp_path):
     arguments = ("pretrain", "--model", "Ti/16", "--data", "digits", "--output", tmp_path / "out")
-    code, _, err = command(*arguments, "--recipe", "rsb-a2")
-    assert code == 1
-    assert (
-        "loss bce, repeated_augmentation, mixup_alpha, cutmix_alpha of the recipe rsb-a2 works in hf-vit finetune only"
-        in err
-    )
-    code, _, err = command(*arguments, "--recipe", "better-vit")
-    assert code == 1
-    assert "architecture, mixup_alpha of the recipe better-vit works in hf-vit finetune only" in err
+    for recipe, names in (
+        ("rsb-a2", "loss bce, repeated_augmentation, mixup_alpha, cutmix_alpha"),
+        ("better-vit", "architecture, mixup_alpha"),
+    ):
+        code, _, err = command(*arguments, "--recipe", recipe)
+        assert code == 1
+        assert f"{names} of the recipe {recipe} works in hf-vit finetune only" in err
     with pytest.raises(UserError, match=r"label_smoothing, mixup_alpha of the recipe .* works in hf-vit finetune only"):
         pretrain("Ti/16", "digits", tmp_path / "out", label_smoothing=0.1, mixup_alpha=0.2)

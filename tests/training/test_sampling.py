@@ -51,14 +51,8 @@ def test_batches_depend_on_seed_and_epoch_alone():
     assert batches(2, epoch=0) == first
     assert batches(0, epoch=1) != first
     assert batches(0, epoch=0, seed=4) != first
-
-
-def test_an_epoch_shows_every_example_once_in_an_order_of_its_own():
-    orders = []
-    for epoch in range(3):
-        order = [index for batch, _ in batches(0, epoch) for index, _ in batch]
-        assert sorted(order) == list(range(10))
-        orders.append(tuple(order))
+    orders = [tuple(index for batch, _ in batches(0, epoch) for index, _ in batch) for epoch in range(3)]
+    assert all(sorted(order) == list(range(10)) for order in orders), "every example comes once an epoch"
     assert len(set(orders)) == 3
 
 
@@ -171,13 +165,8 @@ def test_stream_goes_on_epoch_after_epoch_with_new_variation():
 
 def test_stream_batches_are_collated_under_their_own_seed():
     def first(count):
-        loader = DataLoader(
-            SeededStream(Stream(), 1),
-            batch_size=2,
-            collate_fn=StreamCollator(
-                lambda examples: ([e["index"] for e in examples], torch.rand(()).item(), examples)
-            ),
-        )
+        collator = StreamCollator(lambda rows: ([row["index"] for row in rows], torch.rand(()).item(), rows))
+        loader = DataLoader(SeededStream(Stream(), 1), batch_size=2, collate_fn=collator)
         return [batch for batch, _ in zip(loader, range(count), strict=False)]
 
     one = first(3)

@@ -24,7 +24,7 @@ LABELS = {0: "blue", 1: "green", 2: "red"}
 def shelf(tmp_path_factory, colours):
     """Four classifiers, trained a little from one start with other seeds; the last one is spoilt."""
     from hf_vit import HfViTConfig
-    from hf_vit.training import FinetuneOptions, finetune
+    from hf_vit.training import finetune
 
     sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     root = tmp_path_factory.mktemp("shelf")
@@ -33,8 +33,7 @@ def shelf(tmp_path_factory, colours):
     start.save_pretrained(root / "start")
     make_processor(start.config).save_pretrained(root / "start")
     for seed, steps in enumerate((24, 12, 6)):
-        options = FinetuneOptions(seed=seed)
-        finetune(str(root / "start"), str(colours), root / f"seed-{seed}", options=options, steps=steps, evaluations=1,
+        finetune(str(root / "start"), str(colours), root / f"seed-{seed}", seed=seed, steps=steps, evaluations=1,
                  batch_size=16, learning_rate=3e-3)  # fmt: skip
     spoilt = HfViTForImageClassification.from_pretrained(root / "seed-0")
     with torch.no_grad():

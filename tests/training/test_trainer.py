@@ -21,7 +21,7 @@ from hf_vit import (
     UserError,
 )
 from hf_vit.results.facts import Facts
-from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training import finetune
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
 from hf_vit.training.trainer.optimizers import layer_numbers, parameter_groups
 from hf_vit.training.trainer.sampling import EpochSampler
@@ -263,20 +263,6 @@ def test_a_training_that_makes_up_for_it(make_colours, tiny_config, tmp_path):
         heads.append(result.model.classifier.weight.detach())
     assert not torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
-
-
-def test_what_does_not_go_together_is_refused_before_anything_is_written(colours, tiny_config, tmp_path):
-    def run(**values):
-        options = FinetuneOptions(streaming=values.pop("streaming", False))
-        finetune(tiny_config(), str(colours), tmp_path / "out", options=options, steps=2, **values)
-
-    with pytest.raises(UserError, match="a stream cannot be balanced by class; leave --streaming"):
-        run(streaming=True, class_weights=True)
-    with pytest.raises(UserError, match="--class-weights works with --loss ce only"):
-        run(loss="bce", class_weights=True)
-    with pytest.raises(UserError, match="both balance classes; choose one"):
-        run(balanced_sampling=True, class_weights=True)
-    assert not (tmp_path / "out").exists()
 
 
 SIZES = dict(image_size=32, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16)

@@ -1,10 +1,8 @@
-from .api import finetune, pretrain
-from .options import FinetuneOptions
+from .api import FinetuneOptions, finetune, pretrain
 from .recipes.registry import RECIPES, Recipe, find_recipe
 from .tasks.distillation import DistillationOptions, DistillationTrainer
-from .tasks.pretext import PretrainResult
 from .tasks.self_training import SelfTrainingOptions
-from .tasks.task import FinetuneResult
+from .tasks.task import FinetuneResult, PretrainResult
 from .trainer.hf_vit_trainer import HfViTTrainer
 
 __all__ = [

@@ -1,7 +1,7 @@
 """The main jobs: `finetune` on labels, masks or boxes, a sweep over learning rates included, and `pretrain` without."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -10,27 +10,38 @@ from hf_vit.errors import DivergedError, UserError
 from hf_vit.evaluation.runners import running
 from hf_vit.hub.card import refresh_card
 from hf_vit.loading.start import own_head
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
-from hf_vit.training.options import FinetuneOptions, chosen_options
-from hf_vit.training.plan import Run, use_bf16, work_folder
+from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
+from hf_vit.training.plan import Job, Run, Start, use_bf16
 from hf_vit.training.processes import is_first, report_on_first, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.run import Job, Say, Start, read_run, run_job, seconds_of, train_once, write_run
-from hf_vit.training.tasks.distillation import DistillationOptions
-from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions
-from hf_vit.training.tasks.patch_prediction import RandomMasking
-from hf_vit.training.tasks.pretext import PretrainResult
-from hf_vit.training.tasks.registry import TASKS
-from hf_vit.training.tasks.self_training import SelfTrainingOptions
-from hf_vit.training.tasks.task import FinetuneResult, Task, best_evaluation
+from hf_vit.training.run import Say, read_run, run_job, seconds_of, train_once, write_run
+from hf_vit.training.tasks.classification import Classification
+from hf_vit.training.tasks.dense import Detection, Segmentation
+from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
+from hf_vit.training.tasks.momentum_contrast import Contrast, ContrastiveOptions
+from hf_vit.training.tasks.patch_prediction import NextPatch, PatchPrediction, RandomMasking
+from hf_vit.training.tasks.self_training import MetaPseudoLabels, NoisyStudent, SelfTrainingOptions
+from hf_vit.training.tasks.task import FinetuneResult, PretrainResult, Task, best_evaluation
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sharing import share_finished
+from hf_vit_settings import RUN_FIELDS, FinetuneOptions
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
 
+TASKS: dict[str, type[Task[Any]]] = {
+    "classification": Classification,
+    "distillation": Distillation,
+    "noisy-student": NoisyStudent,
+    "meta-pseudo-labels": MetaPseudoLabels,
+    "segmentation": Segmentation,
+    "detection": Detection,
+    "masked-patch": PatchPrediction,
+    "next-patch": PatchPrediction,
+    "contrastive": Contrast,
+}
 FINETUNED = ("classification", "segmentation", "detection")
-OBJECTIVES = [name for name, line in TASKS.items() if not line.has_labels]
+OBJECTIVES = [name for name, task in TASKS.items() if not task.has_labels]
 
 
 def finetune(
@@ -85,25 +96,22 @@ def finetune(
         UserError: bad input, a full disk, too little memory, a loss that is not a number, or a push that failed (the
             model is complete then).
     """
-    say, (options, values) = report_on_first(report), chosen_options(options, settings)
-    line = TASKS[_task_name(task, head, head_width, distillation, self_training)]
-    chosen = _choose_recipe(line.recipe if recipe is None else recipe, values)
+    say, name = report_on_first(report), _task_name(task, head, head_width, distillation, self_training)
+    job = _job(name, model, data, output, recipe, options, command, settings)
+    options = job.options
     if runner == "ray" and (lr_sweep is False or world_size() > 1):
         raise UserError(
             "--runner ray needs --lr-sweep and does not work under torchrun; add --lr-sweep, or leave the runner out"
         )
     if lr_sweep is not False and task != "classification":
         raise UserError(f"a learning-rate sweep compares accuracies, which {task} does not have; leave it out")
-    rates = None if lr_sweep is False else _sweep_rates(chosen, lr_sweep)
-    learner = line.make(
-        distillation=distillation,
-        self_training=self_training,
-        skip_bad_images=options.skip_bad_images,
-        device=options.device,
-        head=head or own_head(model, task),
-        head_width=head_width,
-    )
-    job = Job(model, data, Path(output), chosen, options, command)
+    rates = None if lr_sweep is False else _sweep_rates(job.recipe, lr_sweep)
+    if task != "classification":
+        learner = TASKS[task](head or own_head(model, task), head_width)
+    elif self_training is not None:
+        learner = TASKS[name](self_training, options.device, options.skip_bad_images)
+    else:
+        learner = Classification() if distillation is None else Distillation(distillation, options.device)
     with running(runner, address, options.device) as ray:
         train = train_once if rates is None else partial(_sweep, rates, ray)
         result: FinetuneResult = run_job(learner, job, say, train)
@@ -123,6 +131,7 @@ def _task_name(
     distillation: DistillationOptions | None,
     self_training: SelfTrainingOptions | None,
 ) -> str:
+    """Return the line of `TASKS` that `finetune` was asked for."""
     if task not in FINETUNED:
         raise UserError(f"unknown task '{task}'; choose {', '.join(FINETUNED)}")
     if task == "classification" and (head or head_width) is not None:
@@ -138,8 +147,25 @@ def _task_name(
     return "classification" if distillation is None else "distillation"
 
 
-def _choose_recipe(recipe: str | Recipe, values: dict[str, Any]) -> Recipe:
-    return (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(**values)
+def _job(
+    task: str,
+    model: str | HfViTBaseConfig,
+    data: str,
+    output: str | Path,
+    recipe: str | Recipe | None,
+    options: FinetuneOptions | None,
+    command: str | Sequence[str] | None,
+    settings: Mapping[str, Any],
+) -> Job:
+    """Return a job with the `settings` of a caller: fields of the options, the others of the recipe."""
+    chosen = {name: value for name, value in settings.items() if name in RUN_FIELDS and value is not None}
+    if isinstance(chosen.get("image_size"), int):
+        chosen["image_size"] = as_pair(chosen["image_size"])
+    options = replace(options or FinetuneOptions(), **chosen)
+    recipe = recipe or TASKS[task].recipe
+    recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe = recipe.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
+    return Job(model, data, Path(output), recipe, options, command)
 
 
 def pretrain(
@@ -167,9 +193,8 @@ def pretrain(
 
     Args:
         model: a variant such as "S/16" or "Ti/4" (fresh weights), a folder, a Hub id, or a configuration.
-        data: see `hf_vit.data.load_data`.
-        output: a new or empty folder, or with `resume` that of the run.
-        objective: a name of `OBJECTIVES`, see `hf_vit.training.tasks.registry`.
+        data, output, options, command, report, **settings: as of `finetune`.
+        objective: a name of `OBJECTIVES`.
         recipe: a name of `RECIPES`, or a recipe; None takes the objective's small one.
         target: of patch prediction: "mean_color", "downsampled" or "pixels" (arXiv 2010.11929, B.1.2).
         masking: of "masked-patch"; by default the paper's.
@@ -178,19 +203,13 @@ def pretrain(
         class_token: False: none, and the mean of the patches instead; None keeps the model's.
         num_hidden_groups: layers share weights in so many groups; None keeps the model's.
         causal: masked prediction with causal attention ("next-patch" always has it).
-        options: how to run it, if not by keyword.
-        command: what was typed, for the facts.
-        report: gets a line at a time about what is being done.
-        **settings: fields of `FinetuneOptions` (`image_size=32`, `seed=1`, `resume=True`), and values of the recipe or
-            its augmentation (`epochs=5`, `color_jitter=0.2`); None changes nothing.
 
     Raises:
         UserError: bad input, a full disk, too little memory, or a loss that is not a number.
     """
     if objective not in OBJECTIVES:
         raise UserError(f"objective '{objective}' is unknown; choose {', '.join(OBJECTIVES)}")
-    line, (options, values) = TASKS[objective], chosen_options(options, settings)
-    chosen = _choose_recipe(line.recipe if recipe is None else recipe, values)
+    job = _job(objective, model, data, output, recipe, options, command, settings)
     fields: dict[str, Any] = {}
     if class_token is not None:
         fields |= {"pooling": "token" if class_token else "gap", "use_class_token": None}
@@ -198,8 +217,11 @@ def pretrain(
         fields["num_hidden_groups"] = num_hidden_groups
     if causal:
         fields["is_causal"] = True
-    task = line.make(target=target, masking=masking, static_masks=static_masks, contrastive=contrastive, fields=fields)
-    job = Job(model, data, Path(output), chosen, options, command)
+    if objective == "contrastive":
+        task: Task[PretrainResult] = Contrast(contrastive or ContrastiveOptions(), fields)
+    else:
+        policy = NextPatch() if objective == "next-patch" else masking or RandomMasking()
+        task = PatchPrediction(target, policy, static_masks, fields)
     return run_job(task, job, report_on_first(report), train_once)
 
 
@@ -210,37 +232,9 @@ def _sweep_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, 
         raise UserError(f"the recipe {recipe.name} has no grid of learning rates; give --sweep-rates 0.001,0.003,0.01")
     for rate in rates:
         recipe.override(learning_rate=rate)
-    if len({_trial_name(rate) for rate in rates}) < len(rates):
+    if len({f"{rate:g}" for rate in rates}) < len(rates):
         raise UserError(f"duplicate learning rate in {', '.join(map(str, rates))}; give each once")
     return rates
-
-
-def _trial_name(rate: float) -> str:
-    """Return the folder of a trial in OUTPUT/checkpoints."""
-    return f"rate-{rate:g}"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The results of a learning rate on the validation split; None where the loss became infinite.
-
-    Attributes:
-        score: by which checkpoints and trials are compared: accuracy first, then the smaller loss.
-        seconds: spent training.
-    """
-
-    learning_rate: float
-    accuracy: float | None = None
-    loss: float | None = None
-    score: float | None = None
-    best_step: int | None = None
-    seconds: float | None = None
-
-    def describe(self) -> str:
-        """Return the results in one line."""
-        if self.accuracy is None:
-            return f"learning rate {self.learning_rate:g}: diverged"
-        return f"learning rate {self.learning_rate:g}: validation accuracy {self.accuracy:.2%}, loss {self.loss:.4f}"
 
 
 def _sweep(
@@ -253,8 +247,7 @@ def _sweep(
     """
     if start.data.multi_label:
         raise UserError("a learning-rate sweep compares accuracies, which multi-label data does not have; leave it out")
-    work, settings = work_folder(job.output), {"sweep_rates": list(rates)}
-    started = read_run(work)
+    settings, started = {"sweep_rates": list(rates)}, read_run(job.work)
     if started is not None and started != settings:
         begun = ",".join(f"{rate:g}" for rate in started.get("sweep_rates", [])) or "none"
         raise UserError(
@@ -262,31 +255,32 @@ def _sweep(
             "choose another output folder"
         )
     if started is None and is_first():
-        write_run(work, settings)
-    jobs = {
-        rate: replace(job, output=work / _trial_name(rate), recipe=job.recipe.override(learning_rate=rate))
+        write_run(job.work, settings)
+    jobs = [
+        replace(job, output=job.work / f"rate-{rate:g}", recipe=job.recipe.override(learning_rate=rate))
         for rate in rates
-    }
-    trials: dict[int, Trial] = {}
-    for number, trial in _try_all(list(jobs.values()), runner, task, start, say):
+    ]
+    trials: dict[int, dict[str, Any]] = {}
+    for number, trial in _try_all(jobs, runner, task, start, say):
         trials[number] = trial
-        say(trial.describe())
-    finished = [trials[number] for number in sorted(trials) if trials[number].score is not None]
+        is_finite = trial["score"] is not None
+        results = f"validation accuracy {trial['accuracy']:.2%}, loss {trial['loss']:.4f}" if is_finite else "diverged"
+        say(f"learning rate {trial['learning_rate']:g}: {results}")
+    finished = [number for number in sorted(trials) if trials[number]["score"] is not None]
     if not finished:
         raise UserError(
             f"the loss became infinite at every learning rate ({', '.join(map(str, rates))}); try lower ones"
         )
-    best = max(finished, key=lambda trial: trial.score or 0.0).learning_rate
-    say(f"resuming learning rate {best:g}")
-    again = replace(jobs[best], options=replace(job.options, resume=True))
-    run, trainer = train_once(task, again, start, say)
-    return replace(run, output=job.output, trials=[asdict(trials[number]) for number in sorted(trials)]), trainer
+    best = jobs[max(finished, key=lambda number: trials[number]["score"])]
+    say(f"resuming learning rate {best.recipe.learning_rate:g}")
+    run, trainer = train_once(task, replace(best, options=replace(job.options, resume=True)), start, say)
+    return replace(run, output=job.output, trials=[trials[number] for number in sorted(trials)]), trainer
 
 
 def _try_all(
     jobs: list[Job], runner: "RayRunner | None", task: Task[Any], start: Start, say: Say
-) -> Iterator[tuple[int, Trial]]:
-    """Yield (number, trial) of every job, as they are done."""
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and results on the validation split of every job, as they are done."""
     if runner is None:
         yield from ((number, _try(job, task, start, say)) for number, job in enumerate(jobs))
         return
@@ -303,18 +297,13 @@ def _silent(line: str) -> None:
     """Drop what a process on another machine reports."""
 
 
-def _try(job: Job, task: Task[Any], start: Start, say: Say) -> Trial:
-    rate = job.recipe.learning_rate
+def _try(job: Job, task: Task[Any], start: Start, say: Say) -> dict[str, Any]:
+    names = ("accuracy", "loss", "score", "best_step", "seconds")
+    trial: dict[str, Any] = {"learning_rate": job.recipe.learning_rate, **dict.fromkeys(names)}
     try:
         _, trainer = train_once(task, job, start, say)
     except DivergedError:
-        return Trial(rate)
+        return trial
     best = best_evaluation(trainer.state)
-    return Trial(
-        rate,
-        best["eval_accuracy"],
-        best["eval_loss"],
-        best["eval_score"],
-        int(best["step"]),
-        round(seconds_of(trainer), 2),
-    )
+    trial |= {name: best[f"eval_{name}"] for name in ("accuracy", "loss", "score")}
+    return trial | {"best_step": int(best["step"]), "seconds": round(seconds_of(trainer), 2)}

@@ -20,8 +20,8 @@ from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts
 from hf_vit.results.writing import remove_remains, saying_why, scratch_folder
 from hf_vit.training.api import finetune
-from hf_vit.training.options import FinetuneOptions
 from hf_vit.training.tasks.task import FinetuneResult
+from hf_vit_settings import FinetuneOptions
 
 # What the fresh process runs: transformers alone. hf_vit is installed in this environment, so its import is barred.
 FRESH_PROGRAM = """\
@@ -67,16 +67,6 @@ class FreshLook:
     largest_difference: float
 
 
-@dataclass(frozen=True)
-class Demonstration:
-    """One seed's training, and the predictions of a fresh process."""
-
-    seed: int
-    folder: Path
-    result: FinetuneResult
-    look: FreshLook
-
-
 def digits_config() -> HfHybridViTConfig:
     """Return the demonstration's model; like its recipe, "digits-hybrid", it was chosen without the test images."""
     return HfHybridViTConfig(
@@ -95,12 +85,8 @@ def digits_config() -> HfHybridViTConfig:
 
 def demonstrate(
     output: Path, seeds: int, *, command: str, report: Callable[[str], None], **overrides: Any
-) -> Iterator[Demonstration]:
-    """Train with seeds 0, 1, ..., and yield each after a fresh process has loaded it.
-
-    Raises:
-        UserError: the output holds something else, or the fresh process answered differently.
-    """
+) -> Iterator[tuple[Path, FinetuneResult, FreshLook]]:
+    """Train with seeds 0, 1, ..., and yield each folder and result after a fresh process has loaded the model."""
     folders = [output] if seeds == 1 else [output / f"seed-{seed}" for seed in range(seeds)]
     for folder in folders:
         claim_output(folder)
@@ -108,17 +94,13 @@ def demonstrate(
         result = train_digits(folder, seed=seed, command=command, report=report, **overrides)
         report("loading the model in a new Python process without hf_vit (trust_remote_code=True) ...")
         look = look_afresh(folder, result)
-        yield Demonstration(seed, folder, result, look)
+        yield folder, result, look
         if look.here != look.fresh or look.largest_difference > 1e-4:
             raise UserError(f"the new process gave different probabilities (by up to {look.largest_difference:.2g})")
 
 
 def claim_output(output: Path) -> None:
-    """Check that the output is free, or holds an earlier demonstration, which will be replaced.
-
-    Raises:
-        UserError: it holds something else.
-    """
+    """Check that the output is free, or holds an earlier demonstration, which will be replaced."""
     remove_remains(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
@@ -153,12 +135,7 @@ def train_digits(
 
 
 def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
-    """Predict one test image a class here and in a fresh Python process in which hf_vit cannot be imported.
-
-    Raises:
-        UserError: the system refused the fresh process a file.
-        RuntimeError: it failed otherwise; its error output is the message.
-    """
+    """Predict one test image a class here and in a fresh Python process in which hf_vit cannot be imported."""
     data: Any = load_data("digits")
     test = data.splits["test"]
     rows = [test["label"].index(label) for label in range(len(data.label_names))]
@@ -171,7 +148,20 @@ def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
         files = [str(scratch / f"{index}.png") for index in range(len(images))]
         for image, file in zip(images, files, strict=True):
             image.save(file)
-        answer = _run_fresh([str(folder.absolute()), *files], scratch)
+        # The code that travels with the model is copied where HF_MODULES_CACHE says: not into the user's own cache.
+        settings = {"HF_MODULES_CACHE": str(scratch / "modules"), "HF_HUB_OFFLINE": "1"}
+        settings["TRANSFORMERS_VERBOSITY"] = "error"
+        program = [sys.executable, "-c", FRESH_PROGRAM, str(folder.absolute()), *files]
+        process = subprocess.run(
+            program, capture_output=True, text=True, cwd=scratch, env=os.environ | settings, check=False
+        )
+    if process.returncode:
+        problem = process.stderr.strip()
+        if number := re.match(r"\w+Error: \[Errno (\d+)\]", problem.rpartition("\n")[2]):
+            with saying_why(scratch.parent):
+                raise OSError(int(number[1]), os.strerror(int(number[1])))
+        raise RuntimeError(f"the fresh process failed:\n{problem}")
+    answer = json.loads(process.stdout.strip().splitlines()[-1])
     pairs = zip(best.values.tolist(), answer["probabilities"], strict=True)
     return FreshLook(
         barred=answer["barred"],
@@ -180,22 +170,3 @@ def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
         fresh=answer["labels"],
         largest_difference=max(abs(one - other) for one, other in pairs),
     )
-
-
-def _run_fresh(arguments: list[str], scratch: Path) -> dict[str, Any]:
-    # The code that travels with the model is copied where HF_MODULES_CACHE says: not into the user's own cache.
-    environment = os.environ | {
-        "HF_MODULES_CACHE": str(scratch / "modules"),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
-    program = [sys.executable, "-c", FRESH_PROGRAM, *arguments]
-    process = subprocess.run(program, capture_output=True, text=True, cwd=scratch, env=environment, check=False)
-    if process.returncode:
-        problem = process.stderr.strip()
-        number = re.match(r"\w+Error: \[Errno (\d+)\]", problem.rpartition("\n")[2])
-        with saying_why(scratch.parent):
-            if number:
-                raise OSError(int(number[1]), os.strerror(int(number[1])))
-        raise RuntimeError(f"the fresh process failed:\n{problem}")
-    return json.loads(process.stdout.strip().splitlines()[-1])

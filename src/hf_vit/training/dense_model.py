@@ -53,24 +53,19 @@ def build_dense_model(
     drop_path: float | None = None,
     **fields: Any,
 ) -> tuple[PreTrainedModel, Any]:
-    """A model in float32 with a new head, and its image processor; of a checkpoint with this head with that one.
+    """Build a model in float32 with a new head, and its image processor; of a checkpoint with this head with that one.
 
     A head that reads maps of several strides gets them from a plain, axial or local backbone by ViTDet's pyramid
     (arXiv 2203.16527), from a hybrid by the stages of its stem and its last block, from a ResNet by its stages.
 
     Args:
-        source: from `find_model`; a variant starts with fresh weights, a checkpoint's go into the backbone. What a
-            checkpoint's own head decides about classes by starts anew where they are others.
+        source: from `find_model`; a checkpoint's weights go into the backbone. What its own head decides about classes
+            by starts anew where they are others.
         head: a key of `hf_vit.families.DENSE_HEADS`.
         label_names: the classes, in the order of their numbers.
-        image_size: (height, width) in px; None keeps the source's.
         width: channels of the head and of the pyramid; None is the checkpoint's, or what the head's library takes.
         use_masks: of "mask-rcnn": whether it has a branch for masks.
-        backbone_dropout, drop_path: rates of the backbone; None keeps the source's.
-        **fields: of the head's configuration.
-
-    Raises:
-        UserError: there is no such head, it does not fit the backbone, or the weights do not fit.
+        **fields: of the head's configuration. None of the others keeps the source's.
     """
     kind = DENSE_HEADS.get(head)
     if kind is None:
@@ -92,10 +87,9 @@ def build_dense_model(
         config_class: Any = kind.config_class
         config = config_class.from_dict({**stored, "backbone_config": backbone.config.to_dict(), **names, **given})
         model = getattr(transformers, kind.auto_class).from_config(config, dtype=torch.float32)
-    except StrictDataclassError as error:
-        raise UserError(f"{source.name} with the head '{head}': {strict_reason(error)}") from error
-    except ValueError as error:
-        raise UserError(f"{source.name} with the head '{head}': {error}") from error
+    except (StrictDataclassError, ValueError) as error:
+        reason = strict_reason(error) if isinstance(error, StrictDataclassError) else error
+        raise UserError(f"{source.name} with the head '{head}': {reason}") from error
     if own is not None:
         _take_head(model, own, source.name)
     _take_weights(model, backbone)
@@ -137,11 +131,7 @@ def _has_pyramid(source: Source) -> bool:
 
 
 def _maps(source: Source, head: str) -> dict[str, Any]:
-    """Fields of the backbone's configuration that give the maps that a head reads.
-
-    Raises:
-        UserError: the head wants several maps, which the backbone does not have.
-    """
+    """Return the fields of the backbone's configuration that give the maps that a head reads, if it has them."""
     config: HfBaseConfig = source.config
     strides = _HEADS[head].strides
     if isinstance(config, HfResNetBaseConfig):
@@ -175,18 +165,16 @@ def _refuse_few(source: Source, head: str, maps: int) -> None:
 def _fields(head: str, backbone: Any, use_masks: bool) -> dict[str, Any]:
     """Fields of the head's configuration that follow from the maps."""
     strides = backbone.strides
-    if head == "linear":
-        return {"use_norm": isinstance(backbone.config, HfResNetBaseConfig | HfMixerConfig)}
-    if head == "upernet":
-        return {"use_auxiliary_head": len(strides) > 2}
-    if head == "mask2former":
-        return {"feature_strides": strides}
-    if head == "mask-rcnn":  # one size a map, of eight of its places, as torchvision's; two maps may share a stride
-        sizes = [8 * strides[0] * 2**index for index in range(len(strides))]
-        return {"use_masks": use_masks, "anchor_sizes": sizes}
-    if head == "detr":
-        return {"num_channels": backbone.config.num_channels}
-    return {}
+    # One anchor size a map, of eight of its places, as torchvision's; two maps may share a stride.
+    sizes = [8 * strides[0] * 2**index for index in range(len(strides))]
+    fields: dict[str, dict[str, Any]] = {
+        "linear": {"use_norm": isinstance(backbone.config, HfResNetBaseConfig | HfMixerConfig)},
+        "upernet": {"use_auxiliary_head": len(strides) > 2},
+        "mask2former": {"feature_strides": strides},
+        "mask-rcnn": {"use_masks": use_masks, "anchor_sizes": sizes},
+        "detr": {"num_channels": backbone.config.num_channels},
+    }
+    return fields.get(head, {})
 
 
 def _take_head(model: Any, own: Any, name: str) -> None:
@@ -216,7 +204,6 @@ def _take_weights(model: Any, backbone: Any) -> None:
 def _processor(kind: DenseHead, source: Source, config: HfBaseConfig) -> Any:
     """As a classifier's at this size, of the class that knows what the head predicts."""
     plain = build_processor(source, config).to_dict()
-    names = ("size", "image_mean", "image_std", "resample", "do_convert_rgb")
-    given = {name: plain[name] for name in names}
+    fields = {name: plain[name] for name in ("size", "image_mean", "image_std", "resample", "do_convert_rgb")}
     unpadded = {"do_pad": False} if kind.name in ("detr", "deformable-detr", "mask2former") else {}
-    return getattr(transformers, kind.processor)(**given, **unpadded)
+    return getattr(transformers, kind.processor)(**fields, **unpadded)

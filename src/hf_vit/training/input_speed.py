@@ -1,8 +1,9 @@
 """Measure whether the images come as fast as the model trains on them: both, and the two together, in images/s."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, repeat
 from statistics import median
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 
 from hf_vit.errors import UserError
 from hf_vit.results.writing import scratch_folder
-from hf_vit.training.options import FinetuneOptions
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run import Job, check, open_start, prepare, quiet_transformers
 from hf_vit.training.tasks.classification import Classification
+from hf_vit_settings import FinetuneOptions
 
 # Turns of each measurement; the median counts.
 _TURNS = 3
@@ -54,15 +55,9 @@ def measure_input(
     seconds: float = 5.0,
     report: Callable[[str], None] | None = None,
 ) -> InputSpeed:
-    """Measure the input of a training beside the training itself, as `finetune` would run both.
+    """Measure the input of a training beside the training itself, as `finetune` would run both; nothing is written.
 
-    Args:
-        model, data, recipe, options: as `finetune` takes them. Nothing is written.
-        seconds: of each of the three measurements; they take turns.
-        report: gets a line at a time about what is done.
-
-    Raises:
-        UserError: bad input, see `finetune`; `seconds` is not positive.
+    `seconds` are of each of the three measurements, which take turns.
     """
     if seconds <= 0:
         raise UserError(f"{seconds} seconds are too short to measure; give 5 or more")
@@ -78,7 +73,7 @@ def measure_input(
         learner, optimizer = trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
         # What the Trainer divides a loss by when it does not count the images.
         trainer.current_gradient_accumulation_steps = 1
-        batches = _endless(loader)
+        batches = chain.from_iterable(repeat(loader))
         one = next(batches)
 
         def step(batch: dict[str, Any]) -> int:
@@ -87,36 +82,31 @@ def measure_input(
             optimizer.zero_grad()
             return len(batch["labels"])
 
-        works: list[Callable[[], int]] = [
-            lambda: len(next(batches)["labels"]),
-            lambda: step(one),
-            lambda: step(next(batches)),
-        ]
+        works: dict[str, Callable[[], int]] = {
+            "data": lambda: len(next(batches)["labels"]),
+            "model": lambda: step(one),
+            "together": lambda: step(next(batches)),
+        }
         step(one)
-        rates: list[list[float]] = [[], [], []]
+        rates: dict[str, list[float]] = {name: [] for name in works}
         for _ in range(_TURNS):
-            for number, work in enumerate(works):
-                if number != 1 and loader.num_workers:  # batches that were prepared while nobody asked
+            for name, work in works.items():
+                if name != "model" and loader.num_workers:  # batches that were prepared while nobody asked
                     for _ in range(2 * loader.num_workers + 2):
                         next(batches)
-                rates[number].append(_images_per_second(work, seconds / _TURNS))
-        cached = bool(getattr(trainer.train_dataset, "is_cached", False))
-    data_speed, model_speed, together = map(median, rates)
-    return InputSpeed(data_speed, model_speed, together, run.micro_batch_size, loader.num_workers, cached)
+                rates[name].append(_images_per_second(work, seconds / _TURNS))
+        is_cached = bool(getattr(trainer.train_dataset, "is_cached", False))
+    medians = {name: median(values) for name, values in rates.items()}
+    return InputSpeed(
+        **medians, micro_batch_size=run.micro_batch_size, num_workers=loader.num_workers, is_cached=is_cached
+    )
 
 
 def _images_per_second(work: Callable[[], int], seconds: float) -> float:
     images, start = 0, time.perf_counter()
-    while True:
+    while (elapsed := time.perf_counter() - start) < seconds or not images:
         images += work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
         elapsed = time.perf_counter() - start
-        if elapsed >= seconds:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-                elapsed = time.perf_counter() - start
-            return images / elapsed
-
-
-def _endless(loader: Iterable[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader
+    return images / elapsed

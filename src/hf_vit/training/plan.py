@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,12 +17,11 @@ from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.loading.folders import WORK_FOLDER
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
-from hf_vit.training.options import FinetuneOptions
 from hf_vit.training.processes import refusal_of, world_size
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.weights import LoraAdapter, train_head_only
-from hf_vit_settings import Recipe
+from hf_vit_settings import FinetuneOptions, Recipe
 
 _LARGEST_MICRO_BATCH = 128
 _BF16_FROM_WIDTH = 128
@@ -37,35 +36,48 @@ def work_folder(output: Path) -> Path:
 def log_folder(output: Path) -> Path:
     """Return OUTPUT/runs, where TensorBoard's files stay; of a trial in a sweep a folder in there."""
     output = output.absolute()
-    if output.parent.name == WORK_FOLDER:
-        return output.parent.parent / "runs" / output.name
-    return output / "runs"
+    work = output.parent
+    return work.parent / "runs" / output.name if work.name == WORK_FOLDER else output / "runs"
 
 
 @dataclass(frozen=True)
-class Run:
-    """Everything decided before the first step.
+class Start:
+    """What every run of a job starts from, opened once: the model's source, the images, (height, width) px."""
+
+    source: Source
+    data: ImageData
+    image_size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training as it was asked for, see `finetune`: names of model and data, the folder of the finished model."""
+
+    model_name: str | HfViTBaseConfig
+    data_name: str
+    output: Path
+    recipe: Recipe
+    options: FinetuneOptions
+    command: str | Sequence[str] | None = None
+
+    @property
+    def work(self) -> Path:
+        """The folder of the checkpoints, OUTPUT/checkpoints."""
+        return work_folder(self.output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Job, Start):
+    """A job with everything that is decided before its first step.
 
     Attributes:
-        recipe, options, command: as they were asked for.
-        output: the folder that will hold the finished model.
-        source, data: what is trained, and on what.
         model: the module that is trained.
-        processor: its image processor.
         task: everything that decides what is learnt beside recipe and model, see `Task.settings`.
-        steps: optimizer steps in all.
         micro_batch_size: images a forward pass of one process.
-        bf16: whether it computes in bfloat16.
         checkpoint: where it goes on from; None from the beginning.
         trials: the learning rates of a sweep, whose best this run is.
     """
 
-    recipe: Recipe
-    options: FinetuneOptions
-    command: str | Sequence[str] | None
-    output: Path
-    source: Source
-    data: ImageData
     model: nn.Module
     processor: ViTImageProcessor
     task: Mapping[str, Any]
@@ -73,12 +85,7 @@ class Run:
     micro_batch_size: int
     bf16: bool
     checkpoint: Path | None
-    trials: Sequence[Mapping[str, Any]] = field(default=())
-
-    @property
-    def work(self) -> Path:
-        """The folder of the checkpoints."""
-        return work_folder(self.output)
+    trials: Sequence[Mapping[str, Any]] = ()
 
     @property
     def config(self) -> HfViTBaseConfig:
@@ -163,7 +170,7 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     """Return a run's settings as arguments of transformers' Trainer; `changes` are what a task needs otherwise."""
     recipe, options = run.recipe, run.options
     interval = max(1, -(-run.steps // recipe.evaluations))
-    settings: dict[str, Any] = dict(
+    settings: dict[str, Any] = schedule_of(run) | dict(
         output_dir=str(run.work),
         max_steps=run.steps,
         per_device_train_batch_size=run.micro_batch_size,
@@ -171,19 +178,14 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         gradient_accumulation_steps=recipe.batch_size // (run.micro_batch_size * world_size()),
         ddp_find_unused_parameters=False,
         learning_rate=recipe.learning_rate,
-        **schedule_of(run),
         warmup_steps=recipe.warmup,
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip,
         label_smoothing_factor=0.0 if run.data.multi_label else recipe.label_smoothing,
         bf16=run.bf16,
         use_cpu=pick_device(options.device).type == "cpu",
-        eval_strategy="steps",
-        save_strategy="steps",
-        logging_strategy="steps",
-        eval_steps=interval,
-        save_steps=interval,
-        logging_steps=interval,
+        **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "steps"),
+        **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), interval),
         save_total_limit=2,
         load_best_model_at_end=True,
         metric_for_best_model="score",
@@ -214,14 +216,9 @@ def schedule_of(run: Run) -> dict[str, Any]:
         return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": lowest}}
     if recipe.schedule != "warmup_stable_decay":
         return {"lr_scheduler_type": _SCHEDULES[recipe.schedule]}
-    warmup, cooldown = (
-        math.ceil(length * run.steps if length < 1 else length) for length in (recipe.warmup, recipe.cooldown)
-    )
-    settings = {
-        "num_decay_steps": min(cooldown, max(1, run.steps - warmup)),
-        "decay_type": "1-sqrt",
-        "min_lr_ratio": lowest,
-    }
+    warmup, cooldown = (math.ceil(each * run.steps if each < 1 else each) for each in (recipe.warmup, recipe.cooldown))
+    decay_steps = min(cooldown, max(1, run.steps - warmup))
+    settings = {"num_decay_steps": decay_steps, "decay_type": "1-sqrt", "min_lr_ratio": lowest}
     return {"lr_scheduler_type": recipe.schedule, "lr_scheduler_kwargs": settings}
 
 

@@ -61,9 +61,6 @@ def first_goes_first(device: str | None, timeout: int) -> Generator[None]:
 
     Errors are then found once, and what is loaded or built is in the caches when the others come. It may take long:
     the first reports that it is still at work. `timeout`: seconds that processes wait for each other, here and later.
-
-    Raises:
-        UserError: several processes cannot share the chosen device.
     """
     if world_size() == 1:
         yield
@@ -79,15 +76,15 @@ def first_goes_first(device: str | None, timeout: int) -> Generator[None]:
         yield
         return
     ended = threading.Event()
-    telling = threading.Thread(target=_tell_of_work, args=(ended, timeout / 3, group), daemon=True)
-    telling.start()
+    heartbeat = threading.Thread(target=_tell_of_work, args=(ended, timeout / 3, group), daemon=True)
+    heartbeat.start()
     word = _FAILED
     try:
         yield
         word = _DONE
     finally:
         ended.set()
-        telling.join()
+        heartbeat.join()
         with suppress(RuntimeError) if word == _FAILED else nullcontext():
             _first_word(word, group)
 
@@ -98,7 +95,11 @@ def missing_explained(timeout: int) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        if world_size() == 1 or not _is_silence(error):
+        from torch import distributed
+
+        is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)  # which has no class of its own
+        is_silence = is_of_gloo or isinstance(error, distributed.DistError)
+        if world_size() == 1 or not is_silence:
             raise
         raise UserError(
             f"process {os.environ.get('RANK')} of {world_size()} lost contact with another process, which "
@@ -169,10 +170,3 @@ def _first_word(word: int, group: object) -> int:
     held = torch.tensor([word])
     torch.distributed.broadcast(held, src=0, group=group)  # pyright: ignore[reportArgumentType]
     return int(held)
-
-
-def _is_silence(error: BaseException) -> bool:
-    """Return whether torch, NCCL or gloo, which raises only RuntimeError, misses a process."""
-    from torch import distributed
-
-    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

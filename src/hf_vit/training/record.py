@@ -21,23 +21,22 @@ _SCORES = {
 }
 
 
-def recipe_values(run: Run) -> dict[str, Any]:
-    """Return the recipe as it was used: what it left to the model is the model's."""
+def run_values(run: Run, model: nn.Module, steps: int, seconds: float, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the values that every task's record has; what the recipe left to the model is the model's."""
+    batch, images, beside = run.recipe.batch_size, run.data.num_examples("train"), run.task.get("unlabelled_ratio", 0)
+    images_seen = steps * batch * (1 + beside)
+    if images and not beside and run.task.get("objective") != "contrastive":  # an epoch's last batch is smaller
+        epochs, rest = divmod(steps, math.ceil(images / batch))
+        images_seen = epochs * images + rest * batch
     of_the_model = {
         "image_size": run.config.image_size,
         "dropout": getattr(run.config, "hidden_dropout_prob", None),  # a ResNet has none
         "drop_path": getattr(run.config, "drop_path_rate", None),
         "architecture": {name: getattr(run.config, name, None) for name in run.recipe.architecture},
     }
-    return run.recipe.settings() | of_the_model
-
-
-def run_values(run: Run, model: nn.Module, steps: int, seconds: float, history: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the values that every task's record has."""
-    images_seen = _images_seen(run, steps)
     logged = [entry["loss"] for entry in history if "loss" in entry]
     values: dict[str, Any] = {
-        "recipe": recipe_values(run),
+        "recipe": run.recipe.settings() | of_the_model,
         "steps": steps,
         "planned_steps": run.steps,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -63,41 +62,28 @@ def run_values(run: Run, model: nn.Module, steps: int, seconds: float, history: 
     return values
 
 
-def _images_seen(run: Run, steps: int) -> int:
-    """Return the images of all steps; an epoch's last batch is smaller, except with unlabeled images or contrast."""
-    batch, images, beside = run.recipe.batch_size, run.data.num_examples("train"), run.task.get("unlabelled_ratio", 0)
-    if not images or beside or run.task.get("objective") == "contrastive":
-        return steps * batch * (1 + beside)
-    epochs, rest = divmod(steps, math.ceil(images / batch))
-    return epochs * images + rest * batch
-
-
 def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> bool:
     """Draw loss and score over the epochs from a log; return False, without a file, where there is no loss."""
 
     def series(key: str) -> list[tuple[float, float]]:
         return [(entry["epoch"], entry[key]) for entry in log_history if key in entry and "epoch" in entry]
 
-    def draw(axes: Any, points: Sequence[tuple[float, float]], name: str) -> None:
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 30 else "")
-            axes.set_xlabel("epoch")
-            axes.grid(visible=True, alpha=0.3)
-
     losses = {"training": series("loss"), "validation": series("eval_loss")}
     scores = {name: points for key, name in _SCORES.items() if (points := series(key))}
     if not any(losses.values()):
         return False
-    figure = new_figure(9 if scores else 5, 3.6)
-    axes = figure.add_subplot(1, 2 if scores else 1, 1)
-    for name, points in losses.items():
-        draw(axes, points, name)
-    axes.set_ylabel("loss (nats)")
-    axes.legend()
+    panels = [("loss (nats)", losses)]
     for name, points in list(scores.items())[:1]:
-        axes = figure.add_subplot(1, 2, 2)
-        draw(axes, [(epoch, 100 * value) for epoch, value in points], "validation")
-        axes.set_ylabel(f"{name} (%)")
+        panels.append((f"{name} (%)", {"validation": [(epoch, 100 * value) for epoch, value in points]}))
+    figure = new_figure(9 if scores else 5, 3.6)
+    for number, (label, curves) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), number)
+        for name, points in curves.items():
+            if points:
+                axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 30 else "")
+                axes.set_xlabel("epoch")
+                axes.grid(visible=True, alpha=0.3)
+        axes.set_ylabel(label)
         axes.legend()
     save_figure(figure, path)
     return True

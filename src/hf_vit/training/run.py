@@ -14,9 +14,8 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +25,7 @@ from transformers import set_seed
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging as transformers_logging
 
-from hf_vit.conversion.loading import Source
-from hf_vit.data import ImageData, check_images, load_data
+from hf_vit.data import check_images, load_data
 from hf_vit.data.annotations import Target
 from hf_vit.data.augmentation import open_policy
 from hf_vit.data.fingerprints import tell_changes
@@ -40,13 +38,12 @@ from hf_vit.hub.licenses import need_license
 from hf_vit.hub.preflight import check_repo_id
 from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in
 from hf_vit.loading.start import find_model
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
+from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.facts import DataFact, append_record, new_record
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import remove_remains, write_atomically
-from hf_vit.training.options import FinetuneOptions
-from hf_vit.training.plan import Run, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
+from hf_vit.training.plan import Job, Run, Start, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
 from hf_vit.training.processes import first_goes_first, is_first, missing_explained, need_same, wait_for_all, world_size
 from hf_vit.training.record import plot_learning_curve, run_values
 from hf_vit.training.tasks.task import Result, Task
@@ -55,7 +52,6 @@ from hf_vit.training.trainer.distributed import whole_model
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import import_timm_optim
 from hf_vit.training.trainer.sharing import check_before
-from hf_vit_settings import Recipe
 
 Say = Callable[[str], None]
 
@@ -66,28 +62,6 @@ _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
 _LOCK, _REMOVED = ".lock", ".checkpoints-removed"
 _AT_ONCE = 0.1  # seconds: a lock that is free is taken within; 0 would be none
-_ABSENT = "(not set)"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A training as it was asked for, see `finetune`."""
-
-    model: str | HfViTBaseConfig
-    data: str
-    output: Path
-    recipe: Recipe
-    options: FinetuneOptions
-    command: str | Sequence[str] | None = None
-
-
-@dataclass(frozen=True)
-class Start:
-    """What every run of a job starts from, opened once: the model's source, the images, (height, width) px."""
-
-    source: Source
-    data: ImageData
-    image_size: tuple[int, int]
 
 
 # What trains a job to its end, once or for every learning rate of a sweep; the trainer has the released weights.
@@ -105,10 +79,10 @@ def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
         with first_goes_first(options.device, options.process_timeout):
             check(task, job, say)
             stack.enter_context(lock_output(output))
-            is_done = options.resume and is_finished(output)
-            if not is_done:
+            start = None
+            if not (options.resume and is_finished(output)):
                 refuse_taken(output, options.resume)
-            start = None if is_done else open_start(job, say, multi_label=task.multi_label, target=task.target)
+                start = open_start(job, say, multi_label=task.multi_label, target=task.target)
         if start is None:
             result = task.recall(output, job.recipe)
             say(f"{output} holds a finished model; there is nothing to resume")
@@ -159,7 +133,7 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
         open_policy(recipe.augmentation.auto_augment)
     if options.push is not None and is_first():
         check_repo_id(options.push)
-        need_license(options.license, job.model if isinstance(job.model, str) else None)
+        need_license(options.license, job.model_name if isinstance(job.model_name, str) else None)
         check_before(options.push, say, private=options.private)
 
 
@@ -167,8 +141,7 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
 def lock_output(output: Path) -> Generator[None]:
     """Hold an output folder against other runs; it is made if need be, and removed again if nothing was written.
 
-    The first process does it for all. An output that another run holds, a file and a place that cannot be written are
-    refused.
+    The first process does it for all. A folder of another run, a file and a place that cannot be written are refused.
     """
     if not is_first():
         yield
@@ -228,14 +201,14 @@ def refuse_taken(output: Path, resume: bool) -> None:
 
 def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
     """Find the model, load all three splits of the images, and look at every image unless it is a stream."""
-    source, options, crop = find_model(job.model), job.options, job.recipe.augmentation.random_crop
+    source, options, crop = find_model(job.model_name), job.options, job.recipe.augmentation.random_crop
     size = options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
     if (crop or 0) >= min(size):
         raise UserError(
             f"--random-crop {crop} is larger than images of {size[0]}x{size[1]} px; choose less than {min(size)}"
         )
     images = load_data(
-        job.data,
+        job.data_name,
         streaming=options.streaming,
         skip_bad_images=options.skip_bad_images,
         image_size=size,
@@ -260,17 +233,13 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target 
 
 def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
     """Decide everything, build the model, make sure of space on the disk, and enter the run into its folder."""
-    checkpoint = _find_checkpoint(job.output, job.options.resume, say)
+    checkpoint = _find_checkpoint(job, say)
     keep_freed_memory()
     set_seed(job.options.seed)
-    model, processor = task.build(start.source, start.data, start.image_size, job.recipe)
+    model, processor = task.build(start, job.recipe)
     run = Run(
-        recipe=job.recipe,
-        options=job.options,
-        command=job.command,
-        output=job.output,
-        source=start.source,
-        data=start.data,
+        **vars(job),
+        **vars(start),
         model=model,
         processor=processor,
         task=task.settings(),
@@ -290,19 +259,17 @@ def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
     return run
 
 
-def _find_checkpoint(output: Path, resume: bool, say: Say) -> Path | None:
+def _find_checkpoint(job: Job, say: Say) -> Path | None:
     """Return the checkpoint to continue from, None to start; what was not written to its end is removed."""
-    if not resume:
+    if not job.options.resume:
         return None
-    work = work_folder(output)
-    if not is_first():  # the first process has looked
-        return last_complete(work)
-    if not (work / RUN_NAME).is_file():
-        say(f"{output} holds no run to resume; starting a new one")
-        return None
-    for name in _remove_incomplete(work):
-        say(f"removed {name}, which is incomplete")
-    checkpoint = last_complete(work)
+    if is_first():
+        if not (job.work / RUN_NAME).is_file():
+            say(f"{job.output} holds no run to resume; starting a new one")
+            return None
+        for name in _remove_incomplete(job.work):
+            say(f"removed {name}, which is incomplete")
+    checkpoint = last_complete(job.work)
     say(f"going on from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet: starting from step 0")
     return checkpoint
 
@@ -310,14 +277,12 @@ def _find_checkpoint(output: Path, resume: bool, say: Say) -> Path | None:
 def need_space(folder: Path, needed: int) -> None:
     """Make sure that `needed` bytes fit on the disk of a folder that may not exist yet."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        free_size, needed_size = (
-            f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB" for count in (free, needed)
-        )
+    sizes = shutil.disk_usage(existing).free, needed
+    if sizes[0] < needed:
+        free, need = (f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB" for size in sizes)
         raise UserError(
-            f"the disk of {folder} has {free_size} free and training needs about {needed_size} (model and "
-            "three checkpoints); free some space or choose another folder"
+            f"the disk of {folder} has {free} free and training needs about {need} (model and three checkpoints); free "
+            "some space or choose another folder"
         )
 
 
@@ -349,11 +314,9 @@ def enter_run(run: Run) -> None:
         if 0 < len(run.data.files) <= _MOST_FILES:  # so that a change can be told by name
             write_atomically(run.work / _FILES_NAME, json.dumps(run.data.files, indent=1, sort_keys=True) + "\n")
         return
-    different = [
-        f"{name} was {started.get(name, _ABSENT)}, now {settings.get(name, _ABSENT)}"
-        for name in sorted({*started, *settings})
-        if started.get(name, _ABSENT) != settings.get(name, _ABSENT)
-    ]
+    names = sorted({*started, *settings})
+    pairs = {name: [values.get(name, "(not set)") for values in (started, settings)] for name in names}
+    different = [f"{name} was {before}, now {now}" for name, (before, now) in pairs.items() if before != now]
     if not different:
         return
     changes = ""
@@ -423,47 +386,37 @@ def _explained(run: Run, accumulates: bool) -> Generator[None]:
             raise DivergedError(f"{message}; with other settings, choose another --output") from error
         raise UserError(message) from error
     except Exception as error:
-        if is_out_of_memory(error):
-            raise UserError(_too_little_memory(run, accumulates)) from error
-        if why := refusal(error, elsewhere=False):
-            raise UserError(_unwritable(run, why)) from error
-        if "DataLoader worker (pid" in str(error):
-            # Most often by the system, where memory ran out; a stream's workers cannot be fewer when it is resumed.
-            reason = " ".join(str(error).split()).rstrip(".")
-            fewer = "" if run.options.streaming and last_complete(run.work) else " or choose a smaller --num-workers"
-            raise UserError(
-                f"a data loading process was killed, probably for lack of memory ({reason}); free "
-                f"some{fewer}, then {_how_to_resume(run)}"
-            ) from error
-        if "Batch does not contain any data" in str(error):  # accelerate's, of a stream without rows
-            raise UserError(
-                f"{run.data.name} has no image for the validation or test split, which get about 10% each "
-                "of a stream; give more images, or leave --streaming out"
-            ) from error
-        # An error that came of files which were removed or changed while they were read.
-        if changes := run.data.changed_files():
-            raise UserError(
-                f"the training data has changed: {changes}; restore it, then {_how_to_resume(run)}"
-            ) from error
-        raise
+        if (message := _explain(run, error, accumulates)) is None:
+            raise
+        raise UserError(message) from error
 
 
-def _how_to_resume(run: Run) -> str:
-    last = last_complete(run.work)
-    return f"continue from {last.name} with --resume" if last else "start again with --resume"
-
-
-def _too_little_memory(run: Run, accumulates: bool) -> str:
-    size, smaller = run.micro_batch_size, "smaller images or a smaller model"
-    message = f"out of memory for {size} images at once; choose "
-    if size > 1:
-        flag, same = ("--micro-batch-size", " (the result stays the same)") if accumulates else ("--batch-size", "")
-        message += f"a smaller {flag} than {size}{same}, {smaller}"
-    else:
-        message += smaller
-    if last_complete(run.work) is None:
-        return f"{message}, and start again with --resume"
-    return f"{message}, in another --output"
+def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
+    if is_out_of_memory(error):
+        size, smaller = run.micro_batch_size, "smaller images or a smaller model"
+        if size > 1:
+            flag, same = ("--micro-batch-size", " (the result stays the same)") if accumulates else ("--batch-size", "")
+            smaller = f"a smaller {flag} than {size}{same}, {smaller}"
+        again = ", and start again with --resume" if last_complete(run.work) is None else ", in another --output"
+        return f"out of memory for {size} images at once; choose {smaller}{again}"
+    if why := refusal(error, elsewhere=False):
+        return _unwritable(run, why)
+    if "DataLoader worker (pid" in str(error):
+        # Most often by the system, where memory ran out; a stream's workers cannot be fewer when it is resumed.
+        reason = " ".join(str(error).split()).rstrip(".")
+        fewer = "" if run.options.streaming and last_complete(run.work) else " or choose a smaller --num-workers"
+        return (
+            f"a data loading process was killed, probably for lack of memory ({reason}); free some{fewer}, then "
+            f"{_how_to_resume(run)}"
+        )
+    if "Batch does not contain any data" in str(error):  # accelerate's, of a stream without rows
+        return (
+            f"{run.data.name} has no image for the validation or test split, which get about 10% each of a stream; "
+            "give more images, or leave --streaming out"
+        )
+    # An error that came of files which were removed or changed while they were read.
+    changes = run.data.changed_files()
+    return f"the training data has changed: {changes}; restore it, then {_how_to_resume(run)}" if changes else None
 
 
 def _unwritable(run: Run, why: str) -> str:
@@ -471,6 +424,11 @@ def _unwritable(run: Run, why: str) -> str:
         if is_first():
             _remove_incomplete(run.work)
     return f"the output {run.output} cannot be written: {why}, then {_how_to_resume(run)}"
+
+
+def _how_to_resume(run: Run) -> str:
+    last = last_complete(run.work)
+    return f"go on from {last.name} with --resume" if last else "start again with --resume"
 
 
 # Resume
@@ -518,10 +476,6 @@ def is_complete(checkpoint: Path) -> bool:
     a safetensors header says how long the file must be, and folders of sharded weights get their metadata last.
     """
 
-    def holds_weights(path: Path) -> bool:
-        with safe_open(path, framework="pt") as file:
-            return len(file.keys()) > 0
-
     processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
     try:
         state: Any = read_state(checkpoint)
@@ -530,16 +484,18 @@ def is_complete(checkpoint: Path) -> bool:
         # "optimizer.bin" is that of sharded weights, brought together; "optimizer_0" holds the shards.
         optimizer = [path for name in _OPTIMIZERS if (path := checkpoint / name).exists()]
         others = [path for name in _ARCHIVES for path in checkpoint.glob(name)]
-        zipped = [checkpoint / "scheduler.pt", *optimizer, *random_states, *others]
-        weights = list(checkpoint.glob("*.safetensors"))
         sharded, sharded_optimizer = (list(checkpoint.glob(name)) for name in ("pytorch_model_fsdp_?", "optimizer_?"))
+        weights = list(checkpoint.glob("*.safetensors"))
+        for path in weights:
+            with safe_open(path, framework="pt") as file:
+                if not file.keys():
+                    return False
         return (
             isinstance(state, dict)
             and bool(weights or sharded)
             and bool(optimizer or sharded_optimizer)
             and len(random_states) == processes
-            and all(zipfile.is_zipfile(path) for path in zipped)
-            and all(holds_weights(path) for path in weights)
+            and all(map(zipfile.is_zipfile, (checkpoint / "scheduler.pt", *optimizer, *random_states, *others)))
             and all((folder / ".metadata").is_file() for folder in (*sharded, *sharded_optimizer))
         )
     except (OSError, ValueError, SafetensorError):
@@ -618,21 +574,16 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
     run.processor.save_pretrained(folder)
     plot_learning_curve(result.history, folder / "learning_curve.png")
     data, size = run.data, run.data.num_examples("train")
-    values = run_values(run, result.model, result.steps, result.seconds, result.history)
-    append_record(
-        folder,
-        new_record(
-            "training",
-            command=run.command,
-            seed=run.options.seed,
-            data=DataFact(
-                name=data.name, fingerprint=data.fingerprint, split="train", size=size, revision=data.revision
-            ),
-            seconds=result.seconds,
-            device=run.options.device,
-            values=values | task.values(run, result),
-        ),
+    record = new_record(
+        "training",
+        command=run.command,
+        seed=run.options.seed,
+        data=DataFact(name=data.name, fingerprint=data.fingerprint, split="train", size=size, revision=data.revision),
+        seconds=result.seconds,
+        device=run.options.device,
+        values=task.values(run, result, run_values(run, result.model, result.steps, result.seconds, result.history)),
     )
+    append_record(folder, record)
     base = run.source.path if run.source.family else None
     write_trained(folder, task.learnt_from(run), [base] if base else [])
     task.write(run, result, folder)

@@ -28,28 +28,14 @@ from hf_vit.training.trainer.weights import wide
 
 # Fields of a config that do not change the function that is computed.
 _IRRELEVANT = {
-    "_name_or_path",
-    "architectures",
-    "attention_probs_dropout_prob",
-    "auto_map",
-    "drop_path_rate",
-    "dtype",
-    "hidden_dropout_prob",
-    "initializer_range",
-    "label2id",
-    "transformers_version",
+    *("_name_or_path", "architectures", "auto_map", "dtype", "label2id", "transformers_version", "initializer_range"),
+    *("attention_probs_dropout_prob", "drop_path_rate", "hidden_dropout_prob"),
 }
 
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A model of a soup.
-
-    Attributes:
-        name: of its folder or on the Hub, with its position (vit #1) where several have the same.
-        accuracy: on the validation split; None without data.
-        is_in: whether it was added.
-    """
+    """A model of a soup: its name, numbered (vit #1) where several have the same, and its validation accuracy."""
 
     name: str
     accuracy: float | None = None
@@ -58,14 +44,7 @@ class Ingredient:
 
 @dataclass(frozen=True)
 class Soup:
-    """A finished soup.
-
-    Attributes:
-        folder: holds model, processor, facts.json and card.
-        ingredients: in the order in which they were considered.
-        accuracy: of the soup on the validation split; None without data.
-        test: measured once, on the test split; None without data.
-    """
+    """A finished soup: folder, ingredients in the order in which they were considered, accuracy on both splits."""
 
     folder: Path
     ingredients: list[Ingredient]
@@ -103,18 +82,9 @@ def make_soup(
     Args:
         models: two or more folders or Hub ids of one architecture and the same classes.
         output: a new or empty folder.
-        greedy: add the models by falling validation accuracy, and keep each that does not make the soup worse
-            (recipe 1 of the paper); otherwise all are averaged (uniform).
+        greedy: add the models by falling validation accuracy, and keep each that does not make the soup worse (recipe 1
+            of the paper); otherwise all are averaged (uniform).
         data: see `hf_vit.data.load_data`; greedy chooses by its validation split, the test split measures the soup.
-        batch_size: images a forward pass.
-        device: torch device; by default a GPU where there is one.
-        skip_bad_images: leave unreadable images out, see `load_data`.
-        image_column, label_column: of a list or table, see `load_data`.
-        command: what was typed, for the facts.
-        report: called with each model's accuracy.
-
-    Raises:
-        UserError: bad input; models that are not the same function of their weights.
     """
     say, output = report or (lambda line: None), Path(output)
     if len(models) < 2:
@@ -136,48 +106,44 @@ def make_soup(
         reading |= dict(image_size=loaded[0].image_size, skip_bad_images=skip_bad_images)
         images = None if data is None else load_data(data, **reading)
 
-        def examine(model: nn.Module, split: str) -> Examination | None:
+        def measure(model: nn.Module, split: str) -> ProtocolRun | None:
             if images is None:
                 return None
-            return Examination(replace(loaded[0], model=model), images, split, batch_size=batch_size, progress=False)
+            judged = Examination(replace(loaded[0], model=model), images, split, batch_size=batch_size, progress=False)
+            result = top1(judged)
+            return ProtocolRun("top1", result, judged, {}, result.seconds)
 
-        def judge(model: nn.Module) -> float | None:
-            examination = examine(model, "validation")
-            return None if examination is None else top1(examination).top1
+        def accuracy(model: nn.Module) -> float | None:
+            run = measure(model, "validation")
+            return None if run is None else cast(ClassificationResult, run.result).top1
 
-        shelf = [(Ingredient(each.name, judge(each.model)), each.model) for each in loaded]
+        shelf = [(Ingredient(each.name, accuracy(each.model)), each.model) for each in loaded]
         for ingredient, _ in shelf:
             if ingredient.accuracy is not None:
                 say(f"{ingredient.name}: validation accuracy {ingredient.accuracy:.2%}")
         if greedy:
-            ingredients, mixed = _greedy(shelf, judge)
+            ingredients, mixed = _greedy(shelf, accuracy)
         else:
             ingredients, mixed = [ingredient for ingredient, _ in shelf], average_weights([model for _, model in shelf])
-        examination = examine(mixed, "test")
-        soup = Soup(output, ingredients, judge(mixed), None if examination is None else top1(examination))
+        test = measure(mixed, "test")
+        soup = Soup(output, ingredients, accuracy(mixed), None if test is None else cast(Any, test.result))
         used = [ingredient.name for ingredient in ingredients if ingredient.is_in]
-        values: dict[str, Any] = {
-            "recipe": {
-                "soup": "greedy" if greedy else "uniform",
-                "source": "arXiv 2203.05482",
-                "ingredients": ", ".join(used),
-            },
-            "tried": len(ingredients),
-        }
+        recipe = {"soup": "greedy" if greedy else "uniform", "source": "arXiv 2203.05482"}
+        recipe["ingredients"] = ", ".join(used)
+        values: dict[str, Any] = {"recipe": recipe, "tried": len(ingredients)}
         if (license := common_license([*map(str, models)])) is not None:
             values["base_license"] = license
         if soup.accuracy is not None:
             values["validation_accuracy"] = soup.accuracy
             values["validation_accuracies"] = {each.name: each.accuracy for each in ingredients}
-        chosen_by = None if examination is None else replace(examination, split="validation").fact()
+        chosen_by = None if test is None else replace(test.examination, split="validation").fact()
         place = free_folder(output)
         with new_folder(place) as folder, saying_why(place):
             cast(Any, mixed).save_pretrained(folder)
             loaded[0].processor.save_pretrained(folder)
             write_trained(folder, [], [each.folder for each in loaded if each.folder is not None and each.name in used])
             append_record(folder, new_record("training", command=command, data=chosen_by, device=device, values=values))
-            if examination is not None and soup.test is not None:
-                test = ProtocolRun("top1", soup.test, examination, {}, soup.test.seconds)
+            if test is not None:
                 save_protocol(test, folder=folder, command=command, device=device)
             write_card(folder)
     return soup

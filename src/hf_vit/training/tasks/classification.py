@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForImageClassification, EvalPrediction, PreTrainedModel, ViTImageProcessor
 
-from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageCollator, ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, judge
@@ -18,7 +17,7 @@ from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult
 from hf_vit.loading.model import label_names_of
 from hf_vit.loading.start import build_classifier, build_processor, rows_of_head
 from hf_vit.results.facts import Record
-from hf_vit.training.plan import Run, weights_of
+from hf_vit.training.plan import Run, Start, weights_of
 from hf_vit.training.tasks.task import FinetuneResult, MeasuredTask
 from hf_vit_settings import Recipe
 
@@ -54,16 +53,13 @@ class ClassifierTask(MeasuredTask):
         )
 
     def trainer_values(self, run: Run) -> dict[str, Any]:
-        metrics: dict[str, Any] = {
-            "compute_metrics": compute_metrics,
-            "preprocess_logits_for_metrics": summarize_logits,
-        }
         if run.data.multi_label:
-            metrics = {"compute_metrics": multi_label_metrics}
+            return {"compute_metrics": multi_label_metrics, **weights_of(run)}
+        metrics = {"compute_metrics": compute_metrics, "preprocess_logits_for_metrics": summarize_logits}
         return metrics | weights_of(run)
 
-    def values(self, run: Run, result: FinetuneResult) -> dict[str, Any]:
-        values, is_kept = super().values(run, result), _keeps_head(run)
+    def values(self, run: Run, result: FinetuneResult, shared: dict[str, Any]) -> dict[str, Any]:
+        values, is_kept = super().values(run, result, shared), _keeps_head(run)
         head_bias = None if is_kept else run.recipe.initial_head_bias(len(run.data.label_names))
         values["recipe"] |= {"new_head": not is_kept, "head_bias": head_bias}
         if run.data.multi_label:
@@ -106,27 +102,21 @@ class Classification(ClassifierTask):
     def settings(self) -> dict[str, Any]:
         return {}
 
-    def build(
-        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
-    ) -> tuple[nn.Module, Any]:
-        if not data.multi_label:
-            return build_for_classes(source, data, image_size, recipe)
+    def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        if not start.data.multi_label:
+            return build_for_classes(start, recipe)
         augmentation = recipe.augmentation
         if recipe.class_weights or recipe.balanced_sampling or augmentation.mixup_alpha or augmentation.cutmix_alpha:
             raise UserError("multi-label data cannot be balanced or mixed; leave that out")
-        return build_for_classes(source, data, image_size, recipe, problem_type="multi_label_classification")
+        return build_for_classes(start, recipe, problem_type="multi_label_classification")
 
 
-def build_for_classes(
-    source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe, **fields: Any
-) -> tuple[PreTrainedModel, ViTImageProcessor]:
+def build_for_classes(start: Start, recipe: Recipe, **fields: Any) -> tuple[PreTrainedModel, ViTImageProcessor]:
     """Build a classifier of the data's classes, and its image processor.
 
     `fields` of the classifier's configuration win over the recipe's architecture, which is for fresh weights alone.
-
-    Raises:
-        UserError: the family has no such fields, or see `build_classifier`.
     """
+    source, label_names = start.source, start.data.label_names
     if not source.has_weights:
         if absent := [name for name in recipe.architecture if not hasattr(source.config, name)]:
             raise UserError(
@@ -135,12 +125,12 @@ def build_for_classes(
         fields = recipe.architecture | fields
     classifier = build_classifier(
         source,
-        data.label_names,
-        image_size=image_size,
+        label_names,
+        image_size=start.image_size,
         dropout=recipe.dropout,
         drop_path=recipe.drop_path,
         new_head=recipe.new_head,
-        head_bias=recipe.initial_head_bias(len(data.label_names)),
+        head_bias=recipe.initial_head_bias(len(label_names)),
         **fields,
     )
     return classifier, build_processor(source, classifier.config)
@@ -185,8 +175,7 @@ def multi_label_metrics(prediction: EvalPrediction) -> dict[str, float]:
 def accuracy_of_chance(labels: NDArray[np.int64]) -> float:
     """Return the highest accuracy on images with these labels [B] that chance explains, in 0..1.
 
-    Always naming the most frequent class is right in its share p of the images; by chance up to three standard errors,
-    sqrt(p (1 - p) / B), more. On few images that would be all of them: then half of the rest.
+    The share p of the most frequent class and three standard errors, sqrt(p (1 - p) / B); at most half of the rest.
     """
     share = float(np.bincount(labels).max()) / len(labels)
     return min(share + 3 * math.sqrt(share * (1 - share) / len(labels)), (1 + share) / 2)

@@ -5,9 +5,8 @@ from typing import Any, ClassVar, cast, final
 
 import transformers
 from torch import nn
-from transformers import PreTrainedModel, ViTImageProcessor
+from transformers import PreTrainedModel
 
-from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData, dense_collator, dense_transforms
 from hf_vit.data.transforms import refuse_apart
 from hf_vit.errors import UserError
@@ -22,81 +21,53 @@ from hf_vit.families import DENSE_HEADS, DenseTask
 from hf_vit.loading.outputs import class_maps, detections
 from hf_vit.results.facts import Record
 from hf_vit.training.dense_model import build_dense_model
-from hf_vit.training.plan import Run
+from hf_vit.training.plan import Run, Start
 from hf_vit.training.tasks.task import MeasuredTask, active_settings
 from hf_vit.training.trainer.dense_trainer import DenseTrainer, Judge, Judged
 from hf_vit_settings import Recipe
 
 _OF_LABELS = (
-    "loss",
-    "class_weights",
-    "balanced_sampling",
-    "label_smoothing",
-    "new_head",
-    "head_bias",
-    "tune",
-    "sam_rho",
+    *("loss", "class_weights", "balanced_sampling", "label_smoothing", "new_head", "head_bias"),
+    *("tune", "sam_rho", "repeated_augmentation"),
 )
 _ANSWER = ("boxes", "scores", "labels")
 _TRUTH = {"boxes": "boxes", "labels": "class_labels", "iscrowd": "iscrowd"}
 
 
-class _MeterJudge(Judge):
-    """Abstract: counts with a meter of the protocols, at the size that the model sees."""
-
-    meter: Any
-
-    def __init__(self, processor: ViTImageProcessor, names: list[str]) -> None:
-        self.processor, self.names = processor, names
-
-    def sizes(self, batch: Mapping[str, Any]) -> list[tuple[int, int]]:
-        count, _, height, width = batch["pixel_values"].shape
-        return [(int(height), int(width))] * count
-
-    def add(self, answer: Any, truth: Any) -> None:
-        self.meter.update(answer, truth)
+def _sizes(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
+    count, _, height, width = batch["pixel_values"].shape
+    return [(int(height), int(width))] * count
 
 
-@final
-class SegmentationJudge(_MeterJudge):
-    """Counts pixels."""
+def segmentation_judge(processor: Any, names: list[str]) -> Judge:
+    """Return what counts pixels."""
+    meter = SegmentationMeter(len(names))
 
-    def __init__(self, processor: ViTImageProcessor, names: list[str]) -> None:
-        super().__init__(processor, names)
-        self.meter = SegmentationMeter(len(names))
-
-    def answers(self, outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        maps = class_maps(outputs, self.processor, self.sizes(batch))
+    def answers(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
+        maps = class_maps(outputs, processor, _sizes(batch))
         return [(answer.cpu(), truth.cpu()) for answer, truth in zip(maps, batch["labels"], strict=True)]
 
-    def metrics(self) -> dict[str, float]:
-        values = self.meter.values(self.names)
-        measured = {name: values[name] for name in ("mean_iou", "pixel_accuracy")}
-        return {**measured, "score": values["mean_iou"]}
+    def metrics() -> dict[str, float]:
+        values = meter.values(names)
+        return {name: values[name] for name in ("mean_iou", "pixel_accuracy")} | {"score": values["mean_iou"]}
+
+    return Judge(meter.update, answers, metrics)
 
 
-@final
-class DetectionJudge(_MeterJudge):
-    """Average precision of boxes."""
+def detection_judge(processor: Any, names: list[str]) -> Judge:
+    """Return what measures the average precision of boxes."""
+    meter = DetectionMeter()
 
-    def __init__(self, processor: ViTImageProcessor, names: list[str]) -> None:
-        super().__init__(processor, names)
-        self.meter = DetectionMeter()
+    def answers(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
+        boxes = [{name: each[name].cpu() for name in _ANSWER} for each in detections(outputs, processor, _sizes(batch))]
+        truths = [{name: each[key].cpu() for name, key in _TRUTH.items() if key in each} for each in batch["labels"]]
+        return list(zip(boxes, truths, strict=True))
 
-    def answers(self, outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        return [
-            (
-                {name: answer[name].cpu() for name in _ANSWER},
-                {name: truth[key].cpu() for name, key in _TRUTH.items() if key in truth},
-            )
-            for answer, truth in zip(
-                detections(outputs, self.processor, self.sizes(batch)), batch["labels"], strict=True
-            )
-        ]
-
-    def metrics(self) -> dict[str, float]:
-        values = self.meter.values(self.names)
+    def metrics() -> dict[str, float]:
+        values = meter.values(names)
         return {"ap": values["ap"] or 0.0, "ap50": values["ap50"] or 0.0, "score": values["ap"] or 0.0}
+
+    return Judge(meter.update, answers, metrics)
 
 
 class HeadTask(MeasuredTask):
@@ -106,41 +77,39 @@ class HeadTask(MeasuredTask):
     streams = False
     # Without objects in a batch a box head has no gradient; nor has the last norm of a BiT, which no map passes.
     arguments: ClassVar[dict[str, Any]] = {"ddp_find_unused_parameters": True}
-    # The task's name, which its protocol has as well; and the class that judges the validation split.
-    name: ClassVar[DenseTask]
+    task: ClassVar[DenseTask]  # pyright: ignore[reportIncompatibleVariableOverride] - of these never None
+    # What makes the judge of the validation split.
     judge: ClassVar[Callable[[Any, list[str]], Judge]]
 
     def __init__(self, head: str | None = None, width: int | None = None) -> None:
-        heads = [name for name, each in DENSE_HEADS.items() if each.task == self.name]
+        heads = [name for name, each in DENSE_HEADS.items() if each.task == self.task]
         self.head, self.width = heads[0] if head is None else head, width
         if self.head not in heads:
-            raise UserError(f"unknown head '{head}' for {self.name}; choose {', '.join(heads)}")
+            raise UserError(f"unknown head '{head}' for {self.task}; choose {', '.join(heads)}")
         self.auto_class = getattr(transformers, DENSE_HEADS[self.head].auto_class)
         if width is not None and width < 1:
             raise UserError(f"--head-width {width} must be at least 1")
 
     def protocol(self, data: ImageData) -> str:
-        return self.name
+        return self.task
 
     def settings(self) -> dict[str, Any]:
-        return {"task": self.name, "head": self.head, "head_width": self.width}
+        return {"task": self.task, "head": self.head, "head_width": self.width}
 
     def check(self, recipe: Recipe) -> None:
         need_metrics()
-        for name, value in active_settings(recipe, (*_OF_LABELS, "tune", "sam_rho", "repeated_augmentation")).items():
+        for name, value in active_settings(recipe, _OF_LABELS).items():
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{self.name} has no {flag} ({value}); leave that out, or choose its own recipe")
+            raise UserError(f"{self.task} has no {flag} ({value}); leave that out, or choose its own recipe")
         refuse_apart(recipe.augmentation)
 
-    def build(
-        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
-    ) -> tuple[nn.Module, Any]:
-        features: Any = data.split("train").features
+    def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        data, features = start.data, cast(Any, start.data.split("train")).features
         return build_dense_model(
-            source,
+            start.source,
             self.head,
             data.label_names,
-            image_size=image_size,
+            image_size=start.image_size,
             width=self.width,
             use_masks=data.target == "objects" and "segmentation" in features["objects"],
             backbone_dropout=recipe.dropout,
@@ -155,7 +124,7 @@ class HeadTask(MeasuredTask):
         return dense_collator
 
     def describe(self, run: Run) -> str:
-        return f"{run.describe()}; {self.name}, head {self.head}"
+        return f"{run.describe()}; {self.task}, head {self.head}"
 
     def trainer_values(self, run: Run) -> dict[str, Any]:
         return {
@@ -169,29 +138,28 @@ class HeadTask(MeasuredTask):
 class Segmentation(HeadTask):
     """Masks."""
 
+    recipe = "segmentation-small"
     target = "mask"
-    name = "segmentation"
+    task = "segmentation"
     measured = ("mean_iou", "pixel_accuracy")
-    judge = SegmentationJudge
+    judge = segmentation_judge
 
     def recalled_test(self, judged: Record, model: PreTrainedModel) -> SegmentationResult:
         test: dict[str, Any] = dict(judged.values)
-        return SegmentationResult(
-            (judged.data and judged.data.size) or 0,
-            **{name: test[name] for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")},
-            **test["classes"],
-            seconds=judged.seconds or 0.0,
-        )
+        known = {name: test[name] for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")}
+        size = (judged.data and judged.data.size) or 0
+        return SegmentationResult(size, **known, **test["classes"], seconds=judged.seconds or 0.0)
 
 
 @final
 class Detection(HeadTask):
     """Boxes, and outlines of the objects where there are masks and the head has a branch for them."""
 
+    recipe = "detection-small"
     target = "objects"
-    name = "detection"
+    task = "detection"
     measured = ("ap", "ap50")
-    judge = DetectionJudge
+    judge = detection_judge
 
     def recalled_test(self, judged: Record, model: PreTrainedModel) -> DetectionResult:
         test: dict[str, Any] = dict(judged.values)

@@ -5,24 +5,22 @@ Legend: B images, C channels, H x W px, K the data's classes, T temperature.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from hf_vit.conversion.loading import Source
-from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of, refuse_regression
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.loss_hf_vit import classification_loss
-from hf_vit.training.plan import Run
+from hf_vit.training.plan import Run, Start
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
-from hf_vit_settings import Recipe
+from hf_vit_settings import DistillationOptions, Recipe
 
 _PROBE_PX = 64
 # Pillow's filters that torch's resize has; the others come closest to bicubic.
@@ -49,11 +47,7 @@ class Teacher:
     columns: tuple[int, ...] | None = None
 
     def for_classes(self, data_names: Sequence[str]) -> "Teacher":
-        """Return the teacher with logits of the data's classes alone, in their order.
-
-        Raises:
-            UserError: it knows no class of one of these names.
-        """
+        """Return the teacher with logits of the data's classes alone, in their order; all must be its own."""
         if not self.subject.label_sets:
             raise UserError(
                 f"teacher {self.subject.name} has no class names to match with the data's; add label_names "
@@ -90,14 +84,9 @@ class Teacher:
 
 
 def open_teacher(source: Any, device: str | None = None) -> Teacher:
-    """Load or wrap a teacher.
+    """Load or wrap a teacher: an image classifier of one class an image, see `load_model`, or a `Teacher`.
 
-    Args:
-        source: an image classifier, see `load_model`; or a `Teacher`.
-        device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
-
-    Raises:
-        UserError: there is no such model, it is no classifier of one class an image, or it does not load.
+    It computes on a GPU where there is one, if no `device` is given; models made in Python stay where they are.
     """
     teacher = source if isinstance(source, Teacher) else _as_teacher(load_model(source, device, as_classifier=True))
     model, name = teacher.subject.model, teacher.subject.name
@@ -137,58 +126,6 @@ class TaughtTask(ClassifierTask):
     def settings(self) -> dict[str, Any]:
         subject = self.teacher.subject
         return {"teacher": subject.name, "teacher_fingerprint": subject.fingerprint, **self.options.settings()}
-
-
-Kind = Literal["hard", "soft", "logit"]
-# The weight of the teacher's part; soft targets as arXiv 2012.12877, section 6, hard ones as its equation 3.
-_WEIGHTS: dict[Kind, float] = {"hard": 0.5, "soft": 0.1, "logit": 0.1}
-_TEMPERATURE = 3.0
-
-
-@final
-@dataclass(frozen=True)
-class DistillationOptions:
-    """How a student learns from a teacher.
-
-    Attributes:
-        teacher: see `open_teacher`.
-        kind: "hard": the distillation token learns the teacher's first guess (arXiv 2012.12877, equation 3); "soft":
-            it learns the teacher's probabilities (equation 2); "logit": any student's logits learn them.
-        temperature: T of soft targets; None is 3. Hard ones have none.
-        weight: share of the teacher's part in the loss, in 0..1; None is 0.5 for hard and 0.1 for soft targets, whose
-            gradients are scaled by T^2.
-
-    Raises:
-        UserError: a value out of range.
-    """
-
-    teacher: Any
-    kind: Kind = "logit"
-    temperature: float | None = None
-    weight: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in _WEIGHTS:
-            raise UserError(f"distillation '{self.kind}' is unknown; choose {', '.join(_WEIGHTS)}")
-        if self.kind == "hard" and self.temperature is not None:
-            raise UserError("hard distillation has no temperature; choose soft or logit, or leave it out")
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise UserError(f"temperature {self.temperature} must be above 0")
-        if self.weight is not None and not 0 <= self.weight <= 1:
-            raise UserError(f"distillation weight {self.weight} must be in 0..1")
-
-    @property
-    def uses_token(self) -> bool:
-        """Whether the student needs a distillation token with a head of its own."""
-        return self.kind != "logit"
-
-    def settings(self) -> dict[str, Any]:
-        """Return plain values, without the teacher."""
-        weight = _WEIGHTS[self.kind] if self.weight is None else self.weight
-        settings: dict[str, Any] = {"distillation": self.kind, "distillation_weight": weight}
-        if self.kind != "hard":
-            settings["temperature"] = self.temperature or _TEMPERATURE
-        return settings
 
 
 def distillation_loss(
@@ -279,24 +216,22 @@ class Distillation(TaughtTask):
         if recipe.class_weights:
             raise UserError("distillation does not support class weights; use --balanced-sampling")
 
-    def build(
-        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
-    ) -> tuple[nn.Module, Any]:
-        self.teacher.for_classes(data.label_names)
+    def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        self.teacher, source = self.teacher.for_classes(start.data.label_names), start.source
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
         has_token = getattr(source.config, "use_distillation_token", None)
+        no_place = UserError(f"{source.name} does not support a distillation token; use --distillation logit")
         if tokens and has_token is None:
-            raise UserError(f"{source.name} does not support a distillation token; use --distillation logit")
+            raise no_place
         if tokens and source.has_weights and not has_token:
             raise UserError(
                 f"{source.name} has no distillation token, which --distillation {self.options.kind} trains; "
                 "use --distillation logit, or start from a variant or a distilled checkpoint"
             )
-        student, processor = build_for_classes(source, data, image_size, recipe, **tokens)
+        student, processor = build_for_classes(start, recipe, **tokens)
         if tokens and not student.config.has_distillation_head:
-            raise UserError(f"{source.name} does not support a distillation token; use --distillation logit")
+            raise no_place
         return student, processor
 
     def trainer_values(self, run: Run) -> dict[str, Any]:
-        teacher = self.teacher.for_classes(run.data.label_names)
-        return {**super().trainer_values(run), "teacher": teacher, "distillation": self.options}
+        return {**super().trainer_values(run), "teacher": self.teacher, "distillation": self.options}

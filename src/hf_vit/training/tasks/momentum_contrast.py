@@ -7,81 +7,33 @@ among all views of the batch: the batch, over all processes, is the dictionary.
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn import functional as F
-from transformers import (
-    AutoModel,
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    ViTImageProcessor,
-)
+from transformers import AutoModel, PreTrainedModel, TrainerCallback, TrainerState, ViTImageProcessor
 
-from hf_vit.conversion.loading import Source
-from hf_vit.data import ImageData
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.errors import UserError
 from hf_vit.loading.start import build_model, build_processor
 from hf_vit.results.figures import new_figure, save_figure
-from hf_vit.training.plan import Run
+from hf_vit.training.plan import Run, Start
 from hf_vit.training.processes import world_size
-from hf_vit.training.tasks.pretext import PretextTask, validation_images
-from hf_vit.training.tasks.views import Views
+from hf_vit.training.tasks.task import PretextTask, Views, validation_images
 from hf_vit.training.trainer.distributed import gather, synchronise_batch_norms
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
-from hf_vit_settings import Recipe
+from hf_vit_settings import ContrastiveOptions, Recipe
 
-_NORMS = ("batch", "layer", "none")
 _MAPPED = 1000  # images in the map of embeddings
 _MAX_NAMED_CLASSES = 20
-
-
-@final
-@dataclass(frozen=True)
-class ContrastiveOptions:
-    """Settings of momentum contrast; the defaults are those of arXiv 2104.02057, section 4.3 and its code's.
-
-    Attributes:
-        temperature: of the softmax over the batch.
-        momentum: of the momentum encoder at the first step; it rises to 1 along half a cosine.
-        projection_size: E.
-        hidden_size: width of projector and predictor; None is 4096, or 12 * D for encoders below ViT-S.
-        normalization: "batch" (the paper's), "layer" or "none" in projector and predictor. Batch norm sees the images
-            of all processes; the others make a batch's parts independent.
-        freeze_patches: the patch projection keeps its initial values, which the paper found to make training stable.
-
-    Raises:
-        UserError: a value out of range.
-    """
-
-    temperature: float = 0.2
-    momentum: float = 0.99
-    projection_size: int = 256
-    hidden_size: int | None = None
-    normalization: Literal["batch", "layer", "none"] = "batch"
-    freeze_patches: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserError(f"temperature {self.temperature} must be above 0")
-        if not 0 <= self.momentum <= 1:
-            raise UserError(f"momentum {self.momentum} of the momentum encoder must be in 0..1")
-        if self.projection_size < 1 or (self.hidden_size is not None and self.hidden_size < 1):
-            raise UserError(f"projection of {self.projection_size} and {self.hidden_size} units; give at least 1 each")
-        if self.normalization not in _NORMS:
-            raise UserError(f"normalization '{self.normalization}' is unknown; choose {', '.join(_NORMS)}")
 
 
 def build_mlp(sizes: Sequence[int], normalization: str) -> nn.Sequential:
@@ -112,8 +64,8 @@ def gather_rows(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
 def contrastive_loss(queries: torch.Tensor, keys: torch.Tensor, temperature: float, first: int = 0) -> torch.Tensor:
     """Return InfoNCE: which key [of the whole batch, E] belongs to each query [B, E]? (algorithm 1)
 
-    The loss is scaled by 2 * temperature, so that its gradient does not grow as the temperature shrinks. Key number
-    `first` is of the first query's image; the others follow in the same order.
+    Scaled by 2 * temperature, so that its gradient does not grow as the temperature shrinks. Key number `first` is of
+    the first query's image; the others follow in the same order.
     """
     queries = F.normalize(queries.float() if queries.dtype != torch.float64 else queries, dim=1)
     keys = F.normalize(keys.detach().to(queries.dtype), dim=1)
@@ -190,9 +142,7 @@ class MomentumUpdate(TrainerCallback):
     def __init__(self, model: MomentumContrast) -> None:
         self.model = model
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.model.update_momentum(momentum_at(state.global_step, state.max_steps, self.model.options.momentum))
 
 
@@ -200,21 +150,20 @@ class MomentumUpdate(TrainerCallback):
 class TwoViews(Views):
     """Two variations of every image, [2, 3, H, W]; the same at every evaluation if `judged`.
 
-    The crops and flips of `augmentation`, then BYOL's colors (arXiv 2006.07733, table 6), which differ for the two:
-    jitter and gray for both, blur always for the first and rarely for the second, solarization sometimes for the
-    second.
+    The crops and flips of `augmentation`, then BYOL's colors (arXiv 2006.07733, table 6): jitter and gray for both,
+    blur always for the first and rarely for the second, solarization sometimes for the second.
     """
 
     def __init__(
         self, processor: ViTImageProcessor, augmentation: AugmentationConfig, seed: int = 0, judged: bool = False
     ) -> None:
-        self.mixable = not judged
         side = min(processor.size["height"], processor.size["width"])
         views = [
             TrainTransform(processor, augmentation, derive_seed(seed, view), distort=_colours(side, blur, solarize))
             for view, (blur, solarize) in enumerate(((1.0, 0.0), (0.1, 0.2)))
         ]
         super().__init__(*views)
+        self.mixable = not judged
         if judged:
             super().set_epoch(0)
 
@@ -256,6 +205,7 @@ def embed(encoder: nn.Module, images: Sequence[torch.Tensor], batch_size: int = 
 class Contrast(PretextTask):
     """Learn by `MomentumContrast`; the encoder is saved. `fields` are of its configuration."""
 
+    recipe = "contrastive-small"
     accumulates = False  # the images of a batch are each other's negatives
     auto_class = AutoModel
     trainer_class = ContrastTrainer
@@ -272,18 +222,15 @@ class Contrast(PretextTask):
     def settings(self) -> dict[str, Any]:
         return {"objective": self.name, **self.fields, **asdict(self.options)}
 
-    def build(
-        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
-    ) -> tuple[nn.Module, Any]:
-        images = data.num_examples("train")
+    def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        source, images = start.source, start.data.num_examples("train")
         if images is not None and images < recipe.batch_size:
             raise UserError(
                 f"{images} training images are fewer than the batch size {recipe.batch_size}; choose a "
                 "smaller --batch-size"
             )
-        encoder = build_model(
-            source, "model", image_size=image_size, dropout=recipe.dropout, drop_path=recipe.drop_path, **self.fields
-        )
+        rates: dict[str, Any] = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
+        encoder = build_model(source, "model", image_size=start.image_size, **rates, **self.fields)
         module = MomentumContrast(encoder, self.options)
         if world_size() > 1:  # as the authors' code does
             synchronise_batch_norms(module)

@@ -13,15 +13,13 @@ import torch
 from torch import nn
 from transformers import AutoModelForMaskedImageModeling, PreTrainedConfig, PreTrainedModel
 
-from hf_vit.conversion.loading import Source
-from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.loading.start import build_model, build_processor
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.models.pretraining_hf_vit import image_patches, join_patches
 from hf_vit.results.figures import new_figure, save_figure
-from hf_vit.training.plan import Run
-from hf_vit.training.tasks.pretext import PretextTask, validation_images
+from hf_vit.training.plan import Run, Start
+from hf_vit.training.tasks.task import PretextTask, validation_images
 from hf_vit.training.trainer.sampling import derive_seed
 from hf_vit_settings import Recipe
 
@@ -35,18 +33,12 @@ Plan = tuple[torch.Tensor, torch.Tensor]
 @final
 @dataclass(frozen=True)
 class RandomMasking:
-    """Corrupt a share of the patches of every image: the same number in each, at least one.
-
-    Source: arXiv 2010.11929, appendix B.1.2 (50% of the patches; of these 80% [mask], 10% another patch, 10% kept).
-    The paper leaves open whether the other patch is of the same image: here it is.
+    """Corrupt a share of the patches of every image: the same number in each, at least one (arXiv 2010.11929, B.1.2).
 
     Attributes:
         rate: share of the patches that are corrupted; .5 is the paper's, .15 BERT's (slightly worse there).
         mask_share: share of the corrupted ones that become [mask].
         swap_share: share of them that show another patch of the image, drawn evenly; the rest is unchanged.
-
-    Raises:
-        UserError: a share out of range.
     """
 
     rate: float = 0.5
@@ -95,9 +87,9 @@ Masking = RandomMasking | NextPatch
 class MaskingCollator:
     """Collates examples to `pixel_values` [B, C, H, W], `bool_masked_pos` and `patch_sources` [B, N].
 
-    Dynamic masks come from torch's generator, which `HfViTTrainer` seeds for every batch by (seed, epoch, position).
-    Static ones depend on the seed and the image's index alone. Validation images ("mixable": False) always have static
-    masks, so that every evaluation asks for the same patches; without an index (streams) their content decides.
+    Dynamic masks come from torch's generator, which `HfViTTrainer` seeds for every batch. Static ones depend on the
+    seed and the image's index alone; validation images ("mixable": False) always have those, so that every evaluation
+    asks for the same patches; without an index (streams) their content decides.
     """
 
     def __init__(
@@ -149,16 +141,15 @@ class PatchPrediction(PretextTask):
         masking = {} if self.is_next else {"static_masks": self.static, **asdict(self.policy)}
         return {"objective": self.name, **self.fields, **masking}
 
-    def build(
-        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
-    ) -> tuple[nn.Module, Any]:
-        if self.static and data.readers:
+    def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        source = start.source
+        if self.static and start.data.readers:
             raise UserError("static masks do not work on a stream; leave --static-masks or --streaming out")
         scale = build_processor(source, source.config)
         model = build_model(
             source,
             "masked_prediction",
-            image_size=image_size,
+            image_size=start.image_size,
             dropout=recipe.dropout,
             drop_path=recipe.drop_path,
             image_mean=tuple(scale.image_mean),
@@ -200,15 +191,13 @@ def draw_predictions(
             "predicted": join_patches(torch.where(hidden, predicted, visible), grid),
         }
     figure = new_figure(1.4 * len(images) + 0.6, 1.5 * len(rows))
-    for row, (name, values) in enumerate(rows.items()):
-        for column, image in enumerate(values):
-            axes = figure.add_subplot(len(rows), len(images), row * len(images) + column + 1)
-            axes.imshow(
-                image.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
-            )
+    grid_of_axes = figure.subplots(len(rows), len(images), squeeze=False)
+    for (name, values), line in zip(rows.items(), grid_of_axes, strict=True):
+        line[0].set_ylabel(name)
+        for axes, image in zip(line, values, strict=True):
+            pixels = image.permute(1, 2, 0).squeeze(-1).numpy()
+            axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
-            if column == 0:
-                axes.set_ylabel(name)
     save_figure(figure, path)
 
 

@@ -1,122 +1,51 @@
-"""Self-training on unlabeled images: how their pseudo-labels come about, and Noisy Student (arXiv 1911.04252).
+"""Self-training on unlabeled images: Noisy Student (arXiv 1911.04252) and Meta Pseudo Labels (arXiv 2003.10580).
+
+Meta pseudo labels follow algorithm 1 (appendix B) where the authors' code differs: they are drawn from the teacher's
+probabilities (of the code's soft ones the gradient vanishes), and the feedback is the improvement of the student, not
+its negative. From the code come the moving baseline that is taken off the feedback, and the ramp and threshold of UDA.
 
 Legend: U unlabeled images, B labeled images of a batch, r unlabeled images per labeled one, K labels.
 """
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast, final
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 
-from hf_vit.conversion.loading import Source
-from hf_vit.data import ImageCollator, ImageData, TransformedImages, to_rgb, train_transform
+from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, to_rgb, train_transform
 from hf_vit.data.load import UnlabelledImages, load_unlabelled
 from hf_vit.errors import UserError
-from hf_vit.training.plan import Run
+from hf_vit.loading.pixels import PixelScale
+from hf_vit.models.loss_hf_vit import classification_loss
+from hf_vit.training.plan import Run, Start
+from hf_vit.training.processes import refusal_of, world_size
 from hf_vit.training.tasks.classification import build_for_classes
-from hf_vit.training.tasks.distillation import TaughtTask
-from hf_vit.training.tasks.task import active_settings
+from hf_vit.training.tasks.distillation import TaughtTask, Teacher
+from hf_vit.training.tasks.task import Views, active_settings
+from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.losses import smooth_labels
 from hf_vit.training.trainer.sampling import derive_seed
-from hf_vit_settings import Recipe
+from hf_vit_settings import Recipe, SelfTrainingOptions
 
-SelfTrainingKind = Literal["noisy-student", "meta-pseudo-labels"]
-# Of arXiv 1911.04252, section 3.1 (ratio: the authors' code, EfficientNet-B1 to B7; 14 for L2 in the paper), and of
-# 2003.10580: the defaults of the authors' code.
-_DEFAULTS: dict[SelfTrainingKind, dict[str, Any]] = {
-    "noisy-student": {
-        "unlabelled_ratio": 3,
-        "pseudo_labels": "soft",
-        "confidence": 0.3,
-        "images_per_class": 130_000,
-        "head_dropout": 0.5,
-    },
-    "meta-pseudo-labels": {"unlabelled_ratio": 4, "uda_weight": 1.0, "uda_temperature": 0.75, "uda_threshold": 0.6},
-}
-UNLABELLED = "unlabelled"
+UNLABELLED, TEACHER_STATE = "unlabelled", "teacher.pt"
 _AT_ONCE = 64  # images of a forward pass of the teacher
-
-
-@final
-@dataclass(frozen=True)
-class SelfTrainingOptions:
-    """How a student learns from unlabeled images and a teacher.
-
-    A value of None is the default of its kind, see `settings`; those of the other kind are refused.
-
-    Attributes:
-        teacher: a classifier of the data's classes, see `open_teacher`.
-        unlabelled: see `hf_vit.data.load.load_unlabelled`.
-        kind: "noisy-student" (arXiv 1911.04252) or "meta-pseudo-labels" (arXiv 2003.10580).
-        unlabelled_ratio: unlabeled images per labeled one, in every step: 3, or 4 for meta pseudo labels.
-        pseudo_labels: of a noisy student: "soft", the teacher's probabilities (the default), or "hard", its first
-            guess. Those of meta pseudo labels are drawn from the probabilities (algorithm 1).
-        confidence: of a noisy student: unlabeled images are left out if the teacher's best probability is lower; 0.3.
-        images_per_class: of a noisy student: the same number of images of every class: the surest, or all and some of
-            them repeatedly; at most as many as the largest class has, and 130,000.
-        head_dropout: of a noisy student: dropout before the head; 0.5.
-        uda_weight: of meta pseudo labels: weight, at the end, of the teacher's consistency loss (UDA, arXiv
-            1904.12848): it should answer to an augmented image as to the image; it rises from 0. 1.
-        uda_temperature: sharpens its answer to the image; 0.75.
-        uda_threshold: images whose best probability is lower do not count; 0.6.
-
-    Raises:
-        UserError: a value out of range, or of the other kind.
-    """
-
-    teacher: Any
-    unlabelled: str
-    kind: SelfTrainingKind = "noisy-student"
-    unlabelled_ratio: int | None = None
-    pseudo_labels: Literal["soft", "hard"] | None = None
-    confidence: float | None = None
-    images_per_class: int | None = None
-    head_dropout: float | None = None
-    uda_weight: float | None = None
-    uda_temperature: float | None = None
-    uda_threshold: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in _DEFAULTS:
-            raise UserError(f"self-training '{self.kind}' is unknown; choose {', '.join(_DEFAULTS)}")
-        for name in sorted({name for values in _DEFAULTS.values() for name in values} - _DEFAULTS[self.kind].keys()):
-            if getattr(self, name) is not None:
-                raise UserError(f"{name} is not a setting of {self.kind}; leave it out")
-        values = self.settings()
-        if values.get("pseudo_labels", "soft") not in ("soft", "hard"):
-            raise UserError(f"unknown pseudo-labels '{self.pseudo_labels}'; choose soft or hard")
-        infinite = float("inf")
-        for name, is_good, need in (
-            ("unlabelled_ratio", lambda value: value >= 1, "at least 1"),
-            ("images_per_class", lambda value: value >= 1, "at least 1"),
-            ("confidence", lambda value: 0 <= value <= 1, "in 0..1"),
-            ("uda_threshold", lambda value: 0 <= value <= 1, "in 0..1"),
-            ("head_dropout", lambda value: 0 <= value < 1, "in 0..1, below 1"),
-            ("uda_weight", lambda value: 0 <= value < infinite, "0 or more"),
-            ("uda_temperature", lambda value: 0 < value < infinite, "above 0"),
-        ):
-            if name in values and not is_good(values[name]):
-                raise UserError(f"{name} {values[name]} must be {need}")
-
-    def settings(self) -> dict[str, Any]:
-        """Return plain values, without teacher and images."""
-        chosen = {name: getattr(self, name) for name in _DEFAULTS[self.kind] if getattr(self, name) is not None}
-        return {"self_training": self.kind, **(_DEFAULTS[self.kind] | chosen)}
+_BASELINE_SHARE = 0.01  # of every new feedback in the baseline: the authors' code
 
 
 @final
 class WithUnlabelled(torch.utils.data.Dataset[dict[str, Any]]):
     """Labeled examples, each with `ratio` unlabeled ones (of `rows`) under the key "unlabelled".
 
-    An epoch is one of the labeled images. The unlabeled ones come in shuffled passes of their own, which run on
-    through the epochs: each comes once a pass. Which ones come, and how they are augmented, depends on
-    (seed, epoch, position) alone, as all order does (see `sampling`).
+    An epoch is one of the labeled images. The unlabeled ones come in shuffled passes of their own, which run on through
+    the epochs. What comes, and how it is augmented, depends on (seed, epoch, position) alone (see `sampling`).
     """
 
     def __init__(
@@ -186,17 +115,11 @@ class SelfTraining(TaughtTask):
     """
 
     options: SelfTrainingOptions
+    unlabelled: UnlabelledImages  # once a run is prepared
 
     def __init__(self, options: SelfTrainingOptions, device: str | None = None, skip_bad_images: bool = False) -> None:
         super().__init__(options, device)
         self._skip_bad_images = skip_bad_images
-        self._images: UnlabelledImages | None = None
-
-    @property
-    def unlabelled(self) -> UnlabelledImages:
-        """The unlabeled images, once a run is prepared."""
-        assert self._images is not None
-        return self._images
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -215,17 +138,16 @@ class SelfTraining(TaughtTask):
                 f"cross-entropy; leave it out, or choose --recipe {self.options.kind}"
             )
 
-    def build(
-        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
-    ) -> tuple[nn.Module, Any]:
+    def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        data = start.data
         if data.readers:
             raise UserError("self-training cannot draw unlabeled images from a stream; leave --streaming out")
         self.teacher = self.teacher.for_classes(data.label_names)
-        if self._images is None:
+        if not hasattr(self, "unlabelled"):
             images = load_unlabelled(
                 self.options.unlabelled,
-                image_size=image_size,
-                min_size=source.config.patch_stride,
+                image_size=start.image_size,
+                min_size=start.source.config.patch_stride,
                 skip_bad_images=self._skip_bad_images,
             )
             learnable = images.without({image.digest for name in ("validation", "test") for image in data.seen[name]})
@@ -234,16 +156,15 @@ class SelfTraining(TaughtTask):
                     f"all {len(images.seen)} unlabeled images of {images.name} are validation or test "
                     f"images of {data.name}; give others"
                 )
-            self._images = self.select(learnable)
-        return build_for_classes(source, data, image_size, recipe)
+            self.unlabelled = self.select(learnable)
+        return build_for_classes(start, recipe)
 
     def learnt_from(self, run: Run) -> list[str]:
         return [*super().learnt_from(run), *(image.digest for image in self.unlabelled.seen)]
 
     def describe(self, run: Run) -> str:
-        images = self.unlabelled
+        images, ratio = self.unlabelled, run.task["unlabelled_ratio"]
         left_out = f" ({images.left_out:,} left out)" if images.left_out else ""
-        ratio = run.task["unlabelled_ratio"]
         return (
             f"{super().describe(run)}; {self.options.kind} with {ratio} of {len(images.seen):,} unlabelled images of "
             f"{images.name}{left_out} beside each"
@@ -255,11 +176,7 @@ class SelfTraining(TaughtTask):
         return WithUnlabelled(labelled, others, self.rows(run), run.task["unlabelled_ratio"], run.options.seed)
 
     def select(self, images: UnlabelledImages) -> UnlabelledImages:
-        """Return the images to learn from.
-
-        Raises:
-            UserError: there are none.
-        """
+        """Return the images to learn from."""
         return images
 
     def rows(self, run: Run) -> list[int]:
@@ -274,8 +191,7 @@ class SelfTraining(TaughtTask):
 def balanced_rows(confidence: torch.Tensor, classes: torch.Tensor, per_class: int, seed: int) -> list[int]:
     """Return rows with every class equally often (arXiv 1911.04252, section 3.1, data filtering and balancing).
 
-    Of a class with more images the surest, by `confidence` [U] in `classes` [U]; of one with fewer all, as often as
-    they fit in, and the rest by chance. A class without any stays without.
+    Of a class with more images the surest, by `confidence` [U] in `classes` [U]; of one with fewer all, and some again.
     """
     rows: list[int] = []
     for label in classes.unique().tolist():
@@ -296,16 +212,15 @@ class NoisyStudent(SelfTraining):
     images make one batch, whose mean cross-entropy is the loss (section 3.1).
     """
 
+    recipe = "noisy-student"
     # The collator smooths the labels: the teacher's probabilities stay as they are.
     arguments: ClassVar[dict[str, Any]] = {"label_smoothing_factor": 0.0}
 
     _probabilities: torch.Tensor  # [U, K] of the selected images
     _noise: RemovableHandle
 
-    def build(
-        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
-    ) -> tuple[nn.Module, Any]:
-        student, processor = super().build(source, data, image_size, recipe)
+    def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        student, processor = super().build(start, recipe)
         rate = self.options.settings()["head_dropout"]
         head = student.get_submodule("classifier")
         self._noise = head.register_forward_pre_hook(
@@ -371,3 +286,238 @@ class Join:
 
     def _smooth(self, labels: torch.Tensor) -> torch.Tensor:
         return smooth_labels(labels, self._num_labels, self._smoothing)
+
+
+def consistency_loss(weak: torch.Tensor, strong: torch.Tensor, temperature: float, threshold: float) -> torch.Tensor:
+    """Return UDA's loss (arXiv 1904.12848), nats: the answer to a strongly varied image should be that to the image.
+
+    Of logits [n, K]; no gradient flows into the weak ones, sharpened by the temperature. Images whose likeliest class
+    has less probability than the threshold do not count.
+    """
+    targets = (weak.detach() / temperature).softmax(dim=1)
+    counts = targets.amax(dim=1) >= threshold
+    return (F.cross_entropy(strong, targets, reduction="none") * counts).mean()
+
+
+def improvement(loss: torch.Tensor, weights: Sequence[nn.Parameter], before: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return how far a step has lowered a loss, to first order: its gradient at the new weights, times the step back.
+
+    After a step of plain SGD this is algorithm 1's feedback, the product of eta, the gradient of CE(y_l, S(x_l)) at the
+    new weights and that of CE(y_u, S(x_u)) at the old ones; after one of another optimizer, that of the step it made.
+    """
+    slopes: list[torch.Tensor | None] = list(torch.autograd.grad(loss, weights, allow_unused=True))
+    parts = [
+        ((old - new.detach()) * slope).sum()
+        for old, new, slope in zip(before, weights, slopes, strict=True)
+        if slope is not None
+    ]
+    return torch.stack(parts).sum()
+
+
+@final
+class TeachersLesson:
+    """Gathers the gradients of the teacher's `weights` from the micro-batches of a step."""
+
+    def __init__(self, weights: Sequence[nn.Parameter]) -> None:
+        self.weights = weights
+        self.slopes: list[torch.Tensor | None] = [None] * len(weights)
+
+    def add(self, loss: torch.Tensor, of_labels: torch.Tensor) -> None:
+        """Add a micro-batch: the teacher's own loss, and that of its pseudo-labels, which waits for the feedback."""
+        gradients = torch.autograd.grad(of_labels, self.weights, retain_graph=True, allow_unused=True)
+        slopes: list[torch.Tensor | None] = list(gradients)
+        loss.backward()
+        self.slopes = [
+            old if new is None else new if old is None else old + new
+            for old, new in zip(self.slopes, slopes, strict=True)
+        ]
+
+    @torch.no_grad()
+    def finish(self, feedback: torch.Tensor) -> None:
+        """Add feedback * grad CE(pseudo-labels) to the weights' gradients, and begin anew."""
+        for weight, slope in zip(self.weights, self.slopes, strict=True):
+            if slope is not None:
+                weight.grad = slope * feedback if weight.grad is None else weight.grad + slope * feedback
+        self.slopes = [None] * len(self.weights)
+
+
+@final
+class MetaPseudoLabelsTrainer(HfViTTrainer):
+    """An `HfViTTrainer` whose student learns pseudo-labels alone, and whose teacher, a copy, learns along.
+
+    Every step: the teacher labels the strongly varied unlabeled images by chance; the student learns these labels; the
+    teacher learns the labeled images, consistency (`consistency_loss`), and to give such labels more often the more
+    they have improved the student on the labeled images (`improvement`). Its optimizer is the student's, at the same
+    rate and schedule. Only the student is evaluated and released (algorithm 1).
+    """
+
+    def __init__(self, *args: Any, teacher: Teacher, self_training: SelfTrainingOptions, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        model = copy.deepcopy(teacher.subject.model).float().requires_grad_(True).to(self.args.device)
+        self.teacher = replace(teacher, subject=replace(teacher.subject, model=model))
+        self.self_training = self_training.settings()
+        self.baseline = torch.zeros((), device=self.args.device)
+        self.lesson = TeachersLesson(list(model.parameters()))
+        self.teacher_optimizer: torch.optim.Optimizer
+        self._scale = PixelScale.of_processor(self.processing_class)
+        self._batches: list[dict[str, Any]] = []
+        self.before: list[torch.Tensor] = []  # the student's weights before its step
+        self.add_callback(_TeachersTurn(self))
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the student's optimizer, and the teacher's, of the same kind."""
+        kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
+        learner = self.teacher.subject.model
+        decaying = set(self.get_decay_parameter_names(learner))
+        parts: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for name, weight in learner.named_parameters():
+            parts[name in decaying].append(weight)
+        groups = [
+            {"params": weights, "weight_decay": self.args.weight_decay * decays} for decays, weights in parts.items()
+        ]
+        settings = {name: value for name, value in settings.items() if name != "params"}
+        self.teacher_optimizer = cast(Any, kind)(groups, **settings)
+        return super().create_optimizer(model)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """Return the micro-batches of a step, and keep them: their labeled images measure it when it is made."""
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        self._batches = batches
+        return batches, items
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Return the student's loss on the teacher's pseudo-labels while it trains; the teacher learns along."""
+        if UNLABELLED not in inputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        lesson = {"pixel_values": inputs[UNLABELLED][:, 1], "labels": self._teach(inputs)}
+        if num_items_in_batch is not None:
+            num_items_in_batch = num_items_in_batch * (len(lesson["labels"]) // len(inputs["labels"]))
+        return super().compute_loss(model, lesson, return_outputs, num_items_in_batch)
+
+    def _teach(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return pseudo-labels [B r] of a micro-batch, and add its part to the teacher's lesson."""
+        labels, chosen = inputs["labels"], self.self_training
+        views = [inputs["pixel_values"], *inputs[UNLABELLED].unbind(1)]
+        self.teacher.subject.model.train()
+        with self.accelerator.autocast():
+            known, strong = (self.teacher.logits(views[which], self._scale) for which in (0, 2))
+            weak = self.teacher.answer(views[1], self._scale)
+        weight = chosen["uda_weight"] * self.state.global_step / self.state.max_steps
+        own = F.cross_entropy(known, labels, label_smoothing=self.args.label_smoothing_factor)
+        own = own + weight * consistency_loss(weak, strong, chosen["uda_temperature"], chosen["uda_threshold"])
+        self._checked(own.detach())
+        guesses = torch.multinomial(strong.detach().softmax(dim=1), 1)[:, 0]
+        share = self._share(labels)
+        self.lesson.add(share * own, share * F.cross_entropy(strong, guesses))
+        return guesses
+
+    def _share(self, labels: torch.Tensor) -> float:
+        """Return the share of a micro-batch in its step."""
+        return len(labels) / sum(len(batch["labels"]) for batch in self._batches)
+
+    def teach_teacher(self) -> None:
+        """Make the teacher's step, after the student's."""
+        feedback = torch.stack([self._improved(self._prepare_inputs(batch)) for batch in self._batches]).sum()
+        self.baseline = torch.lerp(self.baseline, feedback, _BASELINE_SHARE)
+        self.lesson.finish(feedback - self.baseline)
+        if self.args.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_(self.lesson.weights, self.args.max_grad_norm)
+        scheduled: Any = self.optimizer
+        factor = scheduled.param_groups[0]["lr"] / scheduled.param_groups[0]["initial_lr"]
+        for group in self.teacher_optimizer.param_groups:
+            group["lr"] = self.args.learning_rate * factor
+        self.teacher_optimizer.step()
+        self.teacher_optimizer.zero_grad()
+
+    def _improved(self, batch: dict[str, Any]) -> torch.Tensor:
+        model: Any = self.model
+        with self.accelerator.autocast():
+            outputs = model(pixel_values=batch["pixel_values"])
+        loss = classification_loss(outputs.logits, batch["labels"]) * self._share(batch["labels"])
+        return improvement(loss, self.student_weights(), self.before)
+
+    def student_weights(self) -> list[nn.Parameter]:
+        """Return the weights that the student learns."""
+        model: Any = self.model
+        return [weight for weight in model.parameters() if weight.requires_grad]
+
+    def _save_training_state(self, checkpoint: Path) -> None:
+        super()._save_training_state(checkpoint)
+        state = {
+            "model": self.teacher.subject.model.state_dict(),
+            "optimizer": self.teacher_optimizer.state_dict(),
+            "baseline": self.baseline,
+        }
+        torch.save(state, checkpoint / TEACHER_STATE)
+
+    def _begin_training(self) -> None:
+        super()._begin_training()
+        if self._checkpoint is not None:
+            state = torch.load(self._checkpoint / TEACHER_STATE, weights_only=True, map_location=self.args.device)
+            self.teacher.subject.model.load_state_dict(state["model"])
+            self.teacher_optimizer.load_state_dict(state["optimizer"])
+            self.baseline = state["baseline"]
+
+
+@final
+class _TeachersTurn(TrainerCallback):
+    """Lets the teacher learn from every step of the student."""
+
+    def __init__(self, trainer: MetaPseudoLabelsTrainer) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.before = [weight.detach().clone() for weight in self.trainer.student_weights()]
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.teach_teacher()
+
+
+@final
+class MetaPseudoLabels(SelfTraining):
+    """Meta Pseudo Labels: the student learns only what the teacher says; fine-tune it on the labels afterwards."""
+
+    recipe = "meta-pseudo-labels"
+    trainer_class = MetaPseudoLabelsTrainer
+
+    def check(self, recipe: Recipe) -> None:
+        super().check(recipe)
+        if world_size() > 1:
+            raise refusal_of("meta pseudo labels")
+        if recipe.sam_rho > 0:
+            raise UserError("meta-pseudo-labels does not support --sam-rho; leave it out")
+        if not self.teacher.subject.is_differentiable:
+            raise UserError(f"teacher {self.teacher.subject.name} cannot be trained; give the model itself")
+
+    def kept_bytes(self) -> int:
+        return 3 * sum(weight.numel() * 4 for weight in self.teacher.subject.model.parameters())
+
+    def transforms(self, run: Run) -> tuple[Any, Any]:
+        _, judging = super().transforms(run)
+        return train_transform(run.processor, _mild(run), run.options.seed), judging
+
+    def unlabelled_transform(self, run: Run) -> Any:
+        seed = run.options.seed
+        weak = train_transform(run.processor, _mild(run), derive_seed(seed, 1))
+        return Views(weak, train_transform(run.processor, run.recipe.augmentation, derive_seed(seed, 2)))
+
+    def collator(self, run: Run) -> Any:
+        return UnlabelledCollator(len(run.data.label_names), _beside)
+
+    def trainer_values(self, run: Run) -> dict[str, Any]:
+        return {**super().trainer_values(run), "teacher": self.teacher, "self_training": self.options}
+
+
+def _mild(run: Run) -> AugmentationConfig:
+    """Return the recipe's augmentation without RandAugment, policies, color jitter and erasing."""
+    return replace(run.recipe.augmentation, randaugment=None, auto_augment=None, color_jitter=0.0, random_erasing=0.0)
+
+
+def _beside(batch: dict[str, torch.Tensor], unlabelled: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {**batch, UNLABELLED: stacked(unlabelled)}

@@ -1,21 +1,27 @@
-"""What a training learns: the abstract `Task`, which the driver (`hf_vit.training.run`) carries out.
+"""What a training learns: the abstract `Task`, which the driver (`hf_vit.training.run`) carries out, and its results.
 
-A new task is one class and one line of the table in `registry`.
+A task learns from labels, masks or boxes and is measured on the test split (`MeasuredTask`), or from images alone
+(`PretextTask`). A new one is a class and a line of `hf_vit.training.api.TASKS`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, TrainerState, ViTImageProcessor
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from hf_vit.conversion.loading import Source
-from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
+from hf_vit.data import AugmentationConfig, ImageData, eval_transform, train_transform, transform_split
 from hf_vit.data.annotations import Target
+from hf_vit.data.batches import TransformedImages
+from hf_vit.data.transforms import TrainTransform
 from hf_vit.display import Displayed
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError
@@ -28,36 +34,26 @@ from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push_result import PushResult
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import Facts, Record
-from hf_vit.training.plan import Run, choose_attention, log_folder, training_arguments
-from hf_vit.training.record import recipe_values
+from hf_vit.training.plan import Run, Start, choose_attention, log_folder, training_arguments
 from hf_vit.training.trainer.callbacks import Clock, Patience, StopOnTermination, callbacks_of
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import optimizer_of
 from hf_vit_settings import Recipe
 
-# Settings of a recipe that only classifiers have -> their values where they are off.
-_OFF: Mapping[str, Any] = {
-    "loss": "ce",
-    "tune": "all",
-    "class_weights": False,
-    "balanced_sampling": False,
-    "repeated_augmentation": 1,
-    "new_head": False,
-    "architecture": {},
-    "layer_decay": None,
-    "average_decay": None,
-    "sam_rho": 0.0,
-    "label_smoothing": 0.0,
-    "head_bias": None,
-    "mixup_alpha": 0.0,
-    "cutmix_alpha": 0.0,
-}
+# Settings of a recipe that only classifiers have.
+_OF_CLASSIFIERS = (
+    *("loss", "tune", "class_weights", "balanced_sampling", "repeated_augmentation", "new_head", "architecture"),
+    *("layer_decay", "average_decay", "sam_rho", "label_smoothing", "head_bias", "mixup_alpha", "cutmix_alpha"),
+)
 
 
-def active_settings(recipe: Recipe, names: Sequence[str] = tuple(_OFF)) -> dict[str, Any]:
-    """Return those of a recipe's settings for classifiers that are on, with their values."""
+def active_settings(recipe: Recipe, names: Sequence[str] = _OF_CLASSIFIERS) -> dict[str, Any]:
+    """Return those of a recipe's settings for classifiers that differ from their defaults, which switch them off."""
+    defaults = {each.name: each.default for each in (*fields(Recipe), *fields(AugmentationConfig))} | {
+        "architecture": {}
+    }
     values = recipe.settings()
-    return {name: values[name] for name in names if values[name] != _OFF[name]}
+    return {name: values[name] for name in names if values[name] != defaults[name]}
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,11 +93,15 @@ Result = TypeVar("Result", bound=TrainingResult)
 class Task(ABC, Generic[Result]):
     """Abstract: what a model learns, from which images, in which module, and what the finished folder holds."""
 
+    # The name of its default recipe, and whether it learns from labels, masks or boxes (and is fine-tuned).
+    recipe: ClassVar[str] = "default-small"
+    has_labels: ClassVar[bool] = True
+    # Of masks and boxes: what stands in the record as the task, whose protocol has this name as well.
+    task: ClassVar[str | None] = None
     # The Auto class that loads the saved model.
     auto_class: Any
-    # Whether a batch can be accumulated from micro-batches.
+    # Whether a batch can be accumulated from micro-batches, and images may have several classes each.
     accumulates: bool = True
-    # Whether images may have several classes each.
     multi_label: bool = False
     # The kind of annotation, see `ImageData`; and whether images can be streamed.
     target: Target = "label"
@@ -115,14 +115,8 @@ class Task(ABC, Generic[Result]):
         """Return everything beside recipe and model that decides what is learned: for the facts, and for resuming."""
 
     @abstractmethod
-    def build(
-        self, source: Source, data: ImageData, image_size: tuple[int, int], recipe: Recipe
-    ) -> tuple[nn.Module, Any]:
-        """Build the module that is trained, and its image processor.
-
-        Raises:
-            UserError: the task is impossible with this model, data or recipe.
-        """
+    def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        """Build the module that is trained, and its image processor; or refuse model, data or recipe."""
 
     @abstractmethod
     def collator(self, run: Run) -> Any:
@@ -133,8 +127,8 @@ class Task(ABC, Generic[Result]):
         """Return the result, from the finished model in evaluation mode."""
 
     @abstractmethod
-    def values(self, run: Run, result: Result) -> dict[str, Any]:
-        """Return the values of the training record in facts.json, beside `run_values`."""
+    def values(self, run: Run, result: Result, shared: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of the training record in facts.json: the `shared` ones of `run_values`, and the task's."""
 
     @abstractmethod
     def write(self, run: Run, result: Result, folder: Path) -> None:
@@ -142,18 +136,14 @@ class Task(ABC, Generic[Result]):
 
     @abstractmethod
     def recall(self, folder: Path, recipe: Recipe) -> Result:
-        """Read the result of a finished run from its folder.
-
-        Raises:
-            UserError: it holds the model of another task, or of another command.
-        """
+        """Read the result of a finished run from its folder, which must hold a model of this task."""
 
     def recalled(self, folder: Path, recipe: Recipe, mark: str) -> tuple[dict[str, Any], dict[str, Any], list[Record]]:
         """Return the fields of `TrainingResult`, the values of its record, which have a `mark`, and later records."""
         records = Facts.load(folder).records
         last = max((index for index, record in enumerate(records) if record.kind == "training"), default=0)
         values = cast(dict[str, Any], records[last].values) if records else {}
-        if mark not in values or values.get("task") != self.settings().get("task"):
+        if mark not in values or values.get("task") != self.task:
             raise UserError(f"the output folder {folder} holds a model for another task; choose a new or empty folder")
         shared = {
             "folder": folder,
@@ -167,12 +157,7 @@ class Task(ABC, Generic[Result]):
         return shared, values, records[last + 1 :]
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a recipe with settings that the task does not have.
-
-        Raises:
-            UserError: it has some.
-        """
-        return
+        """Refuse a recipe with settings that the task does not have, by a `UserError`."""
 
     def learners(self, module: Any) -> Sequence[PreTrainedModel]:
         """Return the vision transformers in the module that is trained."""
@@ -244,7 +229,7 @@ class FinetuneResult(TrainingResult):
         test: measured once, on the test split; without pictures and matrix where the run had already finished.
         chance: the highest accuracy on the validation split that chance explains (see `accuracy_of_chance`).
         best_step: the optimizer step the best checkpoint was taken after.
-        trials: every learning rate of a sweep and its results on the validation split (see `sweeping.Trial`).
+        trials: every learning rate of a sweep and its results on the validation split.
         pushed: what was shared on the Hub, if that was asked for.
     """
 
@@ -301,9 +286,9 @@ class MeasuredTask(Task[FinetuneResult]):
             trials=run.trials,
         )
 
-    def values(self, run: Run, result: FinetuneResult) -> dict[str, Any]:
+    def values(self, run: Run, result: FinetuneResult, shared: dict[str, Any]) -> dict[str, Any]:
         return {
-            "recipe": recipe_values(run),
+            **shared,
             **({"learning_rate_sweep": [dict(trial) for trial in run.trials]} if run.trials else {}),
             **run.task,
             "best_step": result.best_step,
@@ -338,3 +323,112 @@ def best_evaluation(state: TrainerState) -> dict[str, Any]:
     """Return the log entry of the evaluation that chose the best checkpoint."""
     entries = [entry for entry in state.log_history if "eval_score" in entry]
     return next((entry for entry in entries if entry["step"] == state.best_global_step), entries[-1])
+
+
+@dataclass(frozen=True, repr=False)
+class PretrainResult(TrainingResult):
+    """A finished pre-training: the model after the last step, of a contrastive training the encoder alone.
+
+    Attributes:
+        picture: a file in `folder` with predictions or embeddings of validation images.
+        validation_loss: on the validation split, after the last step; None without an evaluation.
+    """
+
+    picture: Path
+    validation_loss: float | None
+
+    def overview(self) -> dict[str, object]:
+        loss = "not evaluated" if self.validation_loss is None else f"{self.validation_loss:.4f}"
+        return {**super().overview(), "validation loss": loss}
+
+
+class PretextTask(Task[PretrainResult]):
+    """Abstract: an objective without labels; `fields` of the model's configuration replace those of the source."""
+
+    recipe = "pretrain-small"
+    has_labels = False
+    picture: str
+    # The last weights are kept: a lower loss of the pretext is no better model.
+    arguments: ClassVar[dict[str, Any]] = {
+        "load_best_model_at_end": False,
+        "metric_for_best_model": None,
+        "greater_is_better": None,
+        "prediction_loss_only": True,
+    }
+
+    def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
+        self.name, self.fields = name, dict(fields)
+
+    @abstractmethod
+    def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
+        """Draw predictions or embeddings of validation images."""
+
+    def check(self, recipe: Recipe) -> None:
+        if active := active_settings(recipe):
+            wrong = [f"loss {recipe.loss}" if name == "loss" else name for name in active]
+            raise UserError(
+                f"{', '.join(wrong)} of the recipe {recipe.name} works in hf-vit finetune only; leave it out, or "
+                "choose another recipe"
+            )
+
+    def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> PretrainResult:
+        losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry]
+        return PretrainResult(
+            folder=run.output,
+            model=model,
+            processor=run.processor,
+            recipe=run.recipe,
+            picture=run.output / self.picture,
+            validation_loss=losses[-1] if losses else None,
+            steps=state.global_step,
+            seconds=seconds,
+            history=state.log_history,
+        )
+
+    def values(self, run: Run, result: PretrainResult, shared: dict[str, Any]) -> dict[str, Any]:
+        return {**shared, "objective": self.settings(), "validation_loss": result.validation_loss}
+
+    def write(self, run: Run, result: PretrainResult, folder: Path) -> None:
+        self.draw(run, result.model, folder / self.picture)
+
+    def recall(self, folder: Path, recipe: Recipe) -> PretrainResult:
+        shared, values, _ = self.recalled(folder, recipe, "objective")
+        return PretrainResult(**shared, picture=folder / self.picture, validation_loss=values["validation_loss"])
+
+
+def validation_images(run: Run, count: int) -> list[tuple[torch.Tensor, int]]:
+    """Return validation images [C, H, W] as the model sees them, with labels: evenly spread, of a stream the first."""
+    split = transform_split(run.data, "validation", eval_transform(run.processor), cache_bytes=0)
+    if isinstance(split, TransformedImages):
+        examples = (split[index] for index in range(0, len(split), max(1, len(split) // count)))
+    else:
+        examples = iter(split)
+    return [(example["pixel_values"], int(example["label"])) for example in islice(examples, count)]
+
+
+class Views:
+    """n variations of every image, [n, 3, H, W], as a transform; they are not mixed."""
+
+    mixable = False
+
+    def __init__(self, *views: TrainTransform) -> None:
+        self.views = views
+
+    def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the images after the part without chance."""
+        return self.views[0].prepare(images)
+
+    def finish(self, prepared: Sequence[torch.Tensor], indices: NDArray[np.uint64]) -> list[torch.Tensor]:
+        """Return all views of each image."""
+        views = (view.finish(prepared, indices) for view in self.views)
+        return [torch.stack(views_of_one) for views_of_one in zip(*views, strict=True)]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Augment as in this epoch from now on."""
+        for view in self.views:
+            view.set_epoch(epoch)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        batches = [view(batch) for view in self.views]
+        together = zip(*(each["pixel_values"] for each in batches), strict=True)
+        return {"pixel_values": [torch.stack(views) for views in together], "label": batches[0]["label"]}

@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, TypeVar, final
 
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
+from transformers import EarlyStoppingCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers import TrainerControl as Control
 from transformers import TrainerState as State
 from transformers import TrainingArguments as Arguments
@@ -31,57 +31,34 @@ def callbacks_of(trainer: Trainer, kind: type[_Kind]) -> list[_Kind]:
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
 
 
-class LiveProgress(TrainerCallback):
-    """One line that shows steps, epoch, loss and the newest evaluation, on a terminal."""
+class LiveProgress(ProgressCallback):
+    """transformers' bar on a terminal, with epoch, loss and the newest evaluation behind it."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[news]}"),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._bar.add_task("training", news="", start=False)
+        super().__init__()
         self._news: dict[str, str] = {}
 
-    def on_train_begin(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self._bar.start()
-            self._bar.start_task(self._task)
-            self._bar.update(self._task, total=state.max_steps, completed=state.global_step)
-
-    def on_step_end(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        self._bar.update(self._task, completed=state.global_step)
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        """Show no second bar."""
 
     def on_log(
         self, args: Arguments, state: State, control: Control, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        for key, text in {"epoch": "epoch {:.1f}", "loss": "loss {:.3f}", **_SCORES}.items():
-            if logs and key in logs:
-                self._news[key] = text.format(logs[key])
-        self._bar.update(self._task, news=", ".join(self._news.values()))
-
-    def on_train_end(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        self.close()
+        texts = {"epoch": "epoch {:.1f}", "loss": "loss {:.3f}", **_SCORES}
+        self._news |= {key: text.format(logs[key]) for key, text in texts.items() if logs and key in logs}
+        if self.training_bar is not None:
+            self.training_bar.set_postfix_str(", ".join(self._news.values()))
 
     def close(self) -> None:
         """Give the terminal back; also after an error."""
-        self._bar.stop()
+        if self.training_bar is not None:
+            self.training_bar.close()
 
 
 class LoggedProgress(TrainerCallback):
     """A line for every evaluation and, between them, one a minute, on standard error: for logs, where no bar lives.
 
-    Args:
-        step_loss: returns the loss of the last step.
-        say: gets a line at a time.
+    `step_loss` returns the loss of the last step; `say` gets a line at a time.
     """
 
     interval = 60.0  # seconds
@@ -109,12 +86,8 @@ class LoggedProgress(TrainerCallback):
             self._tell(args, state, [f"loss {self._step_loss():.4f}", f"learning rate {rate:.2e}"])
 
     def on_evaluate(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        texts = {
-            "loss": "loss {:.4f}",
-            "learning_rate": "learning rate {:.2e}",
-            "eval_loss": "validation loss {:.4f}",
-            **_SCORES,
-        }
+        texts = {"loss": "loss {:.4f}", "learning_rate": "learning rate {:.2e}", "eval_loss": "validation loss {:.4f}"}
+        texts |= _SCORES
         self._tell(args, state, [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged])
         self._logged.clear()  # what is not logged again is old
 
@@ -155,8 +128,8 @@ class Clock(TrainerCallback, ExportableState):
 class Patience(EarlyStoppingCallback):
     """Stops after so many evaluations in which neither the score nor the loss on the validation split got better.
 
-    Accuracy alone would give up a model that still learns: on few images it stands still, or its best is one of chance,
-    while the loss falls. Evaluations during the warm-up of the learning rate do not count.
+    Accuracy alone would give up a model that still learns: on few images it stands still while the loss falls.
+    Evaluations during the warm-up of the learning rate do not count.
     """
 
     def __init__(self, early_stopping_patience: int) -> None:
@@ -178,20 +151,17 @@ class Patience(EarlyStoppingCallback):
         super().on_evaluate(args, state, control, metrics, **kwargs)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it."""
         counted = {"early_stopping_patience_counter": self.early_stopping_patience_counter}
-        return {
-            "args": {"early_stopping_patience": self.early_stopping_patience},
-            "attributes": counted | {"lowest_loss": self.lowest_loss},
-        }
+        patience = {"early_stopping_patience": self.early_stopping_patience}
+        return {"args": patience, "attributes": counted | {"lowest_loss": self.lowest_loss}}
 
 
 @final
 class StopOnTermination(TrainerCallback):
     """After SIGTERM the running step is finished, a checkpoint written, and `KeyboardInterrupt` raised.
 
-    transformers' own `enable_jit_checkpoint` waits three seconds first, and writes a training that has ended. Several
-    processes would have to agree on the step: theirs end at once, as before.
+    transformers' `enable_jit_checkpoint` waits three seconds first, and writes a training that has ended. Several
+    processes would have to agree on the step: theirs end at once.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
 """The trainer of models that predict masks or boxes: they have their own loss, and images are judged one by one."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -21,20 +20,18 @@ Judged = tuple[Any, Any]
 _MEANS_OF_PIXELS = (DENSE_HEADS["linear"].model_type, DENSE_HEADS["upernet"].model_type)
 
 
-class Judge(ABC):
-    """Abstract: what an evaluation of the validation split counts."""
+class Judge(NamedTuple):
+    """Counts a validation split, at the size that the model sees.
 
-    @abstractmethod
-    def answers(self, outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        """Return what the outputs of a model in evaluation mode answer to a batch of the collator's, and the truth."""
+    Attributes:
+        add: counts an answer and the truth.
+        answers: of a model's outputs and the collator's batch: what the model answers to each image, and the truth.
+        metrics: what was counted, by name; "score" chooses the best checkpoint.
+    """
 
-    @abstractmethod
-    def add(self, answer: Any, truth: Any) -> None:
-        """Count an image."""
-
-    @abstractmethod
-    def metrics(self) -> dict[str, float]:
-        """Return what was counted, by name; "score" is that by which the best checkpoint is chosen."""
+    add: Callable[[Any, Any], None]
+    answers: Callable[[Any, Mapping[str, Any]], list[Judged]]
+    metrics: Callable[[], dict[str, float]]
 
 
 class DenseTrainer(HfViTTrainer):

@@ -72,10 +72,9 @@ def check_sharding(plugin: Any, config: Any, climbs_alone: bool) -> None:
 
 
 def synchronise_batch_norms(model: nn.Module) -> None:
-    """Let every batch norm of a model see the images of all processes, which must have equally many; in place.
+    """Let every batch norm of a model see the images of all processes, equally many of each; in place.
 
-    torch's own `SyncBatchNorm` does the same on GPUs alone; this one runs wherever the processes can gather. Names,
-    weights and evaluation mode stay.
+    torch's `SyncBatchNorm` does so on GPUs alone. Names, weights and evaluation mode stay.
     """
     for module in model.modules():
         module.__class__ = _KINDS.get(type(module), type(module))

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, NoReturn, cast, final
 
 import torch
 from accelerate.data_loader import prepare_data_loader
@@ -49,7 +49,6 @@ from hf_vit.training.trainer.weights import LoraAdapter, WeightAverage
 
 TRAINING_WEIGHTS = "training_weights.safetensors"
 _RELEASED = 1  # accelerate's number of the second model in a checkpoint of sharded weights
-_CALMER = "lower the learning rate, lengthen the warm-up, or clip gradients (1.0)"
 
 
 class HfViTTrainer(Trainer):
@@ -129,12 +128,9 @@ class HfViTTrainer(Trainer):
         climbs_alone = sharpness is not None and sharpness.micro_batches
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         check_sharding(plugin, getattr(self.model, "config", None), climbs_alone)
-        # Trainer's own smoother knows no soft labels.
-        self.label_smoother = None
-        # The transforms need the image column, which is no argument of the model.
-        self.args.remove_unused_columns = False
-        # A model is shared once, when it is complete.
-        self.args.hub_strategy = HubStrategy.END
+        self.label_smoother = None  # Trainer's own knows no soft labels
+        self.args.remove_unused_columns = False  # the transforms need the images, which are no argument of the model
+        self.args.hub_strategy = HubStrategy.END  # a model is shared once, when it is complete
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         self.add_callback(_BetweenSteps(self))
@@ -174,15 +170,20 @@ class HfViTTrainer(Trainer):
         if self.train_dataset is None:
             raise ValueError("training needs a train_dataset")
         self._flops_per_value = None
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        rank, world, workers = self.args.process_index, self.args.world_size, self.args.dataloader_num_workers
-        size, drop_last, device = self._train_batch_size, self.args.dataloader_drop_last, self.accelerator.device
+        args, device, workers = self.args, self.accelerator.device, self.args.dataloader_num_workers
+        seed = args.seed if args.data_seed is None else args.data_seed
         options: dict[str, Any] = {
             "num_workers": workers,
             "persistent_workers": workers > 0,
-            "prefetch_factor": self.args.dataloader_prefetch_factor,
-            "pin_memory": self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
         }
+        rank, world, drop_last, size = (
+            args.process_index,
+            args.world_size,
+            args.dataloader_drop_last,
+            self._train_batch_size,
+        )
         # datasets.IterableDataset is one of torch's only when torch was imported first: both are told by their name.
         if isinstance(self.train_dataset, IterableDataset) or not hasattr(self.train_dataset, "__len__"):
             stream = SeededStream(self.train_dataset, seed, rank, world)
@@ -190,7 +191,7 @@ class HfViTTrainer(Trainer):
             self.stream = stream_loader(stream, self.data_collator, device, **options)
             if self._checkpoint is not None and (place := self._stream_place(self._checkpoint)).is_file():
                 self.stream.load_state_dict(torch.load(place, weights_only=True))
-                self.args.ignore_data_skip = True  # it begins at the right image
+                args.ignore_data_skip = True  # it begins at the right image
             return self.stream
         dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
         need_same("numbers of training images", len(dataset))
@@ -268,11 +269,7 @@ class HfViTTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Run one forward and backward pass; two with sharpness-aware minimisation.
-
-        Raises:
-            DivergedError: the loss is NaN or infinite.
-        """
+        """Run one forward and backward pass; two with sharpness-aware minimisation. A loss must be finite."""
         learn = super().training_step
 
         def run(batch: dict[str, Any]) -> torch.Tensor:
@@ -283,27 +280,26 @@ class HfViTTrainer(Trainer):
         return loss
 
     def _checked(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return a loss that is a number, or raise; on an accelerator remember the step for `_refuse_diverged`."""
         is_finite, step = torch.isfinite(loss).all(), self.state.global_step + 1
         if self._looks_later:
             now = step * ~is_finite
             before = self._diverged_at
             self._diverged_at = now if before is None else torch.where(before > 0, before, now)
-            return loss
-        if bool(is_finite):
-            return loss
-        rate = cast(torch.optim.Optimizer, self.optimizer).param_groups[0]["lr"]
-        raise DivergedError(
-            f"the loss became {float(loss.mean())} at step {step} (learning rate {rate:.3g}, gradients clipped at "
-            f"{self.args.max_grad_norm:g}); {_CALMER}"
-        )
+        elif not bool(is_finite):
+            rate = cast(torch.optim.Optimizer, self.optimizer).param_groups[0]["lr"]
+            self._diverge(f"{float(loss.mean())} at step {step} (learning rate {rate:.3g}")
+        return loss
 
     def _refuse_diverged(self) -> None:
-        """Raise `DivergedError` for a loss that was no number and has not been read yet."""
         if self._diverged_at is not None and (step := int(self._diverged_at)):
-            raise DivergedError(
-                f"the loss became NaN or infinite at step {step} (noticed at step {self.state.global_step}, "
-                f"gradients clipped at {self.args.max_grad_norm:g}); {_CALMER}"
-            )
+            self._diverge(f"NaN or infinite at step {step} (noticed at step {self.state.global_step}")
+
+    def _diverge(self, what: str) -> NoReturn:
+        raise DivergedError(
+            f"the loss became {what}, gradients clipped at {self.args.max_grad_norm:g}); lower the learning rate, "
+            "lengthen the warm-up, or clip gradients (1.0)"
+        )
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return what the Trainer's own does, which would count the model's parameters anew at every step."""
@@ -344,8 +340,7 @@ class HfViTTrainer(Trainer):
             self._start_average()
 
     def _start_average(self) -> WeightAverage:
-        assert self.average_decay is not None
-        self.average = WeightAverage(cast(nn.Module, self.model), self.average_decay)
+        self.average = WeightAverage(cast(nn.Module, self.model), cast(float, self.average_decay))
         return self.average
 
     def _load_training_weights(self, checkpoint: Path) -> None:
@@ -451,11 +446,7 @@ class HfViTTrainer(Trainer):
     # The Hub
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Find out before the training whether its result can be shared; the repository is made when it is.
-
-        Raises:
-            UserError: no token, no right to write, no image processor, no name of the data.
-        """
+        """Find out before the training whether its result can be shared; the repository is made when it is."""
         if self.is_world_process_zero():
             self.hub_model_id = check_trainer(self, token, private)
 
@@ -470,14 +461,7 @@ class HfViTTrainer(Trainer):
     ) -> Any:
         """Save the model into the output folder, record the training, and share both; see `hf_vit.push_to_hub`.
 
-        Args:
-            blocking: only True: a failure must be able to raise.
-
-        Returns:
-            A `PushResult` on the first process, None on others.
-
-        Raises:
-            UserError: says what is wrong; the model stays in the output folder.
+        Returns a `PushResult` on the first process, None on others. The model stays where sharing fails, which raises.
         """
         if not blocking:
             raise UserError("push_to_hub(blocking=False) would hide errors; leave it out")

@@ -39,12 +39,9 @@ def soft_cross_entropy(
 class BinaryCrossEntropy:
     """Binary cross-entropy summed over the classes, as a Trainer's `compute_loss_func`; give it to `HfViTTrainer`.
 
-    Summed, as in the code of arXiv 2106.10270. That of 2110.00476 takes the mean, which for its optimizer (LAMB, like
-    Adam) only differs by clipping. While a model trains, `HfViTTrainer` hands over `targets`; an evaluation's class
-    indices get the plain cross-entropy.
-
-    Attributes:
-        threshold: targets above it become 1 and the others 0 (2110.00476); None leaves them.
+    Summed, as in the code of arXiv 2106.10270; the mean of 2110.00476 differs only by clipping for its optimizer
+    (LAMB). While a model trains, `HfViTTrainer` hands over `targets`; an evaluation's class indices get the plain
+    cross-entropy. Targets above `threshold` become 1 and the others 0 (2110.00476); None leaves them.
     """
 
     threshold: float | None = None
@@ -68,13 +65,10 @@ class BinaryCrossEntropy:
 @final
 @dataclass(frozen=True)
 class WeightedCrossEntropy:
-    """Cross-entropy in which every class has a weight, as a Trainer's `compute_loss_func`; give it to `HfViTTrainer`.
+    """Cross-entropy with a weight [K] of every class, as a Trainer's `compute_loss_func`; give it to `HfViTTrainer`.
 
-    The mean over the images, not over their weights: steps of rare classes are larger. While a model trains,
-    `HfViTTrainer` hands over `targets`; an evaluation's class indices get the plain cross-entropy.
-
-    Attributes:
-        weights: [K].
+    The mean over the images, not over their weights: steps of rare classes are larger. See `BinaryCrossEntropy` for
+    what it is given.
     """
 
     weights: tuple[float, ...]

@@ -19,14 +19,7 @@ class SharpnessAware:
 
     Both passes of a micro-batch draw the same dropout, and the first alone changes buffers: batch norm's running
     statistics. g is the gradient at the weights w of the whole step, over all processes; `micro_batches` makes it a
-    micro-batch's of one process, as the paper's accelerators do: m-sharpness (section 4.1).
-
-    Args:
-        rho: length of the perturbation; 0.05 is the paper's default.
-        micro_batches: perturb for every micro-batch and in every process anew, instead of once a step.
-
-    Raises:
-        UserError: rho is not above 0.
+    micro-batch's of one process, as the paper's accelerators do: m-sharpness (section 4.1). rho: 0.05 in the paper.
     """
 
     def __init__(self, rho: float = 0.05, micro_batches: bool = False) -> None:

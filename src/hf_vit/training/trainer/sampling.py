@@ -51,10 +51,10 @@ def seeded(seed: int) -> Generator[None]:
 class EpochSampler(Sampler[tuple[int, int]]):
     """Every example once an epoch, in an order fixed by (seed, epoch). Yields (pass, index); passes are epochs.
 
-    With `weights` [size] as many are drawn, with repetition, each as often as its weight says; one that is drawn again
-    in an epoch comes in a pass of its own, 2**32 later, so that it is varied anew. With `repeats` every
-    example comes so often in a row, in as many passes (pass = epoch * repeats + copy), and the epoch ends after `size`
-    of them: repeated augmentation, as arXiv 2012.12877's sampler does it within a process.
+    With `weights` [size] as many are drawn, with repetition; one that is drawn again comes in a pass of its own, 2**32
+    later, so that it is varied anew. With `repeats` every example comes so often in a row, in as many passes (pass =
+    epoch * repeats + copy), and the epoch ends after `size` of them: repeated augmentation, as arXiv 2012.12877's
+    sampler does it.
     """
 
     def __init__(self, size: int, seed: int, weights: Sequence[float] | None = None, repeats: int = 1) -> None:
@@ -89,9 +89,9 @@ class EpochSampler(Sampler[tuple[int, int]]):
 class EpochBatches(BatchSampler):
     """One process' batches of an `EpochSampler`: together, the processes see what a single one would.
 
-    Batch i goes to process i modulo `world_size`. What is left at the end of an epoch is dealt out evenly, so that
-    every process has as many batches as the others and every example comes once; examples are repeated only where fewer
-    are left than there are processes; `drop_last` leaves out what does not fill a batch of every process.
+    Batch i goes to process i modulo `world_size`. The rest of an epoch is dealt out evenly, so that every process has
+    as many batches and every example comes once; examples are repeated only where fewer are left than there are
+    processes. `drop_last` leaves out what does not fill a batch of every process.
     """
 
     def __init__(
@@ -121,8 +121,7 @@ class EpochBatches(BatchSampler):
 class SeededDataset(Dataset[Any]):
     """Serves the keys of `EpochSampler`: batches whose transforms and collator draw from a seed of their own.
 
-    A data set that varies images by epoch has `set_epoch`, which is called with the pass before its examples are
-    fetched: loader workers then need no word from the main process.
+    `set_epoch` of a data set that varies images is called with the pass before its examples are fetched.
     """
 
     def __init__(self, dataset: Any, collator: Collator, seed: int) -> None:
@@ -135,10 +134,7 @@ class SeededDataset(Dataset[Any]):
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
-        """A whole batch at once, collated: the data loader's own collator has nothing left to do.
-
-        Pass after pass, so that no image stands beside a copy of its own, which mixup would mix it with.
-        """
+        """Return a collated batch, fetched pass after pass: mixup must not mix an image with a copy of its own."""
         with seeded(derive_seed(self.seed, *keys[0])):
             examples: list[Any] = []
             for number in dict.fromkeys(number for number, _ in keys):
@@ -161,12 +157,10 @@ def as_is(batch: object) -> object:
 class SeededStream(IterableDataset[Any]):
     """An endless stream over an iterable data set, epoch after epoch; every example is read under its own seed.
 
-    Every process and worker begins the next epoch of its own part when it has seen all of it: within a part every
-    example comes once an epoch, and no process waits for one that has more.
-
-    A data set with `split` and `examples` (see `TransformedStream`) is divided by shards and continues where it was
-    left; any other is read by every process, which keeps every n-th example, and read again up to the place where it
-    was left. If it has `set_epoch`, that is called at every pass. A part without examples is refused.
+    Every process and worker begins the next epoch of its own part when it has seen all of it, and waits for nobody. A
+    data set with `split` and `examples` (see `TransformedStream`) is divided by shards and continues where it was left;
+    any other is read by every process, which keeps every n-th example, and read again up to that place. A part without
+    examples is refused.
     """
 
     def __init__(self, dataset: Any, seed: int, rank: int = 0, world_size: int = 1) -> None:
@@ -181,7 +175,7 @@ class SeededStream(IterableDataset[Any]):
         return getattr(self.dataset, "num_shards", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands: epoch, examples before it and in it, and the data set's own place."""
+        """Return where the stream stands: epoch, examples before it and in it, and the data set's own place."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -244,7 +238,7 @@ def stream_loader(
 ) -> DataLoader[Any]:
     """Return a loader of a stream's batches on a device; it knows where it stands (`state_dict`, `load_state_dict`).
 
-    `options` are torch's DataLoader's; more workers than the stream has shards are not started.
+    `options` are torch's DataLoader's; it starts no more workers than the stream has shards.
     """
     workers: int = options.pop("num_workers", 0)
     if stream.num_shards is not None:

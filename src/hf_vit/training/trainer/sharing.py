@@ -16,20 +16,12 @@ from hf_vit.results.facts import DataFact, append_record, new_record
 
 # The arguments of transformers that the card shows as the recipe.
 _RECIPE = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "weight_decay",
-    "optim",
-    "num_train_epochs",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "label_smoothing_factor",
-    "max_grad_norm",
-    "bf16",
-    "fp16",
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "optim", "num_train_epochs", "max_steps"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "label_smoothing_factor", "max_grad_norm"),
+    *("bf16", "fp16"),
 )
+# Values of a record -> what the Trainer logs them as.
+_LOGGED = {"training_loss": "train_loss", "validation_accuracy": "eval_accuracy", "validation_loss": "eval_loss"}
 
 
 def check_before(repo_id: str, say: Callable[[str], None], *, private: bool = False, token: str | None = None) -> str:
@@ -82,27 +74,19 @@ def share_training(
     settings = {name: getattr(arguments, name) for name in _RECIPE}
     recipe = {name: getattr(each, "value", each) for name, each in settings.items() if each not in (None, False, -1)}
     values: dict[str, Any] = {"recipe": recipe, "steps": trainer.state.global_step}
-    for name, key in (
-        ("training_loss", "train_loss"),
-        ("validation_accuracy", "eval_accuracy"),
-        ("validation_loss", "eval_loss"),
-    ):
-        if (value := last(key)) is not None:
-            values[name] = value
+    values |= {name: value for name, key in _LOGGED.items() if (value := last(key)) is not None}
     if (base := _base_model(trainer)) is not None:
         values["base_model"] = base if not Path(base).exists() else Path(base).name
         values |= {"base_license": license} if (license := license_of(base)) else {}
-    append_record(
-        folder,
-        new_record(
-            "training",
-            values=values,
-            seed=arguments.seed,
-            data=trainer.data_fact or _name_data(trainer.train_dataset),
-            seconds=last("train_runtime"),
-            device=str(arguments.device),
-        ),
+    record = new_record(
+        "training",
+        values=values,
+        seed=arguments.seed,
+        data=trainer.data_fact or _name_data(trainer.train_dataset),
+        seconds=last("train_runtime"),
+        device=str(arguments.device),
     )
+    append_record(folder, record)
     refresh_card(folder, license=trainer.license)
     return share_finished(
         folder,

@@ -18,11 +18,11 @@ _NAME = "default"
 
 @final
 class WeightAverage:
-    """Exponential moving average of a model's weights, starting from its current weights.
+    """Exponential moving average of a model's weights and running statistics, starting from its current ones.
 
-    average <- decay * average + (1 - decay) * weights after every step, in at least float32; batch norm's running
-    statistics alike. Of sharded weights every process averages its own part. About 1 / (1 - decay) steps count: 0.9999
-    in arXiv 2010.11929, section 4.1, should be much smaller for a short training.
+    average <- decay * average + (1 - decay) * weights after every step, in at least float32. Of sharded weights every
+    process averages its own part. About 1 / (1 - decay) steps count: the 0.9999 of arXiv 2010.11929, section 4.1, suits
+    long trainings.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
