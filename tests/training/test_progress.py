@@ -15,7 +15,7 @@ from hf_vit import UserError
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.training import FinetuneOptions, finetune, input_speed
 from hf_vit.training.input_speed import InputSpeed, measure_input
-from hf_vit.training.record import plot_learning_curve
+from hf_vit.training.run import plot_learning_curve
 from hf_vit.training.trainer import callbacks as progress
 
 SHORT = dict(epochs=2, batch_size=4, evaluations=3, warmup=0, device="cpu", precision="fp32")
@@ -107,7 +107,7 @@ def test_the_learning_curve_shows_the_history(tmp_path: Path, monkeypatch: pytes
         {"epoch": 2.0, "train_runtime": 3.0, "train_loss": 1.5, "step": 20},
     ]
     figures: list[Figure] = []
-    monkeypatch.setattr("hf_vit.training.record.save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr("hf_vit.training.run.save_figure", lambda figure, path: figures.append(figure))
     assert plot_learning_curve(history, tmp_path / "c.png")
     loss, accuracy = figures[0].axes
     drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in loss.lines}

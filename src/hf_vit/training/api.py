@@ -29,7 +29,7 @@ from hf_vit_settings import RUN_FIELDS, FinetuneOptions
 if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
 
-TASKS: dict[str, type[Task[Any]]] = {
+TASKS: dict[str, type[Any]] = {
     "classification": Classification,
     "distillation": Distillation,
     "noisy-student": NoisyStudent,

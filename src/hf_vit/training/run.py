@@ -11,10 +11,11 @@ recipe's.
 """
 
 import json
+import math
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -34,19 +35,19 @@ from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, is_out_of_memory, refusal
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
-from hf_vit.hub.licenses import need_license
+from hf_vit.hub.licenses import license_of, need_license
 from hf_vit.hub.preflight import check_repo_id
 from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in
 from hf_vit.loading.start import find_model
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.facts import DataFact, append_record, new_record
+from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import remove_remains, write_atomically
 from hf_vit.training.plan import Job, Run, Start, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
 from hf_vit.training.processes import first_goes_first, is_first, missing_explained, need_same, wait_for_all, world_size
-from hf_vit.training.record import plot_learning_curve, run_values
-from hf_vit.training.tasks.task import Result, Task
+from hf_vit.training.tasks.task import Result, Task, TrainingResult
 from hf_vit.training.trainer.callbacks import Clock, LiveProgress, StopOnTermination, callbacks_of
 from hf_vit.training.trainer.distributed import whole_model
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
@@ -62,8 +63,12 @@ _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
 _LOCK, _REMOVED = ".lock", ".checkpoints-removed"
 _AT_ONCE = 0.1  # seconds: a lock that is free is taken within; 0 would be none
-
-
+# What is logged of the validation split -> the label of the axis.
+_SCORES = {
+    "eval_accuracy": "accuracy",
+    "eval_mean_iou": "mean intersection over union",
+    "eval_ap50": "AP50",
+}
 # What trains a job to its end, once or for every learning rate of a sweep; the trainer has the released weights.
 TrainJob = Callable[[Task[Any], Job, Start, Say], tuple[Run, HfViTTrainer]]
 
@@ -581,7 +586,7 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
         data=DataFact(name=data.name, fingerprint=data.fingerprint, split="train", size=size, revision=data.revision),
         seconds=result.seconds,
         device=run.options.device,
-        values=task.values(run, result, run_values(run, result.model, result.steps, result.seconds, result.history)),
+        values=task.values(run, result, run_values(run, result)),
     )
     append_record(folder, record)
     base = run.source.path if run.source.family else None
@@ -597,3 +602,71 @@ def _tidy(output: Path, keep_checkpoints: bool) -> None:
         shutil.rmtree(removed, ignore_errors=True)
         work.rename(removed)
     shutil.rmtree(removed, ignore_errors=True)
+
+
+def run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
+    """Return the values that every task's record has; what the recipe left to the model is the model's."""
+    batch, images, beside = run.recipe.batch_size, run.data.num_examples("train"), run.task.get("unlabelled_ratio", 0)
+    images_seen = result.steps * batch * (1 + beside)
+    if images and not beside and run.task.get("objective") != "contrastive":  # an epoch's last batch is smaller
+        epochs, rest = divmod(result.steps, math.ceil(images / batch))
+        images_seen = epochs * images + rest * batch
+    of_the_model = {
+        "image_size": run.config.image_size,
+        "dropout": getattr(run.config, "hidden_dropout_prob", None),  # a ResNet has none
+        "drop_path": getattr(run.config, "drop_path_rate", None),
+        "architecture": {name: getattr(run.config, name, None) for name in run.recipe.architecture},
+    }
+    logged = [entry["loss"] for entry in result.history if "loss" in entry]
+    values: dict[str, Any] = {
+        "recipe": run.recipe.settings() | of_the_model,
+        "steps": result.steps,
+        "planned_steps": run.steps,
+        "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
+        "micro_batch_size": run.micro_batch_size,
+        "world_size": world_size(),
+        "precision": "bf16" if run.bf16 else "fp32",
+        "images_seen": images_seen,
+        "images_per_second": round(images_seen / result.seconds, 2) if result.seconds else None,
+    }
+    if logged:
+        values["training_loss"] = logged[-1]
+    values["base_model" if run.source.has_weights else "variant"] = run.source.name
+    if run.bf16:  # while training; the test split is judged in the precision of the saved weights
+        values["validation_precision"] = "bf16"
+    if run.source.has_weights and (license := license_of(run.source.name)):
+        values["base_license"] = license
+    if run.source.has_weights and run.source.family is None:
+        values["origin"] = run.source.plan.origin
+    if run.options.streaming:
+        values["streaming"] = True
+    if run.data.skipped:
+        values["skipped_images"] = len(run.data.skipped)
+    return values
+
+
+def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> bool:
+    """Draw loss and score over the epochs from a log; return False, without a file, where there is no loss."""
+
+    def series(key: str) -> list[tuple[float, float]]:
+        return [(entry["epoch"], entry[key]) for entry in log_history if key in entry and "epoch" in entry]
+
+    losses = {"training": series("loss"), "validation": series("eval_loss")}
+    scores = {name: points for key, name in _SCORES.items() if (points := series(key))}
+    if not any(losses.values()):
+        return False
+    panels = [("loss (nats)", losses)]
+    for name, points in list(scores.items())[:1]:
+        panels.append((f"{name} (%)", {"validation": [(epoch, 100 * value) for epoch, value in points]}))
+    figure = new_figure(9 if scores else 5, 3.6)
+    for number, (label, curves) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), number)
+        for name, points in curves.items():
+            if points:
+                axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 30 else "")
+                axes.set_xlabel("epoch")
+                axes.grid(visible=True, alpha=0.3)
+        axes.set_ylabel(label)
+        axes.legend()
+    save_figure(figure, path)
+    return True
