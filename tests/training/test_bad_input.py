@@ -57,11 +57,11 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--micro-batch-size", "0"), "micro batch size 0 must be at least 1"),
         (("--micro-batch-size", "3"), "3 does not divide the batch size 4"),
         (("--precision", "fp8"), "choose auto, fp32 or bf16"),
-        (("--image-size", "x8"), "--image-size 'x8' is not understood"),
-        (("--image-size", "0"), "--image-size '0' is not understood"),
+        (("--image-size", "x8"), "--image-size 'x8' cannot be read"),
+        (("--image-size", "0"), "--image-size '0' cannot be read"),
         (("--image-size", "2"), "Ti/4: image_size=2 does not fit patch_size=4"),
         (("--device", "nonsense"), "device 'nonsense' cannot be used"),
-        (("--recipe", "default-smal"), "no recipe 'default-smal'; did you mean default-small"),
+        (("--recipe", "default-smal"), "unknown recipe 'default-smal'; did you mean default-small"),
         (("--model", "Tu/16"), "unknown variant 'Tu/16'.*Ti/16"),
         (("--model", "nothing"), "unknown variant 'nothing'"),
         (("--model", "nobody/nothing"), "no folder nobody/nothing and no variant .*, and as a model of the Hub: "),
@@ -203,7 +203,9 @@ FULL = [
 
 @pytest.mark.parametrize("error", FULL)
 def test_errors_of_a_full_disk_are_known(error):
-    assert re.search(r"space.*; free some space there, or choose a folder on another disk$", refusal(error))
+    assert re.search(
+        r"(space|disk is full).*; free some space there, or choose a folder on another disk$", refusal(error)
+    )
     assert refusal(error, elsewhere=False).endswith("; free some space there")
     assert refusal(type(error)("something else")) is None
 
@@ -224,7 +226,7 @@ def test_disk_that_refuses_a_checkpoint(error, colours, tiny_config, tmp_path, m
 
     with monkeypatch.context() as patched:
         patched.setattr(HfViTTrainer, "_save_optimizer_and_scheduler", save_once)
-        reason = getattr(error, "strerror", None) or ".* space; free some space there"
+        reason = getattr(error, "strerror", None) or ".* the disk is full; free some space there"
         message = rf"out cannot be written: {reason}.*, then continue from checkpoint-2 with --resume$"
         with pytest.raises(UserError, match=message):
             finetune(tiny_config(), str(colours), output, **settings)

@@ -456,7 +456,7 @@ def test_labels_are_no_masks(tmp_path: Path) -> None:
 
 def test_a_finished_model_of_another_task(tmp_path: Path) -> None:
     learn(tmp_path / "out", "segmentation", "linear", steps=1, evaluations=1)
-    with pytest.raises(UserError, match="another kind"):
+    with pytest.raises(UserError, match="a model for another task"):
         learn(tmp_path / "out", "detection", "mask-rcnn", resume=True)
     document = json.loads((tmp_path / "out" / "config.json").read_text())
     assert document["id2label"]["1"] == scenes.SHAPES[0]

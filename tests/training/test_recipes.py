@@ -119,8 +119,8 @@ NAN = float("nan")
         (RandomMasking, dict(rate=0.0), "mask rate 0.0 must be above 0"),
         (RandomMasking, dict(rate=1.1), "mask rate 1.1 must be above 0 and at most 1"),
         (RandomMasking, dict(rate=NAN), "mask rate nan"),
-        (RandomMasking, dict(mask_share=0.8, swap_share=0.3), "0.8 become.*0.3.*together at most 1"),
-        (RandomMasking, dict(mask_share=-0.1), "-0.1 become"),
+        (RandomMasking, dict(mask_share=0.8, swap_share=0.3), "0.8 are masked and 0.3 swapped; .*together at most 1"),
+        (RandomMasking, dict(mask_share=-0.1), "-0.1 are masked"),
     ],
 )
 def test_bad_options_are_named(options, values, message):

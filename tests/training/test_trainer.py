@@ -190,7 +190,7 @@ def test_soft_labels_of_a_model_of_transformers(make_trainer, smoothing):
 
 
 def test_another_order_of_the_images_is_refused(make_trainer):
-    with pytest.raises(UserError, match="no train_sampling_strategy='sequential'; leave that out"):
+    with pytest.raises(UserError, match="not train_sampling_strategy='sequential'; leave that out"):
         make_trainer(train_sampling_strategy="sequential")
 
 
@@ -313,7 +313,7 @@ def test_frozen_parameters_are_left_out(tiny_config):
 def test_a_model_without_layers_is_refused():
     model = nn.Linear(2, 2)
     model.config = type("Config", (), {"num_hidden_layers": 2})()
-    with pytest.raises(UserError, match="leave --layer-decay out"):
+    with pytest.raises(UserError, match="--layer-decay does not support Linear; leave it out"):
         layer_numbers(model)
 
 

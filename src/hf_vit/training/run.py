@@ -433,7 +433,7 @@ def _unwritable(run: Run, why: str) -> str:
 
 def _how_to_resume(run: Run) -> str:
     last = last_complete(run.work)
-    return f"go on from {last.name} with --resume" if last else "start again with --resume"
+    return f"continue from {last.name} with --resume" if last else "start again with --resume"
 
 
 # Resume
