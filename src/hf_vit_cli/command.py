@@ -304,6 +304,12 @@ def command_line(context: typer.Context) -> str:
     return shlex.join(words)
 
 
+def pass_on(values: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """Return the options of a command by their names, of its `locals()`."""
+    own = {name: value for name, value in values.items() if name not in ("context", "shared", *without)}
+    return own | values.get("shared", {})
+
+
 def print_table(rows: "Iterable[Sequence[str] | None]", *header: "str | Column", title: str | None = None) -> None:
     """Print rows of text; None draws a line between two of them."""
     from rich.console import Console

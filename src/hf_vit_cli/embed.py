@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import finished_parts, stoppable
+from hf_vit_cli.command import finished_parts, pass_on, stoppable
 from hf_vit_cli.options import opt
 
 
@@ -29,16 +29,15 @@ def embed(
     **shared: Any,
 ) -> None:
     """Write embeddings or predictions of a data set to parquet files; run again to resume."""
-    given = {**locals()}
+    given = pass_on(locals(), "split")
     from hf_vit.display import progress_bar
     from hf_vit.evaluation.embedding import embed as run
     from hf_vit.loading.optimizing import engine_note
 
-    given |= given.pop("shared") | {"splits": given.pop("split")}
     bar = progress_bar("embedding", "files")
     with stoppable(lambda: finished_parts(output)), bar:
         task = bar.add_task("", total=None)
-        result = run(**given, report=lambda done, files: bar.update(task, completed=done, total=files))
+        result = run(**given, splits=split, report=lambda done, files: bar.update(task, completed=done, total=files))
     if result.engine is not None:
         typer.echo(f"note: {engine_note(result.engine)}", err=True)
     for note in result.notes:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from hf_vit_cli.command import pass_on
 from hf_vit_cli.options import arg, opt
 
 
@@ -35,7 +36,7 @@ def export(
     opset: int | None = opt(None, "With --to onnx: opset version, 14 or later (default 20).", metavar="N"),
 ) -> None:
     """Export a model to another library or runtime, and compare its results there."""
-    given = {**locals()}
+    given = pass_on(locals())
     from hf_vit import conversion
 
     result = conversion.export(**given)

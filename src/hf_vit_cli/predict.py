@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import print_table
+from hf_vit_cli.command import pass_on, print_table
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
@@ -46,20 +46,11 @@ def predict(
     Unreadable images are an error, unless --output or --skip-bad-images is given; then they are skipped and reported.
     With --output alone the exit code is still 1, as the table lacks a row.
     """
+    given = pass_on(locals(), "as_json")
     from hf_vit.errors import UserError
     from hf_vit.evaluation import predict as run
 
-    every = run(
-        model,
-        images,
-        top=top,
-        threshold=threshold,
-        output=output,
-        skip_bad_images=skip_bad_images,
-        tiles=tiles,
-        report=lambda line: typer.echo(f"note: {line}", err=True),
-        **shared,
-    )
+    every = run(**given, report=lambda line: typer.echo(f"note: {line}", err=True))
     bad = [each for each in every if each.problem is not None]
     if output is None:
         _print([each for each in every if each.problem is None], as_json)

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
+from hf_vit_cli.command import pass_on
 from hf_vit_cli.options import arg, opt
 
 
@@ -25,12 +26,11 @@ def push(
     **shared: Any,
 ) -> None:
     """Push a model to the Hub in one commit: weights, code, processor, card, plots and records."""
-    given = {**locals()}
+    given = pass_on(locals(), "model", "repo")
     from hf_vit.hub.preflight import check_repo_id
     from hf_vit.hub.push import push_to_hub
     from hf_vit.hub.push_result import describe
 
     check_repo_id(repo)
-    given |= given.pop("shared")
-    result = push_to_hub(given.pop("model"), given.pop("repo"), **given, report=typer.echo)
+    result = push_to_hub(model, repo, **given, report=typer.echo)
     typer.echo(describe(result))

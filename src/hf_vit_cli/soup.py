@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, print_table
+from hf_vit_cli.command import command_line, pass_on, print_table
 from hf_vit_cli.options import arg, opt
 
 
@@ -23,18 +23,10 @@ def soup(
     **shared: Any,
 ) -> None:
     """Average the weights of fine-tuned models into one (arXiv 2203.05482)."""
+    given = pass_on(locals())
     from hf_vit.training.soups import make_soup
 
-    made = make_soup(
-        models,
-        output,
-        greedy=greedy,
-        data=data,
-        batch_size=batch_size,
-        command=command_line(context),
-        report=typer.echo,
-        **shared,
-    )
+    made = make_soup(**given, command=command_line(context), report=typer.echo)
     rows = [(one.name, _share(one.accuracy), "in" if one.is_in else "left out") for one in made.ingredients]
     print_table([*rows, None, ("the soup", _share(made.accuracy), "")], "ingredient", "validation accuracy", "")
     if made.test is not None:
