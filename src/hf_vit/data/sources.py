@@ -82,42 +82,34 @@ def resolve_source(source: str) -> DataSource:
         return DataSource("builtin", source)
     if not source.strip():
         raise UserError(f"no data given; give a folder, parquet or tar files, {_KINDS}")
-    if in_store(source):
-        return _from_store(source)
-    path = place_of(source).expanduser()
-    if path.is_dir():
-        name = path.resolve().name
-        return _dense_folder(path, name) or _folder(path, source, name)
-    if path.suffix.lower() == ".json" and path.is_file() and _is_coco(path):
-        return _coco(path.parent, path.name, [path])
-    if path.exists():
-        return _from_files([path], path.name, source)
+    place, is_stored = place_of(source).expanduser(), in_store(source)
+    name = Path(source).name if is_stored else place.name
+    if is_folder(place) if is_stored else place.is_dir():
+        name = name if is_stored else place.resolve().name
+        dense = _dense_folder(place, name)
+        if dense and is_stored:
+            raise UserError(
+                f"'{source}' holds masks or objects as files, which are read from local folders only; give "
+                "parquet files or a local folder"
+            )
+        return dense or _folder(place, source, name)
+    if is_stored:
+        paths = list(sizes([place])) or matches(source)
+    elif place.suffix.lower() == ".json" and place.is_file() and _is_coco(place):
+        return _coco(place.parent, place.name, [place])
+    else:
+        paths = [place] if place.exists() else sorted(map(Path, glob.glob(str(place), recursive=True)))
+    if paths:
+        return _from_files(paths, name, source)
+    if is_stored:
+        raise UserError(f"there is no '{source}'; give a folder of class folders, parquet or tar files")
     if any(character in source for character in "*?["):
-        matching = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
-        if not matching:
-            raise UserError(f"no file matches '{source}'; give parquet or tar files, or a folder of class folders")
-        return _from_files(matching, Path(source).name, source)
+        raise UserError(f"no file matches '{source}'; give parquet or tar files, or a folder of class folders")
     suffixes = (*(suffix for suffixes in _FILES.values() for suffix in suffixes), ".zip", *IMAGE_SUFFIXES)
     is_path = source.startswith(("/", "./", "../", "~", ".\\", "..\\")) or source.lower().endswith(suffixes)
     if is_path or _HUB_ID.fullmatch(source) is None:
         raise UserError(f"'{source}' does not exist; give a folder of class folders, parquet or tar files, {_KINDS}")
     return DataSource("hub", source)
-
-
-def _from_store(address: str) -> DataSource:
-    """Of an object store: a folder, a file or a pattern."""
-    place, name = place_of(address), address.rstrip("/").rpartition("/")[2]
-    if not is_folder(place):
-        paths = list(sizes([place])) or matches(address)
-        if not paths:
-            raise UserError(f"there is no '{address}'; give a folder of class folders, parquet or tar files")
-        return _from_files(paths, name, address)
-    if _dense_folder(place, name):
-        raise UserError(
-            f"'{address}' holds masks or objects as files, which are read from local folders only; give "
-            "parquet files or a local folder"
-        )
-    return _folder(place, address, name)
 
 
 def _from_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
