@@ -232,7 +232,7 @@ def test_a_teacher_that_does_not_name_its_classes(timm_folder):
 
 
 def test_timm_knows_imagenet_by_number_and_by_word():
-    from hf_vit.loading.timm_models import timm_label_names
+    from hf_vit.loading.folders import timm_label_names
 
     numbers, words = timm_label_names(timm.create_model("resnet10t"))
     assert (numbers[0], words[0]) == ("n01440764", "tench, Tinca tinca")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.annotations import Target
 from hf_vit.data.builtin import SPLIT_NUMBERS, digits, photos
-from hf_vit.data.dense_reading import find_target, read_dense, target_of_columns
 from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_states, states_fingerprint, tell_copies
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, as_streams, tables_of
@@ -28,7 +27,7 @@ from hf_vit.data.reading import (
 from hf_vit.data.scenes import Scenes
 from hf_vit.data.sources import DataSource, is_builtin, resolve_source, unlabelled_files
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
-from hf_vit.data.tables import ImageTables, tell_unseen
+from hf_vit.data.tables import ImageTables, find_target, read_dense, target_of_columns, tell_unseen
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import is_folder, place_of
 

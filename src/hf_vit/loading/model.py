@@ -27,9 +27,14 @@ from hf_vit.display import shortened
 from hf_vit.environment import keep_freed_memory, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
-from hf_vit.loading.folders import ImageGPTFeatures, image_gpt_features, load_transformers
+from hf_vit.loading.folders import (
+    ImageGPTFeatures,
+    image_gpt_features,
+    load_timm,
+    load_transformers,
+    timm_label_names,
+)
 from hf_vit.loading.graphs import GraphForImageClassification, canvas, graph_file
-from hf_vit.loading.timm_models import load_timm, timm_label_names
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.reading import CONFIG
 
