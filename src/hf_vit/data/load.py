@@ -201,9 +201,9 @@ def _builtin_data(name: str, image_size: tuple[int, int] | None, streaming: bool
         builtin = fractals.load(size)
     else:
         builtin = (digits if name == "digits" else photos)(image_size)
-    by_content = identity is None and content_fingerprint(builtin.splits, builtin.seen, builtin.label_names)
-    fingerprint, seen = by_content or _short_hash(identity or ""), {} if streaming else builtin.seen
-    data = ImageData(name, fingerprint, builtin.splits, builtin.label_names, seen=seen, target=target or "label")
+    splits, seen, names = builtin.splits, builtin.seen, builtin.label_names
+    fingerprint = _short_hash(identity) if identity else content_fingerprint(splits, seen, names)
+    data = ImageData(name, fingerprint, splits, names, seen={} if streaming else seen, target=target or "label")
     return _shuffled_streams(data, False) if streaming else data
 
 
@@ -240,10 +240,10 @@ def _streamed_tables(source: DataSource, tables: ImageTables, skip_bad_images: b
 
 
 def _data_of(source: DataSource, tables: ImageTables, files: dict[str, str]) -> ImageData:
-    names, notes, multi_label = tables.label_names or [], [*source.notes, *tables.notes], tables.multi_label
-    return ImageData(
-        source.name, "", {}, names, [], notes, source, tables.revision, files, (), multi_label, tables.target
-    )
+    data = ImageData(source.name, "", {}, tables.label_names or [], notes=[*source.notes, *tables.notes])
+    data.source, data.revision, data.files = source, tables.revision, files
+    data.multi_label, data.target = tables.multi_label, tables.target
+    return data
 
 
 def _labelled(name: str, raw: RawTables) -> ImageTables:
