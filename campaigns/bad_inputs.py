@@ -58,7 +58,7 @@ FILE_WRITERS = ("scaling-law", "bench models", "bench saved")
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the type of every parameter, those of shared options included."""
     hints, parameters = typing.get_type_hints(function), inspect.signature(function).parameters
-    shared = {name: typing.get_args(each.annotation)[0] for name, each in parameters.items() if name not in hints}
+    shared = {name: each.annotation for name, each in parameters.items() if name not in hints}
     return {name: (hints | shared)[name] for name in parameters}
 
 

@@ -64,7 +64,7 @@ def cost(
         plan = memory_plan(model, **given)
         _show(f"{model}, memory of a training with AdamW, on each device", plan, _memory_rows(plan), as_json)
     elif mode == "tpu":
-        beside = beside_tpu(model, given.get("device_flops") or _rate("here"))
+        beside = beside_tpu(model, given["device_flops"] if given else _rate("here"))
         what = "this machine's matrix products" if device_flops in (None, "here") else "a device of"
         _show(f"{model}, beside TPUv3 cores", beside, _tpu_rows(beside, what), as_json)
     elif mode == "blog":
