@@ -192,7 +192,7 @@ def test_what_is_not_checkable(judged: Path, colours: Path) -> None:
     (judged / ".eval_results" / "y.yaml").write_text("- [")
     told = {finding.what: finding for finding in audit(judged, colours) if finding.verdict == "not checkable"}
     (altered,) = [finding for finding in told.values() if finding.published == 0.9999]
-    assert altered.reason.partition(",")[0] == "README.md tells it"
+    assert altered.reason.partition(",")[0] == "README.md states it"
     assert ".eval_results/x.yaml tells it" in str(told["Top-1 accuracy on cais/hle, task default"])
     assert any(what.startswith(".eval_results/y.yaml cannot be read") for what in told)
     shutil.rmtree(judged / ".eval_results")
@@ -277,7 +277,7 @@ def test_a_model_is_no_different_from_itself(model: Path, colours: Path, tmp_pat
         "the weights are the same, value by value",
     ]
     assert told.models == ("my-vit (first)", "my-vit (second)")
-    with pytest.raises(UserError, match="classes the model does not know: 'blue'"):
+    with pytest.raises(UserError, match="classes that the model does not have: 'blue'"):
         diff(str(model), str(save_model(tmp_path / "other")), data=str(colours), **QUIET)
 
 

@@ -80,7 +80,7 @@ def test_resnets_are_looked_at_where_it_makes_sense(name, with_processor):
     assert set(run) == {"patch_filters", "cka", "equivariance", "patch_permutation", "receptive_field"}
     assert set(run.left_out) == {*ATTENTION, "position_similarity", "cka_between", "shape_bias"}
     assert all(np.isfinite(values).all() for arrays in run.values() for values in arrays.values())
-    with pytest.raises(UserError, match=f"attention_rollout does not apply: .*, not in {family.model_type}$"):
+    with pytest.raises(UserError, match=f"attention_rollout does not apply: .*, not from {family.model_type}$"):
         analyze(with_processor(model), make_images(4), only=["attention_rollout"])
 
 

@@ -121,5 +121,5 @@ def test_hooks_are_gone_afterwards_even_after_an_error():
 
 def test_other_models_are_refused():
     model = ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1]))
-    with pytest.raises(UserError, match=r"not in resnet; choose other analyses with --only"):
+    with pytest.raises(UserError, match=r"not from resnet; choose other analyses with --only"):
         AttentionReader(model)

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused(conflicts, tmp_path):
             read.for_model(subject(0), tmp_path / "map.json")
     with pytest.raises(UserError, match="there is no class map"):
         read.for_model(subject(0), tmp_path / "none.json")
-    with pytest.raises(UserError, match=r"is no folder"):
+    with pytest.raises(UserError, match=r"is not a folder"):
         open_cue_conflicts(tmp_path / "nowhere")
     with pytest.raises(UserError, match="no images were given"):
         analyze(subject(0), only=["cka"], cue_conflict=conflicts)

@@ -135,7 +135,7 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
     else:
         zoo.enliven(zoo.TRANSFORMERS["resnet"](NAMES)).save_pretrained(folders[0])
     fields = "settings" if change == "settings" else "model"
-    with pytest.raises(UserError, match=rf"resnet.json was measured with other inputs \({fields}\)"):
+    with pytest.raises(UserError, match=rf"resnet.json was measured with other inputs \({fields} differ\)"):
         compare(folders, data, tmp_path / "out", **options)
 
 
@@ -191,7 +191,7 @@ def test_built_in_images_of_another_size_are_other_inputs(tmp_path):
     done = compare(sources, "digits", tmp_path / "out", **options)
     assert done.data.split("test")[0]["image"].size == (8, 8), "the size that both models want"
     assert done.results[0].inputs.settings["image_size"] == [8, 8]
-    with pytest.raises(UserError, match=r"a.json was measured with other inputs \(settings\)"):
+    with pytest.raises(UserError, match=r"a.json was measured with other inputs \(settings differ\)"):
         compare(sources, "digits", tmp_path / "out", image_size=(16, 16), **options)
 
 

@@ -214,7 +214,7 @@ def test_what_breaks_answers_stays_in_float():
         return lambda given: -given.pixels
 
     with pytest.raises(
-        UserError, match=r"only 0\.00% of the answers would stay .* by 100 images, with half of the model's 4 parts"
+        UserError, match=r"only 0\.00% of the answers would stay .* on 100 images, with half of the model's 4 parts"
     ):
         choose(all_broken, lambda given: given.pixels, parts, data)  # pyright: ignore[reportArgumentType]
 
@@ -242,7 +242,7 @@ def test_a_missed_bound_stops_the_export_with_the_figure(
     places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(certificates, "AGREEMENT", 1.01)
-    with pytest.raises(UserError, match=r"in int8 \d+\.\d\d% of 210 held-out images .*nothing is written"):
+    with pytest.raises(UserError, match=r"in int8 \d+\.\d\d% of 210 held-out images .*nothing was written"):
         export(
             places["model"], tmp_path / "out", "onnx", static=True, quantize="dynamic", calibrate=str(places["data"])
         )

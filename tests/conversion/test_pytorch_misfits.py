@@ -184,7 +184,7 @@ def test_one_weight_in_two_spellings_is_refused():
     ("config", "told"),
     [
         ({}, "names no architecture of timm"),
-        ({"architecture": "resnet50"}, "'resnet50' is none of vit_"),
+        ({"architecture": "resnet50"}, "'resnet50' is not one of vit_"),
         (
             {"architecture": "vit_x", "model_args": {"act_layer": "mish"}},
             "timm's argument act_layer='mish', which hf_vit does not support",

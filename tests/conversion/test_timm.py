@@ -142,7 +142,7 @@ def test_what_weights_do_not_tell_of_relative_positions(tmp_path: Path):
         conversion.plan(shapes)
     assert conversion.plan(shapes, image_size=(12, 12)).config.num_attention_heads == 2
     without_scale = {name: shape for name, shape in shapes.items() if ".ls" not in name}
-    with pytest.raises(UserError, match=r"before or after attention and MLP; give the folder with the config\.json"):
+    with pytest.raises(UserError, match=r"before or after attention and MLP; give the folder with their config\.json"):
         conversion.plan(without_scale, image_size=(12, 12))
     less = {name: shape for name, shape in shapes.items() if name != "blocks.1.attn.rel_pos.mlp.fc2.bias"}
     with pytest.raises(UserError, match=r"1 keys missing: blocks\.1\.attn\.rel_pos\.mlp\.fc2\.bias"):
@@ -201,7 +201,7 @@ def plan_of(name: str) -> conversion.Plan:
 def test_architecture_is_understood_or_refused(name: str):
     model = built(name)
     if not is_expressible(model) or not re.match(r"vit_|deit|flexivit|test_vit", name):
-        reasons = ("no model here has", r"is none of vit_\*", "no counterpart", "looks like part of a ViT of timm")
+        reasons = ("hf_vit does not support", r"is not one of vit_\*", "looks like part of a ViT of timm")
         with pytest.raises(UserError, match="|".join(reasons)):
             plan_of(name)
         return

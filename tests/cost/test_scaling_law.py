@@ -118,8 +118,8 @@ GOOD = [(1.0, 0.5), (2.0, 0.4), (4.0, 0.33), (8.0, 0.3), (16.0, 0.28)]
         ([*GOOD, (3.0, -0.2)], "run 6 has an error of -0.2"),
         ([*GOOD, (3.0, float("nan"))], "run 6 has an error of nan"),
         ([(1.0, 0.5), (1.0, 0.4), (2.0, 0.3), (2.0, 0.31), (3.0, 0.2)], "3 different computes"),
-        ([(compute, 1 - error) for compute, error in GOOD], "do not fall"),
-        *(([(compute, error) for compute, _ in GOOD], "do not fall") for error in (0.5, 0.3, 0.0)),
+        ([(compute, 1 - error) for compute, error in GOOD], "does not fall"),
+        *(([(compute, error) for compute, _ in GOOD], "does not fall") for error in (0.5, 0.3, 0.0)),
     ],
 )
 def test_runs_that_no_law_fits_are_refused(runs: list[tuple[float, float]], message: str) -> None:

@@ -142,7 +142,10 @@ def test_evaluate_refuses_in_one_line(run, save_classifier, class_folders, tmp_p
         _fails(run("evaluate", model, "--data", data, *more), *needed)
     for content in ("mine", "[]", "{}"):
         (tmp_path / "out" / "top1.json").write_text(content)
-        _fails(run("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"), "move it away")
+        _fails(
+            run("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"),
+            "move it, or choose another output",
+        )
         assert (tmp_path / "out" / "top1.json").read_text() == content
     (class_folders / "test" / "ant" / "2.png").write_bytes(b"not an image")
     _fails(run("evaluate", folder, "--data", class_folders), "2.png")

@@ -171,7 +171,7 @@ def test_other_libraries_models(images, tmp_path):
             expected = made.eval().base_model(pixels).pooler_output.flatten(1)
         assert expected.shape == (7, width)
         torch.testing.assert_close(torch.tensor([row["embedding"] for row in rows]), expected, atol=1e-5, rtol=1e-4)
-    with pytest.raises(UserError, match="is no classifier"):
+    with pytest.raises(UserError, match="is not a classifier"):
         embed(str(tmp_path / "deit"), str(images), tmp_path / "none", predictions=True)
     assert not (tmp_path / "none").exists()
 

@@ -285,8 +285,8 @@ def _bert(folder):
         (lambda folder: (folder / "model.safetensors").unlink(), r"no weights: model\.safetensors"),
         (_truncate, "weights of .* are damaged"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "weights of .* are damaged"),
-        (lambda folder: (folder / "preprocessor_config.json").unlink(), r"cannot be read as image processor"),
-        (lambda folder: (folder / "preprocessor_config.json").write_text("{"), r"cannot be read as image processor"),
+        (lambda folder: (folder / "preprocessor_config.json").unlink(), r"no readable image processor"),
+        (lambda folder: (folder / "preprocessor_config.json").write_text("{"), r"no readable image processor"),
         (_black, r"makes pixels that are not finite .* see image_mean, image_std"),
         (_headless, r"not a trained image classifier: its weights lack classifier\.bias, classifier\.weight"),
         (_bert, r"holds a bert model \(BertForSequenceClassification\), which is not an image classifier"),
@@ -308,7 +308,7 @@ def test_other_sources_and_devices_are_told(save_classifier):
     folder = save_classifier()
     for source, device, said in (
         (folder.parent, None, f"did you mean {folder}"),
-        (folder / "model.safetensors", None, r"or give the folder with the config\.json"),
+        (folder / "model.safetensors", None, r"or the folder with their config\.json"),
         ("nobody/nothing", None, r"no folder nobody/nothing, .* the Hub cannot be reached"),
         ("one/two/three", None, "no folder one/two/three and no such file"),
         *((folder, name, r"cannot be used here .*try --device cpu") for name in ("gpu", "cuda:99", "meta?")),

@@ -559,7 +559,7 @@ def test_typed(tmp_path, small, save_classifier, capfd):
     assert (tmp_path / "out/vtab.json").is_file()
     for option, told in (
         (["--split", "validation"], "has no split 'validation'"),
-        (["--streaming"], "without --streaming"),
+        (["--streaming"], "leave --streaming out"),
         (["--label-column", "x", "--skip-bad-images"], "without --skip-bad-images, --label-column"),
     ):
         code, _, err = typed(capfd, model, "--data", tmp_path / "vtab", *option)

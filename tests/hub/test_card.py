@@ -254,7 +254,7 @@ def test_data_and_models_of_the_hub_are_linked_and_numbers_have_commands(folder:
     assert "9 images ([on the Hub](https://huggingface.co/datasets/uoft-cs/cifar10)) |" in card
     assert f"| Fingerprint of the images | {'f' * 16} |" in card
     assert f"| Revision of the data | {'c' * 40} |" in card
-    assert "Measured by\n\n```bash\nhf-vit evaluate x\n```\n\n`hf-vit verify me/mine --results` measures" in card
+    assert "Measured by\n\n```bash\nhf-vit evaluate x\n```\n\n`hf-vit verify me/mine --results` evaluates" in card
 
 
 def test_an_evaluation_of_older_weights_is_not_shown(told: Path) -> None:

@@ -179,7 +179,7 @@ def test_one_block_in_two_towers():
     for tower, logits in zip(towers, wanted, strict=True):
         assert_near(tower(IMAGES).logits, logits)
     one_block_twice(tied := build())
-    with pytest.raises(hf_vit.UserError, match="does not go with layers that share blocks"):
+    with pytest.raises(hf_vit.UserError, match="does not work with layers that share blocks"):
         hf_vit.optimize_for_inference(tied, merge_tokens=1)
 
 

@@ -283,7 +283,7 @@ def test_a_pipeline(pair: tuple[Any, Any]):
 
 NOT_TAKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "backbone": (lambda: PLAIN.build("backbone"), {}, "is for bare models and classifiers"),
-    "compiled": (lambda: build(), {"compile": True}, "cannot be combined with compile=True"),
+    "compiled": (lambda: build(), {"compile": True}, "does not go with compile=True"),
     "merged": (lambda: build(), {"merge_tokens": 2}, "does not go with merge_tokens=2"),
     "int8": (lambda: build(), {"quantize": "int8"}, "does not go with quantize='int8'"),
     "float64": (lambda: build().double(), {}, "computes models in float32 or bfloat16, and this one"),

@@ -192,18 +192,18 @@ def test_batch_norms_that_normalise_each_batch(path: str):
 
 @pytest.mark.parametrize("given", [None, "out/model", nn.Linear(2, 2), nn.Sequential(nn.ReLU())], ids=str)
 def test_what_is_no_model_of_the_package(given: Any):
-    with pytest.raises(hf_vit.UserError, match="is no model"):
+    with pytest.raises(hf_vit.UserError, match="is not a model"):
         hf_vit.optimize_for_inference(given, engine="torch")
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"engine": "tvm"}, "engine='tvm': there is 'auto', 'torch', 'openvino', 'onnxruntime'"),
+        ({"engine": "tvm"}, "unknown engine='tvm'; choose from 'auto', 'torch', 'openvino', 'onnxruntime'"),
         ({"engine": None}, "engine=None"),
         ({"quantize": "int4"}, "unknown quantize='int4'; choose None or 'int8'"),
         ({"quantize": "int8", "compile": True}, "quantize='int8' cannot be combined with compile=True"),
-        ({"merge_tokens": 0.5}, "merge_tokens=0.5: give a number of tokens"),
+        ({"merge_tokens": 0.5}, "merge_tokens=0.5: give the number of tokens"),
     ],
 )
 def test_options_that_there_are_not(option: dict[str, Any], message: str):
@@ -287,7 +287,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "load_state_dict": (lambda model: model.load_state_dict({}), "cannot be given other weights"),
     "resize_to": (lambda model: model.resize_to(image_size=64), "cannot be resized"),
     "compile": (lambda model: model.compile(), "compile=True"),
-    "again": (hf_vit.optimize_for_inference, "optimized before"),
+    "again": (hf_vit.optimize_for_inference, "already optimized"),
 }
 
 

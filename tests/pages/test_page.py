@@ -158,7 +158,7 @@ def test_refusals_come_before_the_export(plain: Path, runtime_files: Path, tmp_p
         patched.setattr(making, "LARGEST_BYTES", 10_000)
         refuse(plain, "too large for a browser: 0 MB of weights")
     (runtime_files / "ort.webgpu.min.mjs").write_text("of another version")
-    refuse("no such model", r"has another ort\.webgpu\.min\.mjs than version 1\.30\.0, as needed; give")
+    refuse("no such model", r"has a ort\.webgpu\.min\.mjs that is not of version 1\.30\.0; give")
     (runtime_files / "ort.wasm.min.mjs").unlink()
     refuse("no such model", r"has no ort\.wasm\.min\.mjs; give the folder dist of the npm package")
 

@@ -124,7 +124,7 @@ def test_who_cannot_take_part_is_told(name, shape, how, said):
 def test_what_cannot_be_measured_is_refused(monkeypatch):
     with pytest.raises(UserError, match="no contestant can run: transformers has no Axial-B/16"):
         measure_cell(Cell("inference", AXIAL), ["transformers"], 1)
-    with pytest.raises(UserError, match="no contestant 'keras'"):
+    with pytest.raises(UserError, match="unknown contestant 'keras'"):
         build("keras", SHAPE)
     with pytest.raises(UserError, match="dtype 'float8' is unknown"):
         Cell("inference", SHAPE, dtype="float8")

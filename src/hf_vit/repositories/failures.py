@@ -21,7 +21,10 @@ from hf_vit.repositories.retrying import chain, is_connection, reason, status_of
 
 def login_help() -> str:
     """Where a token is looked for, and how to get one."""
-    return "run `hf auth login`, or set HF_TOKEN to a token with write rights (huggingface.co/settings/tokens)"
+    return (
+        f"run `hf auth login`, which writes {constants.HF_TOKEN_PATH}, or set HF_TOKEN to a token with write rights "
+        "(huggingface.co/settings/tokens)"
+    )
 
 
 def token_source(explicit: bool) -> str:
