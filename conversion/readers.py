@@ -495,7 +495,7 @@ def open_file(path: Path) -> CheckpointReader:
     if head[8:9] == b"{" and 0 < int.from_bytes(head[:8], "little") <= path.stat().st_size:
         return SafetensorsReader(path)
     what = next((what for signature, what in _SIGNATURES.items() if head.startswith(signature)), None)
-    what = what or "no .npz archive, .safetensors or PyTorch file: it is damaged, or another kind of file"
+    what = what or "not an .npz, .safetensors or PyTorch file: it is damaged or of another kind"
     raise UserError(f"{path.name} is {what}; give {READABLE}")
 
 

@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_refused(conflicts, tmp_path):
         read.for_model(subject(0), tmp_path / "none.json")
     with pytest.raises(UserError, match=r"is not a folder"):
         open_cue_conflicts(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="no images were given"):
+    with pytest.raises(UserError, match="--images is missing"):
         analyze(subject(0), only=["cka"], cue_conflict=conflicts)
     with pytest.raises(UserError, match=r"shape_bias does not apply: .* give --cue-conflict DIR"):
         analyze(subject(0), make_images(2), only=["shape_bias"])

@@ -560,7 +560,7 @@ def test_typed(tmp_path, small, save_classifier, capfd):
     for option, told in (
         (["--split", "validation"], "has no split 'validation'"),
         (["--streaming"], "leave --streaming out"),
-        (["--label-column", "x", "--skip-bad-images"], "without --skip-bad-images, --label-column"),
+        (["--label-column", "x", "--skip-bad-images"], "leave --skip-bad-images, --label-column out"),
     ):
         code, _, err = typed(capfd, model, "--data", tmp_path / "vtab", *option)
         assert code != 0
