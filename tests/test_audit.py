@@ -193,7 +193,7 @@ def test_what_is_not_checkable(judged: Path, colours: Path) -> None:
     told = {finding.what: finding for finding in audit(judged, colours) if finding.verdict == "not checkable"}
     (altered,) = [finding for finding in told.values() if finding.published == 0.9999]
     assert altered.reason.partition(",")[0] == "README.md states it"
-    assert ".eval_results/x.yaml tells it" in str(told["Top-1 accuracy on cais/hle, task default"])
+    assert ".eval_results/x.yaml states it" in str(told["Top-1 accuracy on cais/hle, task default"])
     assert any(what.startswith(".eval_results/y.yaml cannot be read") for what in told)
     shutil.rmtree(judged / ".eval_results")
     write_card(judged)

@@ -448,7 +448,7 @@ def test_other_files_and_folders_are_named(tmp_path: Path):
         npy(np.ones(3)): r"a single \.npy array",
         b"\x89HDF\r\n\x1a\n" + bytes(64): "an HDF5 file",
         b"\x1f\x8b" + bytes(64): "compressed by gzip",
-        b"hello world": r"no \.npz archive, \.safetensors or PyTorch file",
+        b"hello world": r"not an \.npz, \.safetensors or PyTorch file",
         bytes(100): r"no \.npz archive",
     }.items():
         (tmp_path / "file").write_bytes(data)
@@ -487,7 +487,7 @@ SAFETENSORS: list[tuple[bytes, str]] = [
     (safetensors_of({}, b""), "without (arrays|tensors)"),
     *((safetensors_of({name: F32}, bytes(8)), "unsafe name") for name in ("a\nb", "a\x1b[2J", "x" * 300, "")),
     (safetensors_of(LONG, bytes(8)), "has a header of 2097213 bytes; a checkpoint has less than 2097152"),
-    (safetensors_of({"a": F32}, bytes(8), size=2**40), "no .npz archive, .safetensors or PyTorch file"),
+    (safetensors_of({"a": F32}, bytes(8), size=2**40), "not an .npz, .safetensors or PyTorch file"),
 ]
 
 
