@@ -449,7 +449,7 @@ def test_other_files_and_folders_are_named(tmp_path: Path):
         b"\x89HDF\r\n\x1a\n" + bytes(64): "an HDF5 file",
         b"\x1f\x8b" + bytes(64): "compressed by gzip",
         b"hello world": r"not an \.npz, \.safetensors or PyTorch file",
-        bytes(100): r"no \.npz archive",
+        bytes(100): r"not an \.npz",
     }.items():
         (tmp_path / "file").write_bytes(data)
         assert_refused(tmp_path / "file", told)
