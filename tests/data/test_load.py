@@ -393,6 +393,7 @@ def test_what_a_list_lacks_is_named(flat):
     assert load_data(str(place), skip_bad_images=True).skipped == ["flat/gone.png"]
     of_holidays = "".join(f"\n{file},{label},holiday" for file, label in rows)
     for text, said in (
+        ("file_name,label\nno/such/a.png,cat\nb.png,dog\n", r"image '.*no/such/a\.png' is not there"),
         (path.read_text(), r"image '.*gone\.png' is not there; replace or remove it"),
         (f"file_name,label,split{of_holidays}", r"metadata\.csv: unknown split 'holiday'; needed: train, validation"),
         ('file_name,label\n"unclosed\n', r"^metadata\.csv of 'flat'"),
