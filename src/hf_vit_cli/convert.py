@@ -50,12 +50,12 @@ def convert(
     force: bool = opt(False, "Replace what an earlier conversion wrote.", "--force"),
 ) -> None:
     """Convert a checkpoint of another library into a folder that from_pretrained loads."""
-    given = pass_on(locals(), "model", "output", "verify")
+    values = pass_on(locals(), "model", "output", "verify")
     from hf_vit.conversion import api
     from hf_vit.conversion.origins.beside import read_labels
 
     sizes = {"image_size": parse_size(image_size), "resize_to": parse_size(resize_to, "--resize-to")}
-    result = api.convert(model, output, recording=verify, **given | sizes | {"labels": labels and read_labels(labels)})
+    result = api.convert(model, output, recording=verify, **values | sizes | {"labels": labels and read_labels(labels)})
     if (assumption := api.assumption(result.plan)) is not None:
         typer.echo(assumption, err=True)
     typer.echo(api.describe(result))

@@ -29,7 +29,7 @@ def embed(
     **shared: Any,
 ) -> None:
     """Write embeddings or predictions of a data set to parquet files; run again to resume."""
-    given = pass_on(locals(), "split")
+    values = pass_on(locals(), "split")
     from hf_vit.display import progress_bar
     from hf_vit.evaluation.embedding import embed as run
     from hf_vit.loading.optimizing import engine_note
@@ -37,7 +37,7 @@ def embed(
     bar = progress_bar("embedding", "files")
     with stoppable(lambda: finished_parts(output)), bar:
         task = bar.add_task("", total=None)
-        result = run(**given, splits=split, report=lambda done, files: bar.update(task, completed=done, total=files))
+        result = run(**values, splits=split, report=lambda done, files: bar.update(task, completed=done, total=files))
     if result.engine is not None:
         typer.echo(f"note: {engine_note(result.engine)}", err=True)
     for note in result.notes:

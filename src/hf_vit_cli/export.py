@@ -36,10 +36,10 @@ def export(
     opset: int | None = opt(None, "With --to onnx: opset version, 14 or later (default 20).", metavar="N"),
 ) -> None:
     """Export a model to another library or runtime, and compare its results there."""
-    given = pass_on(locals())
+    values = pass_on(locals())
     from hf_vit import conversion
 
-    result = conversion.export(**given)
+    result = conversion.export(**values)
     typer.echo(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     if result.int8 is not None:
         typer.echo(result.int8)

@@ -97,18 +97,18 @@ def _parameter(shared: "str | Field[Any]") -> inspect.Parameter:
         name, (kind, option) = shared, SHARED[shared]
     else:
         field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
-        told, name, parts = field.metadata, option_name(field), (*get_args(field.type), field.type)
+        details, name, parts = field.metadata, option_name(field), (*get_args(field.type), field.type)
         default = None if field in _LEFT_OUT else field.default
-        kind = told["typed"] or next(each for each in parts if each is not NoneType)
+        kind = details["typed"] or next(each for each in parts if each is not NoneType)
         if any(get_origin(part) is Literal for part in parts):
             kind = str
         elif get_origin(field.type) is tuple:
             kind = field.type
         flag = f"--{name.replace('_', '-')}"
-        flags = told["flags"] or (f"{flag}/--no-{flag[2:]}" if field in _LEFT_OUT else flag)
-        least = told["at_least"] if name in RUN_FIELDS else None
+        flags = details["flags"] or (f"{flag}/--no-{flag[2:]}" if field in _LEFT_OUT else flag)
+        least = details["at_least"] if name in RUN_FIELDS else None
         switch = [flags] if kind is bool else []
-        option = opt(default, told["help"], *switch, panel=panel, min=least, show_default=default is not None)
+        option = opt(default, details["help"], *switch, panel=panel, min=least, show_default=default is not None)
         kind = kind if default is not None else kind | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 

@@ -46,11 +46,11 @@ def predict(
     Unreadable images are an error, unless --output or --skip-bad-images is given; then they are skipped and reported.
     With --output alone the exit code is still 1, as the table lacks a row.
     """
-    given = pass_on(locals(), "as_json")
+    values = pass_on(locals(), "as_json")
     from hf_vit.errors import UserError
     from hf_vit.evaluation import predict as run
 
-    every = run(**given, report=lambda line: typer.echo(f"note: {line}", err=True))
+    every = run(**values, report=lambda line: typer.echo(f"note: {line}", err=True))
     bad = [each for each in every if each.problem is not None]
     if output is None:
         _print([each for each in every if each.problem is None], as_json)

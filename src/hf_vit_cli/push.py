@@ -26,11 +26,11 @@ def push(
     **shared: Any,
 ) -> None:
     """Push a model to the Hub in one commit: weights, code, processor, card, plots and records."""
-    given = pass_on(locals(), "model", "repo")
+    values = pass_on(locals(), "model", "repo")
     from hf_vit.hub.preflight import check_repo_id
     from hf_vit.hub.push import push_to_hub
     from hf_vit.hub.push_result import describe
 
     check_repo_id(repo)
-    result = push_to_hub(model, repo, **given, report=typer.echo)
+    result = push_to_hub(model, repo, **values, report=typer.echo)
     typer.echo(describe(result))

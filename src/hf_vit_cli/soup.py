@@ -23,10 +23,10 @@ def soup(
     **shared: Any,
 ) -> None:
     """Average the weights of fine-tuned models into one (arXiv 2203.05482)."""
-    given = pass_on(locals())
+    values = pass_on(locals())
     from hf_vit.training.soups import make_soup
 
-    made = make_soup(**given, command=command_line(context), report=typer.echo)
+    made = make_soup(**values, command=command_line(context), report=typer.echo)
     rows = [(one.name, _share(one.accuracy), "in" if one.is_in else "left out") for one in made.ingredients]
     print_table([*rows, None, ("the soup", _share(made.accuracy), "")], "ingredient", "validation accuracy", "")
     if made.test is not None:

@@ -89,14 +89,14 @@ def load_data(
         named.check((), resolved.name)
     if resolved.kind == "builtin":
         return _builtin_data(resolved.name, image_size, streaming, target)
-    known = find_target(resolved, target)
+    goal = find_target(resolved, target)
     is_table = resolved.kind in ("parquet", "webdataset", "hub")
     opened = open_tables(resolved, streaming=streaming) if is_table else None
-    borne = known or target_of_columns(opened.features if opened else None)
-    if borne != "label":
+    goal = goal or target_of_columns(opened.features if opened else None)
+    if goal != "label":
         if streaming:
-            raise UserError(f"'{resolved.name}' has {borne}, which are not streamed; load it without streaming")
-        data = _table_data(resolved, read_dense(resolved, opened, named, borne), skip_bad_images, seed)
+            raise UserError(f"'{resolved.name}' has {goal}, which are not streamed; load it without streaming")
+        data = _table_data(resolved, read_dense(resolved, opened, named, goal), skip_bad_images, seed)
     else:
         raw = read_labels(resolved, opened, named, streaming=streaming)
         if streaming and is_table:
