@@ -1,4 +1,4 @@
-"""A checkpoint of another code into a folder that `from_pretrained` reads, and what is told of it."""
+"""Convert a checkpoint of another code into a folder that `from_pretrained` reads."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from hf_vit.conversion.origins.origin import size_text
 from hf_vit.conversion.planning import DECLARED, Plan, PlanOptions, Wishes, make_plan
 from hf_vit.conversion.progress import progress, without_transformers_bars
 from hf_vit.conversion.readers import CheckpointReader, Shapes
-from hf_vit.conversion.verification import PRECISION, Recording, Verification, verify
+from hf_vit.conversion.verification import Recording, Verification, verify
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
@@ -30,13 +30,13 @@ REPORT_BEGIN = b'{"origin": '
 
 @dataclass(frozen=True, repr=False)
 class ConversionResult(Displayed):
-    """What was converted, and how well it was shown to be right.
+    """The result of a conversion.
 
     Attributes:
         output: the folder that was written.
         plan: every key and parameter, and the configuration.
         rounded: key -> values that float32 cannot hold exactly (float64 sources only).
-        verification: the comparison with recorded results, if one was asked for; it agreed, or there were no result.
+        verification: the comparison with recorded results, if one was asked for.
         seconds: from opening the source to the finished folder.
     """
 
@@ -113,7 +113,7 @@ def convert(
 
 
 def _free_report(path: str | Path, output: Path) -> Path:
-    """Where a report can be written; a UserError where it is in the model's folder or in none, or another file is."""
+    """Return where to write a report; raise a UserError in the model's folder, in none, or over another file."""
     path = Path(path)
     if is_within(output, path):
         raise UserError(f"--report {path} is in the folder of the model; give a place outside")
@@ -154,7 +154,7 @@ def _verify(
 
 
 def report_of(plan: Plan, shapes: Shapes) -> str:
-    """Every key of the file with its shape, transform and parameter, as JSON, one key a line; and what was assumed."""
+    """Return every key of the file with its shape, transform and parameter as JSON, and what was assumed."""
     rows = [
         {
             "source": key,
@@ -178,7 +178,7 @@ def report_of(plan: Plan, shapes: Shapes) -> str:
 def facts_of(
     reader: CheckpointReader, plan: Plan, weights: Weights, verification: Verification | None
 ) -> dict[str, Any]:
-    """What facts.json says about a conversion."""
+    """Return the values of a conversion's record in facts.json."""
     facts: dict[str, Any] = {
         "sha256": reader.sha256(),
         "origin": plan.origin,
@@ -197,16 +197,16 @@ def facts_of(
             "recording": verification.recording,
             "arrays_compared": len(verification.checks),
             "arrays_not_compared": dict(Counter(verification.skipped.values())),
-        } | {
-            precision: {"stage": worst.stage, "largest_difference": worst.difference, "tolerance": worst.tolerance}
-            for precision in PRECISION.values()
-            if (worst := verification.largest(precision)) is not None
+            **{
+                one.precision: {"stage": one.stage, "largest_difference": one.difference, "tolerance": one.tolerance}
+                for one in verification.worst()
+            },
         }
     return facts
 
 
 def describe(result: ConversionResult) -> str:
-    """A few lines for people: what the model is, what was counted and what was compared."""
+    """Return a few lines for people: the model, the counts and the comparison."""
     plan, verification = result.plan, result.verification
     head = f"{plan.config.num_labels} labels{' (new head)' if plan.new_head else ''}" if plan.has_head else "no head"
     lines = [
@@ -217,17 +217,16 @@ def describe(result: ConversionResult) -> str:
     if result.rounded:
         lines.append(f"rounded: {sum(result.rounded.values())} float64 values without an exact float32 value")
     if verification is not None:
-        worst = [one for precision in PRECISION.values() if (one := verification.largest(precision)) is not None]
         lines.append(
             f"verified: {len(verification.checks)} recorded arrays agree; nearest to its tolerance: "
-            + ", ".join(f"{one.precision} {one.difference:.1e} at {one.stage}" for one in worst)
+            + ", ".join(f"{one.precision} {one.difference:.1e} at {one.stage}" for one in verification.worst())
         )
         lines += [f"not compared: {array} ({reason})" for array, reason in verification.skipped.items()]
     return "\n".join([*lines, f"saved in {result.output} after {result.seconds:.1f} s"])
 
 
 def assumption(plan: Plan) -> str | None:
-    """What was assumed and may be wrong, in one line; None where nothing was."""
+    """Return what was assumed and may be wrong, in one line; None where nothing was."""
     if not plan.assumed:
         return None
     options = [option for name, option in (DECLARED | {"image_size": "--image-size"}).items() if name in plan.assumed]
@@ -239,7 +238,7 @@ def assumption(plan: Plan) -> str | None:
 
 
 def _network(plan: Plan) -> str:
-    """ "12 layers, 768 wide, 12 heads, patch 16x16, 224x224 px, token pooling"."""
+    """Return "12 layers, 768 wide, 12 heads, patch 16x16, 224x224 px, token pooling"."""
     config, size = plan.config, size_text(as_pair(plan.config.image_size))
     if plan.family == "bit":
         units = "+".join(map(str, config.stage_depths)) or "no"

@@ -1,8 +1,8 @@
 """Bringing a checkpoint to this machine: a local path, an https:// or gs:// address, the Hub, or a name of timm.
 
-Downloads go through fsspec, block by block, and are never stitched together from two versions of a file. What arrived
-lies in the Hub's cache folder for assets of libraries (`huggingface_hub.cached_assets_path`), in a folder of the
-version that the server names, as `*.partial` until the last byte is there and the server still names that version.
+A download is never stitched together from two versions of a file. What arrived lies in the Hub's cache folder for
+assets of libraries (`huggingface_hub.cached_assets_path`), in a folder of the version that the server names, as
+`*.partial` until the last byte is there.
 """
 
 import hashlib
@@ -14,9 +14,12 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit
+from urllib.request import Request, urlopen
 
 from hf_vit.conversion.progress import progress
 from hf_vit.conversion.readers import CheckpointReader, Companions, one_line, open_checkpoint
@@ -30,29 +33,22 @@ _HUB = re.compile(
     rf"hf://(?:models/)?(?P<repo>{HUB_ID.pattern})(?:@(?P<revision>refs/pr/\d+|[^/@]+))?(?:/(?P<path>.+?))?/?"
 )
 _THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
-BLOCK = 8 * 2**20  # bytes that one request asks for
 ATTEMPTS = 5  # in a row that bring nothing
 MAX_VERSIONS = 3  # a file that changes more often while it is fetched is given up
 FIRST_PAUSE = 0.5  # seconds; doubled after every attempt that brought nothing
 GOOGLE_STORAGE = "https://storage.googleapis.com/"
-CONNECT_TIMEOUT, READ_TIMEOUT = 30, 60  # seconds
-_TEMPORARY_STATUS = (408, 425, 429)  # HTTP's 4xx that ask to come again; all others say that it is no use
-_CHANGED_STATUS = 412
+TIMEOUT = 60  # seconds without a byte
+_CHANGED = "the file changed on the server while it was fetched"
+_TEMPORARY_STATUS = (408, 416, 425, 429)  # of HTTP's 4xx; all others say that it is no use to try again
 
 
 @dataclass(frozen=True)
 class LocalCheckpoint:
-    """A checkpoint at hand.
+    """A checkpoint at hand."""
 
-    Attributes:
-        path: local file or folder.
-        name: what messages and facts call it: the name of a local file, the address of another without its query.
-        companions: what is known of it beside what lies with it.
-    """
-
-    path: Path
-    name: str
-    companions: Companions | None = None
+    path: Path  # local file or folder
+    name: str  # in messages and facts: the name of a local file, the address of another without its query
+    companions: Companions | None = None  # what is known of it beside what lies with it
 
     def open(self) -> CheckpointReader:
         """See `open_checkpoint`."""
@@ -113,19 +109,14 @@ def _fetch(source: str, has_hash: bool) -> LocalCheckpoint:
         return _from_timm(source)
     if scheme is None:
         return LocalCheckpoint(Path(source), Path(source).name)  # opening it says what is wrong
-    kind = scheme[1].lower()
+    kind, name = scheme[1].lower(), redact_text(source)
     if kind == "hf":
         return _from_hub(source)
     if kind == "http" and not has_hash and urlsplit(source).hostname not in _THIS_MACHINE:
-        raise UserError(
-            f"{redact_text(source)} would be downloaded without encryption; use https://, or give the file's --sha256"
-        )
+        raise UserError(f"{name} would be downloaded without encryption; use https://, or give the file's --sha256")
     if kind not in ("https", "http", "gs"):
-        raise UserError(
-            f"{redact_text(source)} cannot be downloaded: give a path or a URL that begins with https://, "
-            "gs:// or hf://"
-        )
-    return LocalCheckpoint(download(source, checked_later=has_hash), redact_text(source))
+        raise UserError(f"{name} cannot be downloaded: give a path or a URL that begins with https://, gs:// or hf://")
+    return LocalCheckpoint(download(source, checked_later=has_hash), name)
 
 
 def _from_timm(source: str) -> LocalCheckpoint:
@@ -188,12 +179,12 @@ def _from_hub(source: str) -> LocalCheckpoint:
         )
     from huggingface_hub import hf_hub_download
 
+    repo, revision, path = named["repo"], named["revision"], named["path"]
     try:
-        if named["path"] is None:
-            return LocalCheckpoint(model_folder(named["repo"], named["revision"]), source)
-        with reading(named["repo"]):
-            path = hf_hub_download(named["repo"], named["path"], revision=named["revision"])
-            return LocalCheckpoint(Path(path), source)
+        if path is None:
+            return LocalCheckpoint(model_folder(repo, revision), source)
+        with reading(repo):
+            return LocalCheckpoint(Path(hf_hub_download(repo, path, revision=revision)), source)
     except UserError as error:
         raise UserError(f"{source} cannot be downloaded from the Hub: {error}") from error
 
@@ -216,143 +207,133 @@ def download(url: str, *, checked_later: bool = False) -> Path:
     from huggingface_hub.utils import WeakFileLock
 
     folder = cached_assets_path("hf_vit", "downloads", hashlib.sha256(url.encode()).hexdigest()[:16])
+    is_private = url.startswith("gs://") and importlib.util.find_spec("gcsfs") is not None
+    attempt = _copy_from_bucket if is_private else _attempt
+
+    def bytes_here() -> int:
+        return sum(file.stat().st_size for file in folder.glob("*/*"))
+
     with WeakFileLock(folder / ".lock"):
-        return _Transfer(url, folder, checked_later).run()
-
-
-class _Transfer:
-    """One file on its way into `folder`."""
-
-    def __init__(self, url: str, folder: Path, checked_later: bool) -> None:
-        import fsspec
-
-        self._url, self._folder, self._checked_later = url, folder, checked_later
-        self._name = Path(unquote(urlsplit(url).path)).name or "checkpoint"
-        self._path, self._filesystem = url, Any
-        if url.startswith("gs://") and importlib.util.find_spec("gcsfs"):
-            self._filesystem: Any = fsspec.filesystem("gs")
-        else:
-            import aiohttp
-
-            if url.startswith("gs://"):
-                self._path = GOOGLE_STORAGE + quote(url.removeprefix("gs://"))
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=READ_TIMEOUT)
-            client = {"timeout": timeout, "trust_env": True}  # proxies as the environment names them
-            self._filesystem = fsspec.filesystem("https", client_kwargs=client)
-        self._as_stream = False  # because the server ignores Range
-
-    def run(self) -> Path:
-        """Try until it is done, or nothing more arrives."""
-        idle, most, versions = 0, self._bytes_here(), set[str | None]()
+        idle, most, versions = 0, bytes_here(), set[str | None]()
         while True:
             try:
-                return self._attempt(versions, BLOCK >> idle)  # a poor connection gets smaller parts through
+                return attempt(url, folder, checked_later, versions)
             except _InterruptedError as error:
-                here = self._bytes_here()
+                here = bytes_here()
                 idle, most = (0, here) if here > most else (idle + 1, most)
                 if idle >= ATTEMPTS or len(versions) > MAX_VERSIONS:
                     kept = "the downloaded part is kept; run the same command again to continue"
-                    raise UserError(
-                        f"{redact_text(self._url)} cannot be downloaded: {one_line(error)}; "
-                        f"{kept if here else 'check the address'}"
-                    ) from error
+                    raise _refusal(url, f"{one_line(error)}; {kept if here else 'check the address'}") from error
                 if idle:
                     time.sleep(FIRST_PAUSE * 2 ** (idle - 1))
 
-    def _bytes_here(self) -> int:
-        return sum(file.stat().st_size for file in self._folder.glob("*/*"))
 
-    def _attempt(self, versions: set[str | None], block: int) -> Path:
-        size, version, can_seek = self._describe()
-        versions.add(version)
-        target = self._folder / hashlib.sha256(f"{version} {size}".encode()).hexdigest()[:16] / self._name
-        partial = target.with_name(f"{target.name}.partial")
-        if version is None:  # nothing tells whether what is here is part of what is there
-            shutil.rmtree(target.parent, ignore_errors=True)
-        if target.is_file():
-            return target
-        target.parent.mkdir(exist_ok=True)
-        with partial.open("ab" if can_seek else "wb") as file, progress(self._name, size) as advance:
-            advance(file.tell())
-            for part in self._read_parts(file.tell(), block, size, version if can_seek else None, can_seek):
-                file.write(part)
-                advance(len(part))
-            file.flush()
-            os.fsync(file.fileno())
-        if size not in (None, partial.stat().st_size) or self._describe() != (size, version, can_seek):
-            partial.unlink()
-            raise _InterruptedError("the file changed on the server while it was fetched")
-        partial.replace(target)
-        for other in self._folder.iterdir():
-            if other.is_dir() and other != target.parent:
-                shutil.rmtree(other, ignore_errors=True)
+def _refusal(url: str, why: str) -> UserError:
+    return UserError(f"{redact_text(url)} cannot be downloaded: {why}")
+
+
+def _copy_from_bucket(url: str, folder: Path, checked_later: bool, versions: set[str | None]) -> Path:
+    """Fetch a file of a bucket by gcsfs, which knows the user's account."""
+    import fsspec
+
+    filesystem: Any = fsspec.filesystem("gs")
+    try:
+        info = filesystem.info(url)
+        target, partial = _places(folder, url, str(info.get("etag")), info.get("size"))
+        if not target.is_file():
+            filesystem.get_file(url, str(partial))
+            _finish(folder, partial, target)
+    except Exception as error:  # of many kinds
+        raise _refusal(url, f"{one_line(error)}; check the address") from error
+    return target
+
+
+def _attempt(url: str, folder: Path, checked_later: bool, versions: set[str | None]) -> Path:
+    """Fetch what is not here yet of the file as the server has it now."""
+    size, version = now = _probe(url)
+    versions.add(version)
+    if size is None and not checked_later:
+        why = "the server does not say how large the file is, so that a part would pass for the whole"
+        raise _refusal(url, f"{why}; give its --sha256")
+    target, partial = _places(folder, url, version, size)
+    if version is None:  # nothing tells whether what is here is part of what is there
+        target.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
+    if target.is_file():
         return target
+    start = partial.stat().st_size if size is not None and partial.is_file() else 0
+    if not start or start != size:
+        with _get(url, f"bytes={start}-" if start else "") as response:
+            if _describe(response) != now:
+                raise _InterruptedError(_CHANGED)
+            _write(response, url, partial, start if response.status == 206 else 0, size)
+    if version is not None and _probe(url) != now:
+        partial.unlink()
+        raise _InterruptedError(_CHANGED)
+    if size is not None and partial.stat().st_size < size:
+        raise _InterruptedError("the connection broke off")
+    _finish(folder, partial, target)
+    return target
 
-    def _describe(self) -> tuple[int | None, str | None, bool]:
-        """Return size in bytes and version (ETag or date) as far as the server tells, and whether it gives parts."""
-        with self._sorting():
-            info: dict[str, Any] = self._filesystem.info(self._path, **self._headers())
-        size = info.get("size")
-        if size is None and not self._checked_later:
-            raise UserError(
-                f"{redact_text(self._url)} cannot be downloaded safely: the server does not say how large the file is, "
-                "so that a part would pass for the whole; give its --sha256"
-            )
-        fields = ("ETag", "etag", "generation", "Last-Modified", "updated", "mtime")
-        version = next((str(info[name]) for name in fields if info.get(name)), None)
-        can_seek = size is not None and version is not None and info.get("partial", True) and not self._as_stream
-        return size, version, can_seek
 
-    def _read_parts(
-        self, start: int, block: int, size: int | None, version: str | None, can_seek: bool
-    ) -> Generator[bytes]:
-        options: dict[str, Any] = {"block_size": block, "size": size} if can_seek else {"block_size": 0}
-        with self._sorting():
-            file = self._filesystem.open(self._path, "rb", cache_type="none", **options, **self._headers(version))
-        with file:
-            if can_seek:
-                file.seek(start)
-            while size is None or start < size:
-                wanted = block if size is None else min(block, size - start)
-                with self._sorting():
-                    try:
-                        part = file.read(wanted)
-                    except ValueError as error:
-                        if not can_seek:
-                            raise
-                        self._as_stream = True  # fsspec's word for a server that ignores Range
-                        raise _InterruptedError("the server does not give parts of a file") from error
-                if not part and size is None:
-                    return
-                if not part or len(part) > wanted:
-                    raise _InterruptedError("the server sent more or fewer bytes than it announced")
-                start += len(part)
-                yield part
+def _probe(url: str) -> tuple[int | None, str | None]:
+    with _get(url, "bytes=0-0") as response:
+        return _describe(response)
 
-    def _headers(self, version: str | None = None) -> dict[str, Any]:
-        """Return HTTP's conditions: the bytes as they are, and of this version or none (RFC 9110, section 13.1.1)."""
-        if not self._path.startswith(("http://", "https://")):
-            return {}
-        is_strong = version is not None and version.startswith('"')
-        return {"headers": {"Accept-Encoding": "identity"} | ({"If-Match": version} if is_strong else {})}
 
-    @contextmanager
-    def _sorting(self) -> Generator[None]:
-        """Sort what the many file systems of fsspec raise: no use to try again (UserError), or worth it."""
-        try:
-            yield
-        except (UserError, _InterruptedError):
-            raise
-        except Exception as error:
-            # fsspec says FileNotFoundError whatever happened, with the reason behind it.
-            cause = (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error
-            status: object = getattr(cause, "status", None) or getattr(cause, "code", None)
-            if status == _CHANGED_STATUS:
-                raise _InterruptedError("the file changed on the server while it was fetched") from error
-            answer = f"the server answers {status}" if isinstance(status, int) else one_line(cause)
-            if isinstance(status, int) and 400 <= status < 500 and status not in _TEMPORARY_STATUS:
-                answer = f"{answer} {getattr(cause, 'message', '')}".strip()
-                raise UserError(
-                    f"{redact_text(self._url)} cannot be downloaded: {answer}; check the address"
-                ) from error
-            raise _InterruptedError(answer) from error
+def _get(url: str, part: str = "") -> HTTPResponse:
+    address = GOOGLE_STORAGE + url.removeprefix("gs://") if url.startswith("gs://") else url
+    headers = {"User-Agent": "hf_vit"} | ({"Range": part} if part else {})
+    with _sorting(url):
+        return urlopen(Request(quote(address, safe="%/:=&?~#+!$,;'@()*[]"), headers=headers), timeout=TIMEOUT)
+
+
+def _describe(response: HTTPResponse) -> tuple[int | None, str | None]:
+    """Return size in bytes and version (ETag or date) of the whole file, as far as the server tells."""
+    told = response.headers.get("Content-Range", "").rpartition("/")[2] or response.headers.get("Content-Length", "")
+    return int(told) if told.isdecimal() else None, response.headers.get("ETag", response.headers.get("Last-Modified"))
+
+
+def _write(response: HTTPResponse, url: str, partial: Path, start: int, size: int | None) -> None:
+    """Add the rest of the answer to what is there from `start` on."""
+    with partial.open("ab" if start else "wb") as file, progress(partial.stem, size) as advance:
+        advance(start)
+        while True:
+            with _sorting(url):
+                part = response.read(2**20)
+            if not part:
+                break
+            file.write(part)
+            advance(len(part))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _sorting(url: str) -> Generator[None]:
+    """Sort what the network raises: no use to try again (UserError), or worth it."""
+    try:
+        yield
+    except HTTPError as error:
+        error.close()
+        if 400 <= error.code < 500 and error.code not in _TEMPORARY_STATUS:
+            raise _refusal(url, f"the server answers {error.code} {error.reason}; check the address") from error
+        raise _InterruptedError(f"the server answers {error.code}") from error
+    except (OSError, HTTPException) as error:
+        raise _InterruptedError(one_line(error)) from error
+
+
+def _places(folder: Path, url: str, version: str | None, size: int | None) -> tuple[Path, Path]:
+    """Return where the whole file of this version goes, and where a part of it."""
+    place = folder / hashlib.sha256(f"{version} {size}".encode()).hexdigest()[:16]
+    place.mkdir(exist_ok=True)
+    name = Path(unquote(urlsplit(url).path)).name or "checkpoint"
+    return place / name, place / f"{name}.partial"
+
+
+def _finish(folder: Path, partial: Path, target: Path) -> None:
+    """Give the whole file its name, and remove other versions."""
+    partial.replace(target)
+    for other in folder.iterdir():
+        if other.is_dir() and other != target.parent:
+            shutil.rmtree(other, ignore_errors=True)

@@ -26,15 +26,10 @@ THREADS, AHEAD = 2, 3  # that read, and arrays that they may hold before they ar
 
 @dataclass
 class Weights:
-    """The parameters of a converted model.
+    """The parameters of a converted model."""
 
-    Attributes:
-        state: parameter name in the model -> tensor of the wanted dtype.
-        rounded: source key -> how many of its values the wanted dtype cannot hold exactly.
-    """
-
-    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    rounded: dict[str, int] = field(default_factory=dict[str, int])
+    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # by name in the model
+    rounded: dict[str, int] = field(default_factory=dict[str, int])  # source key -> values the dtype cannot hold
 
 
 def load_weights(
@@ -57,18 +52,16 @@ def load_weights(
         try:
             for key, rows in groups:
                 if key is None:
-                    zeros = {plan.parameter_name(row): torch.zeros(row.parameter_shape, dtype=dtype) for row in rows}
-                    weights.state |= zeros
+                    for row in rows:
+                        weights.state[plan.parameter_name(row)] = torch.zeros(row.parameter_shape, dtype=dtype)
                     continue
                 while waiting and len(reads) < AHEAD:
                     reads.append(pool.submit(reader.read_floats, waiting.popleft()))
                 source = reads.popleft().result()
                 for row in rows:
-                    name = plan.parameter_name(row)
-                    if row.beside:
-                        weights.state[name] = _compute(reader, row, plan.config.grid, dtype)
-                    else:
-                        weights.state[name] = _apart(_move(row.taken(source), row, dtype), source)
+                    weights.state[plan.parameter_name(row)] = (
+                        _compute(reader, row, plan.config.grid, dtype) if row.beside else _move(source, row, dtype)
+                    )
                 if source.dtype == torch.float64 and dtype != torch.float64:
                     held = source.to(dtype)
                     if not bool(torch.isfinite(held).all()):
@@ -86,26 +79,22 @@ def load_weights(
 
 def _compute(reader: CheckpointReader, row: Row, grid: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     arrays = [reader.read_floats(key) for key in (row.key or "", *row.beside)]
-    computed = COMPUTATIONS[row.transform].compute(arrays, grid).to(dtype)
+    computed = COMPUTATIONS[row.transform](arrays, grid).to(dtype)
     if not bool(torch.isfinite(computed).all()):
         raise UserError(f"'{row.key}' and its related arrays give values beyond the range of {dtype}")
     return computed
 
 
 def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
-    tensor = TRANSFORMS[row.transform].apply(source)
+    """Return the row's parameter, contiguous, and of its own memory where only a part of the source was taken."""
+    tensor = TRANSFORMS[row.transform].apply(row.taken(source))
     if row.resample is not None:
         # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
         one = row.resample
         tensor = resample_position_table(tensor.double(), one.old_grid, one.new_grid, one.prefix, one.mode)
-    return tensor.to(dtype)
-
-
-def _apart(moved: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Contiguous, and of its own memory where only a part of the source was taken: a model that shares is not saved."""
-    moved = moved.contiguous()
-    shares = moved.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-    return moved.clone() if shares and moved.numel() < source.numel() else moved
+    tensor = tensor.to(dtype).contiguous()
+    shares = tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return tensor.clone() if shares and tensor.numel() < source.numel() else tensor  # what shares is not saved
 
 
 def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
@@ -123,18 +112,15 @@ def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
 def build_processor(plan: Plan) -> "ViTImageProcessor":
     """Return the `ViTImageProcessor` that makes the pixels the source was made for.
 
-    Google's own code scales pixels to [-1, 1] and resizes bilinearly (vit_jax/input_pipeline.py); other sources bring
-    their own. A model that was resampled to another size gets images of that size.
+    Google's code scales pixels to [-1, 1] and resizes bilinearly (vit_jax/input_pipeline.py); other sources bring their
+    own. A model that was resampled to another size gets images of that size.
     """
     from transformers import ViTImageProcessor
 
     height, width = as_pair(plan.config.image_size)
     channels = plan.config.num_channels
-    fields: dict[str, Any] = {
-        "image_mean": [0.5] * channels,
-        "image_std": [0.5] * channels,
-        "do_convert_rgb": channels == 3,
-    }
+    half = [0.5] * channels
+    fields: dict[str, Any] = {"image_mean": half, "image_std": half, "do_convert_rgb": channels == 3}
     fields |= plan.processor or {}
     if plan.resample or "size" not in fields:
         fields = {name: value for name, value in fields.items() if name not in ("crop_size", "do_center_crop")}

@@ -29,22 +29,15 @@ _AT_REVISION = re.compile(rf"(?P<repo>{HUB_ID.pattern})(?:@(?P<revision>[\w./-]+
 @final
 @dataclass(frozen=True)
 class Source:
-    """What the name of a model stands for; see `find_source`. Nothing is loaded yet.
-
-    Attributes:
-        name: as given.
-        path: file or folder; of a model of the Hub its folder in the cache; None for fresh weights, and for an address
-            or a name of timm, of which nothing is fetched yet.
-        stored: config.json of the folder; {} without one.
-        is_on_hub: whether it is a model of the Hub.
-        fresh: the configuration of a variant, whose weights are fresh.
-    """
+    """What the name of a model stands for; see `find_source`. Nothing is loaded yet."""
 
     name: str
+    # File or folder; of a model of the Hub its folder in the cache; None for fresh weights, and for an address or a
+    # name of timm, of which nothing is fetched yet.
     path: Path | None = None
-    stored: dict[str, Any] = field(default_factory=dict[str, Any])
+    stored: dict[str, Any] = field(default_factory=dict[str, Any])  # config.json of the folder; {} without one
     is_on_hub: bool = False
-    fresh: HfBaseConfig | None = None
+    fresh: HfBaseConfig | None = None  # the configuration of a variant, whose weights are fresh
 
     @property
     def has_weights(self) -> bool:
@@ -61,6 +54,11 @@ class Source:
     def dense_head(self) -> DenseHead | None:
         """The head of a checkpoint of this package for masks or boxes."""
         return dense_head_of(self.stored.get("model_type"))
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        inner: Any = self.stored if self.dense_head is None else self.stored.get("backbone_config")
+        return inner if isinstance(inner, dict) else {}
 
     @property
     def family(self) -> Family | None:
@@ -89,14 +87,14 @@ class Source:
         """What the checkpoint's head does; None where that is not known, or there is no checkpoint."""
         if self.dense_head is not None:
             return "backbone"
-        if self.fresh is not None or self.family is not None:
-            family = family_of(self.config.model_type)
-            return None if family is None else family.door_of((self.config.architectures or [""])[0])
-        return "classification" if self.plan.has_head else "model"
+        if self.fresh is None and self.family is None:
+            return "classification" if self.plan.has_head else "model"
+        family = family_of(self.config.model_type)
+        return None if family is None else family.door_of((self.config.architectures or [""])[0])
 
     @cached_property
     def config(self) -> HfBaseConfig:
-        """Of the family that it is of, or that it becomes; of a checkpoint for masks or boxes its backbone's.
+        """The configuration of its family, or of what it becomes; of a checkpoint for masks or boxes its backbone's.
 
         Raises:
             UserError: it is not valid, or the checkpoint does not convert.
@@ -134,15 +132,11 @@ class Source:
         return plan
 
     def converted_state(self) -> dict[str, torch.Tensor]:
-        """The parameters of a converted checkpoint in float32.
-
-        Raises:
-            UserError: an array is damaged.
-        """
+        """Return the parameters of a converted checkpoint in float32; raise a UserError where an array is damaged."""
         return _state(self.checkpoint, self.plan, torch.float32)
 
     def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-        """A model of this package with all its weights, in evaluation mode, converted where it is another code's.
+        """Return a model of this package with all its weights, in evaluation mode, converted where it is another's.
 
         Raises:
             UserError: the weights are damaged or incomplete.
@@ -158,7 +152,7 @@ class Source:
         return model.eval()
 
     def processor(self) -> Any:
-        """The image processor that makes the pixels it was trained on."""
+        """Return the image processor that makes the pixels it was trained on."""
         if self.model_class is None:
             return build_processor(self.plan)
         from transformers import AutoImageProcessor
@@ -167,20 +161,11 @@ class Source:
             return AutoImageProcessor.from_pretrained(self.path, trust_remote_code=False)
 
     def need_config(self) -> None:
-        """Refuse a folder without config.json.
-
-        Raises:
-            UserError: says where one may be meant.
-        """
+        """Raise a UserError for a folder without config.json, which says where one may be meant."""
         if self.path is not None and self.path.is_dir() and not (self.path / CONFIG).is_file():
             inside = sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}"))
             hint = f"did you mean {inside[-1]}?" if inside else "give the folder of a saved model"
             raise UserError(f"{self.name} holds no model: there is no config.json in it; {hint}")
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        inner: Any = self.stored if self.dense_head is None else self.stored.get("backbone_config")
-        return inner if isinstance(inner, dict) else {}
 
 
 def find_source(name: str | os.PathLike[str], *, revision: str | None = None, with_variants: bool = False) -> Source:
@@ -228,17 +213,13 @@ def _in_folder(name: str, folder: Path, is_on_hub: bool = False) -> Source:
 
 
 def open_model(name: str | Path) -> tuple[PreTrainedModel, Any]:
-    """A model of this package, converted on the way where it is another code's, and its image processor.
-
-    Raises:
-        UserError: as `from_hub`.
-    """
+    """Return a model of this package, converted where it is another code's, and its processor; raise as `from_hub`."""
     source = find_source(name)
     return source.load(), source.processor()
 
 
 def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
-    """The configuration of a variant, a model of this package, or what a checkpoint becomes, and what its head does.
+    """Return the configuration of a variant, a model or what a checkpoint becomes, and what its head does.
 
     Raises:
         UserError: there is no such model, its config.json is damaged, or it does not convert.
@@ -314,7 +295,7 @@ def from_hub(
 
 
 def image_processor_from_hub(source: str | Path, *, revision: str | None = None) -> Any:
-    """The `ViTImageProcessor` that makes the pixels a source was trained on; see `from_hub`."""
+    """Return the `ViTImageProcessor` that makes the pixels a source was trained on; see `from_hub`."""
     found = find_source(source, revision=revision)
     if found.model_class is None:
         return build_processor(_plan(found.checkpoint, Wishes()))

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -134,23 +134,17 @@ class Resample:
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter of the model and where it comes from. A row without a key is filled with zeros (a new head).
+    """One parameter of the model and where it comes from."""
 
-    `parameter` is the name in the bare model, without the prefix that it has inside a classifier. `block` is the step
-    of the array's first axis that is taken, where an array stacks all blocks; `piece` is (index, number) of the equal
-    part along that axis, where an array fills several parameters; `shape` is the whole array's. `beside` are the keys
-    of the other arrays that the parameter is computed from; other parameters may be as well.
-    """
-
-    parameter: str
+    parameter: str  # in the bare model, without the prefix that it has inside a classifier
     parameter_shape: Shape
-    key: str | None
-    shape: Shape | None
+    key: str | None  # None: filled with zeros (a new head)
+    shape: Shape | None  # of the whole array
     transform: str
     resample: Resample | None = None
-    block: int | None = None
-    piece: tuple[int, int] | None = None
-    beside: tuple[str, ...] = ()
+    block: int | None = None  # step along the first axis, where an array stacks all blocks
+    piece: tuple[int, int] | None = None  # (index, number) of equal parts along it, of an array for several parameters
+    beside: tuple[str, ...] = ()  # keys of the other arrays it is computed from; others may be, too
 
     def taken(self, array: torch.Tensor) -> torch.Tensor:
         """Return the part of the whole array that this row moves."""
@@ -171,7 +165,7 @@ class Plan:
         ignored: key of the file -> why it is left out.
         has_head: whether there is a classifier.
         new_head: whether the classifier is new (zeros).
-        processor: see `Declared.processor`.
+        processor: fields of the image processor; None for the original's, see `Declared`.
         assumed: field of the config, "labels" or "processor" -> what was assumed, as the source does not tell it.
     """
 
@@ -238,6 +232,17 @@ def make_plan(
         return _make_plan(shapes, wishes, companions, file_name)
 
 
+@contextmanager
+def naming(file_name: str) -> Generator[None]:
+    """Name the checkpoint in every UserError within that does not."""
+    try:
+        yield
+    except UserError as error:
+        if file_name in str(error):
+            raise
+        raise UserError(f"{file_name}: {error}") from error
+
+
 def _make_plan(shapes: Shapes, wishes: Wishes, companions: Companions, file_name: str) -> Plan:
     prefix = _prefix(shapes, wishes.prefix)
     inside = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
@@ -249,10 +254,10 @@ def _make_plan(shapes: Shapes, wishes: Wishes, companions: Companions, file_name
     layout.refuse_misfits()
     _refuse_pointless(wishes, layout)
     source_has_head = "head" in layout.parts and not wishes.drop_pre_logits
+    has_head = source_has_head or wishes.new_head
     assumed = {name: text for name, text in origin.assumed.items() if not layout.parts & origin.told.get(name, set())}
     fields = _fields(layout, declared, wishes, assumed)
     fields |= _label_fields(layout.dims["L"] if source_has_head else None, declared, wishes)
-    has_head = source_has_head or wishes.new_head
     config, resample = _config(origin.family, fields, wishes.resize_to)
     model_class = FAMILIES[origin.family].classes["classification" if has_head else "model"]
     with torch.device("meta"), no_init_weights():
@@ -265,31 +270,11 @@ def _make_plan(shapes: Shapes, wishes: Wishes, companions: Companions, file_name
         zeros = [name for name in parameters if name.startswith(HEADS)]
     rows += [Row(name, parameters[name], None, None, "zeros") for name in zeros if name in parameters]
     has_nameless_head = source_has_head and not wishes.new_head and not origin.zeros
-    plan = Plan(
-        origin.name,
-        origin.family,
-        config,
-        model_class,
-        tuple(rows),
-        ignored,
-        has_head,
-        wishes.new_head,
-        declared.processor,
-        _assumed(assumed, companions, wishes, fields, has_nameless_head),
-    )
+    texts = _assumed(assumed, companions, wishes, fields, has_nameless_head)
+    model = (origin.name, origin.family, config, model_class)
+    plan = Plan(*model, tuple(rows), ignored, has_head, wishes.new_head, declared.processor, texts)
     check_accounting(plan, shapes, parameters)
     return plan
-
-
-@contextmanager
-def naming(file_name: str) -> Generator[None]:
-    """Name the checkpoint in every UserError within that does not."""
-    try:
-        yield
-    except UserError as error:
-        if file_name in str(error):
-            raise
-        raise UserError(f"{file_name}: {error}") from error
 
 
 def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
@@ -300,6 +285,8 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     twice = {key for key, count in used.items() if count > 1} | {key for (key, *_), count in uses.items() if count > 1}
     blocks = Counter(key for key, block, _ in uses if block is not None)
     pieces = Counter((key, piece[1]) for key, _, piece in uses if piece is not None)
+    in_part = {key for key, count in blocks.items() if count != shapes.get(key, (0,))[0]}
+    in_part |= {key for (key, needed), count in pieces.items() if count != needed}
     filled = Counter(row.parameter for row in plan.rows)
     misshapen = [
         f"{row.parameter} {size_text(row.parameter_shape)} (needs {size_text(parameters[row.parameter])})"
@@ -309,8 +296,7 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     _refuse(
         listing("keys left over", [key for key in shapes if not used[key]]),
         listing("keys used twice", sorted(twice)),
-        listing("keys used in part", [key for key, count in blocks.items() if count != shapes.get(key, (0,))[0]]),
-        listing("keys used in part", [key for (key, needed), count in pieces.items() if count != needed]),
+        listing("keys used in part", sorted(in_part)),
         listing("keys used that are not there", [key for key in used if key not in shapes]),
         listing("parameters not filled", [name for name in parameters if not filled[name]]),
         listing("parameters filled twice", [name for name, count in filled.items() if count > 1]),
@@ -319,16 +305,16 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     )
 
 
-def listing(what: str, names: Sequence[str], count: int | None = None) -> str:
-    """ "3 keys missing: a, b, c", or "" for none."""
+def listing(kind: str, names: Sequence[str], count: int | None = None) -> str:
+    """Return "3 keys missing: a, b, c", or "" for none."""
     if not names:
         return ""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{len(names) if count is None else count} {what}: {', '.join(names[:SHOWN])}{more}"
+    return f"{len(names) if count is None else count} {kind}: {', '.join(names[:SHOWN])}{more}"
 
 
 def _refuse(*problems: str) -> None:
-    """Raise a UserError that says all problems in one line, if there is any."""
+    """Raise a UserError that lists all problems in one line, if there is any."""
     if any(problems):
         raise UserError(
             "the checkpoint does not map completely, so nothing was written; " + "; ".join(filter(None, problems))
@@ -342,6 +328,16 @@ class Layout:
     origin: Origin
     names: KeyNames
     shapes: Shapes
+
+    @cached_property
+    def normal_shapes(self) -> dict[str, Shape]:
+        return {name: self.shapes[key] for name, key in self.names.normal.items()}
+
+    @cached_property
+    def rules(self) -> tuple[KeyRule, ...]:
+        """The origin's key table for this file; only the blocks of the Transformer are still one line for all."""
+        rules_of = self.origin.rules_of
+        return self.origin.rules if rules_of is None else rules_of(self.origin.rules, self.normal_shapes)
 
     @cached_property
     def depth(self) -> int:
@@ -359,36 +355,30 @@ class Layout:
         return max(possible) + 1
 
     @cached_property
-    def normal_shapes(self) -> dict[str, Shape]:
-        return {name: self.shapes[key] for name, key in self.names.normal.items()}
-
-    @cached_property
-    def rules(self) -> tuple[KeyRule, ...]:
-        """The origin's key table for this file; only the blocks of the Transformer are still one line for all."""
-        rules_of = self.origin.rules_of
-        return self.origin.rules if rules_of is None else rules_of(self.origin.rules, self.normal_shapes)
-
-    @cached_property
     def parts(self) -> frozenset[str]:
         """The optional parts of which the file has at least one key."""
         optional = [rule for rule in self.rules if rule.part and not rule.part.startswith(WITHOUT)]
-        return frozenset(rule.part for rule in optional if any(key in self.names.normal for key in self._keys(rule)))
+        return frozenset(one.part for one in self._numbered(optional) if one.key in self.names.normal)
 
-    def _keys(self, rule: KeyRule) -> list[str]:
-        return [rule.at(block).key for block in range(self.depth)] if rule.in_block else [rule.key]
+    def _numbered(self, rules: Iterable[KeyRule]) -> list[KeyRule]:
+        """Return one rule a key."""
+        return [one for rule in rules for one in ([rule.at(i) for i in range(self.depth)] if rule.in_block else [rule])]
 
-    def _is_needed(self, rule: KeyRule) -> bool:
-        if rule.part.startswith(WITHOUT):
-            return rule.part.removeprefix(WITHOUT) not in self.parts
-        return not rule.part or rule.part in self.parts
+    @cached_property
+    def _needed(self) -> list[KeyRule]:
+        """The rules of all parts that the file has."""
+        wanted = {"", *self.parts}
+        return [
+            rule
+            for rule in self.rules
+            if rule.part in wanted
+            or (rule.part.startswith(WITHOUT) and rule.part.removeprefix(WITHOUT) not in self.parts)
+        ]
 
     @cached_property
     def expected(self) -> dict[str, KeyRule]:
         """Key -> rule, for every key that the file must have."""
-        rules: list[KeyRule] = []
-        for rule in filter(self._is_needed, self.rules):
-            rules += [rule.at(block) for block in range(self.depth)] if rule.in_block else [rule]
-        return {rule.key: rule for rule in rules}
+        return {rule.key: rule for rule in self._numbered(self._needed)}
 
     @cached_property
     def present(self) -> dict[str, KeyRule]:
@@ -402,21 +392,20 @@ class Layout:
         """
         votes: dict[str, Counter[int]] = defaultdict(Counter)
         for name, rule in sorted(self.present.items(), key=lambda item: len(item[1].axes)):
-            axes, shape = self.axes(rule), self.normal_shapes[name]
+            axes, shape = self._axes(rule), self.normal_shapes[name]
             if len(axes) == len(shape):
-                for axis, size in zip(axes, shape, strict=True):
-                    factor, letter = axis_factor(axis)
+                for (factor, letter), size in zip(axes, shape, strict=True):
                     if letter and size % factor == 0:
                         votes[letter][size // factor] += 1
         return {letter: sizes.most_common(1)[0][0] for letter, sizes in votes.items()}
 
-    def axes(self, rule: KeyRule) -> list[str]:
-        """Return the rule's axes, read with the parts that the file has."""
+    def _axes(self, rule: KeyRule) -> list[tuple[int, str]]:
+        """Return (factor, letter) of the rule's axes, read with the parts that the file has."""
         axes = list(rule.axes)
         for part, others in self.origin.without.items():
             if part not in self.parts:
                 axes = [others.get(axis, axis) for axis in axes]
-        return axes
+        return [axis_factor(axis) for axis in axes]
 
     def network(self, parts: frozenset[str], image_size: Pair | None) -> Network:
         """Return what names and shapes tell of the network."""
@@ -426,17 +415,6 @@ class Layout:
     def representation(self) -> set[str]:
         """The optional part that is the representation layer, if the file has it."""
         return {rule.part for rule in self.present.values() if rule.parameter.startswith(REPRESENTATION)}
-
-    def _left_over(self) -> str:
-        """Which keys no rule knows, and how those outside of the model are left out."""
-        keys = [key for name, key in self.names.normal.items() if name not in self.expected]
-        inside = [self.names.normal[name] for name in self.present]
-        prefix = os.path.commonprefix(inside)  # noqa: RUF071 (of characters, to cut after the last dot or slash)
-        prefix = prefix[: max(prefix.rfind("."), prefix.rfind("/")) + 1]
-        outside = prefix and any(not key.startswith(prefix) for key in keys)
-        return listing("keys left over", keys) + (
-            f" (--prefix {prefix} leaves out what is beside it)" if outside else ""
-        )
 
     def refuse_misfits(self) -> None:
         """Raise a UserError that lists every key missing, left over or of a wrong shape; return if there is none."""
@@ -459,32 +437,41 @@ class Layout:
         remedy = f"use it with {self.origin.package}" if self.origin.package else "nothing was written"
         raise UserError(f"the checkpoint has {feature}, which hf_vit does not support; {remedy}")
 
+    def _whole_blocks(self, missing: Sequence[str]) -> list[str]:
+        """Return the missing keys, with a wholly missing block as one: "Transformer/encoderblock_1/*"."""
+        in_block = sum(rule.in_block for rule in self._needed)
+        if not in_block:
+            return list(missing)
+        blocks = {name: match[0] for name in missing if (match := re.match(self.origin.block_pattern, name))}
+        counts = Counter(blocks.values())
+        names = (f"{blocks[name]}*" if counts[blocks.get(name, "")] == in_block else name for name in missing)
+        return list(dict.fromkeys(names))
+
+    def _left_over(self) -> str:
+        """Return which keys no rule knows, and how those outside of the model are left out."""
+        keys = [key for name, key in self.names.normal.items() if name not in self.expected]
+        inside = [self.names.normal[name] for name in self.present]
+        prefix = os.path.commonprefix(inside)  # noqa: RUF071 (of characters, to cut after the last dot or slash)
+        prefix = prefix[: max(prefix.rfind("."), prefix.rfind("/")) + 1]
+        outside = prefix and any(not key.startswith(prefix) for key in keys)
+        hint = f" (--prefix {prefix} leaves out what is beside it)" if outside else ""
+        return listing("keys left over", keys) + hint
+
     def _misshapen(self, name: str) -> str:
-        """What is wrong with an array's shape, or ""."""
-        shape, axes = self.normal_shapes[name], [axis_factor(axis) for axis in self.axes(self.present[name])]
+        """Return what is wrong with an array's shape, or ""."""
+        shape, axes = self.normal_shapes[name], self._axes(self.present[name])
         # 0 where no array tells
         needed = tuple(factor * self.dims.get(letter, 0) if letter else factor for factor, letter in axes)
         if shape == needed and all(shape):
             return ""
         hint = ", it looks transposed" if sorted(shape) == sorted(needed) else ""
-        want = "x".join(str(size or axis) for size, axis in zip(needed, self.axes(self.present[name]), strict=True))
+        sides = zip(needed, axes, strict=True)
+        want = "x".join(str(size or f"{factor if factor > 1 else ''}{letter}") for size, (factor, letter) in sides)
         return f"{self.names.normal[name]} is {size_text(shape)} (needs {want}{hint})"
-
-    def _whole_blocks(self, missing: Sequence[str]) -> list[str]:
-        """The missing keys, with a wholly missing block said in one word: "Transformer/encoderblock_1/*"."""
-        in_block = sum(rule.in_block and self._is_needed(rule) for rule in self.rules)
-        if not in_block:
-            return list(missing)
-        blocks = {name: match[0] for name in missing if (match := re.match(self.origin.block_pattern, name))}
-        counts = Counter(blocks.values())
-        whole = [
-            f"{blocks[name]}*" if name in blocks and counts[blocks[name]] == in_block else name for name in missing
-        ]
-        return list(dict.fromkeys(whole))
 
 
 def _prefix(shapes: Shapes, declared: str | None) -> str:
-    """What was declared, with the dot or slash after it."""
+    """Return what was declared, with the dot or slash after it."""
     if not declared:
         return ""
     ways = (declared,) if declared.endswith((".", "/")) else (f"{declared}.", f"{declared}/")
@@ -496,7 +483,7 @@ def _prefix(shapes: Shapes, declared: str | None) -> str:
 
 
 def _below(prefix: str, names: KeyNames, shapes: Shapes) -> KeyNames:
-    """The names of a file's keys, from those of its keys below a declared prefix."""
+    """Return the names of a file's keys, from those of its keys below a declared prefix."""
     outside = {key: f"outside of --prefix {prefix}" for key in shapes if not key.startswith(prefix)}
     return KeyNames(
         {name: prefix + key for name, key in names.normal.items()},
@@ -537,65 +524,8 @@ def _refuse_pointless(wishes: Wishes, layout: Layout) -> None:
         raise UserError(f"{family.label} has no {', '.join(others)}; leave out {names}")
 
 
-def _rows(
-    layout: Layout, wishes: Wishes, resample: Resample | None, parameters: Shapes
-) -> tuple[list[Row], dict[str, str]]:
-    """(one row for every parameter that arrays of the file fill; key -> why it is left out)."""
-    ignored, rows = dict(layout.names.ignored), list[Row]()
-    computed: dict[tuple[str, str], list[str]] = {}  # (parameter, computation) -> keys
-    for name, rule in layout.present.items():
-        key = layout.names.normal[name]
-        if wishes.new_head and rule.parameter.startswith(HEADS):
-            ignored[key] = REPLACED
-        elif wishes.drop_pre_logits and rule.parameter.startswith(HEADS):
-            ignored[key] = "head of the dropped representation layer"
-        elif wishes.drop_pre_logits and rule.parameter.startswith(REPRESENTATION):
-            ignored[key] = "dropped representation layer"
-        elif rule.transform in COMPUTATIONS:
-            for block in range(layout.depth if BLOCK in rule.parameter else 1):
-                computed.setdefault((rule.at(block).parameter, rule.transform), []).append(key)
-        else:
-            table = resample if rule.parameter == POSITION_TABLE else None
-            for block in range(layout.depth) if rule.stacked else (None,):
-                rows += _rows_of_array(rule, key, layout.shapes[key], table, block)
-    for (parameter, transform), (first, *others) in computed.items():
-        shape = parameters.get(parameter, ())
-        rows.append(Row(parameter, shape, first, layout.shapes[first], transform, beside=tuple(others)))
-    return rows, ignored
-
-
-def _rows_of_array(
-    rule: KeyRule, key: str, shape: Shape, resample: Resample | None, block: int | None
-) -> Generator[Row]:
-    """One row for every parameter that the array, or one block of it, fills."""
-    number = len(rule.parameters)
-    for index in range(number):
-        parameter = (rule if block is None else rule.at(block)).parameters[index]
-        row = Row(parameter, (), key, shape, rule.transform, resample, block, (index, number) if number > 1 else None)
-        moved = TRANSFORMS[rule.transform].apply(row.taken(torch.empty(shape, device="meta")))
-        parameter_shape = tuple(moved.shape)
-        if resample is not None:
-            parameter_shape = (1, resample.prefix + math.prod(resample.new_grid), parameter_shape[2])
-        yield replace(row, parameter_shape=parameter_shape)
-
-
-def _assumed(
-    assumed: Mapping[str, str], companions: Companions, wishes: Wishes, fields: Fields, has_nameless_head: bool
-) -> dict[str, str]:
-    """Field of the config, "labels" or "processor" -> what neither the source nor people say of it."""
-    if companions.config is not None:
-        has_pixels = companions.processor is not None or "model_type" not in companions.config
-        return {} if has_pixels else {"processor": "the pixels of released models (no preprocessor_config.json)"}
-    texts = {name: text for name, text in assumed.items() if name not in wishes.declared}
-    if wishes.image_size is None:
-        texts["image_size"] = f"images of {size_text(as_pair(fields['image_size']))} px"
-    if has_nameless_head:
-        texts["labels"] = "no names of the classes (LABEL_0, ...)"
-    return texts
-
-
 def _fields(layout: Layout, declared: Declared, wishes: Wishes, assumed: Mapping[str, str]) -> Fields:
-    """Fields of the config, as shapes, the files beside the weights, and people say."""
+    """Return fields of the config, as shapes, the files beside the weights, and people say."""
     origin = layout.origin
     parts = layout.parts - layout.representation if wishes.drop_pre_logits else layout.parts
     try:
@@ -623,15 +553,14 @@ def _fields(layout: Layout, declared: Declared, wishes: Wishes, assumed: Mapping
             source = "config.json says" if name in declared.fields else f"files of {origin.name} have"
             raise UserError(f"{DECLARED[name]} {value}: {source} {name}={fields[name]!r}; leave the option out")
     fields |= by_people
-    scale = declared.processor or {}  # of pixels; a head that predicts colours goes by it
-    for name in ("image_mean", "image_std"):
-        if name in scale:
-            fields[name] = tuple(map(float, scale[name]))
-            if len(scale[name]) != fields["num_channels"]:
-                raise UserError(
-                    f"the files beside the weights give {name}={scale[name]!r:.80}; it needs a value for "
-                    f"each of the {fields['num_channels']} channels"
-                )
+    scale = declared.processor or {}  # of pixels; a head that predicts colors goes by it
+    for name in scale.keys() & {"image_mean", "image_std"}:
+        fields[name] = tuple(map(float, scale[name]))
+        if len(scale[name]) != fields["num_channels"]:
+            raise UserError(
+                f"the files beside the weights give {name}={scale[name]!r:.80}; it needs a value for each of the "
+                f"{fields['num_channels']} channels"
+            )
     if FAMILIES[origin.family].is_vit and "num_attention_heads" not in fields:
         raise UserError(
             f"the weights do not record the number of heads, and {fields['hidden_size']} channels are not a "
@@ -641,7 +570,7 @@ def _fields(layout: Layout, declared: Declared, wishes: Wishes, assumed: Mapping
 
 
 def _label_fields(size: int | None, declared: Declared, wishes: Wishes) -> Fields:
-    """Names of the classes, or at least their number; `size` is that of the source's head, None without one."""
+    """Return names of the classes, or at least their number; `size` is that of the source's head, None without one."""
     labels, size = wishes.labels, size if wishes.num_labels is None else wishes.num_labels
     if not wishes.new_head and size is not None and declared.labels is not None:
         labels = declared.labels
@@ -659,7 +588,63 @@ def _config(family: str, fields: Fields, resize_to: Pair | None) -> tuple[HfBase
         if resize_to is None:
             return config, None
         resized = config_class(**fields | {"image_size": square_or_pair(resize_to)})
-        interpolation = config.num_special_positions, config.position_interpolation
-        return resized, Resample(config.grid, resized.grid, *interpolation)
+        return resized, Resample(config.grid, resized.grid, config.num_special_positions, config.position_interpolation)
     except StrictDataclassError as error:
         raise UserError(f"the checkpoint's sizes make no model: {strict_reason(error):.400}") from error
+
+
+def _assumed(
+    assumed: Mapping[str, str], companions: Companions, wishes: Wishes, fields: Fields, has_nameless_head: bool
+) -> dict[str, str]:
+    """Return for fields of the config, "labels" and "processor" what neither the source nor people say of them."""
+    if companions.config is not None:
+        has_pixels = companions.processor is not None or "model_type" not in companions.config
+        return {} if has_pixels else {"processor": "the pixels of released models (no preprocessor_config.json)"}
+    texts = {name: text for name, text in assumed.items() if name not in wishes.declared}
+    if wishes.image_size is None:
+        texts["image_size"] = f"images of {size_text(as_pair(fields['image_size']))} px"
+    if has_nameless_head:
+        texts["labels"] = "no names of the classes (LABEL_0, ...)"
+    return texts
+
+
+def _rows(
+    layout: Layout, wishes: Wishes, resample: Resample | None, parameters: Shapes
+) -> tuple[list[Row], dict[str, str]]:
+    """Return one row for every parameter that arrays of the file fill; and key -> why it is left out."""
+    ignored, rows = dict(layout.names.ignored), list[Row]()
+    computed: dict[tuple[str, str], list[str]] = {}  # (parameter, computation) -> keys
+    for name, rule in layout.present.items():
+        key = layout.names.normal[name]
+        if wishes.new_head and rule.parameter.startswith(HEADS):
+            ignored[key] = REPLACED
+        elif wishes.drop_pre_logits and rule.parameter.startswith(HEADS):
+            ignored[key] = "head of the dropped representation layer"
+        elif wishes.drop_pre_logits and rule.parameter.startswith(REPRESENTATION):
+            ignored[key] = "dropped representation layer"
+        elif rule.transform in COMPUTATIONS:
+            for block in range(layout.depth if BLOCK in rule.parameter else 1):
+                computed.setdefault((rule.at(block).parameter, rule.transform), []).append(key)
+        else:
+            table = resample if rule.parameter == POSITION_TABLE else None
+            for block in range(layout.depth) if rule.stacked else (None,):
+                rows += _rows_of_array(rule, key, layout.shapes[key], table, block)
+    for (parameter, transform), (first, *others) in computed.items():
+        shape = parameters.get(parameter, ())
+        rows.append(Row(parameter, shape, first, layout.shapes[first], transform, beside=tuple(others)))
+    return rows, ignored
+
+
+def _rows_of_array(
+    rule: KeyRule, key: str, shape: Shape, resample: Resample | None, block: int | None
+) -> Generator[Row]:
+    """Yield one row for every parameter that the array, or one block of it, fills."""
+    parameters = (rule if block is None else rule.at(block)).parameters
+    for index, parameter in enumerate(parameters):
+        piece = (index, len(parameters)) if len(parameters) > 1 else None
+        row = Row(parameter, (), key, shape, rule.transform, resample, block, piece)
+        moved = TRANSFORMS[rule.transform].apply(row.taken(torch.empty(shape, device="meta")))
+        parameter_shape = tuple(moved.shape)
+        if resample is not None:
+            parameter_shape = (1, resample.prefix + math.prod(resample.new_grid), parameter_shape[2])
+        yield replace(row, parameter_shape=parameter_shape)

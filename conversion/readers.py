@@ -23,11 +23,10 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self, cast, final
+from typing import Any, BinaryIO, NamedTuple, cast, final
 
 import numpy as np
 import torch
@@ -40,8 +39,7 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
 MAX_NAME = 200  # characters of a key; about 80 in practice
-# An index of 1,000 layers has less than one MiB, the names of 21,843 classes have two. Python's objects take some 200
-# bytes a value, however short its text is.
+# The names of 21,843 classes have two MiB. Python's objects take some 200 bytes a value, however short its text is.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 4 * 2**20, 250_000
 MAX_MEMBERS = 65_534  # more need another form of archive; a checkpoint has hundreds
 MAX_NPY_HEADER = 10_000  # bytes; 128 in practice
@@ -67,6 +65,7 @@ PROCESSOR, WHOLE_PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # As transformers, timm and OpenCLIP name the weights of a folder.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 READABLE = "a .npz, .safetensors or PyTorch file, or a folder that transformers or timm saved"
+_SAVE_TENSORS = "never loaded; save only its tensors (model.state_dict()), best as .safetensors"
 _SIGNATURES = {
     b"\x93NUMPY": "a single .npy array, not an .npz archive of many",
     b"\x89HDF": "an HDF5 file (Keras)",
@@ -77,25 +76,20 @@ _SIGNATURES = {
 
 @dataclass(frozen=True)
 class Companions:
-    """What lies beside the weights in a folder that transformers or timm saved; nothing, for a file that stands alone.
+    """What lies beside the weights in a folder that transformers or timm saved; nothing beside a single file."""
 
-    Attributes:
-        config: config.json, or open_clip_config.json.
-        processor: preprocessor_config.json, or the part of processor_config.json that is about images.
-    """
-
-    config: Mapping[str, Any] | None = None
-    processor: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = None  # config.json, or open_clip_config.json
+    processor: Mapping[str, Any] | None = None  # preprocessor_config.json, or the images' part of processor_config.json
 
 
 NOTHING_BESIDE = Companions()
 
 
-class CheckpointReader(ABC):
+class CheckpointReader(AbstractContextManager["CheckpointReader"], ABC):
     """Abstract: the arrays of one checkpoint by key, read on demand; use as a context manager.
 
     Opening checks everything that can be checked without reading the arrays: `shapes` is complete and honest.
-    Several threads may read.
+    Several threads may read. Arrays that were read stay valid when the file is closed.
 
     Attributes:
         path: the file, or the folder.
@@ -103,21 +97,27 @@ class CheckpointReader(ABC):
         companions: what lies beside the weights.
     """
 
-    path: Path
-    shapes: dict[str, Shape]
     companions = NOTHING_BESIDE
 
-    def __enter__(self) -> Self:
-        return self
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._opened = ExitStack()
+        try:
+            self.shapes = self._open()
+        except BaseException:
+            self.close()
+            raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    @abstractmethod
     def close(self) -> None:
-        """Close the file. Arrays that were read stay valid."""
+        """Close the file."""
+        self._opened.close()
+
+    @abstractmethod
+    def _open(self) -> dict[str, Shape]:
+        """Open the file, check it and return the shape of every array."""
 
     @abstractmethod
     def read_floats(self, key: str) -> torch.Tensor:
@@ -135,16 +135,19 @@ class CheckpointReader(ABC):
     def checked(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor; raise a UserError where it holds no floats, or such as are not finite."""
         if tensor.dtype not in FLOATS:
-            held = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(
-                f"'{key}' in {self.path.name} holds {held}; weights need float16, bfloat16, float32 or float64"
-            )
+            raise self._no_floats(key, tensor.dtype)
         if not all_finite(tensor):
             raise UserError(
                 f"'{key}' in {self.path.name} holds NaN or infinite values, {int((~torch.isfinite(tensor)).sum())} of "
                 f"{tensor.numel()}; the training run that wrote it has diverged or the file is damaged"
             )
         return tensor
+
+    def _no_floats(self, key: str, dtype: object) -> UserError:
+        held = str(dtype).removeprefix("torch.")
+        return UserError(
+            f"'{key}' in {self.path.name} holds {held}; weights need float16, bfloat16, float32 or float64"
+        )
 
     @contextmanager
     def _refusing(self, complaint: str) -> Generator[None]:
@@ -157,8 +160,7 @@ class CheckpointReader(ABC):
             raise UserError(f"{self.path.name} {complaint} ({one_line(error)}); download the file again") from error
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """One array of a .npz file, as its .npy header declares it."""
 
     info: zipfile.ZipInfo
@@ -172,45 +174,9 @@ class Member:
 class NpzReader(CheckpointReader):
     """The arrays of one .npz file: no pickle, no extraction, declared sizes as the archive has them."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def _open(self) -> dict[str, Shape]:
         with self._refusing("cannot be read as an .npz archive"):
-            self._zip = zipfile.ZipFile(self.path)
-        try:
-            self.members = self._read_directory()
-        except BaseException:
-            self.close()
-            raise
-        self.shapes = {key: member.shape for key, member in self.members.items()}
-
-    def close(self) -> None:
-        self._zip.close()
-
-    def read_floats(self, key: str) -> torch.Tensor:
-        member = self.members[key]
-        # JAX's bfloat16: numpy knows no such type and writes two bytes without meaning, "|V2".
-        is_bfloat16 = member.dtype == np.dtype("V2")
-        if not is_bfloat16 and (member.dtype.kind != "f" or member.dtype.itemsize not in (2, 4, 8)):
-            raise UserError(
-                f"'{key}' in {self.path.name} holds {member.dtype}; weights need float16, bfloat16, float32 or float64"
-            )
-        with self._refusing(f"is damaged at '{key}'"):
-            data = memoryview(bytearray(member.info.file_size))
-            if member.info.compress_type == zipfile.ZIP_STORED:  # of which zipfile would make copies
-                with self.path.open("rb") as file:
-                    file.seek(_begin_of(member.info, file))
-                    if file.readinto(data) != len(data) or zlib.crc32(data) != member.info.CRC:
-                        raise ValueError("bad checksum")
-            else:
-                with self._zip.open(member.info) as file:  # which verifies the checksum when the last byte is read
-                    if cast("io.BufferedIOBase", file).readinto(data) != len(data) or file.read(1):
-                        raise ValueError("the array is shorter or longer than its header says")
-            flat = np.frombuffer(data, np.dtype("<i2") if is_bfloat16 else member.dtype, offset=member.header_bytes)
-            array = flat.reshape(member.shape, order="F" if member.is_fortran else "C")
-            tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
-        return self.checked(key, tensor.view(torch.bfloat16) if is_bfloat16 else tensor)
-
-    def _read_directory(self) -> dict[str, Member]:
+            self._zip = self._opened.enter_context(zipfile.ZipFile(self.path))
         infos, size = self._zip.infolist(), self.path.stat().st_size
         with self._refusing("is damaged"):
             # zipfile takes a directory that ends early for a short one; the end record says how many entries it has.
@@ -224,27 +190,25 @@ class NpzReader(CheckpointReader):
             raise UserError(f"{self.path.name} is an archive without arrays; download the file again")
         if len(infos) > MAX_MEMBERS:
             raise UserError(f"{self.path.name} holds {len(infos)} members; a checkpoint has at most {MAX_MEMBERS}")
-        members: dict[str, Member] = {}
+        self.members: dict[str, Member] = {}
         for info in infos:
             key = self._key_of(info)
-            if key in members:
+            if key in self.members:
                 raise UserError(f"{self.path.name} holds '{key}' twice; save it with each key once")
             with self._refusing(f"is damaged at '{key}'"):
-                members[key] = self._read_member(info, size)
-        total = sum(4 * math.prod(member.shape) for member in members.values())
+                self.members[key] = self._read_member(info, size)
+        total = sum(4 * math.prod(member.shape) for member in self.members.values())
         if total > max(FREE_BYTES, MAX_GROWTH * size):
             raise UserError(
                 f"{self.path.name} would grow from {size} to {total} bytes: this is a zip bomb or almost "
                 "all zeros; if the weights are right, save them uncompressed with numpy.savez"
             )
-        return members
+        return {key: member.shape for key, member in self.members.items()}
 
     def _key_of(self, info: zipfile.ZipInfo) -> str:
-        name = info.filename
         # zipfile normalises NULs and, on some systems, separators: the raw name must already be clean.
-        raw = info.orig_filename
-        is_unsafe = re.search(r"[\\\0]|^[A-Za-z]:", raw) or any(part in ("", ".", "..") for part in name.split("/"))
-        if is_unsafe or len(raw) > MAX_NAME:
+        name, raw = info.filename, info.orig_filename
+        if re.search(r"[\\\0]|^[A-Za-z]:", raw) or {"", ".", ".."} & {*name.split("/")} or len(raw) > MAX_NAME:
             raise UserError(f"{self.path.name} holds a member with the unsafe name {raw[:80]!r}")
         if not name.isprintable() or not name.endswith(".npy"):
             raise UserError(f"{self.path.name} holds {name!r}, which is not a .npy array; give an .npz file of weights")
@@ -274,11 +238,32 @@ class NpzReader(CheckpointReader):
             raise ValueError(f"impossible shape {shape}")
         if dtype.hasobject:
             raise ValueError("it holds pickled Python objects, which are never loaded")
-        read = Member(info, tuple(int(side) for side in shape), dtype, bool(is_fortran), file.tell())
-        needed, there = math.prod(shape) * dtype.itemsize, info.file_size - read.header_bytes
+        needed, there = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
         if needed != there:
             raise ValueError(f"shape {list(shape)} of {dtype} needs {needed} bytes, {there} are there")
-        return read
+        return Member(info, tuple(int(side) for side in shape), dtype, bool(is_fortran), file.tell())
+
+    def read_floats(self, key: str) -> torch.Tensor:
+        info, shape, dtype, is_fortran, header_bytes = self.members[key]
+        # JAX's bfloat16: numpy knows no such type and writes two bytes without meaning, "|V2".
+        is_bfloat16 = dtype == np.dtype("V2")
+        if not is_bfloat16 and (dtype.kind != "f" or dtype.itemsize not in (2, 4, 8)):
+            raise self._no_floats(key, dtype)
+        with self._refusing(f"is damaged at '{key}'"):
+            data = memoryview(bytearray(info.file_size))
+            if info.compress_type == zipfile.ZIP_STORED:  # of which zipfile would make copies
+                with self.path.open("rb") as file:
+                    file.seek(_begin_of(info, file))
+                    if file.readinto(data) != len(data) or zlib.crc32(data) != info.CRC:
+                        raise ValueError("bad checksum")
+            else:
+                with self._zip.open(info) as file:  # which verifies the checksum when the last byte is read
+                    if cast("io.BufferedIOBase", file).readinto(data) != len(data) or file.read(1):
+                        raise ValueError("the array is shorter or longer than its header says")
+            flat = np.frombuffer(data, np.dtype("<i2") if is_bfloat16 else dtype, offset=header_bytes)
+            array = flat.reshape(shape, order="F" if is_fortran else "C")
+            tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+        return self.checked(key, tensor.view(torch.bfloat16) if is_bfloat16 else tensor)
 
 
 @final
@@ -288,8 +273,7 @@ class SafetensorsReader(CheckpointReader):
     The format has no checksum: a changed number is not noticed. Hub downloads are verified by their hash.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def _open(self) -> dict[str, Shape]:
         with self.path.open("rb") as file:
             header = int.from_bytes(file.read(8), "little")
         if header > MAX_SAFETENSORS_HEADER:
@@ -297,24 +281,18 @@ class SafetensorsReader(CheckpointReader):
                 f"{self.path.name} has a header of {header} bytes; a checkpoint has less than {MAX_SAFETENSORS_HEADER}"
             )
         with self._refusing("cannot be read as a .safetensors file"):
-            opened = safe_open(self.path, framework="pt")
-        self._file = opened.__enter__()
-        self.shapes = {}
-        self._dtypes: dict[str, str] = {}
-        for key in self._file.keys():  # noqa: SIM118 (no dict)
-            _refuse_unsafe_key(key, self.path.name)
-            described = self._file.get_slice(key)
-            self.shapes[key], self._dtypes[key] = tuple(described.get_shape()), str(described.get_dtype())
-        if not self.shapes:
+            self._file: Any = self._opened.enter_context(safe_open(self.path, framework="pt"))
+        slices = {key: self._file.get_slice(key) for key in self._file.keys()}  # noqa: SIM118 (no dict)
+        if not slices:
             raise UserError(f"{self.path.name} is a .safetensors file without tensors; download the file again")
-
-    def close(self) -> None:
-        self._file.__exit__(None, None, None)
+        for key in slices:
+            _refuse_unsafe_key(key, self.path.name)
+        self._dtypes = {key: str(described.get_dtype()) for key, described in slices.items()}
+        return {key: tuple(described.get_shape()) for key, described in slices.items()}
 
     def read_floats(self, key: str) -> torch.Tensor:
-        held = self._dtypes[key]
-        if held not in ("F16", "BF16", "F32", "F64"):
-            raise UserError(f"'{key}' in {self.path.name} holds {held}; weights need F16, BF16, F32, F64")
+        if self._dtypes[key] not in ("F16", "BF16", "F32", "F64"):  # before a large array is read
+            raise self._no_floats(key, self._dtypes[key])
         return self.checked(key, self._file.get_tensor(key))
 
 
@@ -322,20 +300,18 @@ class SafetensorsReader(CheckpointReader):
 class TorchReader(CheckpointReader):
     """The tensors of one PyTorch file (.pth, .pt, .bin), mapped into memory; nested dicts are named "outer.inner"."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def _open(self) -> dict[str, Shape]:
         with self._refusing("cannot be read as a PyTorch file"):
             members = self._check_archive()
             content = self._load()
         self._tensors = _flatten(content, self.path.name)
+        self._opened.callback(self._tensors.clear)
         if not self._tensors:
             raise UserError(f"{self.path.name} holds no tensors, so it is not a checkpoint")
         for key, tensor in self._tensors.items():
             _refuse_unsafe_key(key, self.path.name)
-            is_plain = tensor.layout == torch.strided and not (
-                tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
-            )
-            if not is_plain or tensor.device.type != "cpu":
+            is_view = tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+            if is_view or tensor.device.type != "cpu":
                 raise UserError(f"'{key}' in {self.path.name} is not a dense tensor; save dense weights")
         self._refuse_lies(members)
         for key, tensor in self._tensors.items():
@@ -347,10 +323,7 @@ class TorchReader(CheckpointReader):
                 f"{self.path.name} would grow from {size} to {total} bytes, because its tensors share memory"
             )
         self._shares = Counter(tensor.untyped_storage().data_ptr() for tensor in self._tensors.values())
-        self.shapes = {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
-
-    def close(self) -> None:
-        self._tensors = {}
+        return {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
 
     def read_floats(self, key: str) -> torch.Tensor:
         tensor = self.checked(key, self._tensors[key])
@@ -384,11 +357,8 @@ class TorchReader(CheckpointReader):
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             named = re.search(r"GLOBAL ([\w.]+)", str(error))
-            what = f" ({named[1]})" if named else ""
-            raise UserError(
-                f"{self.path.name} holds pickled Python objects{what}, which are never loaded; save only "
-                "its tensors (model.state_dict()), best as .safetensors"
-            ) from error
+            objects = f"Python objects ({named[1]})" if named else "Python objects"
+            raise UserError(f"{self.path.name} holds pickled {objects}, which are {_SAVE_TENSORS}") from error
 
     def _refuse_lies(self, members: Mapping[int, int]) -> None:
         """Raise a UserError unless every tensor lies within exactly one member of the archive.
@@ -419,35 +389,26 @@ class TorchReader(CheckpointReader):
 class ShardedReader(CheckpointReader):
     """The arrays of a checkpoint in several files, as an index (`*.index.json`) beside them lists."""
 
-    def __init__(self, index: Path) -> None:
-        self.path = index
-        keys: object = read_json(index).get("weight_map")
+    def _open(self) -> dict[str, Shape]:
+        keys: object = read_json(self.path).get("weight_map")
         if not isinstance(keys, dict) or not keys:
-            raise UserError(f"{index.name} has no 'weight_map' from keys to files; download the file again")
+            raise UserError(f"{self.path.name} has no 'weight_map' from keys to files; download the file again")
         weight_map: dict[str, Any] = keys
-        self._files = {key: str(name) for key, name in weight_map.items()}
-        names = sorted(set(self._files.values()))
+        self._places = {key: str(name) for key, name in weight_map.items()}
+        names = sorted(set(self._places.values()))
         if len(names) > MAX_SHARDS or not all(re.fullmatch(r"[\w-][\w.-]{0,199}", name) for name in names):
-            raise UserError(f"{index.name} names unexpected files, such as {names[0][:80]!r}")
+            raise UserError(f"{self.path.name} names unexpected files, such as {names[0][:80]!r}")
         self._readers: dict[str, CheckpointReader] = {}
-        try:
-            for name in names:
-                self._readers[name] = open_file(index.with_name(name))
-            held = {(key, name) for name, reader in self._readers.items() for key in reader.shapes}
-            if wrong := held ^ set(self._files.items()):
-                key, name = min(wrong)
-                raise UserError(
-                    f"{index.name} and the files it lists disagree on {len(wrong)} keys, such as "
-                    f"'{key[:80]}' in {name}; download all files again"
-                )
-        except BaseException:
-            self.close()
-            raise
-        self.shapes = {key: shape for reader in self._readers.values() for key, shape in reader.shapes.items()}
-
-    def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
+        for name in names:
+            self._readers[name] = self._opened.enter_context(open_file(self.path.with_name(name)))
+        held = {(key, name) for name, reader in self._readers.items() for key in reader.shapes}
+        if wrong := held ^ set(self._places.items()):
+            key, name = min(wrong)
+            raise UserError(
+                f"{self.path.name} and the files it lists disagree on {len(wrong)} keys, such as '{key[:80]}' in "
+                f"{name}; download all files again"
+            )
+        return {key: shape for reader in self._readers.values() for key, shape in reader.shapes.items()}
 
     def sha256(self) -> str:
         digest = hashlib.sha256()
@@ -457,7 +418,7 @@ class ShardedReader(CheckpointReader):
         return digest.hexdigest()
 
     def read_floats(self, key: str) -> torch.Tensor:
-        return self._readers[self._files[key]].read_floats(key)
+        return self._readers[self._places[key]].read_floats(key)
 
 
 def open_checkpoint(path: str | Path) -> CheckpointReader:
@@ -604,10 +565,9 @@ def _refuse_hungry(data: bytes, file_name: str) -> None:
         elif name == "BUILD":
             builds += 1
         if last in _GREEDY or builds > MAX_BUILDS:
+            calls = f"its pickle calls {last or 'BUILD'}, as those of NumPy's scalars and of whole models do"
             raise UserError(
-                f"{file_name} holds more than tensors, numbers and text, which is never loaded (its pickle "
-                f"calls {last or 'BUILD'}, as those of NumPy's scalars and of whole models do); save only "
-                "its tensors (model.state_dict()), best as .safetensors"
+                f"{file_name} holds more than tensors, numbers and text ({calls}), which is {_SAVE_TENSORS}"
             )
         open_call = last if last in _COPYING else open_call
 
@@ -622,26 +582,24 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _flatten(value: object, file_name: str) -> dict[str, torch.Tensor]:
+def _flatten(content: object, file_name: str) -> dict[str, torch.Tensor]:
     """Return all tensors of nested dicts and lists, their keys joined by dots; numbers and text are passed over."""
     tensors: dict[str, torch.Tensor] = {}
-    waiting: list[tuple[str, object, int]] = [("", value, 0)]
-    for _ in range(MAX_VALUES):
-        if not waiting:
-            return tensors
-        name, item, depth = waiting.pop()
+    for number, (name, item, depth) in enumerate(_walk("", content, 0)):
+        if number == MAX_VALUES:
+            raise UserError(f"{file_name} holds more than {MAX_VALUES} values besides arrays; it is not a checkpoint")
+        if depth > MAX_DEPTH:
+            raise UserError(f"{file_name} nests deeper than any checkpoint does, at '{name[:80]}'")
         if isinstance(item, torch.Tensor):
             if name in tensors:
                 raise UserError(f"{file_name} holds '{name[:80]}' twice; save it with each key once")
             tensors[name] = item.detach()
-            continue
-        if isinstance(item, dict):
-            inner = list(dict.items(item))  # pyright: ignore[reportUnknownArgumentType] (a file may set `items`)
-        elif isinstance(item, list | tuple):
-            inner = list(enumerate(item))
-        else:
-            continue
-        if depth == MAX_DEPTH or len(inner) > MAX_VALUES:
-            raise UserError(f"{file_name} nests deeper than any checkpoint does, at '{name[:80]}'")
-        waiting += [(f"{name}.{key}" if name else str(key), one, depth + 1) for key, one in reversed(inner)]
-    raise UserError(f"{file_name} holds more than {MAX_VALUES} values beside its arrays; it is not a checkpoint")
+    return tensors
+
+
+def _walk(name: str, item: Any, depth: int) -> Generator[tuple[str, object, int]]:
+    yield name, item, depth
+    if isinstance(item, dict | list | tuple):
+        # A file may set `items`.
+        for key, one in dict.items(item) if isinstance(item, dict) else enumerate(item):
+            yield from _walk(f"{name}.{key}" if name else str(key), one, depth + 1)

@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from hf_vit.conversion.fill import load_weights
 from hf_vit.conversion.origins import google
-from hf_vit.conversion.origins.origin import TRANSFORMS
 from hf_vit.conversion.origins.registry import likely_kind
-from hf_vit.conversion.planning import Layout, naming
+from hf_vit.conversion.planning import Wishes, make_plan
 from hf_vit.conversion.readers import open_checkpoint
 from hf_vit.errors import UserError
 
@@ -37,30 +35,17 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
             is_paper = google.BIT_PAPER.recognises(reader.shapes)
             kind = "a BiT ResNetV2" if is_paper else likely_kind(reader.shapes) or "no BiT ResNet"
             raise UserError(f"{name} looks like {kind}; a stem takes a BiT ResNet of post-activation units")
-        layout = Layout(google.BIT, google.BIT.names(reader.shapes), reader.shapes)
-        with naming(name):
-            layout.refuse_misfits()
-        needed = google.bit_sizes(layout.network(layout.parts, None)) | {"layer_norm_eps": google.BIT_EPSILON}
-        there = {field: getattr(body.config, field) for field in needed}
-        there |= {"stage_depths": tuple(body.config.stage_depths)}
-        if wrong := [
-            f"{field}={value} (the model has {there[field]})"
-            for field, value in needed.items()
-            if there[field] != value
-        ]:
+        plan = make_plan(reader.shapes, Wishes(), file_name=name)
+        sizes = {field: getattr(plan.config, field) for field in ("stage_depths", "stem_width", "num_channels")}
+        wrong = [
+            f"{field}={value} (the model has {there})"
+            for field, value in {**sizes, "layer_norm_eps": google.BIT_EPSILON}.items()
+            if (there := getattr(body.config, field)) != value
+        ]
+        if wrong:
             raise UserError(f"{name} needs a hybrid with {', '.join(wrong)}; build the model with that config")
-        account, filled = dict(layout.names.ignored), dict[str, torch.Tensor]()
-        for normal, rule in layout.present.items():
-            key, parameter = layout.names.normal[normal], rule.parameter.removeprefix("encoder.")
-            if rule.part == "head":
-                account[key] = "head of the ResNet"
-            else:
-                account[key] = f"{google.STEM}.{parameter}"
-                filled[parameter] = TRANSFORMS[rule.transform].apply(reader.read_floats(key))
-    with torch.no_grad():
-        parameters = dict(stem.named_parameters())
-        if parameters.keys() != filled.keys():
-            raise RuntimeError(f"the stem's parameters are not the file's: {sorted(parameters.keys() ^ filled.keys())}")
-        for parameter, tensor in parameters.items():
-            tensor.copy_(filled[parameter])
-    return account
+        state = load_weights(reader, plan).state
+    body_rows = [row for row in plan.rows if row.parameter.startswith("encoder.")]
+    stem.load_state_dict({row.parameter.removeprefix("encoder."): state[plan.parameter_name(row)] for row in body_rows})
+    account = dict.fromkeys(plan.consumed, "head of the ResNet") | dict(plan.ignored)
+    return account | {str(row.key): row.parameter.replace("encoder", google.STEM, 1) for row in body_rows}

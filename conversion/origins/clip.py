@@ -1,8 +1,6 @@
 """CLIP (arXiv 2103.00020) and SigLIP (2303.15343): the image towers of transformers, OpenAI's code and OpenCLIP."""
 
-import re
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 from pydantic import BaseModel
@@ -21,7 +19,7 @@ from hf_vit.conversion.origins.beside import (
     read_config,
 )
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
-from hf_vit.conversion.origins.wrapped import BESIDE, find_base, leave_out, prefixes, unwrapped
+from hf_vit.conversion.origins.wrapped import has, leave_out, prefixes, unwrapped
 from hf_vit.conversion.readers import Companions, Shapes
 
 # CLIP of transformers: its image tower, alone, with the projection, or beside the text tower.
@@ -60,12 +58,6 @@ _CLIP_FIELDS: Fields = {
 }
 
 
-def _recognises(has_class: bool, has_classifier: bool | None, shapes: Shapes) -> bool:
-    if find_base(shapes, _PATCHES, _BASES) is None or any(key.endswith(_CLASS) for key in shapes) != has_class:
-        return False
-    return has_classifier is None or any("classifier." in key for key in shapes) == has_classifier
-
-
 def _names(shapes: Shapes) -> KeyNames:
     return unwrapped(shapes, _PATCHES, _OTHER_TOWER, _BASES, ("visual_projection.", "classifier."))
 
@@ -76,7 +68,6 @@ def _configure_clip(network: Network) -> Fields:
 
 CLIP = Origin(
     name="transformers_clip",
-    title="transformers' CLIP (clip_vision_model, and the image tower of clip), .safetensors or .bin",
     rules=(
         *_TOWER_RULES,
         KeyRule(_CLASS, "D", "as_token", "embeddings.cls_token"),
@@ -84,8 +75,7 @@ CLIP = Origin(
         KeyRule("visual_projection.weight", "LD", "keep", "classifier.weight", part="head"),
     ),
     block_pattern=r"encoder\.layers\.(0|[1-9]\d*)\.",
-    ignored=_OTHER_TOWER | BESIDE,
-    recognises=partial(_recognises, True, None),
+    recognises=has(_PATCHES, _BASES, rf"{_CLASS}$"),
     names=_names,
     configure=_configure_clip,
     declared=lambda companions, shapes: read_config(companions, ("clip_vision_model", "clip")),
@@ -97,14 +87,6 @@ CLIP = Origin(
     },
     zeros={"head": ("classifier.bias",)},
     package="transformers",
-    notes=(
-        "Prefixes that are taken off: `vision_model.`, and what is wrapped around a model.",
-        "The projection into the common space of images and texts (`CLIPVisionModelWithProjection`) is the head here, "
-        "with a bias of zeros: `logits` are `image_embeds`.",
-        "As in CLIP, `last_hidden_state` is as the last block left it, and the last LayerNorm takes the pooled token.",
-        "Where the file of the processor is missing: the shortest edge resized bicubically, the centre cropped, CLIP's "
-        "mean and deviation.",
-    ),
 )
 
 # transformers' classifier on CLIP reads the mean of the patches as the last block left them.
@@ -119,22 +101,16 @@ def _classifier_names(shapes: Shapes) -> KeyNames:
 CLIP_CLASSIFIER = replace(
     CLIP,
     name="transformers_clip_classifier",
-    title="transformers' classifier on CLIP (CLIPForImageClassification), .safetensors or .bin",
     rules=(
         *(rule for rule in CLIP.rules if not rule.parameter.startswith(("layernorm.", "classifier."))),
         *dense("classifier", "LD", part="head"),
     ),
-    recognises=partial(_recognises, True, True),
+    recognises=has(_PATCHES, _BASES, rf"{_CLASS}$", r"classifier\."),
     names=_classifier_names,
     configure=lambda network: (
         _configure_clip(network) | {"pooling": "gap", "use_class_token": True, "norm_after_pooling": None}
     ),
     zeros={},
-    notes=(
-        "Prefixes that are taken off: `vision_model.`, and what is wrapped around a model.",
-        "The classifier reads the mean of the patches before the last LayerNorm (`norm_after_pooling=None`), which is "
-        "left out.",
-    ),
 )
 
 # SigLIP of transformers: its image tower, alone or beside the text tower, and its classifier.
@@ -161,7 +137,6 @@ def _configure_siglip(network: Network) -> Fields:
 SIGLIP = replace(
     CLIP,
     name="transformers_siglip",
-    title="transformers' SigLIP (siglip_vision_model, and the image tower of siglip), .safetensors or .bin",
     rules=(
         *_TOWER_RULES,
         KeyRule("embeddings.patch_embedding.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias"),
@@ -174,37 +149,23 @@ SIGLIP = replace(
         *dense("head.mlp.fc2", "DM", f"{_MAP}.mlp.fc2", "map"),
         *dense("classifier", "LD", part="head"),
     ),
-    recognises=partial(_recognises, False, None),
+    recognises=has(_PATCHES, _BASES, lacks=rf"{_CLASS}$"),
     names=_siglip_names,
     configure=_configure_siglip,
     declared=lambda companions, shapes: read_config(companions, ("siglip_vision_model", "siglip")),
     assumed={**CLIP.assumed, "hidden_act": "the tanh GELU", "layer_norm_eps": "eps 1e-6"},
     zeros={},
-    notes=(
-        "Prefixes that are taken off: `vision_model.`, and what is wrapped around a model.",
-        "`attention.in_proj_weight` holds the projections of query, key and value one after the other.",
-        "`SiglipForImageClassification` classifies the mean of the tokens; its tower's attention pooling is left out. "
-        "A tower without that (`vision_use_head=False`) has no pooling; the mean of the tokens is pooled here.",
-        "Where the file of the processor is missing: resized bicubically to the image size, pixels in [-1, 1].",
-    ),
 )
 
 # CLIP under the names of OpenAI's code and OpenCLIP, beside the text tower or alone.
 
 _OPEN_PATCHES, _OPEN_CLASS, _OPEN_BASES = "conv1.weight", "class_embedding", ("visual.", "")
 _OPEN_BLOCK = "transformer.resblocks.{i}"
-_OPEN_MARK = re.compile(r"(.*\.)?transformer\.resblocks\.\d+\.\w+\..+")
 _OPEN_OTHER_TOWER = {
     r"(transformer|token_embedding|ln_final|text\w*)\..+|(positional_embedding|text_projection)": "the text tower",
     r"logit_(scale|bias)": "scale and bias of the contrastive loss",
     r"input_resolution|context_length|vocab_size": "sizes, as numbers",
 }
-
-
-def _recognises_open_clip(shapes: Shapes) -> bool:
-    base = find_base(shapes, _OPEN_PATCHES, _OPEN_BASES)
-    has_token = base is not None and any(key.endswith(base + _OPEN_CLASS) for key in shapes)
-    return has_token and any(map(_OPEN_MARK.fullmatch, shapes))
 
 
 def _open_clip_names(shapes: Shapes) -> KeyNames:
@@ -277,7 +238,6 @@ def _declared_by_open_clip(companions: Companions, shapes: Shapes) -> Declared:
 
 OPEN_CLIP = Origin(
     name="open_clip",
-    title="CLIP of OpenAI's code and of OpenCLIP: the image tower, .safetensors or .pt",
     rules=(
         KeyRule(_OPEN_PATCHES, "DCPQ", "keep", "embeddings.patch_embeddings.projection.weight"),
         KeyRule(_OPEN_CLASS, "D", "as_token", "embeddings.cls_token"),
@@ -296,8 +256,7 @@ OPEN_CLIP = Origin(
         KeyRule("proj", "DL", "transpose", "classifier.weight", "head"),
     ),
     block_pattern=r"transformer\.resblocks\.(0|[1-9]\d*)\.",
-    ignored=_OPEN_OTHER_TOWER | BESIDE,
-    recognises=_recognises_open_clip,
+    recognises=has(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_OPEN_CLASS}$", r"(^|\.)transformer\.resblocks\.\d+\.\w+\.."),
     names=_open_clip_names,
     configure=_configure_open_clip,
     declared=_declared_by_open_clip,
@@ -314,12 +273,4 @@ OPEN_CLIP = Origin(
     },
     zeros={"head": ("classifier.bias",)},
     package="open_clip",
-    notes=(
-        "Prefixes that are taken off: `visual.`, and what is wrapped around a model. Towers of timm inside OpenCLIP "
-        "have timm's keys: `--prefix visual.trunk`.",
-        "`attn.in_proj_weight` holds the projections of query, key and value one after the other.",
-        "`proj`, into the common space, is the head here, with a bias of zeros: `logits` are an image's embedding.",
-        "A folder's open_clip_config.json tells heads, activation and preprocessing.",
-        "OpenAI's own files are TorchScript, whose code is never run: save the `state_dict()` of the loaded model.",
-    ),
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import IMAGENET_MEAN, IMAGENET_STD
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, Network
-from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, renamed, unwrapped
+from hf_vit.conversion.origins.wrapped import bare_names, renamed, unwrapped
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
@@ -44,14 +44,11 @@ def _recognises_mae(shapes: Shapes) -> bool:
 MAE = replace(
     timm.VIT,
     name="mae",
-    title="masked autoencoders (MAE) .pth: the encoder",
-    ignored=_OF_MAE | BESIDE,
     recognises=_recognises_mae,
     names=lambda shapes: timm.names(shapes, _OF_MAE),
     configure=_configure_mae,
     declared=_declared,
     assumed={**timm.VIT.assumed, "processor": "ImageNet's mean and deviation, resized bicubically"},
-    notes=("Names are timm's; the encoder's positions are stored in the file.", *timm.VIT.notes[:2]),
 )
 
 
@@ -86,14 +83,7 @@ def _configure_dino(network: Network) -> Fields:
 DINO = replace(
     MAE,
     name="dino",
-    title="self-distilled encoders (DINO, DINOv2 with and without registers) .pth",
-    ignored=_OF_DINO | BESIDE,
     recognises=_recognises_dino,
     names=_dino_names,
     configure=_configure_dino,
-    notes=(
-        "Names are timm's, but for `register_tokens` (timm's `reg_token`) and blocks in chunks (`blocks.0.3.norm1`).",
-        "Of `teacher.` and `student.` the teacher is converted.",
-        *timm.VIT.notes[:2],
-    ),
 )

@@ -8,7 +8,7 @@ the originals read both by renumbering each kind in order, and so does this modu
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -29,15 +29,14 @@ from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
 
 PREFIXES = ("", "opt/target/", "target/", "params/")
-IGNORED = {
+_IMAGE_PREFIXES = (*PREFIXES, *(f"{prefix}img/" for prefix in PREFIXES))  # the latter of contrastive models
+_IGNORED = {
     r"opt/(?!target/).+": "optimizer state",
     r"(opt_state|optimizer)/.+": "optimizer state",
     r"(step|epoch|rng|accum_train_time|(extra|chrono|state|states)/.+)": "training progress",
 }
 # Of a contrastive model (LiT, SigLIP), below the prefix of both towers.
 _OTHER_TOWER = {r"txt/.+": "the text tower", r"[tb]": "temperature and bias of the contrastive loss"}
-_IMAGE_PREFIXES = (*PREFIXES, *(f"{prefix}img/" for prefix in PREFIXES))
-_PREFIX_NOTE = "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in PREFIXES if prefix) + "."
 
 
 def _dense(source: str, axes: str, target: str, part: str = "", move: str = "transpose") -> tuple[KeyRule, KeyRule]:
@@ -61,23 +60,15 @@ def _projection(source: str, target: str) -> tuple[KeyRule, KeyRule]:
     )
 
 
-def only_prefix(prefixes: Collection[str], what: str, known: Iterable[str] = PREFIXES) -> str:
-    """Return the one prefix under which the file has a network; raise a UserError where it has none, or more."""
-    if len(prefixes) != 1:
-        raise UserError(
-            f"the file holds {what} under {len(prefixes)} of the prefixes {', '.join(map(repr, known))}; "
-            "give a file with exactly one set of weights"
-        )
-    return next(iter(prefixes))
-
-
-def names_below(anchor: str, what: str, shapes: Shapes, known: Sequence[str] = PREFIXES) -> KeyNames:
-    """Strip the prefix before the anchor, and sort out what is no weight."""
-    return _sort_out(shapes, only_prefix([prefix for prefix in known if f"{prefix}{anchor}" in shapes], what, known))
-
-
-def _sort_out(keys: Iterable[str], prefix: str) -> KeyNames:
-    names, reasons = KeyNames({}, {}, lambda name: prefix + name), dict(IGNORED)
+def _names_below(found: Collection[str], what: str, keys: Iterable[str]) -> KeyNames:
+    """Strip the one prefix under which `what` was found, and sort out what is no weight."""
+    if not found:
+        raise UserError(f"the file holds {what} below an unknown prefix; declare it with --prefix")
+    if len(found) > 1:
+        names = ", ".join(map(repr, sorted(found)))
+        raise UserError(f"the file holds {what} under {len(found)} prefixes ({names}); one is needed (--prefix)")
+    (prefix,) = found
+    names, reasons = KeyNames({}, {}, lambda name: prefix + name), dict(_IGNORED)
     if prefix.endswith("img/"):
         above = re.escape(prefix.removesuffix("img/"))
         reasons |= {above + pattern: reason for pattern, reason in _OTHER_TOWER.items()}
@@ -89,6 +80,10 @@ def _sort_out(keys: Iterable[str], prefix: str) -> KeyNames:
         else:
             names.ignored[key] = reason
     return names
+
+
+def _anchored(anchor: str, what: str, shapes: Shapes, prefixes: Sequence[str] = PREFIXES) -> KeyNames:
+    return _names_below([prefix for prefix in prefixes if f"{prefix}{anchor}" in shapes], what, shapes)
 
 
 # The plain ViT of vit_jax.
@@ -118,30 +113,23 @@ _NUMBERED = re.compile(r"(LayerNorm|MultiHeadDotProductAttention|MlpBlock)_(\d+)
 _SCOPE = re.compile(r"((Transformer/encoderblock|MAPHead_0)(?:_\d+)?/)([^/]+)(/.+)")
 
 
-def _recognises_vit_jax(shapes: Shapes) -> bool:
-    """A position table inside the Transformer is this code's mark; with a ResNet stem it is a hybrid's."""
-    return _has_position_table(shapes) and not _has_stem(shapes) and not _has_parts_of_big_vision(shapes)
+def _has(pattern: str) -> Callable[[Shapes], bool]:
+    return lambda shapes: any(re.search(pattern, key) for key in shapes)
 
 
-def _has_position_table(shapes: Shapes) -> bool:
-    return any(key.endswith(TABLE) for key in shapes)
-
-
-def _has_stem(shapes: Shapes) -> bool:
-    return any(re.search(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/", key) for key in shapes)
-
-
-def _has_parts_of_big_vision(shapes: Shapes) -> bool:
-    """Whether there is a MAP head or stacked blocks, which only files of big_vision have, old ones too."""
-    return any(re.fullmatch(r"(.*/)?(MAPHead_0/.+|probe|Transformer/encoderblock/.+)", key) for key in shapes)
+_has_table = _has(rf"{TABLE}$")  # a position table inside the Transformer is the mark of vit_jax
+_has_stem = _has(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/")
+_has_transformer = _has("Transformer/")
+# A MAP head or stacked blocks, which only files of big_vision have, old ones too.
+_has_parts_of_big_vision = _has(r"(^|/)(MAPHead_0/.|probe$|Transformer/encoderblock/.)")
 
 
 def _vit_jax_names(shapes: Shapes) -> KeyNames:
-    return _renumbered(names_below(TABLE, "position tables", shapes, _IMAGE_PREFIXES))
+    return _renumbered(_anchored(TABLE, "position tables", shapes, _IMAGE_PREFIXES))
 
 
 def _renumbered(names: KeyNames) -> KeyNames:
-    """The names with each kind of module numbered by itself, in order, as the original's `convert_pre_linen` does."""
+    """Number each kind of module by itself, in order, as the original's `convert_pre_linen` does."""
     numbers: dict[tuple[str, str], set[int]] = defaultdict(set)  # (scope, kind of module) -> the numbers it has there
     for name in names.normal:
         scope = _SCOPE.fullmatch(name)
@@ -184,51 +172,44 @@ def _configure_vit(network: Network, patches: Patches | None = None, rows: int |
 
 VIT_JAX = Origin(
     name="vit_jax",
-    title="Google vision_transformer (vit_jax) .npz: ImageNet-21k, fine-tuned, AugReg and SAM files",
     rules=RULES,
     block_pattern=r"Transformer/encoderblock_(0|[1-9]\d*)/",
-    recognises=_recognises_vit_jax,
+    recognises=lambda shapes: _has_table(shapes) and not _has_stem(shapes) and not _has_parts_of_big_vision(shapes),
     names=_vit_jax_names,
     configure=_configure_vit,
     without={"pre_logits": {"R": "D"}},
-    ignored=IGNORED,
     assumed={"pooling": "the mean of the patches, as there is no class token", "processor": ORIGINAL_PIXELS},
     told={"pooling": frozenset({"cls"})},
     first_patch=True,
-    notes=(
-        _PREFIX_NOTE[:-1] + ", and `img/` below each: the image tower of LiT.",
-        "Numbers of `LayerNorm_`, `MultiHeadDotProductAttention_` and `MlpBlock_` are those of the newer (linen) form; "
-        "older files (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`) are renumbered per "
-        "kind, as the original does.",
-        "`cls` decides between token and GAP pooling; `pre_logits` and `head` may be missing.",
-    ),
 )
 
 # Hybrids of vit_jax: a ResNet stem before that Transformer.
 
 STEM = "embeddings.patch_embeddings.stem"
-STEM_LEGEND = {
-    "P": "side of a patch of the stem's feature map, in places of that map",
-    "W": "width of the stem",
-    "U": "width of a stage: W in the first, doubled with every further one",
-    "O": "channels that a stage gives: 4U",
-    "I": "channels that a unit gets: O, in the first unit those of the stage before, or of the root",
-    "F": "channels that the stem gives",
-}
-_UNIT, _AT = "block{s}/unit{u}", f"{STEM}.stages.{{s-1}}.{{u-1}}"
-_KERNELS = {"conv1": "11IU", "conv2": "33UU", "conv3": "11UO", "conv_proj": "11IO"}
-_STEM_RULES = (
-    KeyRule("conv_root/kernel", "77CW", "conv", f"{STEM}.root_conv.weight"),
-    *_norm("gn_root", f"{STEM}.root_norm", "W", "flatten"),
-    KeyRule(f"{_UNIT}/conv1/kernel", _KERNELS["conv1"], "conv", f"{_AT}.conv1.weight"),
-    *_norm(f"{_UNIT}/gn1", f"{_AT}.norm1", "U", "flatten"),
-    KeyRule(f"{_UNIT}/conv2/kernel", _KERNELS["conv2"], "conv", f"{_AT}.conv2.weight"),
-    *_norm(f"{_UNIT}/gn2", f"{_AT}.norm2", "U", "flatten"),
-    KeyRule(f"{_UNIT}/conv3/kernel", _KERNELS["conv3"], "conv", f"{_AT}.conv3.weight"),
-    *_norm(f"{_UNIT}/gn3", f"{_AT}.norm3", "O", "flatten"),
-    KeyRule(f"{_UNIT}/conv_proj/kernel", _KERNELS["conv_proj"], "conv", f"{_AT}.projection.weight"),
-    *_norm(f"{_UNIT}/gn_proj", f"{_AT}.projection_norm", "O", "flatten"),
-)
+_UNIT = "block{s}/unit{u}"  # numbers of a stage and of a unit in it, from 1
+
+
+def _unit_rules(at: str, pre_activation: bool = False) -> tuple[KeyRule, ...]:
+    """Return the rules of a unit of a ResNet, in the order of its computation."""
+    rules: list[KeyRule] = []
+    norms = "IUU" if pre_activation else "UUO"
+    for number, (kernel, width) in enumerate(zip(("11IU", "33UU", "11UO"), norms, strict=True), start=1):
+        norm = _norm(f"{_UNIT}/gn{number}", f"{at}.norm{number}", width, "flatten")
+        conv = KeyRule(f"{_UNIT}/conv{number}/kernel", kernel, "conv", f"{at}.conv{number}.weight")
+        rules += [*norm, conv] if pre_activation else [conv, *norm]
+    return (*rules, KeyRule(f"{_UNIT}/conv_proj/kernel", "11IO", "conv", f"{at}.projection.weight"))
+
+
+def _stem_rules(stem: str) -> tuple[KeyRule, ...]:
+    at = f"{stem}.stages.{{s-1}}.{{u-1}}"
+    return (
+        KeyRule("conv_root/kernel", "77CW", "conv", f"{stem}.root_conv.weight"),
+        *_norm("gn_root", f"{stem}.root_norm", "W", "flatten"),
+        *_unit_rules(at),
+        *_norm(f"{_UNIT}/gn_proj", f"{at}.projection_norm", "O", "flatten"),
+    )
+
+
 _depths = partial(stage_depths, r"block([1-9]\d{0,3})/unit([1-9]\d{0,3})/", 1)
 
 
@@ -252,25 +233,15 @@ def _configure_hybrid(network: Network) -> Fields:
 VIT_JAX_HYBRID = replace(
     VIT_JAX,
     name="vit_jax_hybrid",
-    title="Hybrids of Google vision_transformer (vit_jax) .npz: R50 and R26 of ImageNet-21k, AugReg's, R+Ti",
-    legend=STEM_LEGEND,
     rules=(
-        *_STEM_RULES,
+        *_stem_rules(STEM),
         KeyRule("embedding/kernel", "PPFD", "conv", "embeddings.patch_embeddings.projection.weight"),
         *RULES[1:],
     ),
-    recognises=lambda shapes: _has_position_table(shapes) and _has_stem(shapes),
+    recognises=lambda shapes: _has_table(shapes) and _has_stem(shapes),
     configure=_configure_hybrid,
     family="hybrid",
     rules_of=partial(resnet_rules, _depths),
-    notes=(
-        "`{s}` and `{u}` are the numbers of a stage and of a unit in it, counted from 1; without any, the stem is the "
-        "root alone (R+Ti/16, whose true stride is 32 px).",
-        "`conv_proj` and `gn_proj` are in the first unit of every stage.",
-        "GroupNorm's parameters are (C,) or (1, 1, 1, C).",
-        "Convolutions of the stem have standardised kernels and no bias; what is stored is the kernel before that.",
-        *VIT_JAX.notes,
-    ),
 )
 
 # big_vision: the blocks of vit_jax; positions are added before the class token is attached, layers that ran in a scan
@@ -290,22 +261,21 @@ def _rule_of_map(rule: KeyRule) -> KeyRule:
 
 
 def _recognises_big_vision(shapes: Shapes) -> bool:
-    """An encoder under the names of Google's code, without a stem; vit_jax's table place is a mark of that origin."""
-    if not any(map(_ENCODER.fullmatch, shapes)) or _has_stem(shapes):
-        return False
-    return not _has_position_table(shapes) or _has_parts_of_big_vision(shapes)
+    """Whether there is an encoder under the names of Google's code, without a stem and the marks of vit_jax."""
+    is_encoder = any(map(_ENCODER.fullmatch, shapes)) and not _has_stem(shapes)
+    return is_encoder and (not _has_table(shapes) or _has_parts_of_big_vision(shapes))
 
 
 def _big_vision_names(shapes: Shapes) -> KeyNames:
     """Strip the prefix, sort out what is no weight of the image model, and name everything as files of today do."""
     there = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))} & set(_IMAGE_PREFIXES)
-    prefix = only_prefix(there, "encoders", _IMAGE_PREFIXES)
+    found = _names_below(there, "encoders", shapes)
+    prefix = found.spell("")
     if len(shapes.get(f"{prefix}embedding/kernel", ())) == 2:
         raise UserError(
             "the checkpoint has patches of many grids in one sequence (NaFlex), which hf_vit does not support; "
             "use it with big_vision"
         )
-    found = _sort_out(shapes, prefix)
     moved = {old: _BV_TABLE for old in _OLD_TABLES if old in found.normal}  # old place -> today's
     if "probe" in found.normal:  # a MAP head that is not in a module of its own
         moved |= {name: f"{_HEAD}/{name}" for name in found.normal if _INLINED.fullmatch(name)}
@@ -363,16 +333,11 @@ def _configure_big_vision(network: Network) -> Fields:
 BIG_VISION = replace(
     VIT_JAX,
     name="big_vision",
-    title="Google big_vision .npz: ViT, FlexiViT, and image towers of contrastive models (LiT, SigLIP)",
-    legend={
-        "T": "rows of the position table: the patch grid's row by row; in older files the class token's before them"
-    },
     rules=(
         *(replace(rule, key=_BV_TABLE, part="table") if rule.key == TABLE else rule for rule in RULES),
         KeyRule(f"{_HEAD}/probe", "11D", "keep", "pooler.map.probe", part="map"),
         *(_rule_of_map(rule) for rule in RULES if rule.in_block and "LayerNorm_1" not in rule.key),
     ),
-    ignored=IGNORED | {f"({'|'.join(PREFIXES)}){key}": reason for key, reason in _OTHER_TOWER.items()},
     recognises=_recognises_big_vision,
     names=_big_vision_names,
     configure=_configure_big_vision,
@@ -383,25 +348,6 @@ BIG_VISION = replace(
         "processor": ORIGINAL_PIXELS,
     },
     told={"position_embedding": frozenset({"table"}), "pooling": frozenset({"cls", "map"})},
-    notes=(
-        "Prefixes that are taken off: " + ", ".join(f"`{prefix}`" for prefix in _IMAGE_PREFIXES if prefix) + ". Below "
-        "`img/` is the image tower of a contrastive model; its `head` gives the embedding that is compared with the "
-        "text's.",
-        "`cls` or `MAPHead_0` decide about the pooling; without either it is the mean (GAP), unless `--pooling token` "
-        'declares the first patch\'s token (`pool_type="0"`).',
-        "The position table is added before the class token is attached. A table that has a row more than a square is "
-        "of an older file whose first row is the class token's; it stays in its place.",
-        "Without a position table the positions are sincos2d, unless `--position-embedding none` declares that there "
-        "are none (vit_jax's `add_position_embedding=False`); `--image-size` declares the size.",
-        "Blocks that are stacked in one array (`Transformer/encoderblock/...`, first axis N) are taken apart.",
-        "Older places: `Transformer/pos_embedding` and `Transformer/posembed_input/pos_embedding` for the table, and "
-        "the parts of `MAPHead_0` outside of it. Modules are renumbered as those of vit_jax.",
-        "bfloat16 comes as `|V2`.",
-        "FlexiViT's files hold one model, of patches of 32 px on a grid of 7x7, which is converted as it is; the file "
-        "does not tell that it is one. `from_pretrained(folder, patch_size=16, image_size=240, "
-        'position_interpolation="flexivit")` is that model at another patch, by FlexiViT\'s own resampling of kernel '
-        "and positions. `--resize-to` stretches the positions as its loader does for fine-tuning, corners aligned.",
-    ),
 )
 
 # BiT's ResNets (arXiv 1912.11370): of post-activation units (big_vision's models/bit.py), which are a hybrid's stem;
@@ -425,23 +371,12 @@ _THERE = {
     "conv_proj/kernel": "a/proj/standardized_conv2d/kernel",
 }
 _HERE = {there: here for here, there in _THERE.items()}
-_BIT_AT = _AT.replace(STEM, "encoder")
-_SIZE_NOTE = f"The file does not tell its image size: {BIT_IMAGE_SIZE} px, unless `--image-size` declares another."
-
-
-def _recognises_bit(shapes: Shapes) -> bool:
-    """A root under the names of the hybrid's stem, and no Transformer after it."""
-    return any(f"{prefix}conv_root/kernel" in shapes for prefix in PREFIXES) and not _has_transformer(shapes)
 
 
 def _recognises_bit_paper(shapes: Shapes) -> bool:
     """A root under either code's name, and no Transformer."""
     is_here = any(f"{prefix}{_ROOT}" in shapes for prefix in PREFIXES)
     return (is_here or any(map(_ROOT_THERE.fullmatch, shapes))) and not _has_transformer(shapes)
-
-
-def _has_transformer(shapes: Shapes) -> bool:
-    return any("Transformer/" in key for key in shapes)
 
 
 def bit_sizes(network: Network) -> Fields:
@@ -457,7 +392,10 @@ def _configure_bit(network: Network, pre_activation: bool = False) -> Fields:
 
 def _bit_paper_names(shapes: Shapes) -> KeyNames:
     is_big_transfers = any(map(_ROOT_THERE.fullmatch, shapes))
-    found = _sort_out(shapes, _BIG_TRANSFER) if is_big_transfers else names_below(_ROOT, "ResNets", shapes)
+    if is_big_transfers:
+        found = _names_below([_BIG_TRANSFER], "ResNets", shapes)
+    else:
+        found = _anchored(_ROOT, "ResNets", shapes)
     normal: dict[str, str] = {}
     for name, key in found.normal.items():
         unit = re.fullmatch(r"(block[1-9]\d*/unit)(0[1-9]|[1-9]\d+)/(.+)", name)
@@ -479,40 +417,26 @@ def _bit_paper_names(shapes: Shapes) -> KeyNames:
 
 BIT = Origin(
     name="bit",
-    title="BiT ResNets of big_vision (models/bit.py) .npz, post-activation: a classifier, or the stem of a hybrid",
-    legend=STEM_LEGEND,
     rules=(
-        *(replace(rule, parameter=rule.parameter.replace(STEM, "encoder")) for rule in _STEM_RULES),
+        *_stem_rules("encoder"),
         *_dense("head", "FL", "classifier", "head"),
     ),
     block_pattern="",
-    recognises=_recognises_bit,
-    names=partial(names_below, "conv_root/kernel", "ResNets"),
+    recognises=lambda shapes: (
+        any(f"{prefix}conv_root/kernel" in shapes for prefix in PREFIXES) and not _has_transformer(shapes)
+    ),
+    names=partial(_anchored, "conv_root/kernel", "ResNets"),
     configure=_configure_bit,
-    ignored=IGNORED,
     family="bit",
     rules_of=partial(resnet_rules, _depths),
     assumed={"processor": ORIGINAL_PIXELS},
-    notes=(
-        "Becomes an `HfBitForImageClassification`. `hf_vit.conversion.load_stem(model, file)` fills the stem of a "
-        "hybrid with it instead; its head is then left out.",
-        "Keys, prefixes and shapes are those of the hybrids' stem.",
-        _SIZE_NOTE,
-    ),
 )
 BIT_PAPER = replace(
     BIT,
     name="bit_paper",
-    title="BiT ResNetV2 .npz, pre-activation: files of big_transfer (BiT-S, -M) and big_vision (models/bit_paper.py)",
     rules=(
         KeyRule(_ROOT, "77CW", "conv", "encoder.root_conv.weight"),
-        *_norm(f"{_UNIT}/gn1", f"{_BIT_AT}.norm1", "I", "flatten"),
-        KeyRule(f"{_UNIT}/conv1/kernel", _KERNELS["conv1"], "conv", f"{_BIT_AT}.conv1.weight"),
-        *_norm(f"{_UNIT}/gn2", f"{_BIT_AT}.norm2", "U", "flatten"),
-        KeyRule(f"{_UNIT}/conv2/kernel", _KERNELS["conv2"], "conv", f"{_BIT_AT}.conv2.weight"),
-        *_norm(f"{_UNIT}/gn3", f"{_BIT_AT}.norm3", "U", "flatten"),
-        KeyRule(f"{_UNIT}/conv3/kernel", _KERNELS["conv3"], "conv", f"{_BIT_AT}.conv3.weight"),
-        KeyRule(f"{_UNIT}/conv_proj/kernel", _KERNELS["conv_proj"], "conv", f"{_BIT_AT}.projection.weight"),
+        *_unit_rules("encoder.stages.{s-1}.{u-1}", pre_activation=True),
         *_norm("norm-pre-head", "encoder.norm", "F", "flatten"),
         *_dense("head", "FL", "classifier", "head", "pointwise"),
     ),
@@ -524,29 +448,11 @@ BIT_PAPER = replace(
         "from_pretrained(folder, zero_padded_pool=True))",
         "processor": ORIGINAL_PIXELS,
     },
-    notes=(
-        "Becomes an `HfBitForImageClassification`.",
-        "big_transfer's keys begin with `resnet/` and are named `a`, `b`, `c`, `standardized_conv2d` or "
-        "`standardized_conv2d_<n>`, `gamma` and `beta`; the table has big_vision's names for them. Numbers of units "
-        "have two digits, `unit01`.",
-        "GroupNorm's parameters are (C,) or (1, 1, 1, C), the head's kernel [F, L] or [1, 1, F, L].",
-        "The numbers are those of big_vision, whose root pools what lies within the map. The released weights were "
-        "trained with zeros around it (big_transfer; timm and transformers do so too): "
-        "`from_pretrained(folder, zero_padded_pool=True)` gives that.",
-        _SIZE_NOTE,
-    ),
 )
 
 # MLP-Mixers of vit_jax (models_mixer.py): arXiv 2105.01601, and SAM's (2106.01548).
 
 _MIXER_STEM, _MIXER_BLOCK = "stem/kernel", "MixerBlock_{i}"
-MIXER_LEGEND = {"T": "tokens, one a patch of the grid row by row", "M": "width of the channel MLP"}
-
-
-def _recognises_mixer(shapes: Shapes) -> bool:
-    """A stem before blocks that mix tokens."""
-    has_stem = any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in PREFIXES)
-    return has_stem and any("/token_mixing/" in key for key in shapes)
 
 
 def configure_mixer(network: Network) -> Fields:
@@ -566,8 +472,6 @@ def configure_mixer(network: Network) -> Fields:
 
 MIXER = Origin(
     name="mixer",
-    title="MLP-Mixers of Google's vision_transformer (vit_jax) .npz: ImageNet-1k, ImageNet-21k and SAM files",
-    legend=MIXER_LEGEND,
     rules=(
         *_dense("stem", "PQCD", "embeddings.patch_embeddings.projection", move="conv"),
         *_norm(f"{_MIXER_BLOCK}/LayerNorm_0", f"{_TARGET}.layernorm_before"),
@@ -580,16 +484,12 @@ MIXER = Origin(
         *_dense("head", "DL", "classifier", "head"),
     ),
     block_pattern=r"MixerBlock_(0|[1-9]\d*)/",
-    recognises=_recognises_mixer,
-    names=partial(names_below, _MIXER_STEM, "MLP-Mixers"),
+    recognises=lambda shapes: (
+        any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in PREFIXES) and _has("/token_mixing/")(shapes)
+    ),
+    names=partial(_anchored, _MIXER_STEM, "MLP-Mixers"),
     configure=configure_mixer,
-    ignored=IGNORED,
     family="mixer",
     assumed={"processor": ORIGINAL_PIXELS},
-    notes=(
-        "Becomes an `HfMixerForImageClassification`; `head` may be missing.",
-        _PREFIX_NOTE,
-        "The token MLP tells the number of patches; a grid that is no square is declared by `--image-size`.",
-    ),
 )
 ORIGINS = (VIT_JAX, VIT_JAX_HYBRID, BIG_VISION, BIT, BIT_PAPER, MIXER)

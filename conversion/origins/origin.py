@@ -1,7 +1,7 @@
 """What an origin is: a table from its key names to the model's, and the little that a table cannot say.
 
-A module a code base (`google.py`, ...) defines its `Origin`s; `plan.py` applies them. Here are also what happens to an
-array on its way to a parameter (`TRANSFORMS`, `COMPUTATIONS`), and how images are cut into patches.
+A module a code base (`google.py`, ...) defines its `Origin`s; `planning.py` applies them. Here are also what happens to
+an array on its way to a parameter (`TRANSFORMS`, `COMPUTATIONS`), and how images are cut into patches.
 """
 
 import math
@@ -17,27 +17,8 @@ from hf_vit.errors import UserError
 
 Pair = tuple[int, int]
 Fields = dict[str, Any]
-
 BLOCK = "{i}"  # stands for the number of a block in source and target names
 WITHOUT = "without "  # before a part: keys that are there where the part is not
-# What axis letters mean, where an origin does not say otherwise.
-LEGEND = {
-    "P": "height of a patch in px",
-    "Q": "width of a patch in px",
-    "C": "channels",
-    "D": "hidden size",
-    "T": "rows of the position table: the special tokens', where they have any, then the patch grid's row by row",
-    "G": "register tokens",
-    "A": "heads",
-    "K": "size of a head",
-    "M": "width of the MLP",
-    "H": "width of the MLP of relative positions",
-    "O": "offsets between patches: (2h - 1) * (2w - 1)",
-    "N": "blocks, where they are stacked",
-    "R": "size of the representation layer; D without one",
-    "L": "labels; of a projection, the size of the common space",
-    "S": "width of the token MLP",
-}
 
 
 @dataclass(frozen=True)
@@ -45,14 +26,10 @@ class Transform:
     """A move of axes from a source array to a parameter, without arithmetic.
 
     Attributes:
-        name: as key tables have it.
-        meaning: for people.
         apply: source array -> parameter.
         order: axes of the parameter in the order that the source has; joined ones are split by `revert`.
     """
 
-    name: str
-    meaning: str
     apply: Callable[[torch.Tensor], torch.Tensor]
     order: tuple[int, ...] | None = None
 
@@ -62,39 +39,23 @@ class Transform:
         return axes.reshape(tuple(shape)).contiguous()
 
 
-_MOVES = (
-    Transform("keep", "as it is", lambda array: array),
-    Transform("transpose", "[in, out] -> [out, in]", lambda array: array.T, (1, 0)),
-    Transform("pointwise", "[in, out] or [1, 1, in, out] -> [out, in]", lambda array: array.flatten(0, -2).T, (1, 0)),
-    Transform(
-        "conv", "[height, width, in, out] -> [out, in, height, width]", lambda a: a.permute(3, 2, 0, 1), (2, 3, 1, 0)
-    ),
-    Transform("split_heads", "[in, A, K] -> [A*K, in]", lambda array: array.flatten(1).T, (1, 0)),
-    Transform("join_heads", "[A, K, out] -> [out, A*K]", lambda array: array.flatten(0, 1).T, (1, 0)),
-    Transform("flatten_heads", "[A, K] -> [A*K]", lambda array: array.flatten()),
-    Transform("as_token", "[channels] -> [1, 1, channels]", lambda array: array[None, None]),
-    Transform("as_table", "[rows, channels] -> [1, rows, channels]", lambda array: array[None]),
-    Transform("flatten", "[1, 1, 1, channels] or [channels] -> [channels]", lambda array: array.flatten()),
-)
-TRANSFORMS = {move.name: move for move in _MOVES}
-
-
-@dataclass(frozen=True)
-class Computation:
-    """A parameter made of several source arrays, with no way back.
-
-    Attributes:
-        name, meaning: as of a `Transform`.
-        compute: (source arrays in the order of the key table, (h, w) patch grid of the model) -> parameter in float64.
-    """
-
-    name: str
-    meaning: str
-    compute: Callable[[Sequence[torch.Tensor], Pair], torch.Tensor]
+# A and K are the number of heads and their size.
+TRANSFORMS = {
+    "keep": Transform(lambda array: array),
+    "transpose": Transform(lambda array: array.T, (1, 0)),  # [in, out] -> [out, in]
+    "pointwise": Transform(lambda array: array.flatten(0, -2).T, (1, 0)),  # [in, out] or [1, 1, in, out] -> [out, in]
+    "conv": Transform(lambda array: array.permute(3, 2, 0, 1), (2, 3, 1, 0)),  # [h, w, in, out] -> [out, in, h, w]
+    "split_heads": Transform(lambda array: array.flatten(1).T, (1, 0)),  # [in, A, K] -> [A*K, in]
+    "join_heads": Transform(lambda array: array.flatten(0, 1).T, (1, 0)),  # [A, K, out] -> [out, A*K]
+    "flatten_heads": Transform(lambda array: array.flatten()),  # [A, K] -> [A*K]
+    "as_token": Transform(lambda array: array[None, None]),  # [channels] -> [1, 1, channels]
+    "as_table": Transform(lambda array: array[None]),  # [rows, channels] -> [1, rows, channels]
+    "flatten": Transform(lambda array: array.flatten()),  # [1, 1, 1, channels] or [channels] -> [channels]
+}
 
 
 def _offset_biases(arrays: Sequence[torch.Tensor], grid: Pair) -> torch.Tensor:
-    """The bias [(2h-1)*(2w-1), A] that an MLP gives to each head at each offset (Swin v2, arXiv 2111.09883).
+    """Return the bias [(2h-1)*(2w-1), A] that an MLP gives to each head at each offset (Swin v2, arXiv 2111.09883).
 
     `arrays`: weight [H, 2] and bias [H] of the first layer, weight [A, H] and bias [A] of the second.
     """
@@ -105,27 +66,29 @@ def _offset_biases(arrays: Sequence[torch.Tensor], grid: Pair) -> torch.Tensor:
     return torch.relu(logarithms.double() @ weight1.T + bias1) @ weight2.T + bias2
 
 
-_OFFSET_MLP = Computation(
-    "offset_mlp", "four arrays of an MLP -> what it gives for every offset between patches", _offset_biases
-)
-COMPUTATIONS = {_OFFSET_MLP.name: _OFFSET_MLP}
+# Name -> function of the source arrays, in the order of the key table, and the model's patch grid (h, w); it returns
+# the parameter in float64. There is no way back.
+COMPUTATIONS = {"offset_mlp": _offset_biases}
 
 
 @dataclass(frozen=True)
 class KeyRule:
     """One line of a key table.
 
+    Axes are letters, with a factor before them ("4W") or not; a number alone is that very size. P, Q are height and
+    width of a patch, C channels, D hidden size, T rows of the position table, G register tokens, A heads, K size of a
+    head, M width of the MLP, S of the token MLP, H of the MLP of relative positions, O offsets between patches, N
+    stacked blocks, R size of the representation layer (D without one), L labels. Of a ResNet: W width of the root, U of
+    a stage, I and O channels that a unit gets and gives, F channels of the last map.
+
     Attributes:
         key: of the file, in its normal form, `{i}` for the block's number.
-        axes: a letter of the origin's legend for every axis, with a factor before it ("4W") or not; a number alone is
-            that very size.
         transform: name in `TRANSFORMS` or `COMPUTATIONS`.
         parameter: of the bare model, or of its classifier. "{q,k,v}_proj" are as many parameters, which get equal parts
             of the array along its first axis, in that order.
         part: "" for keys that are always there; otherwise the optional part they belong to, present as a whole or not;
             or "without PART" for those that only a file without that part has.
-        stacked: whether the one array holds all blocks, a block for every step of its first axis "N" (layers that ran
-            in a scan); `{i}` is then in the parameter only.
+        stacked: whether one array holds all blocks, along its first axis "N"; `{i}` is then in the parameter only.
     """
 
     key: str
@@ -165,35 +128,21 @@ class KeyRule:
 
 @dataclass(frozen=True)
 class KeyNames:
-    """How the keys of one file are spelt.
+    """How the keys of one file are spelled."""
 
-    Attributes:
-        normal: normal form -> key of the file, for all keys that are weights or unknown.
-        ignored: key of the file -> why it is no weight of this model.
-        spell: normal form -> the key this file would use, for messages about what is missing.
-    """
-
-    normal: dict[str, str]
-    ignored: dict[str, str]
-    spell: Callable[[str], str]
+    normal: dict[str, str]  # normal form -> key of the file, for all keys that are weights or unknown
+    ignored: dict[str, str]  # key of the file -> why it is no weight of this model
+    spell: Callable[[str], str]  # normal form -> the key this file would use, for messages about what is missing
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What the files beside the weights, or people, say of a model, and shapes cannot.
+    """What the files beside the weights, or people, say of a model, and shapes cannot."""
 
-    Attributes:
-        fields: of the model's config. What the weights' shapes say too must be the same.
-        image_size: (height, width) in px that the weights were made for.
-        labels: names of the classes.
-        processor: fields of the `ViTImageProcessor` that gives the pixels the source was made for; None for the
-            original's own: [-1, 1], resized bilinearly.
-    """
-
-    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    image_size: Pair | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the config; weights may not disagree
+    image_size: Pair | None = None  # (height, width) in px that the weights were made for
     labels: tuple[str, ...] | None = None
-    processor: Mapping[str, Any] | None = None
+    processor: Mapping[str, Any] | None = None  # fields of `ViTImageProcessor`; None: [-1, 1], resized bilinearly
 
 
 @dataclass(frozen=True)
@@ -237,43 +186,31 @@ class Patches:
         """
         if rows < 1:
             raise UserError(f"the {what} has no rows for patches; the file is damaged or of another format")
-        if image_size is not None:
-            h, w = self.grid_of(image_size)
-            if h * w != rows:
-                raise UserError(
-                    f"--image-size {size_text(image_size)} makes {h}x{w} = {h * w} patches of {size_text(self.stride)} "
-                    f"px, but the {what} has {rows}; {self._sizes_that_fit(rows)}"
-                )
-            return image_size
-        side = math.isqrt(rows)
-        if side * side != rows:
-            raise UserError(
-                f"the {what} has rows for {rows} patches, which is not a square number; give the image size "
-                f"the checkpoint was trained at with --image-size HxW: {self._sizes_that_fit(rows)}"
-            )
-        return side * self.stride[0], side * self.stride[1]
-
-    def _sizes_that_fit(self, rows: int) -> str:
+        if self.fit(rows, image_size):
+            return image_size or (math.isqrt(rows) * self.stride[0], math.isqrt(rows) * self.stride[1])
         heights = sorted((h for h in range(1, rows + 1) if rows % h == 0), key=lambda h: max(h, rows // h))
         sizes = [size_text((h * self.stride[0], rows // h * self.stride[1])) for h in heights[:6]]
-        return f"sizes that fit: {', '.join(sizes)}"  # most square first
+        sizes_that_fit = f"sizes that fit: {', '.join(sizes)}"  # most square first
+        if image_size is None:
+            raise UserError(
+                f"the {what} has rows for {rows} patches, which is not a square number; give the image size "
+                f"the checkpoint was trained at with --image-size HxW: {sizes_that_fit}"
+            )
+        h, w = self.grid_of(image_size)
+        raise UserError(
+            f"--image-size {size_text(image_size)} makes {h}x{w} = {h * w} patches of {size_text(self.stride)} px, but "
+            f"the {what} has {rows}; {sizes_that_fit}"
+        )
 
 
 @dataclass(frozen=True)
 class Network:
-    """What names and shapes tell of the network in one file.
+    """What names and shapes tell of the network in one file."""
 
-    Attributes:
-        dims: axis letter -> size.
-        parts: the optional parts that are there.
-        shapes: normal key -> shape.
-        image_size: (height, width) in px that is declared.
-    """
-
-    dims: Mapping[str, int]
-    parts: frozenset[str]
-    shapes: Shapes
-    image_size: Pair | None
+    dims: Mapping[str, int]  # axis letter -> size
+    parts: frozenset[str]  # the optional parts that are there
+    shapes: Shapes  # by normal key
+    image_size: Pair | None  # (height, width) in px that is declared
 
     @property
     def patches(self) -> Patches:
@@ -301,57 +238,34 @@ class Network:
 
 @dataclass(frozen=True)
 class Origin:
-    """A kind of checkpoint that can be converted.
+    """A kind of checkpoint that can be converted; README.md tells of each."""
 
-    Attributes:
-        name: short name, as reports and facts say it.
-        title: one line for the documentation.
-        rules: the key table.
-        block_pattern: regular expression that finds a block's number (group 1) in a normal key; "" without one.
-        recognises: whether a file with these shapes is of this origin.
-        names: spelling of the file's keys.
-        configure: what names and shapes tell -> fields of the config. Raises UserError where they make no model.
-        legend: axis letter -> meaning, where it is not that of `LEGEND`.
-        without: part -> axes that mean another axis when the part is absent.
-        ignored: regular expression of a key -> why it is ignored.
-        family: of the models that the files become, a key of `hf_vit.families.FAMILIES`.
-        rules_of: (rules, normal key -> shape) -> the rules of that file, where a line of the table stands for more than
-            a block's number says. None: they are the same for every file.
-        declared: (what lies beside the weights, key -> shape) -> what it says. Raises UserError where it asks for
-            what no model here does.
-        assumed: field of the config -> what is assumed of it where neither a config.json nor the parts in `told` tell.
-        told: field of the config -> optional parts, each of which tells it.
-        first_patch: whether a model without a class token may read its first patch in its place.
-        refused: regular expression of a normal key -> what of the source's model has no counterpart here.
-        lacking: regular expression of normal keys -> what it means where a file lacks all of them.
-        foreign_heads: regular expression of a normal key -> which head it is of, that no model here has; a new one may
-            take its place.
-        zeros: optional part -> parameters that are zeros in a file that has it, as its model lacks them.
-        package: that runs what is refused.
-    """
-
-    name: str
-    title: str
-    rules: tuple[KeyRule, ...]
-    block_pattern: str
+    name: str  # as reports and facts say it
+    rules: tuple[KeyRule, ...]  # the key table
+    block_pattern: str  # regular expression that finds a block's number (group 1) in a normal key; "" without blocks
     recognises: Callable[[Shapes], bool]
     names: Callable[[Shapes], KeyNames]
-    configure: Callable[[Network], Fields]
-    legend: Mapping[str, str] = field(default_factory=dict[str, str])
+    configure: Callable[[Network], Fields]  # fields of the config; raises UserError where they make no model
+    family: str = "plain"  # key of `hf_vit.families.FAMILIES`
+    # part -> axes that mean another axis when the part is absent
     without: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    ignored: Mapping[str, str] = field(default_factory=dict[str, str])
-    family: str = "plain"
+    # (rules, normal key -> shape) -> the rules of that file, where one line stands for more than all blocks
     rules_of: Callable[[tuple[KeyRule, ...], Shapes], tuple[KeyRule, ...]] | None = None
-    notes: tuple[str, ...] = ()
+    # (what lies beside the weights, key -> shape) -> what it says; raises UserError where no model here does that
     declared: Callable[[Companions, Shapes], Declared] | None = None
+    # field of the config -> what is assumed of it where neither a config.json nor the optional parts in `told` tell
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
     told: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    first_patch: bool = False
+    first_patch: bool = False  # whether a model without a class token may read its first patch in its place
+    # regular expression of a normal key -> what of the source's model has no counterpart here
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    # regular expression of normal keys -> what it means where a file lacks all of them
     lacking: Mapping[str, str] = field(default_factory=dict[str, str])
+    # regular expression of a normal key -> the head it is of, that no model here has; a new one may take its place
     foreign_heads: Mapping[str, str] = field(default_factory=dict[str, str])
+    # optional part -> parameters that are zeros in a file that has it, as its model lacks them
     zeros: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    package: str = ""
+    package: str = ""  # that runs what is refused
 
 
 def heads_of(width: int, exceptions: Mapping[int, int]) -> dict[str, int]:

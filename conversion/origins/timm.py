@@ -21,7 +21,7 @@ from hf_vit.conversion.origins.beside import (
     names_of,
     pair_of,
 )
-from hf_vit.conversion.origins.google import MIXER_LEGEND, STEM, STEM_LEGEND, configure_mixer, stem_fields
+from hf_vit.conversion.origins.google import STEM, configure_mixer, stem_fields
 from hf_vit.conversion.origins.origin import (
     Declared,
     Fields,
@@ -36,7 +36,7 @@ from hf_vit.conversion.origins.origin import (
     square_or_pair,
     stage_depths,
 )
-from hf_vit.conversion.origins.wrapped import BESIDE, bare_names, prefixes, renamed, unwrapped
+from hf_vit.conversion.origins.wrapped import bare_names, has, renamed, unwrapped
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
@@ -162,15 +162,8 @@ def _first_of(table: Mapping[str, Fields], architecture: str) -> Fields:
     return next((dict(values) for name, values in table.items() if re.fullmatch(name, architecture)), {})
 
 
-def recognises(shapes: Shapes) -> bool:
-    """A fused projection in blocks, and patches that are cut from the image itself."""
-    return bool(prefixes(shapes, PATCHES)) and not _has_stem(shapes)
-
-
-def _has_stem(shapes: Shapes) -> bool:
-    return any("patch_embed.backbone." in key for key in shapes)
-
-
+# A fused projection in blocks, and patches that are cut from the image itself.
+recognises = has(PATCHES, ("",), lacks=r"patch_embed\.backbone\.")
 # Of timm before version 0.9.
 _IGNORED = {r".*rel_pos\.(relative_position_index|rel_coords_log)": "numbers of the relative positions"}
 
@@ -361,11 +354,9 @@ def _argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
 
 VIT = Origin(
     name="timm_vit",
-    title="timm's plain ViTs (vit_*, deit_*, deit3_*, flexivit_*), .safetensors or .pth",
     rules=RULES,
     block_pattern=r"blocks\.(0|[1-9]\d*)\.",
     without={"pre_logits": {"R": "D"}},
-    ignored=_IGNORED | BESIDE,
     recognises=recognises,
     names=names,
     configure=configure,
@@ -396,16 +387,6 @@ VIT = Origin(
     },
     foreign_heads={r"(head|fc|classifier)\.(?!(weight|bias)$).+": "a head of several layers"},
     package="timm",
-    notes=(
-        "Prefixes that are taken off: what is wrapped around a model (`model.`, `state_dict.`, `module.`, ...).",
-        "`attn.qkv` and `attn_pool.kv` hold their projections one after the other along the first axis.",
-        "Encoders of MAE (arXiv 2111.06377), DINO (2104.14294) and DINOv2 (2304.07193, without registers) that stand "
-        "alone have the same names.",
-        "A folder's config.json tells architecture, pooling, labels and preprocessing. Pixels are timm's; where an odd "
-        "number of them is cropped away, transformers begins one pixel before timm.",
-        "The position table may begin with rows for the special tokens, or not (`no_embed_class`): the patches' rows "
-        "make a square, or the declared size.",
-    ),
 )
 
 # Hybrids (`vit_*_r*_s*`): the stem is that of Google's hybrids but for two constants, of timm and transformers both:
@@ -415,26 +396,20 @@ STEM_CONSTANTS: Fields = {"weight_standardization": "variance", "group_norm_eps"
 _BACKBONE = "patch_embed.backbone"
 
 
-def stem_rules(root: tuple[str, str], unit: str) -> tuple[KeyRule, ...]:
-    """Return the rules of a stem in PyTorch's layout of kernels.
-
-    Args:
-        root: names of the root's convolution and norm.
-        unit: name of a unit, with `{s-1}` and `{u-1}` for the numbers of its stage and of itself.
-    """
-
-    def conv_and_norm(source: tuple[str, str], target: tuple[str, str], axes: str) -> tuple[KeyRule, ...]:
-        weight = KeyRule(f"{source[0]}.weight", axes, "keep", f"{STEM}.{target[0]}.weight")
-        return weight, *dense(source[1], axes[0], f"{STEM}.{target[1]}")
-
-    at, first = "stages.{s-1}.{u-1}", (f"{unit}.downsample.conv", f"{unit}.downsample.norm")
-    return (
-        *conv_and_norm(root, ("root_conv", "root_norm"), "WC77"),
-        *conv_and_norm((f"{unit}.conv1", f"{unit}.norm1"), (f"{at}.conv1", f"{at}.norm1"), "UI11"),
-        *conv_and_norm((f"{unit}.conv2", f"{unit}.norm2"), (f"{at}.conv2", f"{at}.norm2"), "UU33"),
-        *conv_and_norm((f"{unit}.conv3", f"{unit}.norm3"), (f"{at}.conv3", f"{at}.norm3"), "OU11"),
-        *conv_and_norm(first, (f"{at}.projection", f"{at}.projection_norm"), "OI11"),
-    )
+def stem_rules(root: str, root_norm: str, unit: str) -> tuple[KeyRule, ...]:
+    """Return the rules of a stem in PyTorch's layout of kernels; `unit` has `{s-1}` and `{u-1}` for its numbers."""
+    layers = [(root, root_norm, "WC77", "root_conv", "root_norm")]
+    at = "stages.{s-1}.{u-1}."
+    for number, axes in enumerate(("UI11", "UU33", "OU11"), start=1):
+        conv, norm = f"conv{number}", f"norm{number}"
+        layers.append((f"{unit}.{conv}", f"{unit}.{norm}", axes, at + conv, at + norm))
+    names = f"{unit}.downsample.conv", f"{unit}.downsample.norm"
+    layers.append((*names, "OI11", f"{at}projection", f"{at}projection_norm"))
+    rules: list[KeyRule] = []
+    for conv, norm, axes, our_conv, our_norm in layers:
+        rules.append(KeyRule(f"{conv}.weight", axes, "keep", f"{STEM}.{our_conv}.weight"))
+        rules += dense(norm, axes[0], f"{STEM}.{our_norm}")
+    return tuple(rules)
 
 
 _depths = partial(stage_depths, rf"{re.escape(_BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
@@ -443,11 +418,8 @@ _depths = partial(stage_depths, rf"{re.escape(_BACKBONE)}\.stages\.(\d{{1,3}})\.
 def _hybrid_names(shapes: Shapes) -> KeyNames:
     """A stem that is its root alone has the root's keys without `stem.`."""
     found = unwrapped(shapes, PATCHES, {})
-    alone = re.compile(rf"{re.escape(_BACKBONE)}\.((?:conv|norm)\.\w+)")
-    if not any(map(alone.fullmatch, found.normal)) or any(f"{_BACKBONE}.st" in name for name in found.normal):
-        return found
-    normal = {alone.sub(rf"{_BACKBONE}.stem.\1", name): key for name, key in found.normal.items()}
-    return KeyNames(normal, found.ignored, lambda name: found.spell(name_in_root_alone(name)))
+    is_alone = not any(name.startswith(f"{_BACKBONE}.st") for name in found.normal)
+    return renamed(found, {f"{_BACKBONE}.stem.": f"{_BACKBONE}."}) if is_alone else found
 
 
 def name_in_root_alone(name: str) -> str:
@@ -466,14 +438,12 @@ def configure_stem(
 HYBRID = replace(
     VIT,
     name="timm_hybrid",
-    title="timm's hybrids (vit_*_r*_s*), .safetensors or .pth",
-    legend=STEM_LEGEND,
     rules=(
-        *stem_rules((f"{_BACKBONE}.stem.conv", f"{_BACKBONE}.stem.norm"), f"{_BACKBONE}.stages.{{s-1}}.blocks.{{u-1}}"),
+        *stem_rules(f"{_BACKBONE}.stem.conv", f"{_BACKBONE}.stem.norm", f"{_BACKBONE}.stages.{{s-1}}.blocks.{{u-1}}"),
         KeyRule(PATCHES, "DFPP", "keep", "embeddings.patch_embeddings.projection.weight"),
         *RULES[1:],
     ),
-    recognises=lambda shapes: bool(prefixes(shapes, PATCHES)) and _has_stem(shapes),
+    recognises=has(PATCHES, ("",), r"patch_embed\.backbone\."),
     names=_hybrid_names,
     configure=partial(configure_stem, _depths, _common_fields),
     family="hybrid",
@@ -482,46 +452,34 @@ HYBRID = replace(
         **VIT.refused,
         rf"{re.escape(_BACKBONE)}\.(?!stem\.|stages\.).+": "another stem than BiT's ResNet (ResNet-D, MobileCLIP, ...)",
     },
-    notes=(
-        "`{s-1}` and `{u-1}` are the numbers of a stage and of a unit in it; without any, the stem is the root alone, "
-        "and its keys lack `stem.`.",
-        "Kernels are standardised by their variance and GroupNorm's eps is 1e-5, unlike Google's: the config says so "
-        "(`weight_standardization`, `group_norm_eps`), and results are timm's.",
-        *VIT.notes,
-    ),
 )
 
 # MLP-Mixers (`mixer_*`): the original's numbers but for the exact GELU.
 
 _MIXER_STEM = "stem.proj.weight"
-# Arguments that names and shapes tell as well, or that only training notices.
-_MIXER_NEEDLESS = {
-    *("img_size", "patch_size", "in_chans", "num_classes", "num_blocks", "embed_dim", "mlp_ratio", "global_pool"),
-    *("drop_rate", "proj_drop_rate", "drop_path_rate", "nlhb", "stem_norm"),
-}
 
 
-def _declared_mixer(companions: Companions, shapes: Shapes) -> Declared:
+def _declared_of(architectures: str, needless: str, companions: Companions, shapes: Shapes) -> Declared:
+    """Return what config.json says of a model of one of these architectures, which takes the mean.
+
+    `needless` are arguments that names and shapes tell as well, or that only training notices.
+    """
     if companions.config is None:
         return Declared()
     beside = checked(TimmConfig, companions.config, "config.json")
     architecture, arguments = (beside.architecture or "").partition(".")[0], beside.model_args or {}
-    if not re.fullmatch(r"mixer_[a-z](16|32)_\w+", architecture):
-        raise UserError(f"timm's architecture '{architecture:.80}' is not one of mixer_*, but the keys are a Mixer's")
-    if unknown := sorted(set(arguments) - _MIXER_NEEDLESS):
-        raise UserError(
-            f"config.json gives timm's argument {unknown[0]!r:.80}, which hf_vit's MLP-Mixer does not support"
-        )
+    if not re.fullmatch(architectures, architecture):
+        raise UserError(f"timm's architecture '{architecture:.80}' is not one of {architectures}, but has such keys")
+    if unknown := sorted(name for name in arguments if not re.fullmatch(needless, name)):
+        raise UserError(f"config.json gives timm's argument {unknown[0]!r:.80}, which hf_vit does not support")
     pooling = arguments.get("global_pool") or beside.global_pool or "avg"
     if pooling != "avg":
-        raise UserError(f"config.json gives global_pool={pooling!r:.80}; hf_vit's MLP-Mixers use mean pooling")
+        raise UserError(f"config.json gives global_pool={pooling!r:.80}; hf_vit's models of this kind use mean pooling")
     return _declared_by(beside, companions.config, {})
 
 
 MIXER = Origin(
     name="timm_mixer",
-    title="timm's MLP-Mixers (mixer_*), .safetensors or .pth",
-    legend=MIXER_LEGEND,
     rules=(
         *dense("stem.proj", "DCPQ", "embeddings.patch_embeddings.projection"),
         *dense(f"{_BLOCK}.norm1", "D", f"{_TARGET}.layernorm_before"),
@@ -534,12 +492,16 @@ MIXER = Origin(
         *dense("head", "LD", "classifier", "head"),
     ),
     block_pattern=VIT.block_pattern,
-    recognises=lambda shapes: bool(prefixes(shapes, _MIXER_STEM)) and any(".mlp_tokens." in key for key in shapes),
+    recognises=has(_MIXER_STEM, ("",), r"\.mlp_tokens\."),
     names=lambda shapes: unwrapped(shapes, _MIXER_STEM, {}),
     configure=lambda network: configure_mixer(network) | {"hidden_act": "gelu"},
     family="mixer",
-    declared=_declared_mixer,
+    declared=partial(
+        _declared_of,
+        r"mixer_[a-z](16|32)_\w+",
+        r"img_size|patch_size|in_chans|num_classes|num_blocks|embed_dim|mlp_ratio|global_pool|nlhb|stem_norm|"
+        r"(proj_)?drop_rate|drop_path_rate",
+    ),
     assumed={name: VIT.assumed[name] for name in ("hidden_act", "processor")},
     package="timm",
-    notes=("Becomes an `HfMixerForImageClassification` with timm's exact GELU, unlike Google's tanh.",),
 )

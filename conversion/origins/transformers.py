@@ -5,15 +5,13 @@ the blocks otherwise.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Literal
 
 from pydantic import BaseModel
 
 from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, checked, read_config
-from hf_vit.conversion.origins.google import STEM_LEGEND
 from hf_vit.conversion.origins.origin import (
     Declared,
     Fields,
@@ -27,7 +25,7 @@ from hf_vit.conversion.origins.origin import (
     stage_depths,
 )
 from hf_vit.conversion.origins.timm import configure_stem, stem_rules
-from hf_vit.conversion.origins.wrapped import BESIDE, find_base, leave_out, renamed, unwrapped
+from hf_vit.conversion.origins.wrapped import has, leave_out, renamed, unwrapped
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
@@ -66,11 +64,6 @@ OLD_NAMES = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
-
-
-def _recognises(shapes: Shapes) -> bool:
-    marks = (_DISTILLATION_TOKEN, _BACKBONE, _LAYER_SCALE)
-    return find_base(shapes, PATCHES, _BASES) is not None and not any(mark in key for key in shapes for mark in marks)
 
 
 def _names(shapes: Shapes) -> KeyNames:
@@ -115,8 +108,6 @@ def _declared(model_types: tuple[str, ...], companions: Companions, shapes: Shap
 
 VIT = Origin(
     name="transformers_vit",
-    title="transformers' ViT (vit, and the encoders of vit_mae and vit_msn), .safetensors or .bin",
-    legend={"R": "size of the pooler"},
     rules=(
         *_EMBEDDING_RULES,
         *BLOCK_RULES,
@@ -125,8 +116,7 @@ VIT = Origin(
         *dense("classifier", "LD", part="head"),
     ),
     block_pattern=r"layers\.(0|[1-9]\d*)\.",
-    ignored=_IGNORED | BESIDE,
-    recognises=_recognises,
+    recognises=has(PATCHES, _BASES, lacks="|".join(map(re.escape, (_DISTILLATION_TOKEN, _BACKBONE, _LAYER_SCALE)))),
     names=_names,
     configure=partial(_common_fields, 1),
     declared=partial(_declared, ("vit", "vit_mae", "vit_msn")),
@@ -136,18 +126,6 @@ VIT = Origin(
         "layer_norm_eps": "eps 1e-12",
         "processor": ORIGINAL_PIXELS,
     },
-    notes=(
-        "Prefixes that are taken off: `vit.`, and what is wrapped around a model (`model.`, `state_dict.`, ...).",
-        "Older files, and those that transformers 5 still writes, name the blocks otherwise: `encoder.layer.{i}.` with "
-        + ", ".join(f"`{old}` = `{new}`" for new, old in OLD_NAMES.items())
-        + ".",
-        "GELU, eps, heads, dropout, image size and labels come from config.json, pixels from preprocessor_config.json.",
-        "The pooler of a bare `ViTModel` (dense, tanh) is the representation layer here, and `pooler_output` the same. "
-        "A classifier of transformers does not use it.",
-        "Of masked image modelling the encoder is converted. `vit_mae` masks three quarters of the patches whenever it "
-        "runs; its encoder here sees all of them.",
-        "Positions are resampled bicubically, as transformers does with `interpolate_pos_encoding=True`.",
-    ),
 )
 
 # DeiT (arXiv 2012.12877): a distillation token, and mostly a head for it.
@@ -163,46 +141,34 @@ def _configure_deit(network: Network) -> Fields:
 DEIT = replace(
     VIT,
     name="transformers_deit",
-    title="transformers' DeiT (deit), .safetensors or .bin",
     rules=(
         *VIT.rules,
         KeyRule(_DISTILLATION_TOKEN, "11D", "keep", _DISTILLATION_TOKEN),
         *dense("distillation_classifier", "LD", part="second_head"),
     ),
-    recognises=lambda shapes: (
-        find_base(shapes, PATCHES, _BASES) is not None and any(key.endswith(_DISTILLATION_TOKEN) for key in shapes)
-    ),
+    recognises=has(PATCHES, _BASES, rf"{_DISTILLATION_TOKEN}$"),
     configure=_configure_deit,
     declared=partial(_declared, ("deit",)),
-    notes=(
-        "`DeiTForImageClassificationWithTeacher` has two heads (`cls_classifier` is `classifier` here) and gives the "
-        "mean of both; `DeiTForImageClassification` has the token, but reads the class token alone "
-        "(`use_distillation_head=False`). DeiT without a distillation token is a `vit`.",
-        *VIT.notes,
-    ),
 )
 
 # ViTHybrid (`vit-hybrid`, until version 4.40): a BiT backbone before the blocks, which together are timm's hybrid. A
 # backbone that is set up in another way (pre-activation, other padding, a stage before the last) is refused by name.
 
-# Field of the backbone's config -> (what it must be, what its class defaults to).
-BACKBONE: dict[str, tuple[Any, Any]] = {
-    "model_type": ("bit", "bit"),
-    "layer_type": ("bottleneck", "preactivation"),
-    "global_padding": ("same", None),
-    "embedding_dynamic_padding": (True, False),
-    "hidden_act": ("relu", "relu"),
-    "num_groups": (32, 32),
-    "output_stride": (32, 32),
-    "width_factor": (1, 1),
-}
 _BIT = f"{_BACKBONE}bit"
 _depths = partial(stage_depths, rf"{re.escape(_BIT)}\.encoder\.stages\.(\d{{1,3}})\.layers\.(\d{{1,3}})\.", 0)
 
 
-class BackboneStages(BaseModel):
-    """What is read of the backbone's config beside that; its class has four stages."""
+class Backbone(BaseModel):
+    """What the backbone has to be; a field without a value has another one in transformers' class."""
 
+    model_type: Literal["bit"] = "bit"
+    layer_type: Literal["bottleneck"]
+    global_padding: Literal["same", "SAME"]
+    embedding_dynamic_padding: Literal[True]
+    hidden_act: Literal["relu"] = "relu"
+    num_groups: Literal[32] = 32
+    output_stride: Literal[32] = 32
+    width_factor: Literal[1] = 1
     depths: list[Count] = [3, 4, 6, 3]
     out_features: list[str] | None = None
 
@@ -210,60 +176,34 @@ class BackboneStages(BaseModel):
 class HybridConfig(BaseModel):
     """What is read of config.json beside `TransformersConfig`."""
 
-    backbone_config: BackboneStages | None = None
+    backbone_config: Backbone | None = None
 
 
 def _declared_hybrid(companions: Companions, shapes: Shapes) -> Declared:
     declared = _declared(("vit-hybrid",), companions, shapes)
     if companions.config is None:
         return declared
-    stages = checked(HybridConfig, companions.config, "config.json").backbone_config
-    if stages is not None:
-        _refuse_other_backbones(stages, companions.config["backbone_config"])
+    backbone = checked(HybridConfig, companions.config, "config.json").backbone_config
+    if backbone is not None and backbone.out_features not in (None, last := [f"stage{len(backbone.depths)}"]):
+        raise UserError(f"config.json gives backbone_config.out_features={backbone.out_features}; a stem needs {last}")
     fields = dict(declared.fields)
     return replace(declared, fields=fields | {"stem_patch_size": fields.pop("patch_size", 1)})
-
-
-def _refuse_other_backbones(stages: BackboneStages, backbone: Mapping[str, Any]) -> None:
-    last = f"stage{len(stages.depths)}"
-    values = {name: backbone.get(name, default) for name, (_, default) in BACKBONE.items()}
-    wrong = {name: value for name, value in values.items() if str(value).lower() != str(BACKBONE[name][0]).lower()}
-    if stages.out_features not in (None, [last]):
-        wrong["out_features"] = stages.out_features
-    if wrong:
-        raise UserError(
-            "the backbone of this vit-hybrid is set up as the stem here is not ("
-            + ", ".join(f"{name}={value!r:.80}" for name, value in wrong.items())
-            + "); it needs "
-            + ", ".join(f"{name}={needed!r}" for name, (needed, _) in BACKBONE.items())
-            + f", out_features=['{last}']"
-        )
 
 
 VIT_HYBRID = replace(
     VIT,
     name="transformers_vit_hybrid",
-    title="transformers' former ViTHybrid (vit-hybrid), .safetensors or .bin",
-    legend={**VIT.legend, **STEM_LEGEND},
     rules=(
         *stem_rules(
-            (f"{_BIT}.embedder.convolution", f"{_BIT}.embedder.norm"), f"{_BIT}.encoder.stages.{{s-1}}.layers.{{u-1}}"
+            f"{_BIT}.embedder.convolution", f"{_BIT}.embedder.norm", f"{_BIT}.encoder.stages.{{s-1}}.layers.{{u-1}}"
         ),
         *(replace(rule, axes="DFPP") if rule.key == PATCHES else rule for rule in VIT.rules),
     ),
-    recognises=lambda shapes: (
-        find_base(shapes, PATCHES, _BASES) is not None and any(_BACKBONE in key for key in shapes)
-    ),
+    recognises=has(PATCHES, _BASES, re.escape(_BACKBONE)),
     configure=partial(configure_stem, _depths, partial(_common_fields, 1)),
     family="hybrid",
     rules_of=partial(resnet_rules, _depths),
     declared=_declared_hybrid,
-    notes=(
-        "`{s-1}` and `{u-1}` are the numbers of a stage and of a unit in it.",
-        "Kernels are standardised by their variance and GroupNorm's eps is 1e-5, as in timm, whose network this is.",
-        "The backbone must have: " + ", ".join(f"`{name}={needed!r}`" for name, (needed, _) in BACKBONE.items()) + ".",
-        *VIT.notes,
-    ),
 )
 
 # DINOv2 (arXiv 2304.07193), with and without registers (2309.16588).
@@ -308,7 +248,6 @@ def _declared_dino(companions: Companions, shapes: Shapes) -> Declared:
 
 DINOV2 = Origin(
     name="transformers_dinov2",
-    title="transformers' DINOv2 (dinov2, dinov2_with_registers), .safetensors or .bin",
     rules=(
         *_EMBEDDING_RULES,
         KeyRule("embeddings.register_tokens", "1GD", "keep", "embeddings.register_tokens", part="registers"),
@@ -326,11 +265,7 @@ DINOV2 = Origin(
         *dense("layernorm", "D"),
     ),
     block_pattern=r"encoder\.layer\.(0|[1-9]\d*)\.",
-    ignored=_DINO_IGNORED | BESIDE,
-    recognises=lambda shapes: (
-        find_base(shapes, PATCHES, _DINO_BASES) is not None
-        and any(re.fullmatch(r"(.*\.)?encoder\.layer\.\d+\.layer_scale1\.lambda1", key) for key in shapes)
-    ),
+    recognises=has(PATCHES, _DINO_BASES, r"(^|\.)encoder\.layer\.\d+\.layer_scale1\.lambda1$"),
     names=_dino_names,
     configure=_configure_dino,
     declared=_declared_dino,
@@ -340,13 +275,4 @@ DINOV2 = Origin(
         "(Dinov2ForImageClassification)"
     },
     package="transformers",
-    notes=(
-        "Prefixes that are taken off: `dinov2.`, `dinov2_with_registers.`, and what is wrapped around a model.",
-        "Older files, and those that transformers 5 still writes, spell "
-        + ", ".join(f"`{new[1:-1]}` as `{old[1:-1]}`" for new, old in _DINO_OLD.items())
-        + ", and hold gate and values of a SwiGLU in `mlp.weights_in`.",
-        "The model of registers stretches its positions by an antialiased filter, the other by a plain one.",
-        "Where the file of the processor is missing: the shortest edge resized bicubically to 256 px, 224x224 px "
-        "cropped from the centre, ImageNet's mean and deviation.",
-    ),
 )

@@ -1,7 +1,7 @@
 """Keys of PyTorch checkpoints: what is wrapped around a model is taken off, what lies beside it sorted out."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hf_vit.conversion.origins.origin import KeyNames
 from hf_vit.conversion.readers import Shapes
@@ -23,6 +23,17 @@ BESIDE = {
     r"student\..+": "the student of a self-distillation, whose teacher is converted",
     r"model_ema\..+": "a moving average of the model that is converted",
 }
+
+
+def has(anchor: str, bases: Sequence[str], *marks: str, lacks: str = "") -> Callable[[Shapes], bool]:
+    """Return whether a file has the anchor below a base, each mark in some key, and `lacks` in none (expressions)."""
+
+    def recognises(shapes: Shapes) -> bool:
+        if find_base(shapes, anchor, bases) is None or (lacks and any(re.search(lacks, key) for key in shapes)):
+            return False
+        return all(any(re.search(mark, key) for key in shapes) for mark in marks)
+
+    return recognises
 
 
 def unwrapped(

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from originals.pytorch import SIZES, both_towers, of_timm, of_transformers, open_clip_tower, randomise, save_timm
+from originals.pytorch import (
+    SIZES,
+    both_towers,
+    largest,
+    load,
+    of_timm,
+    of_transformers,
+    open_clip_tower,
+    randomise,
+    save_timm,
+)
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -54,15 +64,6 @@ def outcome_of(model: Any, images: torch.Tensor) -> Outcome:
     tokens = output.last_hidden_state
     pooled = output.get("image_embeds", output.get("pooler_output"))
     return tokens, tokens.mean(dim=1) if pooled is None else pooled
-
-
-def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    assert ours.shape == theirs.shape
-    return float((ours - theirs).abs().max()) / max(1.0, float(theirs.abs().max()))
-
-
-def load(result: conversion.ConversionResult) -> Any:
-    return result.plan.model_class.from_pretrained(result.output).eval()
 
 
 @torch.no_grad()
@@ -363,7 +364,9 @@ def test_a_declared_prefix(tmp_path: Path, capsys):
     model = of_timm(embed_dim=64, num_heads=1)
     state = {f"net.visual.trunk.{name}": value for name, value in model.state_dict().items()}
     save_file(state | {"net.text.weight": torch.ones(3)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="below another prefix"):
+    with pytest.raises(
+        UserError, match=r"timm_vit below 'net.visual.trunk.'; declare it by --prefix net.visual.trunk."
+    ):
         conversion.convert(tmp_path / "model.safetensors", tmp_path / "out")
     for prefix in ("net.visual.trunk", "net.visual.trunk."):
         result = conversion.convert(tmp_path / "model.safetensors", tmp_path / prefix, prefix=prefix)

@@ -213,3 +213,13 @@ def pixels(images: np.ndarray) -> torch.Tensor:
 def largest_difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
     assert tuple(ours.shape) == theirs.shape
     return float((ours.detach().double() - torch.from_numpy(theirs).double()).abs().max())
+
+
+def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Return the largest difference, relative to the largest value where that exceeds 1."""
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max()) / max(1.0, float(theirs.abs().max()))
+
+
+def load(result: Any) -> Any:
+    return result.plan.model_class.from_pretrained(result.output).eval()
