@@ -456,8 +456,8 @@ _MIXER_STEM, _MIXER_BLOCK = "stem/kernel", "MixerBlock_{i}"
 
 
 def configure_mixer(network: Network) -> Fields:
-    """Return fields of `HfMixerConfig`."""
-    dims, patches = network.dims, network.patches
+    """Return fields of `HfMixerConfig`; parts of a patch are padded."""
+    dims, patches = network.dims, replace(network.patches, is_padded=True)
     return {
         "image_size": square_or_pair(patches.table_size(dims["T"], network.image_size, "token MLP")),
         "patch_size": square_or_pair(patches.sides),

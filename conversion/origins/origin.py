@@ -152,10 +152,12 @@ class Patches:
     Attributes:
         sides: (height, width) of a patch, in px or in places of a stem's feature map.
         stem_stride: px of the image behind one place of that map; 1 without a stem.
+        is_padded: whether a part of a patch counts as a whole one (SAME), instead of being left out.
     """
 
     sides: Pair
     stem_stride: int = 1
+    is_padded: bool = False
 
     @property
     def stride(self) -> Pair:
@@ -163,9 +165,9 @@ class Patches:
         return self.sides[0] * self.stem_stride, self.sides[1] * self.stem_stride
 
     def grid_of(self, image_size: Pair) -> Pair:
-        """Return (h, w) of an image as the originals cut it: a stem rounds up (SAME), a part of a patch is left out."""
-        places = (-(-side // self.stem_stride) for side in image_size)
-        h, w = (place // side for place, side in zip(places, self.sides, strict=True))
+        """Return (h, w) of an image as the originals cut it: a stem rounds up (SAME), patches as `is_padded` says."""
+        places = [-(-side // self.stem_stride) for side in image_size]
+        h, w = ((place + (side - 1) * self.is_padded) // side for place, side in zip(places, self.sides, strict=True))
         if not (h and w):
             raise UserError(
                 f"{size_text(image_size)} px hold no patch of {size_text(self.stride)} px; give a larger image size"

@@ -33,6 +33,7 @@ from hf_vit.conversion.origins.origin import (
     dense,
     heads_of,
     resnet_rules,
+    size_text,
     square_or_pair,
     stage_depths,
 )
@@ -478,6 +479,16 @@ def _declared_of(architectures: str, needless: str, companions: Companions, shap
     return _declared_by(beside, companions.config, {})
 
 
+def _configure_mixer(network: Network) -> Fields:
+    size, patches = network.image_size, network.patches
+    if size is not None and (size[0] % patches.sides[0] or size[1] % patches.sides[1]):
+        raise UserError(
+            f"timm leaves out the parts of a patch of {size_text(patches.sides)} px at the border of images of "
+            f"{size_text(size)} px, and hf_vit's MLP-Mixers pad them; use it with timm"
+        )
+    return configure_mixer(network) | {"hidden_act": "gelu"}
+
+
 MIXER = Origin(
     name="timm_mixer",
     rules=(
@@ -494,7 +505,7 @@ MIXER = Origin(
     block_pattern=VIT.block_pattern,
     recognises=has(_MIXER_STEM, ("",), r"\.mlp_tokens\."),
     names=lambda shapes: unwrapped(shapes, _MIXER_STEM, {}),
-    configure=lambda network: configure_mixer(network) | {"hidden_act": "gelu"},
+    configure=_configure_mixer,
     family="mixer",
     declared=partial(
         _declared_of,

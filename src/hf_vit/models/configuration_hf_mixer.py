@@ -16,8 +16,8 @@ class HfMixerConfig(HfBaseConfig):
     """Configuration of `HfMixerModel` and its heads; the default is Mixer-B/16 at 224 px (arXiv 2105.01601, table 1).
 
     Args:
-        image_size: int or (height, width) in px, a multiple of the patch. It is the only size that a model takes: the
-            token MLP has a weight for every patch.
+        image_size: int or (height, width) in px. It is the only size that a model takes: the token MLP has a weight for
+            every patch. What is no multiple of the patch is padded with zeros on both sides (SAME), as in the original.
         patch_size: px, int or (height, width).
         num_channels: of the image.
         hidden_size: channels of a token, the paper's C.
@@ -96,7 +96,7 @@ class HfMixerConfig(HfBaseConfig):
     def grid(self) -> tuple[int, int]:
         """(h, w): patches of an image."""
         (height, width), (stride_h, stride_w) = self.nominal_size, self.patch_stride
-        return height // stride_h, width // stride_w
+        return -(-height // stride_h), -(-width // stride_w)
 
     def validate_sizes(self) -> None:
         widths = ("hidden_size", "token_intermediate_size", "intermediate_size")
@@ -114,12 +114,6 @@ class HfMixerConfig(HfBaseConfig):
             sides = (value,) if isinstance(value, int) else value
             if (not isinstance(value, int) and len(value) != 2) or min(sides) < 1:
                 raise ValueError(f"{name}={value} must be one int or (height, width), of at least 1 px")
-        for side, stride in zip(self.nominal_size, self.patch_stride, strict=True):
-            if side % stride:
-                raise ValueError(
-                    f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}; an "
-                    "MLP-Mixer is built for whole patches"
-                )
 
     def validate_choices(self) -> None:
         if not 0 <= self.drop_path_rate < 1:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import filter_output_hidden_states
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -38,6 +39,10 @@ class HfMixerPatchEmbeddings(nn.Module):
         self.projection = nn.Conv2d(config.num_channels, config.hidden_size, patch, stride=patch)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        (height, width), (stride_h, stride_w) = pixel_values.shape[2:], self.projection.stride
+        down, right = -height % stride_h, -width % stride_w
+        if down or right:  # SAME of TensorFlow: what is uneven is added at the end
+            pixel_values = F.pad(pixel_values, (right // 2, right - right // 2, down // 2, down - down // 2))
         return self.projection(pixel_values.to(self.projection.weight.dtype)).flatten(2).transpose(1, 2)
 
 
