@@ -247,6 +247,7 @@ DEFAULTS: Mapping[str, Fields] = {
     "vit_msn": _VIT | {"layer_norm_eps": 1e-6},
     "clip_vision_model": _VIT | {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32},
     "siglip_vision_model": _VIT | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "patch_size": 16},
+    "bit": {},
     "dinov2": _DINOV2 | {"patch_size": 14},
     "dinov2_with_registers": _DINOV2 | {"patch_size": 16, "num_register_tokens": 4},
 }

@@ -379,15 +379,16 @@ def _recognises_bit_paper(shapes: Shapes) -> bool:
     return (is_here or any(map(_ROOT_THERE.fullmatch, shapes))) and not _has_transformer(shapes)
 
 
-def bit_sizes(network: Network) -> Fields:
-    """Return depths, width and channels of a ResNet."""
-    stem, _ = stem_fields(network, _depths(network.shapes))
-    return {name: stem[name] for name in ("stage_depths", "stem_width")} | {"num_channels": network.dims["C"]}
-
-
-def _configure_bit(network: Network, pre_activation: bool = False) -> Fields:
+def bit_fields(network: Network, depths: tuple[int, ...], pre_activation: bool) -> Fields:
+    """Return fields of `HfBitConfig`."""
+    stem, _ = stem_fields(network, depths)
     size = BIT_IMAGE_SIZE if network.image_size is None else square_or_pair(network.image_size)
-    return {**bit_sizes(network), "image_size": size, "pre_activation": pre_activation}
+    sizes = {name: stem[name] for name in ("stage_depths", "stem_width")}
+    return {**sizes, "num_channels": network.dims["C"], "image_size": size, "pre_activation": pre_activation}
+
+
+def _configure_bit(pre_activation: bool, network: Network) -> Fields:
+    return bit_fields(network, _depths(network.shapes), pre_activation)
 
 
 def _bit_paper_names(shapes: Shapes) -> KeyNames:
@@ -426,7 +427,7 @@ BIT = Origin(
         any(f"{prefix}conv_root/kernel" in shapes for prefix in PREFIXES) and not _has_transformer(shapes)
     ),
     names=partial(_anchored, "conv_root/kernel", "ResNets"),
-    configure=_configure_bit,
+    configure=partial(_configure_bit, False),
     family="bit",
     rules_of=partial(resnet_rules, _depths),
     assumed={"processor": ORIGINAL_PIXELS},
@@ -442,7 +443,7 @@ BIT_PAPER = replace(
     ),
     recognises=_recognises_bit_paper,
     names=_bit_paper_names,
-    configure=partial(_configure_bit, pre_activation=True),
+    configure=partial(_configure_bit, True),
     assumed={
         "zero_padded_pool": "the root pools what lies within the map, as in big_vision (big_transfer pads with zeros: "
         "from_pretrained(folder, zero_padded_pool=True))",

@@ -44,6 +44,7 @@ TRANSFORMS = {
     "keep": Transform(lambda array: array),
     "transpose": Transform(lambda array: array.T, (1, 0)),  # [in, out] -> [out, in]
     "pointwise": Transform(lambda array: array.flatten(0, -2).T, (1, 0)),  # [in, out] or [1, 1, in, out] -> [out, in]
+    "dense": Transform(lambda array: array.flatten(1)),  # [out, in, 1, 1] -> [out, in]
     "conv": Transform(lambda array: array.permute(3, 2, 0, 1), (2, 3, 1, 0)),  # [h, w, in, out] -> [out, in, h, w]
     "split_heads": Transform(lambda array: array.flatten(1).T, (1, 0)),  # [in, A, K] -> [A*K, in]
     "join_heads": Transform(lambda array: array.flatten(0, 1).T, (1, 0)),  # [A, K, out] -> [out, A*K]

@@ -12,11 +12,11 @@ from hf_vit.errors import UserError
 # The first that recognises a file is its origin.
 ORIGINS: tuple[Origin, ...] = (
     *google.ORIGINS,
-    *(transformers.VIT, transformers.DEIT, transformers.VIT_HYBRID),
+    *(transformers.VIT, transformers.DEIT, transformers.VIT_HYBRID, transformers.BIT),
     *(clip.CLIP_CLASSIFIER, clip.CLIP, clip.SIGLIP),
     transformers.DINOV2,
     *(dino_mae.MAE, dino_mae.DINO),
-    *(timm.VIT, timm.HYBRID, timm.MIXER),
+    *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT),
     clip.OPEN_CLIP,
 )
 # As config.json says it.
@@ -66,7 +66,7 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NOTHING
     for origin in ORIGINS:
         if origin.recognises(shapes):
             return origin
-    if isinstance(architecture, str) and not re.match(r"(test_|flexi)?vit|deit|mixer", architecture):
+    if isinstance(architecture, str) and not re.match(r"(test_|flexi)?vit|deit|mixer|resnetv2_\d+x", architecture):
         raise UserError(
             f"timm's '{architecture:.80}' is of an architecture that hf_vit does not support; use it with timm"
         )

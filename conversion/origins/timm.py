@@ -21,7 +21,7 @@ from hf_vit.conversion.origins.beside import (
     names_of,
     pair_of,
 )
-from hf_vit.conversion.origins.google import STEM, configure_mixer, stem_fields
+from hf_vit.conversion.origins.google import STEM, bit_fields, configure_mixer, stem_fields
 from hf_vit.conversion.origins.origin import (
     Declared,
     Fields,
@@ -394,23 +394,33 @@ VIT = Origin(
 # kernels are standardised by (w - mean) / sqrt(var + 1e-8), and GroupNorm's eps is 1e-5.
 
 STEM_CONSTANTS: Fields = {"weight_standardization": "variance", "group_norm_eps": 1e-5}
-_BACKBONE = "patch_embed.backbone"
+_BACKBONE, _UNIT = "patch_embed.backbone", "stages.{s-1}.blocks.{u-1}"
 
 
-def stem_rules(root: str, root_norm: str, unit: str) -> tuple[KeyRule, ...]:
-    """Return the rules of a stem in PyTorch's layout of kernels; `unit` has `{s-1}` and `{u-1}` for its numbers."""
-    layers = [(root, root_norm, "WC77", "root_conv", "root_norm")]
-    at = "stages.{s-1}.{u-1}."
+def resnet_layers(
+    root: str, unit: str, target: str, norm: str = "", pre_activation: bool = False
+) -> tuple[KeyRule, ...]:
+    """Return the rules of a ResNet in PyTorch's layout of kernels, without its head.
+
+    Args:
+        root: name of the root's convolution.
+        unit: name of a unit, with `{s-1}` and `{u-1}` for the numbers of its stage and of itself.
+        target: the ResNet in the model.
+        norm: name of the norm after the root's convolution, or (pre-activation) after the last unit.
+        pre_activation: whether norms stand before the convolutions, and none at the projection.
+    """
+
+    def conv(source: str, axes: str, name: str) -> KeyRule:
+        return KeyRule(f"{source}.weight", axes, "keep", f"{target}.{name}.weight")
+
+    at, projection = "stages.{s-1}.{u-1}", f"{unit}.downsample"
+    last = dense(norm, "F" if pre_activation else "W", f"{target}.{'norm' if pre_activation else 'root_norm'}")
+    rules = [conv(root, "WC77", "root_conv"), *([] if pre_activation else last)]
     for number, axes in enumerate(("UI11", "UU33", "OU11"), start=1):
-        conv, norm = f"conv{number}", f"norm{number}"
-        layers.append((f"{unit}.{conv}", f"{unit}.{norm}", axes, at + conv, at + norm))
-    names = f"{unit}.downsample.conv", f"{unit}.downsample.norm"
-    layers.append((*names, "OI11", f"{at}projection", f"{at}projection_norm"))
-    rules: list[KeyRule] = []
-    for conv, norm, axes, our_conv, our_norm in layers:
-        rules.append(KeyRule(f"{conv}.weight", axes, "keep", f"{STEM}.{our_conv}.weight"))
-        rules += dense(norm, axes[0], f"{STEM}.{our_norm}")
-    return tuple(rules)
+        rules.append(conv(f"{unit}.conv{number}", axes, f"{at}.conv{number}"))
+        rules += dense(f"{unit}.norm{number}", axes[pre_activation], f"{target}.{at}.norm{number}")
+    rules.append(conv(f"{projection}.conv", "OI11", f"{at}.projection"))
+    return (*rules, *(last if pre_activation else dense(f"{projection}.norm", "O", f"{target}.{at}.projection_norm")))
 
 
 _depths = partial(stage_depths, rf"{re.escape(_BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
@@ -440,7 +450,7 @@ HYBRID = replace(
     VIT,
     name="timm_hybrid",
     rules=(
-        *stem_rules(f"{_BACKBONE}.stem.conv", f"{_BACKBONE}.stem.norm", f"{_BACKBONE}.stages.{{s-1}}.blocks.{{u-1}}"),
+        *resnet_layers(f"{_BACKBONE}.stem.conv", f"{_BACKBONE}.{_UNIT}", STEM, f"{_BACKBONE}.stem.norm"),
         KeyRule(PATCHES, "DFPP", "keep", "embeddings.patch_embeddings.projection.weight"),
         *RULES[1:],
     ),
@@ -514,5 +524,39 @@ MIXER = Origin(
         r"(proj_)?drop_rate|drop_path_rate",
     ),
     assumed={name: VIT.assumed[name] for name in ("hidden_act", "processor")},
+    package="timm",
+)
+
+# BiT's ResNetV2 (`resnetv2_*_bit`): the network of the paper but for two constants.
+
+BIT_CONSTANTS: Fields = {"weight_standardization": "variance", "zero_padded_pool": True}
+_bit_depths = partial(stage_depths, r"stages\.(\d{1,3})\.blocks\.(\d{1,3})\.", 0)
+
+
+def configure_bit(depths_of: Callable[[Iterable[str]], tuple[int, ...]], network: Network) -> Fields:
+    """Return fields of `HfBitConfig` for the pre-activation network of timm and transformers."""
+    return bit_fields(network, depths_of(network.shapes), pre_activation=True) | BIT_CONSTANTS
+
+
+BIT = Origin(
+    name="timm_bit",
+    rules=(
+        *resnet_layers("stem.conv", _UNIT, "encoder", "norm", pre_activation=True),
+        KeyRule("head.fc.weight", "LF11", "dense", "classifier.weight", "head"),
+        KeyRule("head.fc.bias", "L", "keep", "classifier.bias", "head"),
+    ),
+    block_pattern="",
+    recognises=has("stem.conv.weight", ("",), r"(^|\.)stages\.\d+\.blocks\.\d+\.norm3\."),
+    names=lambda shapes: unwrapped(shapes, "stem.conv.weight", {}),
+    configure=partial(configure_bit, _bit_depths),
+    family="bit",
+    rules_of=partial(resnet_rules, _bit_depths),
+    declared=partial(
+        _declared_of,
+        r"resnetv2_\d+x\d+_bit(_\w+)?",
+        r"layers|channels|in_chans|num_classes|width_factor|stem_chs|global_pool|drop_(path_)?rate|zero_init_last",
+    ),
+    assumed={"processor": ORIGINAL_PIXELS},
+    refused={r".+\.running_(mean|var)": "BatchNorm", r"stem\.norm\..+": "units with norms after their convolutions"},
     package="timm",
 )

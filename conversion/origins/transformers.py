@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, checked, read_config
+from hf_vit.conversion.origins.google import STEM
 from hf_vit.conversion.origins.origin import (
     Declared,
     Fields,
@@ -24,7 +25,7 @@ from hf_vit.conversion.origins.origin import (
     resnet_rules,
     stage_depths,
 )
-from hf_vit.conversion.origins.timm import configure_stem, stem_rules
+from hf_vit.conversion.origins.timm import configure_bit, configure_stem, resnet_layers
 from hf_vit.conversion.origins.wrapped import has, leave_out, renamed, unwrapped
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
@@ -154,7 +155,7 @@ DEIT = replace(
 # ViTHybrid (`vit-hybrid`, until version 4.40): a BiT backbone before the blocks, which together are timm's hybrid. A
 # backbone that is set up in another way (pre-activation, other padding, a stage before the last) is refused by name.
 
-_BIT = f"{_BACKBONE}bit"
+_BIT, _BIT_UNIT = f"{_BACKBONE}bit", "encoder.stages.{s-1}.layers.{u-1}"
 _depths = partial(stage_depths, rf"{re.escape(_BIT)}\.encoder\.stages\.(\d{{1,3}})\.layers\.(\d{{1,3}})\.", 0)
 
 
@@ -194,9 +195,7 @@ VIT_HYBRID = replace(
     VIT,
     name="transformers_vit_hybrid",
     rules=(
-        *stem_rules(
-            f"{_BIT}.embedder.convolution", f"{_BIT}.embedder.norm", f"{_BIT}.encoder.stages.{{s-1}}.layers.{{u-1}}"
-        ),
+        *resnet_layers(f"{_BIT}.embedder.convolution", f"{_BIT}.{_BIT_UNIT}", STEM, f"{_BIT}.embedder.norm"),
         *(replace(rule, axes="DFPP") if rule.key == PATCHES else rule for rule in VIT.rules),
     ),
     recognises=has(PATCHES, _BASES, re.escape(_BACKBONE)),
@@ -204,6 +203,50 @@ VIT_HYBRID = replace(
     family="hybrid",
     rules_of=partial(resnet_rules, _depths),
     declared=_declared_hybrid,
+)
+
+# BiT (arXiv 1912.11370), of pre-activation units: timm's network.
+
+_bit_depths = partial(stage_depths, r"encoder\.stages\.(\d{1,3})\.layers\.(\d{1,3})\.", 0)
+
+
+class BitConfig(BaseModel):
+    """What a BiT has to be, as transformers' class is by itself; shapes tell the rest."""
+
+    layer_type: Literal["preactivation"] = "preactivation"
+    global_padding: None = None
+    embedding_dynamic_padding: Literal[False] = False
+    hidden_act: Literal["relu"] = "relu"
+    num_groups: Literal[32] = 32
+    output_stride: Literal[32] = 32
+
+
+def _declared_bit(companions: Companions, shapes: Shapes) -> Declared:
+    if companions.config is None:
+        return Declared()
+    declared = read_config(companions, ("bit",))
+    checked(BitConfig, companions.config, "config.json")
+    told = {name: value for name, value in declared.fields.items() if name in ("initializer_range", "problem_type")}
+    crop = (declared.processor or {}).get("crop_size")
+    return replace(declared, fields=told, image_size=(crop["height"], crop["width"]) if crop else None)
+
+
+BIT = Origin(
+    name="transformers_bit",
+    rules=(
+        *resnet_layers("embedder.convolution", _BIT_UNIT, "encoder", "norm", pre_activation=True),
+        *dense("classifier.1", "LF", "classifier", "head"),
+    ),
+    block_pattern="",
+    recognises=has("embedder.convolution.weight", ("", "bit."), r"(^|\.)encoder\.stages\.\d+\.layers\.\d+\.norm3\."),
+    names=lambda shapes: unwrapped(shapes, "embedder.convolution.weight", {}, ("", "bit."), ("classifier.",)),
+    configure=partial(configure_bit, _bit_depths),
+    family="bit",
+    rules_of=partial(resnet_rules, _bit_depths),
+    declared=_declared_bit,
+    assumed={"processor": ORIGINAL_PIXELS},
+    refused={r"embedder\.norm\..+": "units with norms after their convolutions (layer_type='bottleneck')"},
+    package="transformers",
 )
 
 # DINOv2 (arXiv 2304.07193), with and without registers (2309.16588).

@@ -377,7 +377,7 @@ def test_every_field_of_the_config_is_expressed_or_held_at_its_default():
 def test_transforms_and_their_inverses():
     shapes = {"keep": (3, 4), "transpose": (3, 4), "conv": (2, 3, 4, 5), "split_heads": (6, 2, 3)}
     shapes |= {"pointwise": (1, 1, 3, 4), "join_heads": (2, 3, 6), "flatten_heads": (2, 3), "flatten": (1, 1, 1, 4)}
-    shapes |= {"as_token": (4,), "as_table": (3, 4)}
+    shapes |= {"as_token": (4,), "as_table": (3, 4), "dense": (3, 4, 1, 1)}
     assert set(shapes) == set(TRANSFORMS)
     for name, shape in shapes.items():
         source = torch.randn(shape)

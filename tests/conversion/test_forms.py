@@ -565,3 +565,15 @@ def test_the_image_tower_of_lit_is_the_plain_model(write_npz):
     )
     assert type(plain) is type(tower)
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in tower.state_dict().items())
+
+
+def test_a_mixer_pads_what_its_patch_does_not_divide(write_npz):
+    """As the original's convolution (SAME): half of the zeros before, what is uneven after."""
+    arrays = make_mixer(patch=(4, 4), grid=(2, 3))
+    sizes = {"odd": (7, 10), "whole": (8, 12)}
+    ours = {name: hf_vit.from_hub(write_npz(arrays), image_size=size).double() for name, size in sizes.items()}
+    images = torch.randn(2, 3, *sizes["odd"], dtype=torch.float64)
+    padded = torch.nn.functional.pad(images, (1, 1, 0, 1))
+    with torch.no_grad():
+        expected, found = ours["whole"](padded).logits, ours["odd"](images).logits
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)

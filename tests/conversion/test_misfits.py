@@ -132,7 +132,7 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("token", without("pos_embedding"), ["no position table", "sincos2d", "--image-size HxW"]),
     ("map", with_key("cls", 1, 1, 8), ["a class token and a MAP head"]),
     ("gap", lambda s: s | replaced("^", "params/img/")(s), ["encoders under 2 prefixes",
-        "exactly one set of weights"]),
+        "one is needed"]),
     ("gap", replaced("^", "model/"), ["encoders below an unknown prefix"]),
     ("gap", with_key("Transformer/pos_embedding", 1, 9, 8), ["holds pos_embedding in an older place and in today's"]),
     ("map", without(f"{MAP}Mlp"), [f"4 keys missing: {MAP}MlpBlock_0/Dense_0/kernel, {MAP}MlpBlock_0/Dense_0/bias"]),

@@ -12,6 +12,8 @@ import pytest
 import timm
 import torch
 from originals.pytorch import (
+    bit_of_timm,
+    bit_of_transformers,
     hybrid_of_timm,
     largest,
     load,
@@ -22,7 +24,7 @@ from originals.pytorch import (
     vit_hybrid_parts,
 )
 from safetensors.torch import load_file, save_file
-from timm.layers import GluMlp
+from timm.layers import BatchNormAct2d, GluMlp
 from timm.models.mlp_mixer import Affine, ResBlock
 from torch import nn
 from transformers import AutoImageProcessor, ViTImageProcessor, ViTModel
@@ -34,7 +36,7 @@ from hf_vit.errors import UserError
 from hf_vit_cli.main import main
 
 # As the golden tests: a hybrid normalises again and again, and float32 rounds otherwise on other processors.
-FLOAT32 = {"hf_vit": 1e-5, "hf_hybrid_vit": 6e-5, "hf_mixer": 1e-5}
+FLOAT32 = {"hf_vit": 1e-5, "hf_hybrid_vit": 6e-5, "hf_mixer": 1e-5, "hf_bit": 6e-5}
 
 
 def convert(source: Path, **options: Any) -> Any:
@@ -350,6 +352,64 @@ def test_former_hybrids_of_another_network_are_refused(changed: dict[str, Any]):
     shapes = {key: tuple(parameter.shape) for key, parameter in model.state_dict().items()}
     with pytest.raises(UserError, match=re.escape(f"config.json gives backbone_config.{name}={value!r}")):
         conversion.plan(shapes, companions=Companions(config))
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_bit_of_other_libraries(library: str, has_head: bool, tmp_path: Path):
+    """Their network is the paper's but for the standardization and zeros around the root's pool; sizes are odd."""
+    if library == "timm":
+        model = bit_of_timm(**({} if has_head else {"num_classes": 0}))
+        save_timm(model, tmp_path / "saved")
+        saved = json.loads((tmp_path / "saved/config.json").read_text())
+        (tmp_path / "saved/config.json").write_text(json.dumps(saved | {"architecture": "resnetv2_50x1_bit"}))
+    else:
+        model = bit_of_transformers("BitForImageClassification" if has_head else "BitModel")
+        model.save_pretrained(tmp_path / "saved")
+        pixels = {"size": {"shortest_edge": 48}, "crop_size": {"height": 40, "width": 40}}
+        processor = {"image_processor_type": "BitImageProcessor", **pixels}
+        (tmp_path / "saved/preprocessor_config.json").write_text(json.dumps(processor))
+    result = convert(tmp_path / "saved")
+    config = result.plan.config
+    assert (result.plan.origin, result.plan.has_head) == (f"{library}_bit", has_head)
+    assert (config.stage_depths, config.stem_width, config.weight_standardization) == ((2, 1), 32, "variance")
+    assert config.image_size == (224 if library == "timm" else 40)
+
+    def places(model: Any, images: torch.Tensor) -> torch.Tensor:
+        maps = model.forward_features(images) if library == "timm" else transformers_tokens(model, images)
+        return maps.flatten(2).mT
+
+    def outcome(model: Any, images: torch.Tensor) -> torch.Tensor:
+        if library == "transformers" and has_head:
+            return model(images).logits
+        return model(images) if library == "timm" else model(images).pooler_output.flatten(1)
+
+    hold(model, load(result), (45, 61), places, outcome)
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda: bit_of_timm(preact=False), "norms after their convolutions.*use it with timm"),
+        (lambda: bit_of_timm(norm_layer=BatchNormAct2d), "BatchNorm.*use it with timm"),
+        (
+            lambda: bit_of_transformers(layer_type="bottleneck"),
+            "norms after their convolutions.*with transformers",
+        ),
+    ],
+)
+def test_other_resnets_are_refused_by_name(build: Callable[[], nn.Module], told: str):
+    shapes = {key: tuple(parameter.shape) for key, parameter in build().state_dict().items()}
+    with pytest.raises(UserError, match=told):
+        conversion.plan(shapes)
+
+
+@pytest.mark.parametrize("field", [{"global_padding": "SAME"}, {"num_groups": 16}, {"output_stride": 16}], ids=str)
+def test_bit_that_is_set_up_otherwise_is_refused(field: dict[str, Any]):
+    model, ((name, value),) = bit_of_transformers(**field), field.items()
+    shapes = {key: tuple(parameter.shape) for key, parameter in model.state_dict().items()}
+    with pytest.raises(UserError, match=re.escape(f"config.json gives {name}={value!r}")):
+        conversion.plan(shapes, companions=Companions(model.config.to_dict()))
 
 
 def masked_autoencoder(model: nn.Module) -> dict[str, torch.Tensor]:

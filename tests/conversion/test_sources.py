@@ -31,7 +31,7 @@ class Site:
     status: int = 500  # answers everything with this instead, while `failures` lasts
     failures: int = 0
     drops: list[int] = field(default_factory=list)  # bytes after which the next downloads break off
-    after: Callable[[int], None] = lambda answered: None  # called with the number of answers
+    before: Callable[[int], None] = lambda answered: None  # called with the number of answers, before the next one
     requests: list[str | None] = field(default_factory=list)  # the Range of each
     url: str = ""
 
@@ -53,6 +53,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         site, part = self.site, self.headers.get("Range")
+        site.before(len(site.requests))
         site.requests.append(part)
         if urlsplit(self.path).path == "/moved/model.npz":
             return self.only(302, Location="/model.npz")
@@ -85,7 +86,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
         except OSError:  # the client had enough
             self.close_connection = True
-        site.after(len(site.requests))
 
     def only(self, status: int, **headers: str) -> None:
         self.send_response(status)
@@ -164,7 +164,7 @@ def test_file_that_changes_meanwhile_is_not_stitched(site, version, answers, siz
         if answered == answers:
             site.data, site.version = new, version
 
-    site.after = change
+    site.before = change
     whole = fetch(site.url).path.read_bytes()
     assert whole in (new, old)
     assert whole == new or version is None
@@ -174,7 +174,7 @@ def test_file_that_never_stays_the_same_is_given_up(site):
     def change(answered: int) -> None:
         site.version = f'"{answered}"'
 
-    site.after = change
+    site.before = change
     with pytest.raises(UserError, match="the file changed on the server while it was fetched"):
         fetch(site.url)
     assert len(site.requests) < 20

@@ -186,7 +186,6 @@ OWN: dict[str, Wrong] = {
         ({"position_embedding": "relative_bias"}, ["position_embedding='relative_bias'", "local", "use 'learned_2d'"]),
     ],
     "mixer": [
-        ({"image_size": 18}, ["image_size=18 is no multiple of patch_size=4"]),
         ({"image_size": (16, 0)}, ["of at least 1 px"]),
         ({"token_intermediate_size": 0}, ["token_intermediate_size=0 must be at least 1"]),
         ({"num_hidden_layers": 10**9}, ["the most there can be"]),

@@ -28,6 +28,8 @@ from originals.google import (
     with_map_head,
 )
 from originals.pytorch import (
+    bit_of_timm,
+    bit_of_transformers,
     both_towers,
     hybrid_of_timm,
     mixer_of_timm,
@@ -301,6 +303,11 @@ CASES = {
     "timm_vit of CLIP": of_torch(lambda: of_timm("vit_base_patch16_clip_224", embed_dim=64, num_heads=1)),
     "timm_hybrid": of_torch(hybrid_of_timm),
     "timm_mixer": of_torch(mixer_of_timm),
+    "timm_bit": of_torch(lambda: bit_of_timm((1,))),
+    "transformers_bit": of_torch(
+        lambda: bit_of_transformers(hidden_sizes=[128], depths=[1]),
+        lambda model: {"config.json": json.loads(model.config.to_json_string(use_diff=False))},
+    ),
     "mae": encoder(**{"mask_token": np.ones((1, 1, 64), "f4"), "decoder_embed.weight": np.ones((8, 64), "f4")}),
     "dino": encoder("teacher.backbone."),
     "dino of DINOv2": dinov2_in_chunks(),

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import timm
 import torch
 import transformers
+from timm.layers import StdConv2d
 from timm.models import save_for_hf
 from timm.models.mlp_mixer import _create_mixer
+from timm.models.resnetv2 import ResNetV2
 from timm.models.vision_transformer_hybrid import _create_vision_transformer_hybrid, _resnetv2
 from torch import nn
 
@@ -144,6 +147,21 @@ def mixer_of_timm(name: str = "mixer_b16_224", **arguments: Any) -> nn.Module:
     """One of timm's, small unless `arguments` say otherwise."""
     small = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "num_blocks": 2, "num_classes": 5}
     return randomise(_create_mixer(name, **{**small, **arguments}))
+
+
+def bit_of_timm(layers: tuple[int, ...] = (2, 1), **arguments: Any) -> nn.Module:
+    """A BiT of timm as its `resnetv2_*_bit` are, made small."""
+    small = {"layers": layers, "channels": (128, 256)[: len(layers)], "stem_chs": 32, "num_classes": 5}
+    small |= {"stem_type": "fixed", "conv_layer": partial(StdConv2d, eps=1e-8)}
+    model = ResNetV2(**small | arguments)
+    model.pretrained_cfg = timm.get_pretrained_cfg("resnetv2_50x1_bit").to_dict()
+    return randomise(model)
+
+
+def bit_of_transformers(name: str = "BitForImageClassification", **fields: Any) -> nn.Module:
+    small = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [2, 1], "num_labels": 5}
+    made = getattr(transformers, name)
+    return randomise(made(transformers.BitConfig(**{**small, **fields})))
 
 
 def save_timm(model: nn.Module, folder: Path, **config: Any) -> Path:

@@ -1,6 +1,6 @@
 """Configuration of BiT's ResNets, with GroupNorm and standardised kernels (arXiv 1912.11370)."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
@@ -21,6 +21,8 @@ class HfBitConfig(HfResNetBaseConfig):
         zero_padded_pool: whether the root's max-pool of a pre-activation network sees zeros beyond the border, as in
             the code the released weights were trained with (big_transfer), in timm and in transformers, or nothing, as
             in big_vision.
+        weight_standardization: of a pre-activation network: "original" (variance + 1e-10), or "variance" (+ 1e-8) as
+            timm and transformers have it.
     """
 
     model_type = "hf_bit"
@@ -36,14 +38,15 @@ class HfBitConfig(HfResNetBaseConfig):
         "resnet_hf_vit",
         "modeling_hf_bit",
     )
-    # What the hybrids' stem asks for; constants of the original code.
-    group_norm_eps: ClassVar[float] = 1e-6
-    weight_standardization: ClassVar[str] = "std"
+    group_norm_eps: ClassVar[float] = 1e-6  # of a post-activation network; a constant of the original code
 
     pre_activation: bool = True
     zero_padded_pool: bool = False
+    weight_standardization: Literal["original", "variance"] = "original"
 
     def validate_form(self) -> None:
         check_stem(self.stage_depths, self.stem_width, 32, "GroupNorm's groups")
         if self.zero_padded_pool and not self.pre_activation:
             raise ValueError("zero_padded_pool=True needs pre_activation=True; after a ReLU zeros change nothing")
+        if self.weight_standardization != "original" and not self.pre_activation:
+            raise ValueError(f"weight_standardization='{self.weight_standardization}' needs pre_activation=True")

@@ -5,6 +5,7 @@ Sources: arXiv 1912.11370; pre-activation units as in 1603.05027, with the const
 The post-activation form is also the stem of the hybrids, and stands in `resnet_hf_vit`.
 """
 
+import functools
 from typing import Any, ClassVar
 
 import torch
@@ -25,9 +26,10 @@ from .resnet_hf_vit import GROUPS, ResNetBottleneck, ResNetStem, StdConv2d, chan
 EPS = 1e-5
 
 
-def conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> StdConv2d:
-    """A convolution of the paper's ResNetV2."""
-    return StdConv2d(in_channels, out_channels, kernel_size, stride, padding="even", standardization="paper")
+def build_conv(config: Any, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> StdConv2d:
+    """Return a convolution of the paper's ResNetV2."""
+    style = "paper" if config.weight_standardization == "original" else config.weight_standardization
+    return StdConv2d(in_channels, out_channels, kernel_size, stride, padding="even", standardization=style)
 
 
 class HfBitPreActivationUnit(nn.Module):
@@ -39,7 +41,7 @@ class HfBitPreActivationUnit(nn.Module):
 
     def __init__(self, config: HfBaseConfig, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        out_channels = 4 * width
+        out_channels, conv = 4 * width, functools.partial(build_conv, config)
         self.norm1, self.conv1 = nn.GroupNorm(GROUPS, in_channels, EPS), conv(in_channels, width, 1)
         self.norm2, self.conv2 = nn.GroupNorm(GROUPS, width, EPS), conv(width, width, 3, stride)
         self.norm3, self.conv3 = nn.GroupNorm(GROUPS, width, EPS), conv(width, out_channels, 1)
@@ -59,7 +61,7 @@ class HfBitPreActivationEncoder(nn.Module):
 
     def __init__(self, config: HfBitConfig) -> None:
         super().__init__()
-        self.root_conv = conv(config.num_channels, config.stem_width, 7, 2)
+        self.root_conv = build_conv(config, config.num_channels, config.stem_width, 7, 2)
         padded = nn.Sequential(nn.ZeroPad2d(1), nn.MaxPool2d(3, 2))
         self.root_pool = padded if config.zero_padded_pool else nn.MaxPool2d(3, 2, padding=1)
         self.stages, self.out_channels = residual_stages(config, HfBitPreActivationUnit)

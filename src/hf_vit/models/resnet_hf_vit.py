@@ -65,7 +65,7 @@ def standardize_by_variance(kernel: torch.Tensor, eps: float = 1e-8) -> torch.Te
 
 
 STANDARDIZATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
-    "std": standardize_by_std,
+    **dict.fromkeys(("std", "original"), standardize_by_std),  # the latter of BiT's post-activation units
     "variance": standardize_by_variance,
     "paper": functools.partial(standardize_by_variance, eps=1e-10),  # BiT's (arXiv 1912.11370)
     None: nn.Identity(),
