@@ -245,15 +245,18 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
             elif plan.family != "mixer":
                 stages["encoded"] = output.last_hidden_state
                 pooled = body.pooler.pool(output.last_hidden_state)
-                if not config.position_on_class_token:  # that original attaches the class token later
+                # big_vision attaches the class token later; its loader adds the row that older tables have for it.
+                is_attached_later = plan.origin == "big_vision" or not config.position_on_class_token
+                if is_attached_later:
                     stages["with_posemb"] = stages["with_posemb"][:, patch_token_slice(config)]
                 if plan.has_head and config.has_distillation_head:  # of two heads the mean, as the classifier gives it
                     logits = (logits + model.distillation_classifier(output.last_hidden_state[:, 1])) / 2
                 if config.position_embedding == "learned":
+                    stored, rows = body.embeddings.position_embeddings.detach(), body.embeddings.num_special_rows
                     h, w = stages["embedding"].shape[1:3]
-                    stored = stages["posemb_in"] = body.embeddings.position_embeddings.detach()
-                    rows = body.embeddings.num_special_rows
-                    stages["posemb_out"] = resample_position_table(stored, config.grid, (h, w), rows)
+                    first = rows if is_attached_later else 0
+                    stages["posemb_in"] = stored[:, first:]
+                    stages["posemb_out"] = resample_position_table(stored, config.grid, (h, w), rows)[:, first:]
     except ValueError as error:
         raise UserError(f"the recorded images do not fit the model: {error}") from error
     finally:

@@ -70,6 +70,17 @@ def fields_of(case: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def test_recording_of_the_oldest_files_is_verified(golden: Path, write_npz, tmp_path: Path):
+    """The first row of their table is added to the class token by big_vision's loader, before anything is recorded."""
+    arrays, recording = dict(np.load(golden / "bv_tok_learn_rep.ckpt.npz")), golden / "bv_tok_learn_rep.io.npz"
+    prefix = next(key for key in arrays if key.endswith("pos_embedding")).removesuffix("pos_embedding")
+    token, table = arrays[f"{prefix}cls"], arrays[f"{prefix}pos_embedding"]
+    arrays |= {f"{prefix}pos_embedding": np.concatenate([token, table], axis=1), f"{prefix}cls": np.zeros_like(token)}
+    result = conversion.convert(write_npz(arrays), tmp_path / "model", recording=recording)
+    assert result.plan.config.position_on_class_token
+    assert {one.array for one in result.verification.checks} == set(np.load(recording)) - {"images"}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_saved_model_gives_the_originals_digits(case: str, golden: Path, tmp_path: Path):
     """One conversion: every recorded stage, the saved model loaded again, the config, the facts, and every key."""
