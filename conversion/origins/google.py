@@ -8,7 +8,7 @@ the originals read both by renumbering each kind in order, and so does this modu
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -60,12 +60,14 @@ def _projection(source: str, target: str) -> tuple[KeyRule, KeyRule]:
     )
 
 
-def _names_below(found: Collection[str], what: str, keys: Iterable[str]) -> KeyNames:
-    """Strip the one prefix under which `what` was found, and sort out what is no weight."""
+def _names_below(there: Iterable[str], what: str, keys: Iterable[str], known: Collection[str] = PREFIXES) -> KeyNames:
+    """Strip the one known prefix of those under which `what` is there, and sort out what is no weight."""
+    found = sorted({*there} & {*known})
     if not found:
-        raise UserError(f"the file holds {what} below an unknown prefix; declare it with --prefix")
+        prefix = min(there)
+        raise UserError(f"the file holds {what} below '{prefix}', which is unknown; declare it by --prefix {prefix}")
     if len(found) > 1:
-        names = ", ".join(map(repr, sorted(found)))
+        names = ", ".join(map(repr, found))
         raise UserError(f"the file holds {what} under {len(found)} prefixes ({names}); one is needed (--prefix)")
     (prefix,) = found
     names, reasons = KeyNames({}, {}, lambda name: prefix + name), dict(_IGNORED)
@@ -82,8 +84,9 @@ def _names_below(found: Collection[str], what: str, keys: Iterable[str]) -> KeyN
     return names
 
 
-def _anchored(anchor: str, what: str, shapes: Shapes, prefixes: Sequence[str] = PREFIXES) -> KeyNames:
-    return _names_below([prefix for prefix in prefixes if f"{prefix}{anchor}" in shapes], what, shapes)
+def _anchored(anchor: str, what: str, shapes: Shapes, known: Collection[str] = PREFIXES) -> KeyNames:
+    there = [key.removesuffix(anchor) for key in shapes if key.endswith(anchor)]
+    return _names_below(there, what, shapes, known)
 
 
 # The plain ViT of vit_jax.
@@ -268,8 +271,8 @@ def _recognises_big_vision(shapes: Shapes) -> bool:
 
 def _big_vision_names(shapes: Shapes) -> KeyNames:
     """Strip the prefix, sort out what is no weight of the image model, and name everything as files of today do."""
-    there = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))} & set(_IMAGE_PREFIXES)
-    found = _names_below(there, "encoders", shapes)
+    there = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))}
+    found = _names_below(there, "encoders", shapes, _IMAGE_PREFIXES)
     prefix = found.spell("")
     if len(shapes.get(f"{prefix}embedding/kernel", ())) == 2:
         raise UserError(
@@ -394,7 +397,7 @@ def _configure_bit(pre_activation: bool, network: Network) -> Fields:
 def _bit_paper_names(shapes: Shapes) -> KeyNames:
     is_big_transfers = any(map(_ROOT_THERE.fullmatch, shapes))
     if is_big_transfers:
-        found = _names_below([_BIG_TRANSFER], "ResNets", shapes)
+        found = _names_below([_BIG_TRANSFER], "ResNets", shapes, [_BIG_TRANSFER])
     else:
         found = _anchored(_ROOT, "ResNets", shapes)
     normal: dict[str, str] = {}

@@ -30,7 +30,8 @@ NOT_HERE = {
     **dict.fromkeys(("siglip2", "siglip2_vision_model"), "patches of many grids in one sequence (NaFlex)"),
 }
 _STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
-_ELSEWHERE = "whose patch embedding is missing or lies below another prefix (--prefix)"
+_ELSEWHERE = "whose patch embedding is missing"
+MAX_PREFIXES = 100  # that are tried, the shortest first
 # What is known by its keys but not converted -> regular expressions, each of which is found in some key. The first that
 # fits is named.
 STRANGERS = {
@@ -70,6 +71,11 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NOTHING
         raise UserError(
             f"timm's '{architecture:.80}' is of an architecture that hf_vit does not support; use it with timm"
         )
+    ends = {key[: match.end()] for key in shapes for match in re.finditer(r"[./]", key)}
+    for prefix in sorted(ends, key=len)[:MAX_PREFIXES]:
+        inside = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
+        if below := next((origin.name for origin in ORIGINS if origin.recognises(inside)), None):
+            raise UserError(f"{file_name} holds a model of {below} below '{prefix}'; declare it by --prefix {prefix}")
     examples = ", ".join(list(shapes)[:3])
     likely = likely_kind(shapes) or f"an unknown checkpoint (it holds {examples}, ...)"
     known = ", ".join(origin.name for origin in ORIGINS)

@@ -133,7 +133,7 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("map", with_key("cls", 1, 1, 8), ["a class token and a MAP head"]),
     ("gap", lambda s: s | replaced("^", "params/img/")(s), ["encoders under 2 prefixes",
         "one is needed"]),
-    ("gap", replaced("^", "model/"), ["encoders below an unknown prefix"]),
+    ("gap", replaced("^", "model/"), ["encoders below 'model/'", "--prefix model/"]),
     ("gap", with_key("Transformer/pos_embedding", 1, 9, 8), ["holds pos_embedding in an older place and in today's"]),
     ("map", without(f"{MAP}Mlp"), [f"4 keys missing: {MAP}MlpBlock_0/Dense_0/kernel, {MAP}MlpBlock_0/Dense_0/bias"]),
     ("map", lambda s: replaced(f"^{MAP}", "")(without("Head_0/Layer")(s)),
@@ -366,3 +366,19 @@ def test_every_rule_of_the_stem_is_in_the_table():
     assert written == {
         rule.key for rule in VIT_JAX_HYBRID.rules if rule.key.startswith(("block", "conv_root", "gn_root"))
     }
+
+
+@pytest.mark.parametrize(
+    ("make", "origin"),
+    [
+        (make_checkpoint, "position tables"),
+        (lambda: make_resnet_v2(depths=(1,), labels=4), "bit_paper"),
+        (make_mixer, "mixer"),
+    ],
+)
+def test_a_prefix_that_is_unknown_is_named(make: Callable[[], dict[str, np.ndarray]], origin: str):
+    """What the message asks for converts."""
+    shapes = {f"my_code/net/{key}": array.shape for key, array in make().items()}
+    with pytest.raises(UserError, match=rf"{origin} below 'my_code/net/'.*--prefix my_code/net/"):
+        conversion.plan(shapes)
+    assert conversion.plan(shapes, prefix="my_code/net/").rows
