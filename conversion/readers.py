@@ -23,10 +23,10 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast, final
+from typing import Any, BinaryIO, NamedTuple, Self, cast, final
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ class Companions:
 NOTHING_BESIDE = Companions()
 
 
-class CheckpointReader(AbstractContextManager["CheckpointReader"], ABC):
+class CheckpointReader(ABC):
     """Abstract: the arrays of one checkpoint by key, read on demand; use as a context manager.
 
     Opening checks everything that can be checked without reading the arrays: `shapes` is complete and honest.
@@ -107,6 +107,9 @@ class CheckpointReader(AbstractContextManager["CheckpointReader"], ABC):
         except BaseException:
             self.close()
             raise
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -191,7 +191,8 @@ def stage_modules(plan: Plan) -> dict[str, str]:
 
     A BiT's "stem" is what its first stage gets.
     """
-    config, family = plan.config, plan.family
+    config: Any = plan.config
+    family = plan.family
     end = dict.fromkeys(("pooled", "pre_logits", "logits"), "")
     patches = "embeddings.patch_embeddings"
     if family == "bit":
@@ -200,8 +201,10 @@ def stage_modules(plan: Plan) -> dict[str, str]:
     if family == "mixer":
         layers = {f"layer_{i}": f"layers.{i}" for i in range(config.num_hidden_layers)}
         return {"embedding": f"{patches}.projection", **layers, "encoded": "layernorm"} | end
-    tables = dict.fromkeys(("posemb_in", "posemb_out"), "") if config.position_embedding == "learned" else {}
-    stem = {}
+    tables: dict[str, str] = {}
+    if config.position_embedding == "learned":
+        tables = dict.fromkeys(("posemb_in", "posemb_out"), "")
+    stem: dict[str, str] = {}
     if family == "hybrid":
         root = {f"{old}_root": f"{patches}.stem.root_{new}" for old, new in {"conv": "conv", "gn": "norm"}.items()}
         stem = root | _units(config, f"{patches}.stem")

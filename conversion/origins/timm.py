@@ -397,9 +397,7 @@ STEM_CONSTANTS: Fields = {"weight_standardization": "variance", "group_norm_eps"
 _BACKBONE, _UNIT = "patch_embed.backbone", "stages.{s-1}.blocks.{u-1}"
 
 
-def resnet_layers(
-    root: str, unit: str, target: str, norm: str = "", pre_activation: bool = False
-) -> tuple[KeyRule, ...]:
+def resnet_layers(root: str, unit: str, target: str, norm: str, pre_activation: bool = False) -> tuple[KeyRule, ...]:
     """Return the rules of a ResNet in PyTorch's layout of kernels, without its head.
 
     Args:

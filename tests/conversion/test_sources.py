@@ -223,7 +223,7 @@ def test_server_that_is_not_there(site):
 
 
 def test_size_that_is_not_told_needs_a_hash(site):
-    site.says_size = False
+    site.says_size = site.gives_parts = False
     with pytest.raises(UserError, match=r"does not say how large the file is.*--sha256"):
         fetch(site.url)
     right = hashlib.sha256(site.data).hexdigest()
