@@ -60,7 +60,9 @@ def _projection(source: str, target: str) -> tuple[KeyRule, KeyRule]:
     )
 
 
-def _names_below(there: Iterable[str], what: str, keys: Iterable[str], known: Collection[str] = PREFIXES) -> KeyNames:
+def _names_below(
+    there: Iterable[str], what: str, keys: Iterable[str], known: Collection[str] = _IMAGE_PREFIXES
+) -> KeyNames:
     """Strip the one known prefix of those under which `what` is there, and sort out what is no weight."""
     found = sorted({*there} & {*known})
     if not found:
@@ -84,9 +86,8 @@ def _names_below(there: Iterable[str], what: str, keys: Iterable[str], known: Co
     return names
 
 
-def _anchored(anchor: str, what: str, shapes: Shapes, known: Collection[str] = PREFIXES) -> KeyNames:
-    there = [key.removesuffix(anchor) for key in shapes if key.endswith(anchor)]
-    return _names_below(there, what, shapes, known)
+def _anchored(anchor: str, what: str, shapes: Shapes) -> KeyNames:
+    return _names_below([key.removesuffix(anchor) for key in shapes if key.endswith(anchor)], what, shapes)
 
 
 # The plain ViT of vit_jax.
@@ -122,13 +123,12 @@ def _has(pattern: str) -> Callable[[Shapes], bool]:
 
 _has_table = _has(rf"{TABLE}$")  # a position table inside the Transformer is the mark of vit_jax
 _has_stem = _has(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/")
-_has_transformer = _has("Transformer/")
 # A MAP head or stacked blocks, which only files of big_vision have, old ones too.
 _has_parts_of_big_vision = _has(r"(^|/)(MAPHead_0/.|probe$|Transformer/encoderblock/.)")
 
 
 def _vit_jax_names(shapes: Shapes) -> KeyNames:
-    return _renumbered(_anchored(TABLE, "position tables", shapes, _IMAGE_PREFIXES))
+    return _renumbered(_anchored(TABLE, "position tables", shapes))
 
 
 def _renumbered(names: KeyNames) -> KeyNames:
@@ -272,7 +272,7 @@ def _recognises_big_vision(shapes: Shapes) -> bool:
 def _big_vision_names(shapes: Shapes) -> KeyNames:
     """Strip the prefix, sort out what is no weight of the image model, and name everything as files of today do."""
     there = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))}
-    found = _names_below(there, "encoders", shapes, _IMAGE_PREFIXES)
+    found = _names_below(there, "encoders", shapes)
     prefix = found.spell("")
     if len(shapes.get(f"{prefix}embedding/kernel", ())) == 2:
         raise UserError(
@@ -376,10 +376,10 @@ _THERE = {
 _HERE = {there: here for here, there in _THERE.items()}
 
 
-def _recognises_bit_paper(shapes: Shapes) -> bool:
-    """A root under either code's name, and no Transformer."""
-    is_here = any(f"{prefix}{_ROOT}" in shapes for prefix in PREFIXES)
-    return (is_here or any(map(_ROOT_THERE.fullmatch, shapes))) and not _has_transformer(shapes)
+def _is_resnet(root: str, shapes: Shapes) -> bool:
+    """Whether there is this root, and no Transformer beside it."""
+    there = [prefix for prefix in _IMAGE_PREFIXES if f"{prefix}{root}" in shapes]
+    return any(not any(key.startswith(f"{prefix}Transformer/") for key in shapes) for prefix in there)
 
 
 def bit_fields(network: Network, depths: tuple[int, ...], pre_activation: bool) -> Fields:
@@ -426,9 +426,7 @@ BIT = Origin(
         *_dense("head", "FL", "classifier", "head"),
     ),
     block_pattern="",
-    recognises=lambda shapes: (
-        any(f"{prefix}conv_root/kernel" in shapes for prefix in PREFIXES) and not _has_transformer(shapes)
-    ),
+    recognises=partial(_is_resnet, "conv_root/kernel"),
     names=partial(_anchored, "conv_root/kernel", "ResNets"),
     configure=partial(_configure_bit, False),
     family="bit",
@@ -444,7 +442,7 @@ BIT_PAPER = replace(
         *_norm("norm-pre-head", "encoder.norm", "F", "flatten"),
         *_dense("head", "FL", "classifier", "head", "pointwise"),
     ),
-    recognises=_recognises_bit_paper,
+    recognises=lambda shapes: _is_resnet(_ROOT, shapes) or any(map(_ROOT_THERE.fullmatch, shapes)),
     names=_bit_paper_names,
     configure=partial(_configure_bit, True),
     assumed={
@@ -489,7 +487,7 @@ MIXER = Origin(
     ),
     block_pattern=r"MixerBlock_(0|[1-9]\d*)/",
     recognises=lambda shapes: (
-        any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in PREFIXES) and _has("/token_mixing/")(shapes)
+        any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in _IMAGE_PREFIXES) and _has("/token_mixing/")(shapes)
     ),
     names=partial(_anchored, _MIXER_STEM, "MLP-Mixers"),
     configure=configure_mixer,

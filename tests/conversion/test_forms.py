@@ -12,7 +12,7 @@ import timm
 import torch
 from hybrid.reference import stem_forward
 from models.families import RESNETS
-from originals.cases import CASES
+from originals.cases import CASES, stem
 from originals.google import (
     MAP,
     PRE_LINEN,
@@ -558,8 +558,9 @@ def test_the_way_back_is_bit_for_bit(name: str, golden: Path, write_npz, tmp_pat
         assert back[key].tobytes() == array.tobytes(), key
 
 
-def test_the_image_tower_of_lit_is_the_plain_model(write_npz):
-    arrays = make_checkpoint()
+@pytest.mark.parametrize("make", [make_checkpoint, make_hybrid, make_mixer, make_resnet_v2, stem])
+def test_the_image_tower_of_lit_is_the_plain_model(make, write_npz):
+    arrays = make()
     plain, tower = (
         hf_vit.from_hub(write_npz(a, name)) for a, name in ((arrays, "a.npz"), (as_tower(arrays, ""), "b.npz"))
     )
