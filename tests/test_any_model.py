@@ -146,7 +146,7 @@ def test_every_command_takes_every_family(command, name, saved, data, tmp_path, 
     second, words = "plain" if name != "plain" else "axial", COMMANDS[command]
     places = {"MODEL": saved[name], "SECOND": saved[second], "VARIANT": VARIANTS[name]}
     if command == "export" and hasattr(FAMILIES[name].config_class(), "stage_depths"):
-        words = (*words, "--static")  # for all sizes a ResNet is traced slowly: tests/conversion/test_onnx.py
+        words = (*words, "--static")  # for all sizes a ResNet is traced slowly: tests/conversion/test_graphs.py
     assert run(words, places, data["named"], tmp_path, monkeypatch) == 0
     foreign = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert not foreign  # the program would show them

@@ -18,6 +18,12 @@ from hf_vit_cli.main import main
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 4}
 
 
+@pytest.fixture(autouse=True)
+def short_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's rate from 0.05 s of products instead of 0.3 s."""
+    monkeypatch.setattr("hf_vit.cost.trainings._SECONDS", 0.05)
+
+
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """Run a command line: exit code, output, errors."""
@@ -74,6 +80,7 @@ def test_time_and_money_of_a_training(run) -> None:
     assert told["training_flops"] == pytest.approx(1567e18, rel=0.01)
     seconds = told["training_flops"] / (8 * 312e12 * 0.5)
     assert told["estimate"]["seconds"] == pytest.approx(seconds)
+    assert told["estimate"]["device_hours"] == pytest.approx(8 * seconds / 3600)
     assert told["estimate"]["dollars"] == pytest.approx(8 * seconds / 3600 * 2)
     code, out, _ = run("cost", "L/16", *training, *device)
     assert code == 0
@@ -88,6 +95,7 @@ def test_a_trained_folder_shows_the_estimate_beside_the_measured_time(run, tmp_p
     assert code == 0
     told = json.loads(out)
     assert told["images"] == 800
+    assert told["estimate"]["dollars"] is None
     assert told["training_flops"] == told["measured"]["training_flops"] == 3 * forward_flops(config) * 800
     assert told["measured"] | {"training_flops": 0} == {
         "folder": "model", "images": 800, "training_flops": 0, "seconds": 10, "hardware": "Some CPU",
@@ -119,7 +127,7 @@ def test_published_prices(run) -> None:
         ("blog", ("$40,718", "6.08", "111.8 days", "assumption 5")),
         ("corrected", ("$40,718 -> $5,090", "$8,214 -> $32,855", "111.8 -> 178.9", "178.9 -> 88.0", "correction 4")),
     ):
-        code, out, _ = run("cost", "L/16", "--mode", mode)
+        code, out, _ = run("cost", "ViT-L/16", "--mode", mode)
         assert code == 0
         assert all(words in out for words in shown)
     assert json.loads(run("cost", "H/14", "--mode", "blog", "--json")[1])["tpu_dollars"] == pytest.approx(149_700)
