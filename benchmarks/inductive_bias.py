@@ -81,21 +81,25 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Digits:
-    """Images [n, 1, 32, 32] in [-1, 1] and labels [n] of every split."""
+class Images:
+    """Images [n, C, 32, 32] in [-1, 1] and labels [n] of every split."""
 
     images: dict[str, torch.Tensor]
     labels: dict[str, torch.Tensor]
 
+    @property
+    def classes(self) -> int:
+        return int(self.labels["train"].max()) + 1
+
 
 @cache
-def load_digits() -> Digits:
+def load_digits() -> Images:
     found, images, labels = load_data("digits"), {}, {}
     for name, split in found.splits.items():
         pixels = torch.tensor(np.stack([np.asarray(image.convert("L")) for image in split["image"]])).float()
         images[name] = F.interpolate(pixels[:, None] / 127.5 - 1, size=(SIDE, SIDE), mode="bilinear", antialias=False)
         labels[name] = torch.tensor(split["label"])
-    return Digits(images, labels)
+    return Images(images, labels)
 
 
 def subset(labels: torch.Tensor, examples: int, seed: int) -> torch.Tensor:
@@ -133,7 +137,7 @@ def build(run: Run) -> torch.nn.Module:
     return model_class(config_class(**{**WIDTHS, **own, **patch}))
 
 
-def train(model: torch.nn.Module, digits: Digits, run: Run) -> None:
+def train(model: torch.nn.Module, digits: Images, run: Run) -> None:
     generator = torch.Generator().manual_seed(run.seed)
     indices = subset(digits.labels["train"], run.examples, run.seed)
 
@@ -167,9 +171,9 @@ def optimise(
 
 
 @torch.no_grad()
-def accuracy(model: torch.nn.Module, digits: Digits, split: str) -> float:
-    found = model.eval()(digits.images[split]).logits.argmax(-1)
-    return float((found == digits.labels[split]).float().mean())
+def accuracy(model: Any, data: Images, split: str) -> float:
+    found = model.eval()(data.images[split]).logits.argmax(-1)
+    return float((found == data.labels[split]).float().mean())
 
 
 def carry_out(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:

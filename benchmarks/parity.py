@@ -7,18 +7,14 @@ README there). hf_vit converts the file; transformers' ViT takes the converted w
 own defaults; timm reads the original file with its own loader. Printed is the largest absolute difference of a logit.
 """
 
-import argparse
-import datetime
-import json
-import platform
 import tempfile
 import warnings
 from pathlib import Path
 
 import numpy as np
-import timm
 import torch
 import transformers
+from script import Script, parser
 from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from transformers import ViTConfig, ViTForImageClassification
@@ -96,35 +92,14 @@ def compare(case: str, folder: Path, image_size: int | None = None) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    report = Script(parser(__doc__, turns=1).parse_args())
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    rows: dict[str, dict[str, float | None]] = {}
     for case, size in [*((case, None) for case in CASES), *RESIZED]:
         with tempfile.TemporaryDirectory() as folder:
-            rows[case if size is None else f"{case} at {size} px"] = compare(case, Path(folder), size)
-    columns = ("hf_vit", "transformers", "timm", "hf_vit, float64")
-    print(f"{'case':20}" + "".join(f"{column:>17}" for column in columns))
-    for name, row in rows.items():
-        cells = ("-" if row[column] is None else f"{row[column]:.1e}" for column in columns)
-        print(f"{name:20}" + "".join(f"{cell:>17}" for cell in cells))
-    if options.output:
-        result = {
-            "date": datetime.date.today().isoformat(),
-            "command": "python benchmarks/parity.py",
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "timm": timm.__version__,
-            },
-            "rows": rows,
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+            report.record(case=case if size is None else f"{case} at {size} px", **compare(case, Path(folder), size))
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from inductive_bias import batches, optimise, subset
+from inductive_bias import Images, accuracy, batches, optimise, subset
 from records import Job, Records, script_options
 from tables import TABLES
 from torch.nn import functional as F
@@ -70,18 +70,6 @@ class Run:
     data: str
     start: str
     seed: int
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images [n, 3, 32, 32] in [-1, 1] and labels [n] of every split."""
-
-    images: dict[str, torch.Tensor]
-    labels: dict[str, torch.Tensor]
-
-    @property
-    def classes(self) -> int:
-        return int(self.labels["train"].max()) + 1
 
 
 @functools.cache
@@ -171,11 +159,6 @@ def fine_tune(
 
     optimise(model.train(), loss_of, order, steps, rate, fused=True)
     return model.eval()
-
-
-@torch.no_grad()
-def accuracy(model: Any, data: Images, split: str) -> float:
-    return float((model(data.images[split]).logits.argmax(-1) == data.labels[split]).float().mean())
 
 
 @torch.no_grad()

@@ -265,7 +265,8 @@ def training(_: Path | None) -> str:
 
 @table("parity.json")
 def measured(path: Path | None) -> str:
-    rows, seeds = load(path or RESULTS / "parity.json")["rows"], load(RESULTS / "demo.json")["seeds"]
+    rows = {row["case"]: row for row in load(path or RESULTS / "parity.json")["rows"]}
+    seeds = load(RESULTS / "demo.json")["seeds"]
     cases = {
         "distance from the original code's logits": "vit_tok",
         "the same, small tokens (LayerNorm's epsilon shows)": "vit_lneps",
@@ -307,7 +308,7 @@ def digits(value: float | None) -> str:
 @table("parity.json")
 def parity(path: Path) -> str:
     record, names = load(path), ("hf_vit", "transformers", "timm", "hf_vit, float64")
-    lines = [(case, *(digits(row[name]) for name in names)) for case, row in record["rows"].items()]
+    lines = [(row["case"], *(digits(row[name]) for name in names)) for row in record["rows"]]
     return markdown(["case of tests/golden", *names], lines, f"`parity.py`, {record['date']}.")
 
 

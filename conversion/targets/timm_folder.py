@@ -131,12 +131,10 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     if int(config.hidden_size * ratio) < width:  # timm rounds down
         ratio = math.nextafter(ratio, math.inf)
     special = config.pooling == "map_with_registers" or (config.pooling == "map" and config.has_class_token)
-    stride = config.patch_stride
+    sides = (config.stem_patch_size,) * 2 if _is_hybrid(config) else config.patch_stride
     return {
         "img_size": list(outgoing.nominal_size),
-        "patch_size": config.stem_patch_size
-        if _is_hybrid(config)
-        else (stride[0] if stride[0] == stride[1] else list(stride)),
+        "patch_size": sides[0] if sides[0] == sides[1] else list(sides),
         "in_chans": config.num_channels,
         "num_classes": num_classes,
         "embed_dim": config.hidden_size,
