@@ -151,34 +151,26 @@ def test_every_dtype(dtype: torch.dtype) -> None:
     assert (given.double() - wanted).abs().max() < {torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype] * wanted.std()
 
 
-@pytest.mark.parametrize("other", [*OTHERS.values(), FAMILIES["axial"]], ids=lambda other: other.name)
-def test_other_families_are_refused(other: Family) -> None:
-    with pytest.raises(hf_vit.UserError, match=r"merge_tokens does not work with .*; (leave|give)"):
-        hf_vit.optimize_for_inference(other.build("classification"), merge_tokens=2)
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("family", "head", "options", "message"),
     [
-        ({"is_causal": True}, "causal attention"),
-        ({"position_embedding": "relative_bias"}, "position_embedding='relative_bias'"),
-        ({"num_hidden_groups": 1}, "layers that share blocks"),
-        ({}, "a custom attention function"),
+        *((each, "classification", {}, ".*; (leave|give)") for each in (*OTHERS.values(), FAMILIES["axial"])),
+        (FAMILIES["plain"], "classification", {"is_causal": True}, "causal attention"),
+        (FAMILIES["plain"], "classification", {"position_embedding": "relative_bias"},
+            "position_embedding='relative_bias'"),
+        (FAMILIES["plain"], "classification", {"num_hidden_groups": 1}, "layers that share blocks"),
+        (FAMILIES["plain"], "classification", {}, "a custom attention function"),
+        (FAMILIES["plain"], "backbone", {}, r"HfViTBackbone; give a model or a classifier"),
     ],
-)
-def test_what_needs_every_token_is_refused(options: dict[str, Any], message: str) -> None:
-    model = FAMILIES["plain"].build("classification", **options)
+)  # fmt: skip
+def test_what_needs_every_token_is_refused(family: Family, head: str, options: dict[str, Any], message: str) -> None:
+    model = family.build(head, **options)
     if "function" in message:
         attend_to_twice_the_values(model)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(hf_vit.UserError, match=message):
+    with pytest.raises(hf_vit.UserError, match=f"merge_tokens does not work with {message}"):
         hf_vit.optimize_for_inference(model, merge_tokens=2)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-def test_a_backbone_is_refused() -> None:
-    with pytest.raises(hf_vit.UserError, match=r"HfViTBackbone; give a model or a classifier"):
-        hf_vit.optimize_for_inference(FAMILIES["plain"].build("backbone"), merge_tokens=2)
 
 
 @torch.no_grad()
