@@ -283,9 +283,9 @@ def test_a_pipeline(pair: tuple[Any, Any]):
 
 NOT_TAKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "backbone": (lambda: PLAIN.build("backbone"), {}, "is for bare models and classifiers"),
-    "compiled": (lambda: build(), {"compile": True}, "does not go with compile=True"),
-    "merged": (lambda: build(), {"merge_tokens": 2}, "does not go with merge_tokens=2"),
-    "int8": (lambda: build(), {"quantize": "int8"}, "does not go with quantize='int8'"),
+    "compiled": (lambda: build(), {"compile": True}, "cannot be combined with compile=True"),
+    "merged": (lambda: build(), {"merge_tokens": 2}, "cannot be combined with merge_tokens=2"),
+    "int8": (lambda: build(), {"quantize": "int8"}, "cannot be combined with quantize='int8'"),
     "float64": (lambda: build().double(), {}, "computes models in float32 or bfloat16, and this one"),
     "bfloat16": (
         lambda: build().to(torch.bfloat16),

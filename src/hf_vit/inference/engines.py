@@ -193,7 +193,7 @@ def _find_obstacle(
     if missing := engine.missing():
         return f'needs {", ".join(missing)}: pip install "hf-vit[{engine.engine_extra}]"'
     if option := next((f"{name}={value!r}" for name, value in options.items() if value), None):
-        return f"does not go with {option}; leave one of them out"
+        return f"cannot be combined with {option}; leave one of them out"
     if device.type != "cpu":
         return f"is for CPUs, and the model is on {device}; leave it out"
     if dtype not in engine.dtypes:
