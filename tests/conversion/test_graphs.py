@@ -419,8 +419,8 @@ class Mirrored(ViTImageProcessor):
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "of the user": (Mirrored(), r"a Mirrored \(it has a resize of its own\)"),
-    "of another model": (ConvNextImageProcessor(), r"a ConvNextImageProcessor \(it has a \w+ of its own\)"),
+    "of the user": (Mirrored(), r"a Mirrored \(it overrides resize\)"),
+    "of another model": (ConvNextImageProcessor(), r"a ConvNextImageProcessor \(it overrides \w+\)"),
     "filter": (ViTImageProcessor(resample=1), r"resample=LANCZOS \(graphs have BILINEAR and BICUBIC\)"),
     "many sizes": (ViTImageProcessor(size={"shortest_edge": 16}),
         r"size=\{'shortest_edge': 16\} \(graphs need a height"),
@@ -434,7 +434,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_no_graph_does_is_named(case: str):
     processor, why = REFUSED[case]
-    with pytest.raises(UserError, match=f"no graph here does .*{why}.* or export --to onnx without it"):
+    with pytest.raises(UserError, match=f"a graph cannot do what .*{why}.* or export --to onnx without it"):
         Preprocessing.of(processor)
 
 

@@ -152,7 +152,7 @@ def test_every_dtype(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "head", "options", "message"),
+    ("other", "head", "options", "message"),
     [
         *((each, "classification", {}, ".*; (leave|give)") for each in (*OTHERS.values(), FAMILIES["axial"])),
         (FAMILIES["plain"], "classification", {"is_causal": True}, "causal attention"),
@@ -163,8 +163,8 @@ def test_every_dtype(dtype: torch.dtype) -> None:
         (FAMILIES["plain"], "backbone", {}, r"HfViTBackbone; give a model or a classifier"),
     ],
 )  # fmt: skip
-def test_what_needs_every_token_is_refused(family: Family, head: str, options: dict[str, Any], message: str) -> None:
-    model = family.build(head, **options)
+def test_what_needs_every_token_is_refused(other: Family, head: str, options: dict[str, Any], message: str) -> None:
+    model = other.build(head, **options)
     if "function" in message:
         attend_to_twice_the_values(model)
     before = copy.deepcopy(model.state_dict())
