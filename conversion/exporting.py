@@ -34,7 +34,7 @@ class ExportResult(Displayed):
         target: name of the target.
         difference: largest difference of the results, relative to the largest value where that exceeds 1.
         measured_with: the library that ran the written model.
-        int8: of a quantised graph, how held-out images are answered; None of others.
+        int8: of a quantized graph, how held-out images are answered; None of others.
     """
 
     output: Path
@@ -133,7 +133,9 @@ def export(
 
 
 def _mode_of(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:
-    """How a target's graph is quantised; None: not at all. A UserError for a way it does not have, or no images."""
+    """Return how a target's graph is quantized; None: not at all. A UserError for a way it does not have, or no
+    images.
+    """
     if quantize is None:
         if calibrate is not None:
             raise UserError("--calibrate is for --quantize; add that, or leave it out")

@@ -89,7 +89,7 @@ def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
 
 
 def is_local(source: str | Path) -> bool:
-    """Whether there is such a file or folder."""
+    """Return whether there is such a file or folder."""
     try:
         return Path(source).exists()
     except OSError:  # a name that is too long, for one
@@ -97,7 +97,7 @@ def is_local(source: str | Path) -> bool:
 
 
 def is_within(folder: Path, place: str | Path) -> bool:
-    """Whether a place is the folder or lies in it, where links lead."""
+    """Return whether a place is the folder or lies in it, where links lead."""
     real = Path(os.path.realpath(place))  # of a link that leads to itself, Path.resolve raises
     return folder in (real, *real.parents)
 
@@ -157,7 +157,7 @@ def config_of_wrapper(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _released(architecture: str) -> dict[str, Any]:
-    """What timm says of the weights of a name, with their tag or timm's choice of it."""
+    """Return what timm says of the weights of a name, with their tag or timm's choice of it."""
     try:
         from timm.models import get_pretrained_cfg
 

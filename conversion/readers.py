@@ -209,7 +209,7 @@ class NpzReader(CheckpointReader):
         return {key: member.shape for key, member in self.members.items()}
 
     def _key_of(self, info: zipfile.ZipInfo) -> str:
-        # zipfile normalises NULs and, on some systems, separators: the raw name must already be clean.
+        # zipfile normalizes NULs and, on some systems, separators: the raw name must already be clean.
         name, raw = info.filename, info.orig_filename
         if re.search(r"[\\\0]|^[A-Za-z]:", raw) or {"", ".", ".."} & {*name.split("/")} or len(raw) > MAX_NAME:
             raise UserError(f"{self.path.name} holds a member with the unsafe name {raw[:80]!r}")
@@ -507,7 +507,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether floats on the CPU hold neither NaN nor infinity.
+    """Return whether floats on the CPU hold neither NaN nor infinity.
 
     By NumPy, in one thread: those that torch would wake for it wait for more to do, on cores that others work on.
     """
@@ -576,7 +576,7 @@ def _refuse_hungry(data: bytes, file_name: str) -> None:
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two places of the tensor may be one in memory."""
+    """Return whether two places of the tensor may be one in memory."""
     extent = 0
     for step, side in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if side > 1 and step <= extent:

@@ -215,7 +215,7 @@ class OpenClipConfig(BaseModel):
 
 
 def _declared_by_open_clip(companions: Companions, shapes: Shapes) -> Declared:
-    """What open_clip_config.json says; without one, the colours of CLIP."""
+    """Return what open_clip_config.json says; without one, the colours of CLIP."""
     colours: Fields = {"resample": 3, "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True}
     if companions.config is None:
         return Declared(processor=colours)

@@ -27,7 +27,7 @@ _CHUNKED = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)")
 
 
 def _declared(companions: Companions, shapes: Shapes) -> Declared:
-    """The codes' own constants; a folder's config.json is one of timm."""
+    """Return the codes' own constants; a folder's config.json is one of timm."""
     declared = timm.declared(companions, shapes)
     return Declared(processor=_PIXELS) if companions.config is None else declared
 

@@ -264,7 +264,7 @@ def _rule_of_map(rule: KeyRule) -> KeyRule:
 
 
 def _recognises_big_vision(shapes: Shapes) -> bool:
-    """Whether there is an encoder under the names of Google's code, without a stem and the marks of vit_jax."""
+    """Return whether there is an encoder under the names of Google's code, without a stem and the marks of vit_jax."""
     is_encoder = any(map(_ENCODER.fullmatch, shapes)) and not _has_stem(shapes)
     return is_encoder and (not _has_table(shapes) or _has_parts_of_big_vision(shapes))
 
@@ -299,7 +299,7 @@ def _big_vision_names(shapes: Shapes) -> KeyNames:
 
 
 def _stack(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
-    """The rules of the blocks, for one array a block or for one of all blocks."""
+    """Return the rules of the blocks, for one array a block or for one of all blocks."""
     if not any(name.startswith(_STACKED) for name in shapes):
         return rules
     return tuple(
@@ -377,7 +377,7 @@ _HERE = {there: here for here, there in _THERE.items()}
 
 
 def _is_resnet(root: str, shapes: Shapes) -> bool:
-    """Whether there is this root, and no Transformer beside it."""
+    """Return whether there is this root, and no Transformer beside it."""
     there = [prefix for prefix in _IMAGE_PREFIXES if f"{prefix}{root}" in shapes]
     return any(not any(key.startswith(f"{prefix}Transformer/") for key in shapes) for prefix in there)
 

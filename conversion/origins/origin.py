@@ -176,7 +176,7 @@ class Patches:
         return h, w
 
     def fit(self, rows: int, image_size: Pair | None) -> bool:
-        """Whether a table of `rows` patch rows is one of the declared size, or square; see `table_size`."""
+        """Return whether a table of `rows` patch rows is one of the declared size, or square; see `table_size`."""
         if image_size is None:
             return math.isqrt(max(rows, 0)) ** 2 == rows > 0
         return math.prod(self.grid_of(image_size)) == rows

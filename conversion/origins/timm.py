@@ -91,7 +91,7 @@ _OFFSETS = f"{_TARGET}.attention.relative_position.offset_embeddings"
 
 
 def _offset_mlp(source: str, part: str) -> tuple[KeyRule, ...]:
-    """The MLP that gives the bias of an offset; all four arrays make one table."""
+    """Return the MLP that gives the bias of an offset; all four arrays make one table."""
     axes = {"fc1.weight": ("H", "2"), "fc1.bias": ("H",), "fc2.weight": ("A", "H"), "fc2.bias": ("A",)}
     return tuple(KeyRule(f"{source}.mlp.{name}", each, "offset_mlp", _OFFSETS, part) for name, each in axes.items())
 
@@ -187,7 +187,7 @@ def with_swiglu(names: KeyNames, shapes: Shapes) -> KeyNames:
 
 
 def _rules_of(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
-    """Without the position table, where a bias of relative positions takes its place."""
+    """Return the rules, without the position table if relative positions replace it."""
     is_relative = any("rel_pos." in name for name in shapes) and "pos_embed" not in shapes
     return tuple(rule for rule in rules if rule.key != "pos_embed") if is_relative else rules
 
@@ -198,7 +198,7 @@ def configure(network: Network) -> Fields:
 
 
 def _common_fields(network: Network, patches: Patches) -> Fields:
-    """What names and shapes tell, and timm's rules where config.json does not name an exception."""
+    """Return what names and shapes tell, and timm's rules where config.json does not name an exception."""
     dims, parts = network.dims, network.parts
     has_one_head = {"distillation", "head"} <= parts and "second_head" not in parts
     fields = heads_of(dims["D"], HEADS_OF_WIDTH) | {
@@ -226,7 +226,7 @@ def _common_fields(network: Network, patches: Patches) -> Fields:
 
 
 def _added_positions(network: Network, patches: Patches) -> Fields:
-    """Of a table with rows for the patches alone, after those of special tokens, or of these and the registers."""
+    """Return the fields for a position table with rows for patches only, or also for special tokens and registers."""
     dims, parts, image_size = network.dims, network.parts, network.image_size
     rows, special = dims["T"], ("cls" in parts) + ("distillation" in parts)
     registers = dims["G"] if "registers" in parts else 0
@@ -248,7 +248,7 @@ def _added_positions(network: Network, patches: Patches) -> Fields:
 
 
 def _relative_positions(network: Network, patches: Patches) -> Fields:
-    """Of a bias that a table has, or an MLP gives, for the patches of images of a declared size."""
+    """Return the fields for relative positions stored as a table, or made by an MLP, at the declared image size."""
     dims, image_size = network.dims, network.image_size
     if image_size is None:
         raise UserError(
@@ -391,7 +391,7 @@ VIT = Origin(
 )
 
 # Hybrids (`vit_*_r*_s*`): the stem is that of Google's hybrids but for two constants, of timm and transformers both:
-# kernels are standardised by (w - mean) / sqrt(var + 1e-8), and GroupNorm's eps is 1e-5.
+# kernels are standardized by (w - mean) / sqrt(var + 1e-8), and GroupNorm's eps is 1e-5.
 
 STEM_CONSTANTS: Fields = {"weight_standardization": "variance", "group_norm_eps": 1e-5}
 _BACKBONE, _UNIT = "patch_embed.backbone", "stages.{s-1}.blocks.{u-1}"
@@ -425,7 +425,7 @@ _depths = partial(stage_depths, rf"{re.escape(_BACKBONE)}\.stages\.(\d{{1,3}})\.
 
 
 def _hybrid_names(shapes: Shapes) -> KeyNames:
-    """A stem that is its root alone has the root's keys without `stem.`."""
+    """Return a stem that is its root alone has the root's keys without `stem.`."""
     found = unwrapped(shapes, PATCHES, {})
     is_alone = not any(name.startswith(f"{_BACKBONE}.st") for name in found.normal)
     return renamed(found, {f"{_BACKBONE}.stem.": f"{_BACKBONE}."}) if is_alone else found

@@ -82,7 +82,7 @@ def _names(shapes: Shapes) -> KeyNames:
 
 
 def _common_fields(special: int, network: Network, patches: Patches | None = None) -> Fields:
-    """What shapes tell of the config, and what is assumed where config.json does not say otherwise."""
+    """Return what shapes tell of the config, and what is assumed where config.json does not say otherwise."""
     return network.vit_fields(special, patches, {}) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-12,
@@ -283,7 +283,7 @@ def _configure_dino(network: Network) -> Fields:
 
 
 def _declared_dino(companions: Companions, shapes: Shapes) -> Declared:
-    """The width of the MLP follows from `mlp_ratio`, and is in the weights."""
+    """Return the width of the MLP follows from `mlp_ratio`, and is in the weights."""
     declared = read_config(companions, ("dinov2", "dinov2_with_registers"))
     fields = {name: value for name, value in declared.fields.items() if name != "intermediate_size"}
     return replace(declared, fields=fields)

@@ -314,7 +314,7 @@ def join_outputs(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def has_head(model: PreTrainedModel) -> bool:
-    """Whether it is a classifier."""
+    """Return whether it is a classifier."""
     return dense_outputs(model) is None and any(name.startswith(HEADS) for name in model.state_dict())
 
 

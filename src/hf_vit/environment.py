@@ -118,7 +118,8 @@ def _versions() -> Mapping[str, str]:
 
 
 def hardware(device: str | None = None) -> dict[str, Any]:
-    """The machine without its name: CPU model, usable cores and memory in GiB; the GPU's too when work runs there.
+    """Return the machine without its name: CPU model, usable cores and memory in GiB; the GPU's too when work runs
+    there.
 
     Args:
         device: a torch device string; by default CUDA where there is one, else the CPU.
@@ -172,8 +173,8 @@ def emulates_bfloat16() -> bool:
 
 
 def has_avx2_alone() -> bool:
-    """Whether AVX2 is the most that torch, oneDNN and OpenVINO have here: there a GELU that they compute in a product
-    costs more than one after it.
+    """Return whether AVX2 is the most that torch, oneDNN and OpenVINO have here: there a GELU that they compute in a
+    product costs more than one after it.
     """
     import torch
 
@@ -181,7 +182,9 @@ def has_avx2_alone() -> bool:
 
 
 def sums_int8_in_16_bits() -> bool:
-    """Whether this CPU adds two products of bytes in 16 bits, which cuts off what does not fit: x86 without VNNI."""
+    """Return whether this CPU adds two products of bytes in 16 bits, which cuts off what does not fit: x86 without
+    VNNI.
+    """
     known = cpu_capabilities()
     return platform.machine() in ("x86_64", "AMD64") and not (known.get("avx512_vnni") or known.get("avx_vnni"))
 

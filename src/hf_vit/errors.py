@@ -30,7 +30,9 @@ _OTHERWISE = {
 
 
 def one_line(value: object) -> str:
-    """The value's text in one line, without control characters and without what turns the direction of writing."""
+    """Return the value's text in one line, without control characters and without what turns the direction of
+    writing.
+    """
     spaced = "".join(" " if unicodedata.category(sign) in ("Cc", "Zl", "Zp") else sign for sign in str(value))
     return " ".join("".join(sign for sign in spaced if unicodedata.category(sign) not in ("Cf", "Cs")).split())
 
@@ -66,7 +68,7 @@ def enough_memory(what: str, remedy: str) -> Generator[None]:
 
 
 def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
-    """Why the system refused to write, in its words, and the remedy; None for any other error.
+    """Return why the system refused to write, in its words, and the remedy; None for any other error.
 
     Args:
         error: of the system, of safetensors (which says it in its text), or of torch.save (which does not say why).
@@ -87,7 +89,7 @@ def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
 
 
 def strict_reason(error: Exception) -> str:
-    """Why a strict config refused its values: it names the validator first and the reason in its last line."""
+    """Return why a strict config refused its values: it names the validator first and the reason in its last line."""
     return str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
 
 

@@ -184,7 +184,7 @@ def _followed(value: str | Path) -> str | Path:
 
 
 def _obstacle(value: str | Path) -> str | None:
-    """Nothing is known here of a place that may be elsewhere: a text, in which a command takes addresses, too."""
+    """Return why a path cannot be written; None for URLs, which are not checked here."""
     if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # the libraries that write files want UTF-8
         return "its name is not UTF-8"
     return None if isinstance(value, str) and "://" in value else obstacle(Path(value))
@@ -339,7 +339,7 @@ def is_endless(path: str | Path) -> bool:
 
 
 def obstacle(place: Path) -> str | None:
-    """Why nothing can be written to a file or folder of this name; None where it can. Nothing is written."""
+    """Return why nothing can be written to a file or folder of this name; None where it can. Nothing is written."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(place)):  # as s3:// does, of which a `Path` has lost a slash
         return "it is a URL, not a local path"
     try:

@@ -220,7 +220,7 @@ def gigabytes(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that makes a readable number."""
+    """Format seconds in a readable unit."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"

@@ -121,7 +121,7 @@ def _refusal(error: Exception) -> str | None:
 
 
 def _of_system(error: OSError) -> str:
-    """Without its number, and with what can be done."""
+    """Format an operating system error with a remedy, without its number."""
     if error.errno is None or error.filename is None:
         return str(error)
     place = error.filename2 or error.filename

@@ -92,7 +92,7 @@ class Quantization(BaseModel):
         agreement: share of held-out images whose most likely class is the model's.
         accuracy, float_accuracy: of the graph and of the model; None where the data has other classes.
         layers: dense layers of the graph.
-        in_float: part that stays in float -> relative change of the logits when it alone is quantised.
+        in_float: part that stays in float -> relative change of the logits when it alone is quantized.
     """
 
     mode: Literal["dynamic", "static"]
@@ -150,7 +150,7 @@ class Certificate(Document):
         return f"{text}, pixel values of resized images by {pixels:.1e} ({self.pixel_tolerance:.1e}, a step of 1/255)"
 
     def holds(self) -> bool:
-        """Whether every bound is kept; NaN keeps none."""
+        """Return whether every bound is kept; NaN keeps none."""
         bounds = {"results": self.tolerance, "preprocessed": self.pixel_tolerance}
         return all(bound is None or self._largest(compares) <= bound for compares, bound in bounds.items())
 

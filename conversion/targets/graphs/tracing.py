@@ -206,7 +206,7 @@ def _layer_norm(nodes: Nodes, options: Mapping[str, Any], values: Any, scale: An
 
 
 def takes_other_sizes(config: Any) -> bool:
-    """Whether the model takes images of another than the nominal size; an MLP-Mixer does not."""
+    """Return whether the model takes images of another than the nominal size; an MLP-Mixer does not."""
     try:
         config.grid_of(*size_to_trace(config.grid, config.patch_stride))
     except ValueError:
@@ -215,7 +215,9 @@ def takes_other_sizes(config: Any) -> bool:
 
 
 def only_whole_patches(config: Any) -> bool:
-    """Whether sides must be multiples of the patch: where there is a ResNet, whose padding depends on the size."""
+    """Return whether sides must be multiples of the patch: where there is a ResNet, whose padding depends on the
+    size.
+    """
     return getattr(config, "stage_depths", None) is not None
 
 

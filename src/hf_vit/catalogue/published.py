@@ -101,7 +101,7 @@ _TIMM = {
 
 
 def published_scores(variant: str) -> Iterator[Score]:
-    """Of a variant, as its paper tells them."""
+    """Return the results that the paper states for a variant."""
     if variant in _TABLE_2:
         row, percents = _TABLE_2[variant]
         for data, percent in zip(_OF_TABLE_2, percents, strict=True):
@@ -114,7 +114,7 @@ def published_scores(variant: str) -> Iterator[Score]:
 
 
 def published_checkpoints(variant: str) -> Iterator[str]:
-    """Of a variant, as `hf-vit convert` takes them."""
+    """Return the published checkpoints of a variant, as `hf-vit convert` takes them."""
     for folder, files in _FOLDERS.items():
         for file in files:
             if file.removesuffix("-224").replace("ViT-", "").replace("_", "/") == variant:

@@ -157,7 +157,7 @@ def _count_images(training: Record, folder: str) -> float:
             f"the training record in {folder}/facts.json lacks steps or recipe.batch_size, so its "
             "images cannot be counted; give --images"
         )
-    ratio = values.get("unlabelled_ratio", 0)  # a batch counts labelled images
+    ratio = values.get("unlabelled_ratio", 0)  # a batch counts labeled images
     return float(steps * batch * (1 + (ratio if isinstance(ratio, int) else 0)))
 
 

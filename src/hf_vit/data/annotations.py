@@ -56,7 +56,7 @@ def class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArray[np
 
 
 def mask_annotation(mask: "NDArray[np.generic]") -> Annotation:
-    """Of a mask [H, W] of class numbers."""
+    """Return the annotation of a mask [H, W] of class numbers."""
     values, counts = np.unique(mask, return_counts=True)
     content = f"{mask.shape[0]} {mask.shape[1]} ".encode() + mask.astype(np.uint8).tobytes()
     amounts = {int(value): int(count) for value, count in zip(values, counts, strict=True) if value != IGNORED}

@@ -42,7 +42,9 @@ def uniforms(keys: "NDArray[np.uint64]", count: int) -> "NDArray[np.float64]":
 
 
 def _stream(state: "NDArray[np.uint64]", position: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
-    """The numbers at the given positions of the SplitMix64 generators (Steele, Lea, Flood 2014) of these states."""
+    """Return the numbers at the given positions of the SplitMix64 generators (Steele, Lea, Flood 2014) of these
+    states.
+    """
     values = state + (position + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -173,7 +175,7 @@ def affine(
     right: "NDArray[np.float64] | float" = 0.0,
     down: "NDArray[np.float64] | float" = 0.0,
 ) -> torch.Tensor:
-    """Slant, scale and turn every image about its centre, then move it; bilinear, and what moves in is 0.
+    """Slant, scale and turn every image about its center, then move it; bilinear, and what moves in is 0.
 
     Not torchvision's `affine`, which takes one image at a time and rounds otherwise: 3 in 100,000 pixels differ by 1.
 
@@ -213,7 +215,7 @@ def open_policy(policy: str, size: tuple[int, int] = (224, 224), fill: tuple[int
     Args:
         policy: "rand-m9-mstd0.5-inc1" (arXiv 1909.13719: magnitude 9 of 10 with a standard deviation of 0.5, stronger
             with rising magnitude, two layers of which each acts in every second image), "3a" (arXiv 2204.07118, section
-            3: greyscale, solarisation or blur), "original" and "v0" (AutoAugment, arXiv 1805.09501).
+            3: grayscale, solarisation or blur), "original" and "v0" (AutoAugment, arXiv 1805.09501).
         size: (height, width) px.
         fill: color of what moves in, 0..255.
     """

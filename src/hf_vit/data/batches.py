@@ -57,7 +57,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         return len(self.table)
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on vary as in this epoch."""
+        """Choose the epoch whose augmentation is drawn from now on."""
         self.transform.set_epoch(epoch)
 
     def __getitem__(self, index: int) -> Example:
@@ -156,7 +156,9 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
         return self.stream.num_shards
 
     def split(self, rank: int, world_size: int) -> "TransformedStream":
-        """The part of one process: whole shards if their number is a multiple of `world_size`, else every n-th row."""
+        """Return the part of one process: whole shards if their number is a multiple of `world_size`, else every
+        n-th row.
+        """
         from datasets.distributed import split_dataset_by_node
 
         part = copy.copy(self)
@@ -165,7 +167,7 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
         return part
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on shuffle and vary as in this epoch."""
+        """Choose the epoch whose order and augmentation are drawn from now on."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Example]:

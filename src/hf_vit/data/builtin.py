@@ -3,7 +3,7 @@
 `digits`: the 1,797 handwritten digits of 8x8 px that scikit-learn ships (test part of UCI "Optical Recognition of
 Handwritten Digits").
 
-`photos`: crops of the eight colour photographs inside the scikit-image wheel; which photograph is a crop from? Every
+`photos`: crops of the eight color photographs inside the scikit-image wheel; which photograph is a crop from? Every
 photograph is divided into 4x4 tiles, and a crop lies within one tile. Training, validation and test own different
 tiles (8, 4 and 4 a photograph, one or two in every row and column), so no pixel of a test crop was ever seen in
 training. Of the retina only the square inside the round picture is used: its black corners belong to no photograph.
@@ -123,7 +123,7 @@ def digits(image_size: tuple[int, int] | None = None) -> Builtin:
 
 
 def photos(image_size: tuple[int, int] | None = None) -> Builtin:
-    """Crops of eight colour photographs: 800 train, 160 validation, 320 test, from disjoint tiles.
+    """Crops of eight color photographs: 800 train, 160 validation, 320 test, from disjoint tiles.
 
     `image_size` is (height, width) px of the crops, at most 384 px a side; None keeps the photographs' own pixels
     (squares of 45 to 247 px), which the image processor then resizes.

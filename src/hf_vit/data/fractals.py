@@ -93,7 +93,9 @@ class Fractals:
         return np.stack([maps for maps, _ in drawn]), np.stack([chosen for _, chosen in drawn])
 
     def render(self, split: str, numbers: "NDArray[np.int64]", size: int) -> "NDArray[np.uint8]":
-        """The images with these numbers, [B, size, size, 3]; the same however many classes and images there are."""
+        """Return the images with these numbers, [B, size, size, 3]; the same however many classes and images there
+        are.
+        """
         maps, chosen = self.systems
         labels, indices = numbers % self.classes, numbers // self.classes
         keys = random_keys(self.seed, SPLIT_NUMBERS[split], ((labels << 32) + indices).astype(np.uint64))

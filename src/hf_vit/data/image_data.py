@@ -1,4 +1,4 @@
-"""A labelled image data set, ready to train on or to evaluate with."""
+"""A labeled image data set, ready to train on or to evaluate with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

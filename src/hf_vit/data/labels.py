@@ -58,14 +58,14 @@ class LabelMap:
 
     @classmethod
     def of_names(cls, names: Sequence[str]) -> "LabelMap":
-        """For a source that names its classes: raw labels are their numbers, or the names themselves."""
+        """Make the labels of a source that names its classes: raw labels are numbers or names."""
         plain = [plain_name(name) or name for name in names]
         numbers: dict[Any, int] = {name: number for number, name in enumerate(dict.fromkeys(plain))}
         return cls(list(numbers), numbers | {number: numbers[name] for number, name in enumerate(plain)})
 
     @classmethod
     def of_values(cls, values: Sequence[Any], data_name: str) -> "LabelMap":
-        """For a source that does not: the distinct integers in order, or the distinct names in alphabetical order."""
+        """Make the labels of a source without class names: the distinct integers, or the distinct names, sorted."""
         each = _flat(values)
         if any(value is None for value in each):
             raise UserError(f"'{data_name}' has images without a label; label them or remove them")

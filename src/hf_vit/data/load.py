@@ -51,7 +51,7 @@ def load_data(
     target: Target | None = "label",
     seed: int = SPLIT_SEED,
 ) -> ImageData:
-    """Load labelled images by name, path or Hub id, and check them before any training.
+    """Load labeled images by name, path or Hub id, and check them before any training.
 
     Args:
         source: "digits", "photos" or "fractals:classes=100,images=1000" (built in, the last synthetic); a folder of
@@ -136,7 +136,7 @@ class UnlabelledImages:
         return hashlib.sha256("\n".join(sorted(image.digest for image in self.seen)).encode()).hexdigest()[:16]
 
     def without(self, digests: Collection[str]) -> "UnlabelledImages":
-        """Those whose contents are none of these."""
+        """Return the images whose contents are not among these."""
         rows = [row for row, image in enumerate(self.seen) if image.digest not in digests]
         if len(rows) == len(self.seen):
             return self

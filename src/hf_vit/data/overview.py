@@ -161,13 +161,15 @@ def _pair(data: ImageData, row: dict[str, Any], side: int) -> tuple[Image.Image,
 
 
 def _palette(count: int) -> list[Any]:
-    """Return a color for each of so many classes, those of neighbouring numbers far apart."""
+    """Return a color for each of so many classes, those of neighboring numbers far apart."""
     hues = [colorsys.hsv_to_rgb(number * _GOLDEN % 1.0, 0.85, 1.0) for number in range(count)]
     return [(round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in hues]
 
 
 def paint_classes(image: Image.Image, classes: torch.Tensor, count: int) -> Image.Image:
-    """An image with the class of every pixel, [H, W] of 0..count-1 (ignored ones stay as they are), as its color."""
+    """Return an image with the class of every pixel, [H, W] of 0..count-1 (ignored ones stay as they are), as its
+    color.
+    """
     from torchvision.transforms.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_segmentation_masks
 
@@ -180,7 +182,9 @@ def paint_classes(image: Image.Image, classes: torch.Tensor, count: int) -> Imag
 
 
 def paint_objects(image: Image.Image, objects: Mapping[str, torch.Tensor], names: Sequence[str]) -> Image.Image:
-    """An image with objects: "boxes" [n, 4] x1 y1 x2 y2 px, "labels" [n], and "scores", "masks" [n, H, W] if any."""
+    """Return an image with objects: "boxes" [n, 4] x1 y1 x2 y2 px, "labels" [n], and "scores", "masks" [n, H, W] if
+    any.
+    """
     from torchvision.transforms.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 

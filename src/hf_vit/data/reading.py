@@ -657,7 +657,9 @@ class StreamReader:
         return {"image": images, "label": labels}
 
     def _names(self, seen: Seen) -> list[str]:
-        """Where an image stands, for people: file and row, of several equal ones all; else what is known of it."""
+        """Return where an image stands, for people: file and row, of several equal ones all; else what is known of
+        it.
+        """
         known: list[str] = []
         if self.source is not None and self.source.kind in ("parquet", "webdataset"):
             places = _image_places(self.source.kind, tuple(self.source.named_files()), self.columns.image)
@@ -665,7 +667,9 @@ class StreamReader:
         return known or [seen.name or f"of split {self.split} with SHA-256 {seen.digest[:12]}"]
 
     def over(self, stream: "IterableDataset") -> "IterableDataset":
-        """The stream of {"image": RGB image, "label": class number} that this reader makes of an undecoded one."""
+        """Return the stream of {"image": RGB image, "label": class number} that this reader makes of an undecoded
+        one.
+        """
         columns: Sequence[str] = [self.columns.image, self.columns.label[0]]
         return stream.map(self, batched=True, batch_size=_BATCH, remove_columns=list(columns))
 

@@ -1,7 +1,7 @@
 """Synthetic scenes of any number with exact masks and boxes: shapes over photographs and textures.
 
-A scene has one to three shapes, each of a class, in places, sizes, turns and colours of chance, over a crop of a
-photograph (those of `photos`) or a texture: large, whole, of one colour, and apart. With clutter they are up to four,
+A scene has one to three shapes, each of a class, in places, sizes, turns and colors of chance, over a crop of a
+photograph (those of `photos`) or a texture: large, whole, of one color, and apart. With clutter they are up to four,
 smaller, many in stripes or checks, cut by the border, and a later one hides what lies under it; masks and boxes are
 those of what is seen. Nothing in the photographs is annotated, so the scenes say whether a model can learn to find and
 to outline, and nothing about photographs.
@@ -43,7 +43,7 @@ _RADII = ((0.16, 0.3), (0.13, 0.27))
 _REACH = 1.21  # of a shape's corners, in radii
 _DRAWS, _GROUND_DRAWS = 20, 64
 _LIMITS = dict(images=(1, 10**6), size=(32, 1024), clutter=(0, 1), seed=(0, 2**31 - 1))
-_GRID = 5  # colours of a clouded texture along a side
+_GRID = 5  # colors of a clouded texture along a side
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,9 @@ class Scenes:
         return Scene(image, instances, shapes)
 
     def load(self, size: int, target: Target) -> Builtin:
-        """All splits in memory, `size` px a side, with the column "mask" or "objects", unless they are too large."""
+        """Return all splits in memory, `size` px a side, with the column "mask" or "objects", unless they are too
+        large.
+        """
         from datasets import Dataset, Features
         from datasets import Image as ImageFeature
 
@@ -216,7 +218,7 @@ def _shape(name: str, drawn: list[float], size: int, clutter: int) -> "tuple[NDA
 
 
 def _fill(drawn: list[float], across: "_Floats", down: "_Floats", clutter: int) -> "NDArray[np.uint8]":
-    """Return [H, W, 3]: one colour, or, with clutter, two in stripes or checks."""
+    """Return [H, W, 3]: one color, or, with clutter, two in stripes or checks."""
     kind, period = int(drawn[5] * 4) * clutter, 0.3 + 0.5 * drawn[6]
     first, second = (np.asarray([int(256 * value) for value in drawn[start : start + 3]]) for start in (7, 10))
     stripes = np.floor(across / period).astype(np.int64)

@@ -72,7 +72,9 @@ class DataSource:
 
 
 def is_builtin(source: str) -> bool:
-    """Whether this is the name of built-in data: "digits", "photos", "fractals", "scenes" or "fractals:classes=10"."""
+    """Return whether this is the name of built-in data: "digits", "photos", "fractals", "scenes" or
+    "fractals:classes=10".
+    """
     return source in BUILTIN_NAMES or source.startswith(("fractals:", "scenes:"))
 
 
@@ -178,7 +180,8 @@ def _is_image(parts: Parts) -> bool:
 
 
 def unlabelled_files(root: Path) -> list[Path]:
-    """The images of a folder, wherever in it they lie; of its train folder alone where there are folders of splits.
+    """Return the images of a folder, wherever in it they lie; of its train folder alone where there are folders of
+    splits.
 
     None of a folder of tables or lists, which tell of their images themselves.
     """

@@ -89,7 +89,7 @@ def part_of(digest: str, missing: Sequence[str], *, seed: int) -> str:
 
 
 def _place(digest: str, seed: int) -> float:
-    """In [0, 1), evenly."""
+    """Return a number in [0, 1), uniform over hashes."""
     return int.from_bytes(hashlib.sha256(f"{seed} {digest}".encode()).digest()[:6]) / 2**48
 
 

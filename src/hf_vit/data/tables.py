@@ -345,7 +345,9 @@ def _stored(feature: Any) -> Any:
 
 
 def _row(objects: Any, fields: Mapping[str, tuple[str, Any]]) -> RawObjects | str:
-    """The objects of a row, kept as a list of dictionaries or as a dictionary of lists; or what is wrong with them."""
+    """Return the objects of a row, kept as a list of dictionaries or as a dictionary of lists; or what is wrong
+    with them.
+    """
     lists: RawObjects
     if isinstance(objects, Mapping):
         lists = {key: list(objects[column] or []) for key, (column, _) in fields.items()}
@@ -445,7 +447,9 @@ def _read_mask_folder(source: DataSource) -> MaskTables:
 
 
 def _key_of(root: Path, *folders: Sequence[Path]) -> Callable[[Path], str]:
-    """What an image and its mask share: the name without its suffix; with the folders above where names repeat."""
+    """Return what an image and its mask share: the name without its suffix; with the folders above where names
+    repeat.
+    """
     if all(len({plain_name(path.stem) for path in paths}) == len(paths) for paths in folders):
         return lambda path: plain_name(path.stem)
     return lambda path: plain_name("/".join(path.relative_to(root).with_suffix("").parts[1:]))
@@ -528,7 +532,7 @@ def _parsed(place: Path, where: str) -> Mapping[str, list[Any]]:
 
 
 def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Of all splits together: an id has one name, and a name one id."""
+    """Add a split's categories; an id has one name, and a name one id, over all splits."""
     for entry in entries:
         number, name = entry["id"], plain_name(str(entry["name"]))
         if not isinstance(number, int):

@@ -22,7 +22,7 @@ class Tiles:
     Attributes:
         image_size: (height, width) px.
         tile_size: (height, width) px; a side that is longer than the image's is as long as that.
-        overlap: px that neighbours share at least.
+        overlap: px that neighbors share at least.
         margin: px along a tile's inner edges that do not count in a joined map, for what a network sees differently
             there. A function of a pixel's surroundings up to `margin` px gives the same joined as it does untiled.
 
@@ -153,7 +153,7 @@ class Tiles:
         return [(length - side) * number // (count - 1) for number in range(count)]
 
     def _shares(self, axis: int) -> "list[np.ndarray[Any, Any]]":
-        """Of every tile along an axis the weights of its pixels; where tiles overlap they sum to one."""
+        """Return the pixel weights of every tile along an axis; overlapping weights sum to one."""
         length, side = self.image_size[axis], self._tile[axis]
         starts = self._starts(axis)
         places = np.arange(side)
@@ -168,7 +168,9 @@ class Tiles:
         return [ramp / total[start : start + side] for start, ramp in zip(starts, ramps, strict=True)]
 
     def _at_inner_edge(self, boxes: torch.Tensor, tile: tuple[int, int, int, int]) -> torch.Tensor:
-        """Which boxes [n, 4] px of the image reach an edge of their tile (within 1 px) that is none of the image's."""
+        """Return which boxes [n, 4] px of the image reach an edge of their tile (within 1 px) that is none of the
+        image's.
+        """
         height, width = self.image_size
         inner = [tile[0] > 0, tile[1] > 0, tile[2] < width, tile[3] < height]
         edges, is_inner = boxes.new_tensor(tile), torch.tensor(inner, device=boxes.device)

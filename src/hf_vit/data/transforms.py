@@ -71,7 +71,7 @@ class _Varied:
         self._epoch = torch.tensor(-1).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on vary as in this epoch."""
+        """Choose the epoch whose augmentation is drawn from now on."""
         self._epoch.fill_(epoch)
 
     def _keys(self, indices: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
@@ -148,7 +148,7 @@ class TrainTransform(_Varied):
         size, interpolation = input_size(processor), interpolation_of(processor)
         self._augment = Augmenter(self.augmentation, size, interpolation, mean_color(processor))
         self._distort = Seeded(distort, 2) if distort else None
-        # Normal noise a pixel, of normalised images, as DeiT's (arXiv 2012.12877, table 9).
+        # Normal noise a pixel, of normalized images, as DeiT's (arXiv 2012.12877, table 9).
         erasing = self.augmentation.random_erasing
         self._erase = Seeded(v2.RandomErasing(erasing, value=cast(Any, "random")), 3) if erasing else None
         self._factor, self._offset = scaling(processor)
@@ -243,7 +243,7 @@ def _covering(image: Image.Image, processor: Any) -> Image.Image:
 
 
 def _direct(processor: Any) -> "_DirectPillow | _DirectTorchvision | None":
-    """For one of transformers' two ViT processors that does what it does by default."""
+    """Return the direct transform for one of transformers' ViT processors with default behavior; else None."""
     steps = [getattr(processor, f"do_{name}", None) for name in ("resize", "rescale", "normalize")]
     others = [getattr(processor, f"do_{name}", None) for name in ("center_crop", "pad")]
     fixed = all(getattr(processor, "size", {}).get(side) for side in ("height", "width"))
@@ -346,7 +346,7 @@ class DenseEvalTransform(_Unvaried):
 class DenseTrainTransform(_Varied):
     """Varied images with their masks or boxes: crop by scale or area, flip, color.
 
-    Objects of which a crop leaves nothing, or less than 1 px a side, are dropped, and crowds are not learnt.
+    Objects of which a crop leaves nothing, or less than 1 px a side, are dropped, and crowds are not learned.
 
     Args:
         processor: gives size, interpolation, scale, mean and standard deviation.

@@ -57,7 +57,7 @@ print(len(found["labels"][sure]), "objects")"""
 
 
 def example(config: ModelConfig, repo: str, architecture: Architecture) -> str:
-    """A few lines of Python that load a model and print what it says of image.png.
+    """Return a few lines of Python that load a model and print what it says of image.png.
 
     Every word of them is this package's own but for the name of the repository or folder, which is one string.
     """

@@ -33,7 +33,7 @@ _USER_AND_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
 def protocol_of(record: Record) -> str | None:
-    """Which of these protocols a record is of; None: another."""
+    """Return which of these protocols a record is of; None: another."""
     if isinstance(record.values.get("top1"), float | int):
         return "top1"
     name = record.values.get("protocol")
@@ -41,7 +41,7 @@ def protocol_of(record: Record) -> str | None:
 
 
 def rounded(value: float) -> float:
-    """An accuracy as it is published."""
+    """Return an accuracy as it is published."""
     return round(float(value), 4)
 
 
@@ -52,7 +52,7 @@ def hub_id(name: str) -> str | None:
 
 
 def hub_dataset(data: DataFact) -> str | None:
-    """The Hub's id of a data set: what has a commit is one, whatever its name looks like."""
+    """Return the Hub's id of a data set: what has a commit is one, whatever its name looks like."""
     return hub_id(data.name) or (data.name.partition(":")[0] if data.revision else None)
 
 
@@ -116,7 +116,7 @@ def results_file(records: Sequence[Record], repo: str) -> bytes | None:
 
 
 def _notes(data: DataFact, command: str) -> str:
-    """What the form has no field for: metric, split, images, fingerprint and the command."""
+    """Return what the form has no field for: metric, split, images, fingerprint and the command."""
     parts = ["top-1 accuracy", f"split {data.split}" if data.split else None]
     parts += [f"{data.size:,} images" if data.size else None]
     parts += [f"fingerprint {data.fingerprint}" if data.fingerprint else None, one_line(command)]
@@ -128,7 +128,7 @@ def _configuration(data: DataFact) -> str | None:
 
 
 def _facts_of(repo: str) -> str | None:
-    """The address of the record behind a number."""
+    """Return the address of the record behind a number."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repo}/blob/main/{FACTS_NAME}" if _USER_AND_NAME.fullmatch(repo) else None

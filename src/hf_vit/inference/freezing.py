@@ -62,7 +62,7 @@ def _share(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _writes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether torch's function of this name changes a read-only weight; those in place end in one underscore."""
+    """Return whether torch's function of this name changes a read-only weight; those in place end in one underscore."""
     first = args[0] if isinstance(args[0], list | tuple) else args[:1]
     outputs = kwargs.get("out")
     if not any(isinstance(each, ReadOnly) for each in (*first, outputs)):

@@ -244,7 +244,7 @@ def fuse_pooling(pooling: AttentionPooling, dtype: torch.dtype) -> nn.Module:
 
 @final
 class StandardizedConv2d(StdConv2d):
-    """`StdConv2d` that holds the standardised kernel [O, I, k, k], in whose dtype it computes, and not its weight."""
+    """`StdConv2d` that holds the standardized kernel [O, I, k, k], in whose dtype it computes, and not its weight."""
 
     kernel: torch.Tensor
 

@@ -31,7 +31,7 @@ def optimize_for_inference(
 ) -> Model:
     """Make a model faster at inference, in place: same inputs, same outputs up to rounding, no more training or saving.
 
-    q, k and v become one product, LayerScale and batch norms go into the weights, kernels are standardised once, and
+    q, k and v become one product, LayerScale and batch norms go into the weights, kernels are standardized once, and
     patches are cut by a product instead of a convolution. The last layer of a classifier that reads its class token
     computes only that, unless hidden states or attentions are asked for (a hook on it sees as much). On CPUs weights
     are packed for oneDNN, which then adds biases, residuals and GELU while the product is in the cache; bfloat16 is
@@ -43,7 +43,7 @@ def optimize_for_inference(
 
     Args:
         model: any model of this package, or one that holds such a model; on its device and in its dtype (they are
-            final), without adapters, hooks or parametrisations on what is rewritten.
+            final), without adapters, hooks or parametrizations on what is rewritten.
         engine: what computes: "torch"; "openvino" or "onnxruntime", for bare models and classifiers on CPUs in float32
             (OpenVINO: bfloat16 too), weights at least twice in memory. What their graph does not give (hidden states,
             padding, what hooks hear) torch computes. "auto": OpenVINO where it can and was measured to be faster.

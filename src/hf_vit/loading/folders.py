@@ -171,7 +171,9 @@ def _from_wrapper(source: Source) -> Any:
 
 
 def _from_file(architecture: str, file: str) -> "nn.Module":
-    """A checkpoint alone: as many classes as its head has, whose names it does not tell unless they are ImageNet's."""
+    """Return a checkpoint alone: as many classes as its head has, whose names it does not tell unless they are
+    ImageNet's.
+    """
     import timm
     from timm.models import get_pretrained_cfg, load_state_dict
 
@@ -208,7 +210,7 @@ def timm_label_names(model: "nn.Module") -> list[list[str]]:
 
 @final
 class ImageGPTFeatures(nn.Module):
-    """The lower half of an ImageGPT: pixels -> colour tokens -> the middle layer, averaged over the tokens.
+    """The lower half of an ImageGPT: pixels -> color tokens -> the middle layer, averaged over the tokens.
 
     The middle block's first layer norm ends it (Chen et al., Generative Pretraining from Pixels, 2020: the features of
     linear probes are layer-normed inputs of a block, averaged over the sequence; the best lie in the middle).

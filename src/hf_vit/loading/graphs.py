@@ -116,7 +116,9 @@ class GraphForImageClassification(nn.Module):
 
 
 def _verified_int8(file: Path) -> bool:
-    """Whether a certificate says that the graph is in int8; it is refused unless it repeats what it gave then."""
+    """Return whether a certificate says that the graph is in int8; it is refused unless it repeats what it gave
+    then.
+    """
     certificate = Certificate.read(file.with_name(NAME))
     if certificate is None or certificate.quantization is None or certificate.file != file.name:
         return False

@@ -49,7 +49,7 @@ def label_names_of(model: "nn.Module") -> list[str]:
 
 
 def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[int]:
-    """For every class of the data, the index of the model's class of that name, in whichever Unicode form."""
+    """Return for every class of the data the index of the model's class of that name, in any Unicode form."""
     if list(data_names) == list(model_names):
         return list(range(len(model_names)))
     data_names, model_names = list(map(plain_name, data_names)), list(map(plain_name, model_names))
@@ -96,7 +96,7 @@ class LoadedModel:
     state: frozenset[tuple[object, ...]] = frozenset()
 
     def need_same_folder(self) -> None:
-        """Before something measured becomes a fact of the folder.
+        """Refuse to record a result if the folder holds another model by now.
 
         Raises:
             UserError: another model was put there meanwhile.
@@ -124,7 +124,7 @@ class LoadedModel:
         return (fitting or self.label_sets)[0]
 
     def classes_of(self, data_names: Sequence[str]) -> list[int]:
-        """For every class of the data the model's class of that name."""
+        """Return the index of the model's class for every class of the data, matched by name."""
         return match_labels(data_names, self.label_names(data_names))
 
     @property
@@ -208,7 +208,9 @@ class LoadedModel:
 
 
 def _classifies(model: nn.Module) -> bool:
-    """A bare model's config names classes too ("LABEL_0"); what counts is its class, and that there is a head."""
+    """Return a bare model's config names classes too ("LABEL_0"); what counts is its class, and that there is a
+    head.
+    """
     names = (each.__name__ for each in type(model).__mro__)  # a derived class may have any name
     return any("ForImageClassification" in name for name in names) and bool(getattr(model.config, "num_labels", 0))
 
@@ -255,7 +257,8 @@ def load_model(
 
 
 def _library_of(source: Source) -> tuple[Literal["timm", "transformers"] | None, bool]:
-    """Which library runs a checkpoint: the one that saved it, where it is installed and still knows the architecture.
+    """Return which library runs a checkpoint: the one that saved it, where it is installed and still knows the
+    architecture.
 
     The second value tells whether what it makes is a model of images alone; a CLIP of transformers is not.
     """

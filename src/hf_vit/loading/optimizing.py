@@ -19,7 +19,8 @@ GRAPH_PARAMETERS = 5_000_000  # smaller models answer sooner than a graph is mad
 
 
 def engine_for(subject: LoadedModel, num_images: int | None) -> str | None:
-    """The engine that repays itself, a value of `optimize_for_inference`; None for a model that stays as it was loaded.
+    """Return the engine that repays itself, a value of `optimize_for_inference`; None for a model that stays as it was
+    loaded.
 
     That is one of another library, on a GPU, or with parts that cannot be rewritten.
 
@@ -55,7 +56,9 @@ def optimize(subject: LoadedModel, engine: str) -> None:
 
 
 def optimized_copy(subject: LoadedModel, num_images: int | None) -> tuple[LoadedModel, str | None]:
-    """The subject with a copy of its model that so many images repay, and its engine; else as it is, and None."""
+    """Return the subject with a copy of its model that so many images repay, and its engine; else as it is, and
+    None.
+    """
     engine = engine_for(subject, num_images)
     if engine is None:
         return subject, None

@@ -69,7 +69,9 @@ PRE_LOGITS = "pre_logits"
 
 
 def called(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Any:
-    """What a model says of a batch: of images of one size [B, C, H, W], or of mixed sizes (see `at_own_size`)."""
+    """Return what a model says of a batch: of images of one size [B, C, H, W], or of mixed sizes (see
+    `at_own_size`).
+    """
     return model(**pixel_values) if isinstance(pixel_values, BatchFeature) else model(pixel_values)
 
 
@@ -186,12 +188,14 @@ def dense_task_of(model: nn.Module) -> DenseTask | None:
 def segment(
     model: nn.Module, processor: Any, pixel_values: torch.Tensor, sizes: Sequence[tuple[int, int]]
 ) -> list[torch.Tensor]:
-    """The class of every pixel, [H, W] for each image of `sizes` (height, width) px, by the processor's own rule."""
+    """Return the class of every pixel, [H, W] for each image of `sizes` (height, width) px, by the processor's own
+    rule.
+    """
     return class_maps(model(pixel_values=pixel_values), processor, sizes)
 
 
 def class_maps(outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    """As `segment`, of what the model returned."""
+    """Return the class maps from a model's outputs; see `segment`."""
     return processor.post_process_semantic_segmentation(outputs, target_sizes=[tuple(size) for size in sizes])
 
 
@@ -219,7 +223,7 @@ def detect(
 def detections(
     outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]], threshold: float = 0.0
 ) -> list[dict[str, torch.Tensor]]:
-    """As `detect`, of what the model returned; a Mask R-CNN's are of the sizes that it was given."""
+    """Return the detections from a model's outputs; see `detect`. Mask R-CNN's are in the sizes it was given."""
     if isinstance(outputs, HfMaskRCNNOutput):
         told = outputs.detections or []
         return [_sorted({name: value[each["scores"] > threshold] for name, value in each.items()}) for each in told]

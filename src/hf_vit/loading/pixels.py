@@ -111,7 +111,8 @@ def seen_part(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
 
 
 def at_own_size(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
-    """The same model with a `prepare` that gives pixel values and their `patch_attention_mask`, as a `BatchFeature`.
+    """Return the same model with a `prepare` that gives pixel values and their `patch_attention_mask`, as a
+    `BatchFeature`.
 
     An image is resized to the nearest whole patches, and shrunk only where it holds more than `max_num_patches` of
     them; it is scaled as the image processor does it, and neither cropped nor stretched by more than half a patch (by

@@ -60,7 +60,7 @@ class HfDenseConfig(PreTrainedConfig):
 
 
 class HfDenseMixin(HfPublishedMixin):
-    """Abstract: how a head is initialised, saved and trained."""
+    """Abstract: how a head is initialized, saved and trained."""
 
     main_input_name = "pixel_values"
     input_modalities = "image"

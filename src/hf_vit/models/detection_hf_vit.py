@@ -78,7 +78,7 @@ class HfMaskRCNNOutput(ModelOutput):
 
 
 class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
-    """torchvision's Mask R-CNN on the maps of one of the package's backbones; images come resized and normalised."""
+    """torchvision's Mask R-CNN on the maps of one of the package's backbones; images come resized and normalized."""
 
     config: Any
     config_class = HfMaskRCNNConfig

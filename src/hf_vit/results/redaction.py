@@ -62,7 +62,7 @@ _WINDOWS_PATH = re.compile(r"(?<!\w)[A-Za-z]:[\\/](?:[^\s\\/'\"]+[\\/])*([^\s\\/
 
 
 def secret_in(text: str) -> str | None:
-    """What kind of token a text holds, "a GitHub token"; None where no known pattern is in it.
+    """Return what kind of token a text holds, "a GitHub token"; None where no known pattern is in it.
 
     Text of two bytes a sign (UTF-16) that was read byte by byte is looked through as well.
     """
@@ -71,7 +71,7 @@ def secret_in(text: str) -> str | None:
 
 
 def redact_text(text: str) -> str:
-    """A text without secrets, and with every absolute local path reduced to its last part.
+    """Return a text without secrets, and with every absolute local path reduced to its last part.
 
     >>> redact_text("fetched https://ann:pw@host/x.npz?sig=1 into /home/ann/models/x.npz with --hub_token abc")
     'fetched https://host/x.npz into x.npz with --hub_token REDACTED'
@@ -87,7 +87,7 @@ def redact_text(text: str) -> str:
 
 
 def redact_message(text: str) -> str:
-    """What is told to the user alone, but may be kept in a log: without secrets; places on this machine stay.
+    """Return what is told to the user alone, but may be kept in a log: without secrets; places on this machine stay.
 
     >>> redact_message("https://ann:pw@host/x.npz?sig=1 does not fit into /home/ann/models")
     'https://host/x.npz does not fit into /home/ann/models'
@@ -110,7 +110,8 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def redact_command(command: str | Sequence[str]) -> str:
-    """The command as another person would type it: the program's plain name, no secrets, paths as their last part.
+    """Return the command as another person would type it: the program's plain name, no secrets, paths as their last
+    part.
 
     >>> redact_command(["/home/ann/.venv/bin/hf-vit", "finetune", "--data", "/data/ann/cats"])
     'hf-vit finetune --data cats'
@@ -174,12 +175,12 @@ def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str,
 
 
 def _redact_whole(text: str) -> str:
-    """Of a text that is a path as a whole, also with spaces in it, the last part."""
+    """Return the last part of a text that is a path as a whole, even with spaces."""
     return redact_text(_last_part(text) if PurePosixPath(text).is_absolute() else text)
 
 
 def _hide_secrets(text: str) -> str:
-    """Without tokens, and without the values of names that sound secret."""
+    """Return a text without tokens and without values of secret names."""
     for pattern in _TOKEN_PATTERNS.values():
         text = pattern.sub(REDACTED, text)
     for pattern in _NAMED_SECRETS:

@@ -1,4 +1,4 @@
-"""Which images a model learnt from, kept beside it by the hashes of their files.
+"""Which images a model learned from, kept beside it by the hashes of their files.
 
 The file stays out of what is shared: whoever has an image could else find out whether it was among them.
 """
@@ -18,7 +18,7 @@ def write_trained(folder: Path, digests: Iterable[str], bases: Iterable[Path] = 
 
     Args:
         digests: of the images that it was trained on here; empty where they are not known.
-        bases: folders of the models that it was made from: what they learnt from, it has.
+        bases: folders of the models that it was made from: what they learned from, it has.
     """
     kept = {digest[:_DIGITS] for digest in digests}.union(*map(_trained, bases))
     if kept:
@@ -26,7 +26,7 @@ def write_trained(folder: Path, digests: Iterable[str], bases: Iterable[Path] = 
 
 
 def count_trained(folder: str | os.PathLike[str], digests: Iterable[str]) -> int:
-    """How many of these images the model of a folder learnt from, as far as that was kept."""
+    """Return how many of these images the model of a folder learned from, as far as that was kept."""
     trained = _trained(Path(folder))
     return sum(digest[:_DIGITS] in trained for digest in digests)
 

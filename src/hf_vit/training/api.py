@@ -79,7 +79,7 @@ def finetune(
         head_width: channels of that head; None is what its library takes.
         recipe: a name of `RECIPES`, or a recipe; None: "default-small", with `self_training` that of its kind's name,
             and "segmentation-small" or "detection-small".
-        distillation: a teacher, and what is learnt from it beside the labels.
+        distillation: a teacher, and what is learned from it beside the labels.
         self_training: a teacher, and images that it labels.
         lr_sweep: True tries every learning rate of the recipe's grid on the validation split, a sequence those; the
             best run is kept, and it alone looks at the test split.

@@ -72,7 +72,7 @@ class Run(Job, Start):
 
     Attributes:
         model: the module that is trained.
-        task: everything that decides what is learnt beside recipe and model, see `Task.settings`.
+        task: everything that decides what is learned beside recipe and model, see `Task.settings`.
         micro_batch_size: images a forward pass of one process.
         checkpoint: where it goes on from; None from the beginning.
         trials: the learning rates of a sweep, whose best this run is.

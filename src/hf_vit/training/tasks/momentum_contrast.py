@@ -129,7 +129,7 @@ class ContrastTrainer(HfViTTrainer):
     """An `HfViTTrainer` whose validation loss counts every image once, by how many processes it ever is computed."""
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As transformers', without the images that were repeated to fill the last batch."""
+        """Run transformers' prediction step, without the images that were repeated to fill the last batch."""
         state = self.accelerator.gradient_state
         count = state.remainder if state.end_of_dataloader and state.remainder > 0 else None
         return super().prediction_step(model, {**inputs, "count": count}, *args, **kwargs)

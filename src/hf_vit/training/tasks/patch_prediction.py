@@ -73,7 +73,7 @@ class NextPatch:
     """Predict every patch but the first from those before it; nothing is hidden."""
 
     def draw(self, batch: int, num_patches: int, generator: torch.Generator | None = None) -> Plan:
-        """As `RandomMasking.draw`, without chance."""
+        """Draw masks without randomness; see `RandomMasking.draw`."""
         if num_patches < 2:
             raise UserError("an image of one patch has no next patch; choose a smaller patch or a larger image")
         own = torch.arange(num_patches).repeat(batch, 1)

@@ -78,7 +78,7 @@ class HfViTTrainer(Trainer):
         layer_decay: factor on the learning rate from each layer to the one below (see `parameter_groups`); None: 1.
         sampling_weights: [images] how often each is drawn, relative to the others, with repetition; None: all once.
         repeated_augmentation: how often an image comes in its batch, each time varied anew; not of streams.
-        sharpness: makes every step one of sharpness-aware minimisation.
+        sharpness: makes every step one of sharpness-aware minimization.
         average_decay: of a `WeightAverage`; None: none.
         adapter: that was put into the model; None: none.
         data_fact: name of the training data, for the card of a shared model; by default what the data set says.
@@ -253,7 +253,7 @@ class HfViTTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Return the micro-batches of a step, which sharpness-aware minimisation must know beforehand."""
+        """Return the micro-batches of a step, which sharpness-aware minimization must know beforehand."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_loss = 0.0
         self._mean_count = None
@@ -269,7 +269,7 @@ class HfViTTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Run one forward and backward pass; two with sharpness-aware minimisation. A loss must be finite."""
+        """Run one forward and backward pass; two with sharpness-aware minimization. A loss must be finite."""
         learn = super().training_step
 
         def run(batch: dict[str, Any]) -> torch.Tensor:
@@ -416,7 +416,7 @@ class HfViTTrainer(Trainer):
             self.bare_model().load_state_dict(load_file(path), strict=False)
 
     def _drop_training_weights(self, merge: bool) -> None:
-        """From now on the model's own weights are the released ones."""
+        """Drop the training weights, so that the model holds the released ones."""
         self.average = None
         divide_again(cast(nn.Module, self.model))
         if self.adapter is not None:

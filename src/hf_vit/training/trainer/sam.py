@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation (arXiv 2010.01412): descend by the gradient at the worst point nearby."""
+"""Sharpness-aware minimization (arXiv 2010.01412): descend by the gradient at the worst point nearby."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final

@@ -27,7 +27,7 @@ _SEED_KEY = "hf_vit_random_seed"
 
 
 def derive_seed(*numbers: int) -> int:
-    """A 32-bit seed from several numbers, without the collisions of adding them."""
+    """Return a 32-bit seed from several numbers, without the collisions of adding them."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
@@ -150,7 +150,7 @@ class SeededDataset(Dataset[Any]):
 
 
 def as_is(batch: object) -> object:
-    """The collator of batches that are already collated."""
+    """Return the collator of batches that are already collated."""
     return batch
 
 
