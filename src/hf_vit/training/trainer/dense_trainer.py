@@ -77,34 +77,30 @@ class DenseTrainer(HfViTTrainer):
         return DataLoader(dataset, batch_sampler=own, collate_fn=self.data_collator)
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Judge a split by the model's answers at the size that it sees, and by its loss where it has one."""
-        model: Any = self.accelerator.unwrap_model(self.model)
-        model.eval()
-        judge, images, total, weight = self.new_judge(), 0, 0.0, 0
-        own = iter(dataloader)
-        dataset: Any = dataloader.dataset
+        """Evaluate as transformers does; the metrics are the judge's, and the loss of the models that have one."""
+        self._judge, self._losses = self.new_judge(), list[tuple[float, int]]()
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
         together = self.args.eval_batch_size * self.args.world_size
-        for _ in range(-(-len(dataset) // together)):
-            losses, answers = self._judge_batch(model, judge, next(own, None))
-            for loss, count in gather_object(losses):
-                total, weight = total + loss * count, weight + count
-            for answer, truth in gather_object(answers):
-                judge.add(answer, truth)
-                images += 1
-        metrics = judge.metrics() | ({"loss": total / weight} if weight else {})
+        if len(dataloader) * together < len(cast(Any, dataloader.dataset)):  # this process has a batch less than others
+            self._gather([], [])
+        weight = sum(count for _, count in self._losses)
+        loss = {"loss": sum(loss * count for loss, count in self._losses) / weight} if weight else {}
         prefix = kwargs.get("metric_key_prefix", "eval")
-        named = {f"{prefix}_{name}": value for name, value in metrics.items()}
-        return EvalLoopOutput(predictions=None, label_ids=None, metrics=named, num_samples=images)  # pyright: ignore[reportArgumentType]
+        cast(Any, output.metrics).update({f"{prefix}_{k}": v for k, v in (self._judge.metrics() | loss).items()})
+        return output
 
-    def _judge_batch(
-        self, model: Any, judge: Judge, batch: dict[str, Any] | None
-    ) -> tuple[list[tuple[float, int]], Sequence[Judged]]:
-        """Return the loss of a batch, if the model has one, with what it is the mean of; and its answers."""
-        if batch is None:  # a process has none left where others have
-            return [], []
-        batch = self._prepare_inputs(batch)
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Have the judge count a batch at the size that the model sees; transformers' loop keeps nothing of it."""
+        network, batch = cast(Any, self.bare_model()), self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            outputs = model(**model_inputs(model, batch))
-            answers = judge.answers(outputs, batch)
+            outputs = network(**model_inputs(network, batch))
+            answers = self._judge.answers(outputs, batch)
         count = int(self._count(batch))
-        return ([] if outputs.loss is None or not count else [(float(outputs.loss), count)]), answers
+        self._gather([] if outputs.loss is None or not count else [(float(outputs.loss), count)], answers)
+        return None, None, None
+
+    def _gather(self, losses: list[tuple[float, int]], answers: Sequence[Judged]) -> None:
+        """Count a batch of every process: its loss with what it is the mean of, and its answers."""
+        self._losses += gather_object(losses)
+        for answer, truth in gather_object(list(answers)):
+            self._judge.add(answer, truth)
