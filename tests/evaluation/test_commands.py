@@ -25,21 +25,6 @@ from hf_vit_cli.main import main
 
 
 @pytest.fixture
-def run(capfd):
-    """Run the program: exit code, standard output, standard error."""
-
-    def run(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
-        shown = capfd.readouterr()
-        code = stopped.value.code
-        return code if isinstance(code, int) else 0, shown.out, shown.err
-
-    return run
-
-
-@pytest.fixture
 def class_folders(tmp_path):
     """test/<class>/*.png and train/<class>/*.png, four images a class and split."""
     root = tmp_path / "animals"

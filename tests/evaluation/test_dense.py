@@ -17,7 +17,7 @@ import hf_vit
 from hf_vit import UserError
 from hf_vit.data import ImageData
 from hf_vit.evaluation import evaluate_protocol, predict
-from hf_vit.evaluation.prediction import each_dense_prediction, write_dense_predictions
+from hf_vit.evaluation.prediction import each_prediction, write_dense_predictions
 from hf_vit.evaluation.protocols.dense import IGNORED, DetectionMeter, SegmentationMeter
 from hf_vit.families import DENSE_HEADS
 from hf_vit.loading.model import load_model
@@ -291,7 +291,7 @@ def test_more_classes_than_eight_bits_tell(tmp_path):
         model.classifier.bias.copy_(torch.arange(300) == 299)
     subject = load_model((model, processor))
     Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
-    write_dense_predictions(each_dense_prediction(subject, [tmp_path / "a.png"]), tmp_path / "out")
+    write_dense_predictions(each_prediction(subject, [tmp_path / "a.png"]), tmp_path / "out")
     with Image.open(tmp_path / "out" / "masks" / "a.png") as mask:
         assert set(np.asarray(mask).flatten().tolist()) == {299}
     rows = Dataset.from_dict({"image": [], "mask": [], "label": []})

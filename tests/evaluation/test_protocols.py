@@ -13,7 +13,6 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation import PROTOCOLS, evaluate_protocol
 from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts, append_record, new_record
-from hf_vit_cli.main import main
 
 # Options that keep a protocol quick, as they are typed.
 QUICK = {
@@ -40,17 +39,9 @@ OF_ONE_CLASS = [name for name in PROTOCOLS if name not in OTHERS]
 
 
 @pytest.fixture
-def run(capfd):
-    """Run `hf-vit evaluate`: exit code, standard output, standard error."""
-
-    def run(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main(["evaluate", *(str(argument) for argument in arguments), "--device", "cpu"])
-        shown = capfd.readouterr()
-        return int(stopped.value.code or 0), shown.out, shown.err
-
-    return run
+def run(run):
+    """Run `hf-vit evaluate`."""
+    return lambda *arguments: run("evaluate", *arguments, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +145,9 @@ def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run, save_classifier
         (["--protocol", "knn", "--split", "train"], "split 'train' is used for fitting"),
         (["--protocol", "calibration", "--split", "validation"], "add --no-temperature"),
         (["--protocol", "robustness", "--epsilons", 0], "must lie in 0 < epsilon <= 255"),
+        (["--protocol", "real"], "give them with --real-labels real.json"),
+        (["--protocol", "objectnet"], "give the folder with --mappings DIR"),
+        (["--mappings", "x"], "protocol top1 has no --mappings; choose --protocol objectnet"),
     ],
 )
 def test_mistakes_end_in_one_line(run, save_classifier, animals, typed, message):
@@ -343,42 +337,19 @@ def test_a_mapping_that_does_not_fit_is_refused(photographs, tmp_path):
     refused(WORDS, mappings, r"objectnet_to_imagenet_1k\.json does not map names to names")
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        (["--protocol", "real"], "give them with --real-labels real.json"),
-        (["--protocol", "objectnet"], "give the folder with --mappings DIR"),
-        (["--mappings", "x"], "protocol top1 has no --mappings; choose --protocol objectnet"),
-    ],
-)
-def test_the_command_asks_for_what_it_needs(photographs, save_classifier, capfd, typed, told):
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", str(save_classifier()), "--data", str(photographs[0]), *typed, "--device", "cpu"])
-    err = capfd.readouterr().err.strip()
-    assert ended.value.code == 1
-    assert err.startswith("hf-vit: ")
-    assert told in err
-    assert len(err.splitlines()) == 1
-
-
-def test_both_by_the_command(imagenet, photographs, tmp_path, capfd):
+def test_both_by_the_command(run, imagenet, photographs, save_classifier, tmp_path):
     """What is printed, the files, and facts that tell no place of this machine."""
     data, labels, _ = imagenet(lambda index: f"ILSVRC2012_val_{index + 1:08d}")
-    for protocol, names, place, options in (
-        ("real", WNIDS, data, ["--real-labels", str(labels)]),
-        ("objectnet", WORDS, photographs[0], ["--mappings", str(photographs[1])]),
+    for protocol, names, place, options, title in (
+        ("real", WNIDS, data, ["--real-labels", labels], "reassessed labels (ReaL)"),
+        ("objectnet", WORDS, photographs[0], ["--mappings", photographs[1]], "ObjectNet top-1 accuracy"),
     ):
-        folder = tmp_path / f"model-{protocol}"
-        make_classifier(names).save_pretrained(folder)
-        make_processor().save_pretrained(folder)
-        with pytest.raises(SystemExit) as ended:
-            main(["evaluate", str(folder), "--data", str(place), "--protocol", protocol, *options, "--output",
-                  str(tmp_path / f"out-{protocol}"), "--device", "cpu"])  # fmt: skip
-        shown = capfd.readouterr().out
-        assert not ended.value.code
-        assert {"real": "reassessed labels (ReaL)", "objectnet": "ObjectNet top-1 accuracy"}[protocol] in shown
+        folder, output = save_classifier(f"model-{protocol}", names), tmp_path / f"out-{protocol}"
+        code, shown, _ = run(folder, "--data", place, "--protocol", protocol, *options, "--output", output)
+        assert not code
+        assert title in shown
         (record,) = Facts.load(folder).of_kind("evaluation")
-        document = json.loads((tmp_path / f"out-{protocol}/{protocol}.json").read_text())
+        document = json.loads((output / f"{protocol}.json").read_text())
         assert document["values"].items() <= record.values.items()
         assert str(tmp_path) not in (folder / "facts.json").read_text() + json.dumps(document)
         for headline in document["headline"]:

@@ -13,6 +13,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
-from torchvision.datasets import CIFAR100, SVHN, Flowers102
+from torchvision.datasets import CIFAR100, DTD, SVHN, Flowers102
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation import evaluate_protocol
@@ -32,7 +33,6 @@ from hf_vit.evaluation.protocols import vtab, vtab_tasks
 from hf_vit.evaluation.protocols.vtab import VtabResult, group_means
 from hf_vit.evaluation.protocols.vtab_tasks import GROUPS, PUBLISHED, TASKS
 from hf_vit.results.facts import Facts
-from hf_vit_cli.main import main
 
 
 def picture(number: int, side: int = 4) -> Image.Image:
@@ -299,7 +299,7 @@ def test_camelyon_is_read_with_h5py_or_asks_for_it(tmp_path):
             with h5py.File(place / f"camelyonpatch_level_2_split_{split}_{kind}.h5", "w") as file:
                 file[key] = array
     parts = vtab_tasks.camelyon(tmp_path)
-    assert [pairs(part) for part in vars(parts).values()] == [[(n, 1), (n + 1, 0)] for n in range(3)]
+    assert [pairs(part) for part in parts] == [[(n, 1), (n + 1, 0)] for n in range(3)]
 
 
 def test_a_retina_is_scaled_centred_and_freed_of_its_mean():
@@ -323,8 +323,8 @@ def same(*numbers):
 PARTS = {
     "cifar100": (cifar100, vtab_tasks.cifar100,
                  [[(row, 99 - row) for row in range(12)], [(row, 99 - row) for row in range(5)]]),
-    "dtd": (dtd, vtab_tasks.dtd, [same(0, 1, 2)] * 3),
-    "flowers102": (flowers102, vtab_tasks.flowers102, [same(2, 1), same(0, 1), same(0, 2)]),
+    "dtd": (dtd, partial(vtab_tasks.published, dataset=DTD), [same(0, 1, 2)] * 3),
+    "flowers102": (flowers102, partial(vtab_tasks.published, dataset=Flowers102), [same(2, 1), same(0, 1), same(0, 2)]),
     "pets": (pets, vtab_tasks.pets, [same(0, 0, 1, 1), same(0, 1)]),
     "svhn": (svhn, vtab_tasks.svhn, [same(*range(1, 10), 0), same(1, 2, 3, 4)]),
     "objects": (clevr, vtab_tasks.clevr_count, [None, None, same(0, 1, 2)]),
@@ -349,7 +349,7 @@ def test_published_parts_are_read(tmp_path, monkeypatch, name):
 
 def test_retinopathy_takes_its_parts_from_the_leaderboards(tmp_path):
     retinopathy(tmp_path)
-    parts = vars(vtab_tasks.retinopathy(tmp_path)).values()
+    parts = vtab_tasks.retinopathy(tmp_path)
     assert [[label for _, label in (part[row] for row in range(len(part)))] for part in parts] == [[0, 4], [2], [1, 3]]
 
 
@@ -406,8 +406,8 @@ def example_writer():
 def test_dsprites_bins_positions_by_two_and_angles_by_two_and_a_half(tmp_path):
     dsprites(tmp_path)
     for read, label_of in (
-        (vtab_tasks.dsprites_location, lambda number: number % 32 // 2),
-        (vtab_tasks.dsprites_orientation, lambda number: int(number % 40 / 2.5)),
+        (partial(vtab_tasks.dsprites, factor=4), lambda number: number % 32 // 2),
+        (partial(vtab_tasks.dsprites, factor=3), lambda number: int(number % 40 / 2.5)),
     ):
         parts = read(tmp_path)
         assert (len(parts.train), len(parts.test)) == (288, 32)
@@ -437,11 +437,11 @@ def test_kitti_bins_the_closest_vehicle_and_parts_by_drives(tmp_path):
 
 def test_small_norb_reads_the_first_camera(tmp_path):
     small_norb(tmp_path)
-    parts = vtab_tasks.norb_azimuth(tmp_path)
+    parts = vtab_tasks.small_norb(tmp_path, column=2, unit=2)
     assert pairs(parts.train) == [(number % 18, number % 18) for number in range(36)]
     assert (len(parts.validation), len(parts.test)) == (18, 18)
-    parts = vtab_tasks.norb_elevation(tmp_path)
-    assert all(seen % 9 == label for part in vars(parts).values() for seen, label in pairs(part))
+    parts = vtab_tasks.small_norb(tmp_path, column=1, unit=1)
+    assert all(seen % 9 == label for part in parts for seen, label in pairs(part))
     assert {label for _, label in pairs(parts.train)} == set(range(9))
 
 
@@ -533,20 +533,18 @@ def test_means_are_of_complete_groups_alone():
     assert overall.title.endswith("; missing: DMLab")
 
 
-def typed(capfd, *arguments):
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as stopped:
-        main(["evaluate", *map(str, arguments), "--protocol", "vtab", "--device", "cpu"])
-    shown = capfd.readouterr()
-    return int(stopped.value.code or 0), shown.out, shown.err
+@pytest.fixture
+def run(run):
+    """Run `hf-vit evaluate --protocol vtab`."""
+    return lambda *arguments: run("evaluate", *arguments, "--protocol", "vtab", "--device", "cpu")
 
 
 @pytest.mark.filterwarnings("ignore:The number of unique classes")  # of 20 images in place of 800
-def test_typed(tmp_path, small, save_classifier, capfd):
+def test_typed(run, tmp_path, small, save_classifier):
     small_norb(tmp_path / "vtab", count=60)
     small(smallnorb=30)
     model = save_classifier()
-    code, out, err = typed(capfd, model, "--data", tmp_path / "vtab", "--output", tmp_path / "out", "--num-images", 7)
+    code, out, err = run(model, "--data", tmp_path / "vtab", "--output", tmp_path / "out", "--num-images", 7)
     assert code == 0, err
     assert "note: 17 of 19 tasks are missing: Caltech101, CIFAR-100" in err
     assert "linear probe" in out
@@ -562,7 +560,7 @@ def test_typed(tmp_path, small, save_classifier, capfd):
         (["--streaming"], "leave --streaming out"),
         (["--label-column", "x", "--skip-bad-images"], "leave --skip-bad-images, --label-column out"),
     ):
-        code, _, err = typed(capfd, model, "--data", tmp_path / "vtab", *option)
+        code, _, err = run(model, "--data", tmp_path / "vtab", *option)
         assert code != 0
         assert told in err
 
@@ -645,11 +643,11 @@ def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path, small):
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "notes.txt", "empty"])
-def test_a_root_without_tasks_is_refused(tmp_path, name, save_classifier, capfd, monkeypatch):
+def test_a_root_without_tasks_is_refused(run, tmp_path, name, save_classifier, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("notes")
     Path("empty").mkdir()
-    code, out, err = typed(capfd, save_classifier(), "--data", name)
+    code, out, err = run(save_classifier(), "--data", name)
     assert code != 0
     assert not out
     assert err.count("\n") == 1

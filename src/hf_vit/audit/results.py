@@ -18,7 +18,7 @@ from hf_vit.data.annotations import Target
 from hf_vit.data.sources import is_builtin
 from hf_vit.errors import UserError, first_line, one_line
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.metrics import PrecisionRecall
+from hf_vit.evaluation.metrics import macro_averages
 from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
 from hf_vit.evaluation.reading import largest
 from hf_vit.hub.card_metadata import current_records, latest_evaluations
@@ -334,7 +334,7 @@ class NearTies:
         def turned(rows: NDArray[Any]) -> dict[str, float]:
             predictions = first.copy()
             predictions[rows] = second[rows]
-            return PrecisionRecall().compute(references=references, predictions=predictions)
+            return macro_averages(references, predictions)
 
         # Images of one class that are answered alike do alike.
         kinds, which = np.unique(np.stack([references, first, second])[:, tied], axis=1, return_inverse=True)

@@ -95,8 +95,7 @@ def compare(
         probe: let a linear probe, trained on the train split, answer for models without a head for these classes.
         settings: corruptions, attacks, numbers of images, turns, seed.
         image_size: (height, width) px in which built-in data come; by default the models' own if they share one.
-        skip_bad_images: leave out unreadable images.
-        image_column, label_column: of a list or table, see `load_data`.
+        skip_bad_images, image_column, label_column: see `load_data`.
         device: torch device; by default a GPU where there is one.
         optimize: have models of this package answer through what is fastest for so many images (`engine_for`); all are
             attacked and timed as they were loaded.
@@ -119,8 +118,10 @@ def compare(
         with running(runner, address, device) as ray:
             loaded, size = load_models(models, device), None
             if isinstance(data, str):
-                if is_builtin(data):
-                    size = image_size or _common_size(loaded)
+                if is_builtin(data):  # in the size that all models want, up to what built-in data have
+                    sizes = {each.input_size for each in loaded}
+                    common = sizes.pop() if len(sizes) == 1 else None
+                    size = image_size or (common if common and max(common) <= MAX_PHOTO_SIDE else None)
                 columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
                 data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns)
             if data.readers:
@@ -198,15 +199,8 @@ def save_comparison(
     return recorded
 
 
-def _common_size(models: Sequence[LoadedModel]) -> tuple[int, int] | None:
-    """(height, width) px that all models want; None where they differ, or want more than built-in data have."""
-    sizes = {loaded.input_size for loaded in models}
-    common = sizes.pop() if len(sizes) == 1 else None
-    return common if common and max(common) <= MAX_PHOTO_SIDE else None
-
-
 def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Callable[[str], None]) -> SpeedResult:
-    """The finished speed of the same models in the same order, or a new one."""
+    """Return the finished speed of the same models in the same order, or a new one."""
     models = [result.inputs.model for result in run.results]
     kept = SpeedResult.read(path)
     wanted = (models, settings.speed_batch_size, settings.speed_turns)
@@ -235,7 +229,7 @@ def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Calla
 
 
 def _kept(path: Path, wanted: ComparisonInputs) -> ModelResult | None:
-    """The finished result of a model.
+    """Return the finished result of a model.
 
     Raises:
         UserError: one of other inputs: a table must not mix them.

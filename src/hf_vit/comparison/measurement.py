@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.comparison.result_files import ComparisonInputs, ComparisonSettings, JudgedModel, ModelResult, Share
-from hf_vit.data import ImageData, to_rgb
+from hf_vit.data import ImageData
+from hf_vit.data.images import decode_image
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
-from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe
-from hf_vit.evaluation.protocols.robustness import corrupt_batch, fgsm
-from hf_vit.evaluation.reading import evaluating, finite_logits, largest
+from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, best_probe
+from hf_vit.evaluation.protocols.robustness import corrupt_batch, count_right, fgsm
+from hf_vit.evaluation.reading import evaluating, finite_logits, largest, undecoded
 from hf_vit.evaluation.saving import EACH_BY_ITSELF
 from hf_vit.families import problem_type_of
 from hf_vit.loading.model import LoadedModel, load_model
@@ -64,7 +65,7 @@ def inputs_of(
     settings: ComparisonSettings,
     image_size: tuple[int, int] | None = None,
 ) -> ComparisonInputs:
-    """All that a model's result depends on; `image_size`: what built-in data were stretched to, in no fingerprint."""
+    """Return all that a model's result depends on; `image_size`: of built-in data, in no fingerprint."""
     fact = DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=data.num_examples(split))
     kept = settings.kept() | {"image_size": list(image_size) if image_size else None}
     described = loaded.describe()
@@ -99,12 +100,12 @@ class ProbedForImageClassification(nn.Module):
         )
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Logits [B, K]."""
+        """Return logits [B, K]."""
         return self.head(pre_logits(self.body, pixel_values).to(self.head.weight.dtype))
 
 
 def untrained(loaded: LoadedModel, judge: str, data: ImageData, sample: torch.Tensor) -> LoadedModel:
-    """The model that answers, for timing alone: a probe has not learned anything; `sample` is [B, C, H, W]."""
+    """Return the model that answers, for timing alone: a probe has not learned anything; `sample` is [B, C, H, W]."""
     if judge == HEAD:
         return loaded
     with torch.inference_mode():
@@ -114,7 +115,7 @@ def untrained(loaded: LoadedModel, judge: str, data: ImageData, sample: torch.Te
 
 
 def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[nn.Linear, float]:
-    """The logistic regression of scikit-learn on standardized training features as a linear layer, and its C.
+    """Return the logistic regression of scikit-learn on standardized training features as a linear layer, and its C.
 
     Its strength is the one of `STRENGTHS` that answers best on the validation images; of equals the smallest. It learns
     from `num_images` at most, drawn by the examination's seed.
@@ -123,16 +124,12 @@ def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[
         UserError: there is no train or validation split, or one of them judges.
     """
     train, validation = (examination.learning_split(name) for name in ("train", "validation"))
-    labels = examination.labels(train)
-    rows = np.random.default_rng(examination.seed).permutation(len(labels))[:num_images]
+    rows = np.random.default_rng(examination.seed).permutation(len(examination.labels(train)))[:num_images]
     features, learned = examination.features(train, sorted(rows.tolist()))
     if len(np.unique(learned)) < 2:
         raise UserError(f"split '{train}' has images of one class only; a probe needs at least two")
-    judged, truth = examination.features(validation)
-    probes = [Probe.fit(features, learned, strength) for strength in STRENGTHS]
-    best = max(probes, key=lambda probe: probe.score(judged, truth))
-    pipeline: Any = best.pipeline
-    scaler, regression = pipeline[0], pipeline[-1]
+    best = best_probe([Probe.fit(features, learned, each) for each in STRENGTHS], *examination.features(validation))
+    scaler, regression = cast(Any, best.pipeline)
     slopes, offsets = regression.coef_, regression.intercept_
     if len(slopes) == 1:  # two classes share one row: that of the second, against the first
         slopes, offsets = np.concatenate([0 * slopes, slopes]), np.concatenate([0 * offsets, offsets])
@@ -183,28 +180,16 @@ def measure_model(
         notes.append(engine_note(engine))
     examination = replace(examination, subject=faster)
     pixel_values = sample(loaded, data, split, 1)
-    flops = parameters = None
+    sizes: dict[str, Any] = {"parameters": None, "flops": None}
     with evaluating(loaded.model):
-        top1, top5, loss, ece = _judge(examination)
-        robust = _robustness(
+        measured = _judge(examination) | _robustness(
             replace(examination, num_images=settings.robustness_images), settings, attacks, loaded.model
         )
         if not is_graph:
-            flops = counted_flops(loaded.model, lambda: loaded.model(pixel_values))
-            parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+            sizes["flops"] = counted_flops(loaded.model, lambda: loaded.model(pixel_values))
+            sizes["parameters"] = sum(parameter.numel() for parameter in loaded.model.parameters())
     height, width = loaded.input_size if loaded.resizes else pixel_values.shape[-2:]
-    return ModelResult(
-        inputs=inputs,
-        image_size=(height, width),
-        parameters=parameters,
-        flops=flops,
-        top1=top1,
-        top5=top5,
-        loss=loss,
-        ece=ece,
-        notes=notes,
-        **robust,
-    )
+    return ModelResult(inputs=inputs, image_size=(height, width), notes=notes, **sizes, **measured)
 
 
 def measure_named(
@@ -214,7 +199,7 @@ def measure_named(
     device: str | None,
     optimize: bool,
 ) -> ModelResult:
-    """As `measure_model`, of a model that is opened by its name, on whichever machine.
+    """Measure a model that is opened by its name, on whichever machine.
 
     Raises:
         UserError: it is another one there.
@@ -227,30 +212,30 @@ def measure_named(
 
 
 def sample(loaded: LoadedModel, data: ImageData, split: str, count: int) -> torch.Tensor:
-    """The first images of a split as the model takes them, [count, C, H, W]; a short split is repeated."""
-    table: Any = data.split(split)
-    return loaded.pixel_values([to_rgb(table[index % len(table)]["image"]) for index in range(count)])
+    """Return the first images of a split as the model takes them, [count, C, H, W]; a short split is repeated."""
+    table: Any = undecoded(data.split(split))
+    return loaded.pixel_values([decode_image(table[index % len(table)]["image"]) for index in range(count)])
 
 
-def _judge(examination: Examination) -> tuple[Share, Share | None, float | None, float]:
-    """Top-1, top-5 (from five classes on), loss (below `-NEVER`) and expected calibration error of one pass."""
-    sums, hits, hits5, images, classes, is_finite = ReliabilitySums(), 0, 0, 0, 0, True
+def _judge(examination: Examination) -> dict[str, Any]:
+    """Return top1, top5 (from five classes on), loss (below `-NEVER`) and ece of one pass, for `ModelResult`."""
+    sums, hits, images, classes, is_finite = ReliabilitySums(), np.zeros(2, dtype=int), 0, 0, True
     for logits, labels in examination.logits(examination.split):
         is_finite &= bool((logits.gather(1, labels[:, None]) > NEVER / 2).all())
         sums.add(logits.double().numpy(), labels.numpy())
         best = largest(logits, 5) == labels[:, None]
-        hits, hits5 = hits + int(best[:, 0].sum()), hits5 + int(best.sum())
+        hits += int(best[:, 0].sum()), int(best.sum())
         images, classes = images + len(labels), logits.shape[1]
-    if not images:
-        raise UserError(f"split '{examination.split}' holds no image; choose another")
-    result, top5 = sums.result(), share(hits5, images) if classes >= 5 else None
-    return share(hits, images), top5, result.loss if is_finite else None, result.ece
+    top1, top5 = (share(int(count), images) for count in hits)
+    result = sums.result()
+    loss = result.loss if is_finite else None
+    return {"top1": top1, "top5": top5 if classes >= 5 else None, "loss": loss, "ece": result.ece}
 
 
 def _robustness(
     examination: Examination, settings: ComparisonSettings, attacks: Sequence[float], attacked: nn.Module
 ) -> dict[str, Any]:
-    """Accuracy of clean, corrupted and attacked images, as `ModelResult` names them; `attacked` gives gradients."""
+    """Return the accuracy of clean, corrupted and attacked images for `ModelResult`; `attacked` gives gradients."""
     if examination.subject.resizes or not (settings.corruptions or attacks):
         return {"clean": None, "corruptions": {}, "fgsm": None}
     scale, model = PixelScale.of(examination.subject), examination.subject.model
@@ -265,10 +250,8 @@ def _robustness(
         for name in settings.corruptions:
             moved["corruption", name] = corrupt_batch(pixels, name, settings.severity, settings.seed)
         moved |= {("fgsm", f"{epsilon:g}"): fgsm(loss, pixels, epsilon / 255) for epsilon in attacks}
-        with torch.inference_mode():
-            for key, changed in moved.items():
-                answers = finite_logits(model, scale.values(changed)).argmax(dim=1)
-                hits[key] += int((answers == labels).sum())
+        for key, changed in moved.items():
+            hits[key] += count_right(model, scale.values(changed), labels)
         images += len(labels)
     shares = {key: count / images for key, count in hits.items()}
     return {
@@ -279,7 +262,7 @@ def _robustness(
 
 
 def share(hits: int, images: int) -> Share:
-    """A share of images with Wilson's 95% interval."""
+    """Return a share of images with Wilson's 95% interval."""
     from scipy.stats import binomtest
 
     interval = binomtest(hits, images).proportion_ci(_CONFIDENCE, method="wilson")

@@ -58,7 +58,7 @@ class ComparisonSettings:
             raise UserError(f"speed_turns {self.speed_turns} must be 0 (none) or more")
 
     def kept(self) -> dict[str, Any]:
-        """What a model's result depends on."""
+        """Return what a model's result depends on."""
         names = ("corruptions", "severity", "epsilons", "robustness_images", "probe_images", "batch_size", "seed")
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
 
@@ -159,12 +159,9 @@ class ModelSpeed(BaseModel):
 
     @classmethod
     def of(cls, speed: ForwardSpeed) -> Self:
-        """As files keep it."""
-        return cls(
-            images_per_second=Spread.of(speed.images_per_second),
-            times_as_fast=Spread.of(speed.times_as_fast),
-            peak_memory=speed.peak_memory,
-        )
+        """Return it as files keep it."""
+        images_per_second, times_as_fast = Spread.of(speed.images_per_second), Spread.of(speed.times_as_fast)
+        return cls(images_per_second=images_per_second, times_as_fast=times_as_fast, peak_memory=speed.peak_memory)
 
 
 @final

@@ -129,13 +129,9 @@ def _row(result: ModelResult, speed: SpeedResult | None) -> dict[str, str]:
 
 
 def _numbers(result: ModelResult, speed: SpeedResult | None) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        **result.inputs.model.model_dump(),
-        "image_height": result.image_size[0],
-        "image_width": result.image_size[1],
-        "parameters": result.parameters,
-        "flops": result.flops,
-    }
+    row: dict[str, Any] = result.inputs.model.model_dump()
+    row |= dict(zip(("image_height", "image_width"), result.image_size, strict=True))
+    row |= {"parameters": result.parameters, "flops": result.flops}
     for name, share in (("top1", result.top1), ("top5", result.top5)):
         row |= {name: share and share.value, f"{name}_low": share and share.low, f"{name}_high": share and share.high}
     row |= {"loss": result.loss, "ece": result.ece, "clean": result.clean}
@@ -164,10 +160,8 @@ def draw_comparison(results: Sequence[ModelResult], speed: SpeedResult | None) -
     figure = new_figure(3.1 * panels + 2, 1.2 + 0.32 * len(results) + 3.4)
     grid = figure.add_gridspec(2, panels, height_ratios=[0.8 + 0.32 * len(results), 3.4])
     axes = [figure.add_subplot(grid[0, place]) for place in range(panels)]
-    for place, result in enumerate(results):
-        top1 = result.top1
-        axes[0].plot([100 * top1.low, 100 * top1.high], [place, place], color="tab:blue")
-        axes[0].plot(100 * top1.value, place, marker="o", color="tab:blue")
+    shares = [result.top1 for result in results]
+    _intervals(axes[0], [(100 * one.low, 100 * one.value, 100 * one.high) for one in shares], "tab:blue")
     axes[0].set_xlabel("top-1 accuracy (%), 95% interval")
     axes[1].barh(range(len(results)), [100 * result.ece for result in results], color="tab:gray", height=0.6)
     axes[1].set_xlabel("calibration error (%)")
@@ -207,14 +201,18 @@ def _robustness(axes: "Axes", results: Sequence[ModelResult]) -> None:
 
 
 def _speed(axes: "Axes", results: Sequence[ModelResult], speed: SpeedResult) -> None:
-    for place, result in enumerate(results):
-        ratio = speed.rows[result.name].times_as_fast
-        axes.plot([ratio.lower, ratio.upper], [place, place], color="tab:orange")
-        axes.plot(ratio.median, place, marker="o", color="tab:orange")
+    ratios = [speed.rows[result.name].times_as_fast for result in results]
+    _intervals(axes, [(ratio.lower, ratio.median, ratio.upper) for ratio in ratios], "tab:orange")
     axes.axvline(1, color="black", linewidth=0.6)
     _logarithmic(axes)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("times as fast as the first" + ("" if speed.quiet else " (busy machine)"))
+
+
+def _intervals(axes: "Axes", rows: Sequence[tuple[float, float, float]], color: str) -> None:
+    for place, (low, middle, high) in enumerate(rows):
+        axes.plot([low, high], [place, place], color=color)
+        axes.plot(middle, place, marker="o", color=color)
 
 
 def _logarithmic(axes: "Axes") -> None:

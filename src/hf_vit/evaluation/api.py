@@ -1,4 +1,4 @@
-"""The doors of `hf-vit evaluate` and `hf-vit predict`: a model by its name, and what is kept of the result."""
+"""`evaluate` and `predict`: a model by its name, and what is kept of the result."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,18 +12,16 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.prediction import (
     DensePrediction,
     Prediction,
-    each_dense_prediction,
     each_prediction,
     image_files,
     write_dense_predictions,
     write_predictions,
 )
-from hf_vit.evaluation.reading import NamedModel, refuse_output_in
-from hf_vit.evaluation.runners import running
+from hf_vit.evaluation.reading import refuse_output_in
+from hf_vit.evaluation.runners import choose_engine, running
 from hf_vit.families import DenseTask, regression_reason
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.loading.optimizing import engine_for, engine_note
-from hf_vit.loading.optimizing import optimize as make_faster
+from hf_vit.loading.optimizing import engine_note
 from hf_vit.loading.outputs import dense_task_of
 
 if TYPE_CHECKING:
@@ -49,8 +47,7 @@ def evaluate(
         output: folder for numbers and pictures; by default pictures lie with the model.
         device: torch device; by default a GPU where there is one.
         command: what was typed, for the facts.
-        **options: `split`, `num_images`, `batch_size`, `max_num_patches`, `draft`, `optimize`, `seed`, `runner`, and
-            the others of `evaluate_protocol`, and those of the protocol.
+        **options: those of `evaluate_protocol`, and those of the protocol.
 
     Returns:
         What was measured, as `result`, of what, and the `record` of it with its warnings.
@@ -96,7 +93,7 @@ def predict(
     address: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> list[Prediction] | list[DensePrediction]:
-    """Say what images show.
+    """Predict classes, masks or boxes for images.
 
     Args:
         model: see `load_model`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
@@ -133,39 +130,27 @@ def predict(
         raise UserError("tiles are for models that predict masks or boxes; leave --tiles out for a classifier")
     if draft and is_dense:
         raise UserError("segmentation and detection decode images in full; leave --draft out")
+    options: dict[str, Any] = {"batch_size": batch_size, "skip_bad_images": skip_bad_images or output is not None}
     with running(runner, address, device) as ray:
         if is_dense:
-            predictions = each_dense_prediction(
-                load_model(model, device),
-                paths,
-                threshold=threshold,
-                batch_size=batch_size,
-                skip_bad_images=skip_bad_images or output is not None,
-                tiles=tiles,
-            )
-            return list(predictions) if output is None else write_dense_predictions(predictions, output)
+            answers = each_prediction(load_model(model, device), paths, threshold=threshold, tiles=tiles, **options)
+            return list(answers) if output is None else write_dense_predictions(answers, output)
         subject = load_model(model, device if ray is None else "cpu", as_classifier=True)
         if report is not None and (reason := regression_reason(subject.model)) is not None:
             report(f"{subject.name} is a regression model ({reason}): its scores are predicted values")
-        engine = None
-        if optimize and is_named and not (ray and ray.gpus):
-            engine = engine_for(subject, sum(1 for _ in image_files(paths)))
-            if engine is not None and report is not None:
-                report(engine_note(engine))
-        remote = None if ray is None else replace(ray, model=NamedModel(str(model), None, engine))
-        if engine is not None and ray is None:
-            make_faster(subject, engine)
-        given: dict[str, Any] = dict(top=top, batch_size=batch_size, draft=draft, remote=remote)
+        count = sum(1 for _ in image_files(paths)) if optimize and is_named else None
+        engine, remote = choose_engine(subject, model, count, ray, optimize=optimize)
+        if engine is not None and report is not None:
+            report(engine_note(engine))
+        options |= {"top": top, "draft": draft, "remote": remote}
         if output is not None:
-            return write_predictions(subject, paths, output, **given)
-        return list(each_prediction(subject, paths, skip_bad_images=skip_bad_images, **given))
+            return write_predictions(subject, paths, output, **options)
+        return list(each_prediction(subject, paths, **options))
 
 
 def _dense_task(model: Any) -> DenseTask | None:
-    """What a model predicts for the places of an image, before it is opened; None: nothing of the kind."""
-    if isinstance(model, LoadedModel):
-        return dense_task_of(model.model)
-    if isinstance(model, tuple):
-        return dense_task_of(cast("tuple[Any, Any]", model)[0])
+    """Return what a model predicts for the places of an image, before it is opened; None: nothing of the kind."""
+    if isinstance(model, LoadedModel | tuple):
+        return dense_task_of(model.model if isinstance(model, LoadedModel) else cast("tuple[Any, Any]", model)[0])
     head = find_source(model).dense_head
     return None if head is None else head.task

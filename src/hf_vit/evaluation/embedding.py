@@ -14,16 +14,17 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from hf_vit.display import Displayed
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
-from hf_vit.evaluation.reading import NamedModel, largest, last_features, refuse_output_in, scores
+from hf_vit.evaluation.reading import NamedModel, largest, last_features, refuse_output_in, scores, undecoded
 from hf_vit.evaluation.runners import running
 from hf_vit.families import refuse_regression
 from hf_vit.loading.optimizing import engine_for
@@ -44,18 +45,14 @@ if TYPE_CHECKING:
     from transformers import BatchFeature
 
     from hf_vit.data import ImageData
-    from hf_vit.evaluation.ray_runner import RayRunner
     from hf_vit.loading.model import LoadedModel
 
-    Row = tuple[int, str | None, str | None, Image]
     # The rows of a batch, None after the last one of a part; and the unreadable images left out since the last batch.
     Answer = tuple["pa.Table | None", list[str]]
 
 MANIFEST_NAME = "manifest.json"
-# Rows that wait to be written; also those of a parquet row group.
-_ROW_GROUP = 4096
-# Of a worker process: its job and model.
-_worker: "tuple[Job, LoadedModel] | None" = None
+_ROW_GROUP = 4096  # rows that wait to be written; also those of a parquet row group
+_worker: "tuple[Job, LoadedModel] | None" = None  # of a worker process
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,8 +125,8 @@ def embed(
     the pooled output of a model without one) or `labels` and `probabilities` (of the `top` classes, best first).
 
     Args:
-        model: folder, Hub id or "timm:NAME", of hf_vit, transformers or timm; for predictions a classifier.
-        data: see `hf_vit.data.load_data`.
+        model: see `load_model`; for predictions a classifier.
+        data, streaming, skip_bad_images, image_column, label_column, seed: see `hf_vit.data.load_data`.
         output: a new or empty folder, or that of the same call before; a path, or the address of a folder in an object
             store (s3://BUCKET/..., gs://..., hf://datasets/USER/NAME/...) whose library for fsspec is installed.
         splits: of the data; by default all.
@@ -138,19 +135,11 @@ def embed(
         num_processes: each with the model in its memory, and a GPU of its own as long as there are; by default 1, of
             Ray one a GPU or, where it has none, a machine.
         batch_size: images a forward pass; part of what decides about the last digits, so fixed for a folder.
-        max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
-        draft: decode JPEG files at the smallest of their own scales that covers the size that images are resized to:
-            faster, and other pixels by a little. Not of streams; fixed for a folder.
+        max_num_patches, draft: see `evaluate_protocol`; fixed for a folder, too.
         rows_per_file: images a file. Of a stream every shard becomes a file, whatever its size.
-        streaming: read parquet and webdataset files while computing, without looking at every image beforehand.
-        skip_bad_images: leave out unreadable images instead of stopping.
         device: torch device; by default a GPU where there is one.
-        image_column, label_column: of a list or table, see `load_data`.
-        seed: of the splits that are cut where the data has none.
         optimize: compute by what is fastest for so many images (`engine_for`), of one size; fixed for a folder, too.
-        runner: "local": this process, or processes of this machine; "ray": Ray, whose machines share model and data
-            under these names.
-        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
+        runner, address: see `evaluate_protocol`; "local" is this process, or processes of this machine.
         report: is told (files done, files in all) after every file.
 
     Raises:
@@ -165,7 +154,7 @@ def embed(
     if draft and (streaming or max_num_patches is not None):
         raise UserError("--draft works only on tables whose images are resized to one size; leave it out")
     refuse_output_in(data, output)
-    folder = output_folder(output)
+    folder = OutputFolder.at(output)
     inside = sorted(folder.names())
     if inside and MANIFEST_NAME not in inside:
         raise UserError(f"the output folder {folder} holds other files ({inside[0]}); choose a new or empty one")
@@ -199,23 +188,25 @@ def embed(
         digests = {split: short_digests(images.seen[split]) for split in chosen if split in images.seen}
         job = Job(named, of_chosen, images.readers, images.label_names, settings, digests)
         if ray is not None:
-            finished = job.write_by(replace(ray, model=named), missing, subject, folder)
+            answers = groupby(replace(ray, model=named).answers(job, missing, subject), key=itemgetter(0))
+            finished = (
+                job.write(missing[number], (answer for _, answer in each), subject, folder) for number, each in answers
+            )
         elif (num_processes or 1) > 1:
             del subject  # each loads its own
             finished = _write_in_processes(job, missing, min(num_processes or 1, len(missing)), device, folder)
         else:
             if missing and settings.engine is not None:
                 make_faster(subject, settings.engine)
-            finished = (job.write(part, job.answers(part, subject), subject, folder) for part in missing)
+            finished = (job.do(part, subject, folder) for part in missing)
         skipped, before = list[str](), len(parts) - len(missing)
         for number, left_out in enumerate(finished, start=before + 1):
             skipped += left_out
             if report is not None:
                 report(number, len(parts))
         rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
-    left_out = sorted({*images.skipped, *skipped})
-    place = folder.path if isinstance(folder, Disk) else str(folder)
-    return Embedded(place, [part.name for part in parts], rows, before, left_out, images.notes, settings.engine)
+    left_out, names = sorted({*images.skipped, *skipped}), [part.name for part in parts]
+    return Embedded(folder.path or str(folder), names, rows, before, left_out, images.notes, settings.engine)
 
 
 def _open(model: NamedModel, predictions: bool, device: str | None) -> "LoadedModel":
@@ -228,16 +219,15 @@ def _open(model: NamedModel, predictions: bool, device: str | None) -> "LoadedMo
     return subject
 
 
-def _engine(subject: "LoadedModel", images: "ImageData", splits: list[str], folder: "Disk | ObjectStore") -> str | None:
-    """What repays itself on the images of all splits; of a folder that was begun, what it was begun with."""
+def _engine(subject: "LoadedModel", images: "ImageData", splits: list[str], folder: "OutputFolder") -> str | None:
+    """Return what repays itself on the images of all splits; of a folder that was begun, what it was begun with."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # what is wrong with it is told by `_enter`
         return _manifest_in(folder)["settings"].get("engine")
     numbers = [images.num_examples(split) for split in splits]
     return engine_for(subject, None if None in numbers else sum(number or 0 for number in numbers))
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One file's share of a split: `rows_per_file` rows, or a shard of a stream."""
 
     split: str
@@ -251,12 +241,8 @@ class Part:
 
 
 def _parts(images: "ImageData", split: str, rows_per_file: int) -> list[Part]:
-    if images.readers:
-        count = images.readers[split][0].num_shards
-    else:
-        rows = images.num_examples(split)
-        assert rows is not None
-        count = max(1, -(-rows // rows_per_file))
+    rows = images.num_examples(split)
+    count = images.readers[split][0].num_shards if images.readers else max(1, -(-(rows or 0) // rows_per_file))
     return [Part(split, number, count) for number in range(count)]
 
 
@@ -315,15 +301,15 @@ class Job:
                 columns["embedding"] = list(last_features(subject.model, pixel_values))
         return pa.Table.from_pydict(columns, schema=self._schema(subject)), rest.skipped
 
-    def answers(self, part: Part, subject: "LoadedModel") -> "Iterator[Answer]":
-        """By this process."""
-        for pixel_values, rest in self.batches(part, subject.prepare):
-            yield self.answer(pixel_values, rest, subject)
+    def do(self, part: Part, subject: "LoadedModel", folder: "OutputFolder") -> list[str]:
+        """Answer and write a part in this process."""
+        answers = (self.answer(*batch, subject) for batch in self.batches(part, subject.prepare))
+        return self.write(part, answers, subject, folder)
 
     def write(
-        self, part: Part, answers: "Iterable[Answer]", subject: "LoadedModel", folder: "Disk | ObjectStore"
+        self, part: Part, answers: "Iterable[Answer]", subject: "LoadedModel", folder: "OutputFolder"
     ) -> list[str]:
-        """Let the file of a part appear when it is complete; returns the names of images left out."""
+        """Let the file of a part appear when it is complete; return the names of images left out."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -339,13 +325,6 @@ class Job:
         folder.write(part.name, content.getvalue().to_pybytes())
         return skipped
 
-    def write_by(
-        self, ray: "RayRunner", parts: Sequence[Part], subject: "LoadedModel", folder: "Disk | ObjectStore"
-    ) -> Iterator[list[str]]:
-        """As `write` each of the parts, whose answers Ray gives."""
-        for number, answers in groupby(ray.answers(self, parts, subject), key=lambda numbered: numbered[0]):
-            yield self.write(parts[number], (answer for _, answer in answers), subject, folder)
-
     def _schema(self, subject: "LoadedModel") -> "pa.Schema":
         import pyarrow as pa
 
@@ -356,19 +335,17 @@ class Job:
             fields.append(("embedding", pa.list_(pa.float32())))
         return pa.schema(fields, metadata={"model": subject.fingerprint})
 
-    def _rows(self, part: Part) -> "Iterator[Row]":
-        """(index, image's name, class's name, RGB image) of every row of a part."""
+    def _rows(self, part: Part) -> "Iterator[tuple[int, str | None, str | None, Image]]":
+        """Iterate over (index, image's name, class's name, RGB image) of a part."""
         if part.split in self.readers:
             stream, reader = self.readers[part.split]
             for index, row in enumerate(reader.over(stream.shard(num_shards=part.count, index=part.number))):
                 yield index, None, self._label(row["label"]), row["image"]
             return
-        import datasets
-
         from hf_vit.data.fingerprints import refuse_changed
         from hf_vit.data.images import open_image, raise_bad, short_name
 
-        table = self.splits[part.split].cast_column("image", datasets.Image(decode=False))
+        table = undecoded(self.splits[part.split])
         first = part.number * self.settings.rows_per_file
         for index in range(first, min(len(table), first + self.settings.rows_per_file)):
             row = table[index]
@@ -385,7 +362,7 @@ class Job:
 
 
 def _write_in_processes(
-    job: Job, parts: Sequence[Part], count: int, device: str | None, folder: "Disk | ObjectStore"
+    job: Job, parts: Sequence[Part], count: int, device: str | None, folder: "OutputFolder"
 ) -> Iterator[list[str]]:
     """As `Job.write` each of the parts, by so many processes of this machine."""
     from multiprocessing import get_context
@@ -426,10 +403,10 @@ def _start_worker(job: Job, device: str | None, ranks: "Queue[int]", count: int)
     _worker = (job, job.model.opened(device))
 
 
-def _do_part(part: Part, folder: "Disk | ObjectStore") -> list[str]:
+def _do_part(part: Part, folder: "OutputFolder") -> list[str]:
     assert _worker is not None
     job, subject = _worker
-    return job.write(part, job.answers(part, subject), subject, folder)
+    return job.do(part, subject, folder)
 
 
 def _manifest(subject: "LoadedModel", images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:
@@ -443,7 +420,7 @@ def _manifest(subject: "LoadedModel", images: "ImageData", splits: list[str], se
     return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest))))
 
 
-def _manifest_in(folder: "Disk | ObjectStore") -> dict[str, Any]:
+def _manifest_in(folder: "OutputFolder") -> dict[str, Any]:
     with folder.open(MANIFEST_NAME) as file:
         manifest = json.loads(file.read())
     if not isinstance(manifest, dict) or not isinstance(manifest.get("settings"), dict):
@@ -451,7 +428,7 @@ def _manifest_in(folder: "Disk | ObjectStore") -> dict[str, Any]:
     return manifest
 
 
-def _enter(folder: "Disk | ObjectStore", manifest: dict[str, Any]) -> None:
+def _enter(folder: "OutputFolder", manifest: dict[str, Any]) -> None:
     """Record what is computed, or make sure that the folder holds the beginning of just that."""
     try:
         before = _manifest_in(folder)
@@ -473,12 +450,12 @@ def _enter(folder: "Disk | ObjectStore", manifest: dict[str, Any]) -> None:
             )
 
 
-def _write_manifest(folder: "Disk | ObjectStore", manifest: dict[str, Any]) -> None:
+def _write_manifest(folder: "OutputFolder", manifest: dict[str, Any]) -> None:
     folder.write(MANIFEST_NAME, (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _finish(
-    folder: "Disk | ObjectStore", parts: Sequence[Part], manifest: dict[str, Any], seconds: float, device: str | None
+    folder: "OutputFolder", parts: Sequence[Part], manifest: dict[str, Any], seconds: float, device: str | None
 ) -> int:
     """Complete the manifest; returns the number of rows in all files."""
     from pyarrow import parquet
@@ -498,67 +475,40 @@ def _finish(
 
 
 @dataclass(frozen=True)
-class Disk:
-    """A folder on a disk, whose files appear when complete; as `ObjectStore` it travels to other processes."""
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        refuse_address(self.path)
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"the output {self.path} is a file; choose a new or empty folder")
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def names(self) -> set[str]:
-        """Of what is in it, of folders with a / at their end; none where it is not there."""
-        remove_remains(self.path)
-        if not self.path.exists():
-            return set()
-        with os.scandir(self.path) as inside:
-            return {each.name + "/" * each.is_dir() for each in inside}
-
-    def open(self, name: str) -> IO[bytes]:
-        return (self.path / name).open("rb")
-
-    def write(self, name: str, content: bytes) -> None:
-        self._made()
-        write_atomically(self.path / name, content)
-
-    @contextmanager
-    def alone(self) -> Generator[None]:
-        """Keep other processes out that ask for it."""
-        self._made()
-        with exclusive(self.path):
-            yield
-
-    def _made(self) -> None:
-        with saying_why(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-
-
-@dataclass(frozen=True)
-class ObjectStore:
-    """A folder in an object store, by fsspec; who may write there is known to the store's own library."""
+class OutputFolder:
+    """A folder on a disk or in an object store, whose files appear when complete; it travels to other processes."""
 
     address: str
 
+    @classmethod
+    def at(cls, place: str | Path) -> "OutputFolder":
+        """Return the folder of this name, which need not be there."""
+        if in_store(place):
+            folder = cls(str(place).rstrip("/"))
+            if not cls(str(place))._open_store()[1].strip("/"):
+                example = f"{place}NAME/embeddings"
+                raise UserError(f"the output {place} is a bucket without a folder; give one, such as {example}")
+            return folder
+        path = place_of(place)
+        refuse_address(path)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"the output {path} is a file; choose a new or empty folder")
+        return cls(str(path))
+
     def __str__(self) -> str:
-        return self.address.rstrip("/")
+        return self.address
 
-    def opened(self) -> tuple[Any, str]:
-        """The store (fsspec keeps it), and the folder's place in it."""
-        from fsspec.core import url_to_fs
-
-        with installed_for(self.address), saying_what(self, "opened"):
-            return url_to_fs(self.address)
-
-    def alone(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @property
+    def path(self) -> Path | None:
+        """Of a folder on a disk."""
+        return None if in_store(self.address) else Path(self.address)
 
     def names(self) -> set[str]:
-        store, place = self.opened()
+        """Return what is in it, folders with a / at their end; nothing where it is not there."""
+        if self.path is not None:
+            remove_remains(self.path)
+            return {each.name + "/" * each.is_dir() for each in self.path.iterdir()} if self.path.exists() else set()
+        store, place = self._open_store()
         with saying_what(self, "listed"):
             store.invalidate_cache()  # it remembers what was there
             try:
@@ -570,20 +520,35 @@ class ObjectStore:
         return {path.removeprefix(below) for path in paths if path.startswith(below) and path != below}
 
     def open(self, name: str) -> IO[bytes]:
-        store, place = self.opened()
+        if self.path is not None:
+            return (self.path / name).open("rb")
+        store, place = self._open_store()
         with saying_what(self, "read"):
             store.invalidate_cache(place)  # others wrote there
             return store.open(f"{place}/{name}", "rb")
 
     def write(self, name: str, content: bytes) -> None:
-        write(f"{self}/{name}", content)
+        if self.path is None:
+            write(f"{self}/{name}", content)
+            return
+        with saying_why(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / name, content)
 
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Keep other processes of this machine out that ask for it."""
+        if self.path is None:
+            yield
+            return
+        with saying_why(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with exclusive(self.path):
+            yield
 
-def output_folder(place: str | Path) -> Disk | ObjectStore:
-    """The folder of this name, which need not be there."""
-    if not in_store(place):
-        return Disk(place_of(place))
-    store = ObjectStore(str(place))
-    if not store.opened()[1].strip("/"):
-        raise UserError(f"the output {place} is a bucket without a folder; give one, such as {place}NAME/embeddings")
-    return store
+    def _open_store(self) -> tuple[Any, str]:
+        """Return the store, which fsspec keeps, and the folder's place in it."""
+        from fsspec.core import url_to_fs
+
+        with installed_for(self.address), saying_what(self, "opened"):
+            return url_to_fs(self.address)

@@ -1,4 +1,4 @@
-"""A model and labelled data that it is measured on: where every protocol gets features, logits and pixels from."""
+"""A model and labelled data that it is measured on, and the one loop over a split that every measurement runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from hf_vit.evaluation.reading import (
     image_batches,
     last_features,
     shown,
+    undecoded,
 )
 from hf_vit.loading.model import LoadedModel, match_labels
 from hf_vit.loading.outputs import PRE_LOGITS, depth_features
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
 
 Features = dict[str, NDArray[np.float32]]
+# What is made of model and pixel values.
+Ask = Callable[[torch.nn.Module, torch.Tensor | BatchFeature], Any]
 
 
 @final
@@ -96,80 +99,73 @@ class Examination:
         return list(range(len(self.data.label_names)))
 
     def learning_split(self, name: str) -> str:
-        """`name`, a split that something is fitted on."""
+        """Return `name`, a split that something is fitted on."""
         self.data.split(name)
         if name == self.split:
             raise UserError(f"split '{name}' is used for fitting; choose another --split to evaluate on")
         return name
 
     def judged(self, num_images: int) -> str:
-        """The images as people read of them: "digits, split test, 360 images"."""
+        """Describe the images: "digits, split test, 360 images"."""
         left_out = f" ({len(self.data.skipped):,} unreadable left out)" if self.data.skipped else ""
         return f"{self.data.name}, split {self.split}, {num_images:,} images{left_out}"
 
     def fact(self, size: int | None = None) -> DataFact:
-        """The data as facts.json names them; `size`: images that judged."""
-        data = self.data
-        return DataFact(
-            name=data.name, fingerprint=data.fingerprint, split=self.split, size=size, revision=data.revision
-        )
+        """Return the data as facts.json names them; `size`: images that judged."""
+        names = {name: getattr(self.data, name) for name in ("name", "fingerprint", "revision")}
+        return DataFact(**names, split=self.split, size=size)
 
     def judged_digests(self) -> list[str]:
-        """SHA-256 of the files of the images that judge; of those not looked at before, as in a stream, none."""
+        """Return SHA-256 of the files of the images that judge; of those not looked at before, as in a stream, none."""
         seen = self.data.seen.get(self.split, [])
-        rows = self._chosen(self.split) if seen else None
+        rows = self._chosen() if seen else None
         return [image.digest for image in (seen if rows is None else [seen[row] for row in rows])]
 
     def judging(self, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(pixel values [B, C, H, W] in at least float32, the model's classes [B]) of the images that judge."""
-        for pixel_values, labels, _ in self._batches(self.split, self.model_classes, self._chosen(self.split), what):
+        """Iterate over (pixel values [B, C, H, W] in at least float32, the model's classes [B]) of what judges."""
+        for pixel_values, labels, _ in self.iterate(self._collate(self.model_classes), what=what):
             assert isinstance(pixel_values, torch.Tensor), "protocols that change pixels need images of one size"
-            yield pixel_values, labels
+            yield pixel_values, labels.to(self.subject.device)
 
     def logits(self, split: str, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(logits [B, K] float32, the model's classes [B]), on the CPU; all of a split, or the images that judge."""
-        for logits, labels, _ in self.pictured_logits(split, what):
-            yield logits, labels
+        """Iterate over (logits [B, K] float32, the model's classes [B]), on the CPU, of a split."""
+        return ((logits, labels) for logits, labels, _ in self.pictured_logits(split, what))
 
     def pictured_logits(
         self, split: str | None = None, what: str = "evaluating"
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, "list[Image]"]]:
         """As `logits`, and the images [B] themselves; by default of the split that judges."""
-        split = split or self.split
-        rows = self._chosen(split) if split == self.split else None
-        yield from self._asked(_logits, split, self.model_classes, rows, what)
+        return self.iterate(self._collate(self.model_classes), split, what=what, ask=_logits)
 
     def data_logits(self, rows: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(logits [B, K] float32, classes of the data [B]) of rows of the split that judges, on the CPU."""
-        for logits, labels, _ in self._asked(_logits, self.split, self.data_classes, rows, "evaluating"):
-            yield logits, labels
+        """Iterate over (logits [B, K] float32, classes of the data [B]) of rows of the split that judges."""
+        batches = self.iterate(self._collate(self.data_classes), rows=rows, ask=_logits)
+        return ((logits, labels) for logits, labels, _ in batches)
 
     def judged_rows(self) -> list[int]:
-        """Rows of the images that judge, ascending."""
-        chosen = self._chosen(self.split)
+        """Return the rows of the images that judge, ascending."""
+        chosen = self._chosen()
         return list(range(len(self.labels(self.split)))) if chosen is None else chosen
 
     def file_names(self) -> list[str]:
-        """The names of the files of all images of the split that judges, row by row."""
+        """Return the names of the files of all images of the split that judges, row by row."""
         self.labels(self.split)  # refuses streams
-        table: Any = self.data.split(self.split)
-        paths = [row["path"] for row in table.cast_column("image", datasets.Image(decode=False))["image"]]
+        paths = [row["path"] for row in undecoded(self.data.split(self.split))["image"]]
         if any(path is None for path in paths):
             raise UserError(f"the images of '{self.data.name}' have no file names; give a folder of images")
         return [Path(path).name for path in paths]
 
     def file_name(self, index: int) -> str | None:
-        """The name of the file of one of the images that judge; None where the data is not made of files."""
+        """Return the name of the file of one of the images that judge; None where the data is not made of files."""
         table = self.data.split(self.split)
         if not isinstance(table, datasets.Dataset):
             return None
-        rows = self._chosen(self.split)
-        undecoded = table.cast_column("image", datasets.Image(decode=False))
-        path = undecoded[index if rows is None else rows[index]]["image"]["path"]
+        rows = self._chosen()
+        path = undecoded(table)[index if rows is None else rows[index]]["image"]["path"]
         return None if path is None else Path(path).name
 
     def labels(self, split: str) -> NDArray[np.int64]:
-        """Classes of the data [n] of all images of a split, without reading them."""
+        """Return the classes of the data [n] of all images of a split, without reading them."""
         table: Any = self.data.split(split)
         if not hasattr(table, "__len__"):
             raise UserError(
@@ -178,78 +174,59 @@ class Examination:
         return np.asarray(table["label"], dtype=np.int64)
 
     def features(self, split: str, rows: Sequence[int] | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Pre-logits [n, D] and classes of the data [n]; of all images of a split, those that judge, or `rows`."""
-        found, labels = self._features(split, rows, by_depth=False)
-        return found[PRE_LOGITS], labels
+        """Return pre-logits [n, D] and classes of the data [n] of a split, or of its `rows`."""
+        features, labels = self._features(_last_features, split, rows)
+        return features[PRE_LOGITS], labels
 
     def depth_features(self, split: str) -> tuple[Features, NDArray[np.int64]]:
-        """Features [n, D] of every depth, see `depth_features`, and classes of the data [n]; as `features`."""
-        return self._features(split, None, by_depth=True)
+        """Return features [n, D] of every depth, see `depth_features`, and classes of the data [n]."""
+        return self._features(_depth_features, split)
 
-    def _features(self, split: str, rows: Sequence[int] | None, by_depth: bool) -> tuple[Features, NDArray[np.int64]]:
-        if rows is None and split == self.split:
-            rows = self._chosen(split)
+    def _features(self, ask: Ask, split: str, rows: Sequence[int] | None = None) -> tuple[Features, NDArray[np.int64]]:
         parts: dict[str, list[NDArray[np.float32]]] = {}
         classes: list[NDArray[np.int64]] = []
-        ask = _depth_features if by_depth else _last_features
-        for found, labels, _ in self._asked(ask, split, self.data_classes, rows, f"features of {split}"):
-            for name, values in found.items():
+        collate = self._collate(self.data_classes)
+        for features, labels, _ in self.iterate(collate, split, rows, f"features of {split}", ask):
+            for name, values in features.items():
                 parts.setdefault(name, []).append(values)
             classes.append(labels.numpy())
         return {name: np.concatenate(values) for name, values in parts.items()}, np.concatenate(classes)
 
-    def _asked(
-        self,
-        ask: Callable[[torch.nn.Module, torch.Tensor | BatchFeature], Any],
-        split: str,
-        classes: Sequence[int],
-        rows: Sequence[int] | None,
-        what: str,
-    ) -> Iterator[tuple[Any, torch.Tensor, "list[Image]"]]:
-        """(what `ask` makes of model and pixel values, labels [B] on the CPU, images) of every batch."""
-        if self.remote is not None:
-            yield from self._read(self._collate(classes), split, rows, what, ask)
-            return
-        with torch.inference_mode():
-            for pixel_values, labels, images in self._batches(split, classes, rows, what):
-                yield ask(self.subject.model, pixel_values), labels.cpu(), images
-
-    def _chosen(self, split: str) -> list[int] | None:
-        """Rows of the images that judge, ascending; None for all."""
-        table: Any = self.data.split(split)
+    def _chosen(self) -> list[int] | None:
+        """Return the rows of the images that judge, ascending; None for all."""
+        table: Any = self.data.split(self.split)
         if self.num_images is None or not hasattr(table, "__len__") or self.num_images >= len(table):
             return None
         return sorted(np.random.default_rng(self.seed).permutation(len(table))[: self.num_images].tolist())
 
-    def _batches(
-        self, split: str, classes: Sequence[int], rows: Sequence[int] | None, what: str
-    ) -> Iterator[tuple[torch.Tensor | BatchFeature, torch.Tensor, "list[Image]"]]:
-        dtype = torch.promote_types(self.subject.dtype, torch.float32)
-        for pixel_values, labels, images in self._read(self._collate(classes), split, rows, what):
-            yield pixel_values.to(self.subject.device, dtype), labels.to(self.subject.device), images
-
     def _collate(self, classes: Sequence[int]) -> Collate:
         return Collate(self.subject.prepare, classes, self.data.multi_label, self.draft_side)
 
-    def read(self, collate: Callable[[Any], tuple[Any, ...]], what: str = "evaluating") -> Iterator[tuple[Any, ...]]:
-        """What `collate` makes of the rows that judge, a batch at a time; its last part has one entry an image."""
-        return self._read(collate, self.split, self._chosen(self.split), what)
-
-    def _read(
+    def iterate(
         self,
-        collate: Callable[[Any], tuple[Any, ...]],
-        split: str,
-        rows: Sequence[int] | None,
-        what: str,
-        ask: Callable[..., Any] | None = None,
-    ) -> Iterator[tuple[Any, ...]]:
-        table: Any = self.data.split(split)
+        collate: Callable[[Any], tuple[Any, Any, "list[Image]"]],
+        split: str | None = None,
+        rows: Sequence[int] | None = None,
+        what: str = "evaluating",
+        ask: Ask | None = None,
+    ) -> Iterator[tuple[Any, Any, "list[Image]"]]:
+        """Iterate over a split, a batch at a time, with the model in evaluation mode.
+
+        Args:
+            collate: rows -> (pixel values, what is true of the images, the images).
+            split: by default the one that judges, of which `num_images` may be fewer than all.
+            rows: of the split; None for all.
+            what: names the bar.
+            ask: (model, pixel values) -> what comes in place of the pixel values, computed without gradients.
+        """
+        split = split or self.split
+        table = undecoded(self.data.split(split))
+        if rows is None and split == self.split:
+            rows = self._chosen()
+            if self.num_images is not None and not hasattr(table, "__len__"):
+                table = table.take(self.num_images)
         if rows is not None:
             table = table.select(rows)
-        elif self.num_images is not None and split == self.split and not hasattr(table, "__len__"):
-            table = table.take(self.num_images)
-        if self.draft_side is not None:
-            table = table.cast_column("image", datasets.Image(decode=False))
         total, seen = len(table) if hasattr(table, "__len__") else None, 0
         if self.remote is not None and ask is not None:
             digests = short_digests(self.data.seen[split]) if split in self.data.seen else None
@@ -258,7 +235,8 @@ class Examination:
             work = _Asking(ask, table, collate, self.batch_size, digests)
             batches: Any = (answer for _, answer in self.remote.answers(work, work.parts(), self.subject))
         else:
-            batches = image_batches(table, self.batch_size, collate, self.num_workers)
+            loaded = image_batches(table, self.batch_size, collate, self.num_workers)
+            batches = ((answer_of(ask, values, self.subject), *rest) for values, *rest in loaded)
         with evaluating(self.subject.model):
             for batch in shown(batches, total, what, self.progress):
                 yield batch
@@ -267,11 +245,20 @@ class Examination:
             raise UserError(f"split '{split}' holds no image; choose another")
 
 
+def answer_of(ask: Ask | None, pixel_values: torch.Tensor | BatchFeature, subject: LoadedModel) -> Any:
+    """Return what `ask` makes of pixel values on the model's device; None: these."""
+    pixel_values = pixel_values.to(subject.device, torch.promote_types(subject.dtype, torch.float32))
+    if ask is None:
+        return pixel_values
+    with torch.inference_mode():
+        return ask(subject.model, pixel_values)
+
+
 @dataclass(frozen=True)
 class _Asking:
     """A `Work` whose parts are ranges of rows; `digests` tell which images these must have, where that is known."""
 
-    ask: Callable[[torch.nn.Module, Any], Any]
+    ask: Ask
     table: datasets.Dataset
     collate: Callable[[Any], Any]
     batch_size: int
@@ -284,17 +271,14 @@ class _Asking:
     def batches(self, part: range, prepare: Callable[..., Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
         rows = self.table.select(part)
         if self.digests is not None:
-            files = rows.cast_column("image", datasets.Image(decode=False))["image"]
-            for stored, wanted in zip(files, self.digests[part], strict=True):
+            for stored, wanted in zip(rows["image"], self.digests[part], strict=True):
                 if stored["bytes"] is None:  # else it came with the table
                     refuse_changed(stored["path"], digest_of(stored["path"]), wanted)
         for pixel_values, labels, images in image_batches(rows, self.batch_size, self.collate):
             yield pixel_values, (labels, [thumbnail_of(image) for image in images])
 
     def answer(self, pixel_values: Any, rest: tuple[Any, ...], subject: LoadedModel) -> tuple[Any, ...]:
-        dtype = torch.promote_types(subject.dtype, torch.float32)
-        with torch.inference_mode():
-            return (self.ask(subject.model, pixel_values.to(subject.device, dtype)), *rest)
+        return (answer_of(self.ask, pixel_values, subject), *rest)
 
 
 def _logits(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
@@ -308,5 +292,5 @@ def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFea
 def _depth_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
     assert isinstance(pixel_values, torch.Tensor), "every layer is read at one image size"
     with answering(pixel_values):
-        found = depth_features(model, pixel_values.to(next(model.parameters()).dtype))
-    return {name: finite_features(values) for name, values in found.items()}
+        features = depth_features(model, pixel_values.to(next(model.parameters()).dtype))
+    return {name: finite_features(values) for name, values in features.items()}

@@ -1,9 +1,10 @@
-"""What a model says of image files: the most likely classes of each, or its masks or objects."""
+"""Predict image files: the most likely classes of each, or its masks or objects."""
 
 import functools
 import json
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from PIL.Image import DecompressionBombError
 
+from hf_vit.data.files import images_in, refuse_name
+from hf_vit.data.images import decode_image, each_in_threads, image_problem
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import enough_for, largest, scores
 from hf_vit.families import problem_type_of
@@ -77,8 +81,8 @@ class DensePrediction:
 
 
 @dataclass(frozen=True)
-class _Files:
-    """A `Work` whose parts are files; an unreadable one is left out of the batch, if that is wanted."""
+class _Files(ABC):
+    """Abstract: a `Work` whose parts are files; an unreadable one is left out of the batch, if that is wanted."""
 
     batch_size: int
     skip_bad_images: bool
@@ -87,10 +91,28 @@ class _Files:
     def batches(self, part: Sequence[Path], prepare: "Callable[[list[Image]], Any]") -> Iterator[tuple[Any, "Rest"]]:
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
-            opened = opened_images(files, self.skip_bad_images, self.draft_side)
+            # Those of a store are fetched one by one.
+            opened = list(map(self._open, files)) if any(map(in_store, files)) else each_in_threads(self._open, files)
             images = [one for one in opened if not isinstance(one, str)]
-            problems = [one if isinstance(one, str) else None for one in opened]
-            yield prepare(images) if images else None, (files, problems)
+            yield (
+                prepare(images) if images else None,
+                (files, [one if isinstance(one, str) else None for one in opened]),
+            )
+
+    def _open(self, path: Path) -> "Image | str":
+        """Return the image, or why it is left out."""
+        try:
+            return read_image(path, self.draft_side)
+        except StoreError:
+            raise
+        except UserError as error:
+            if not self.skip_bad_images:
+                raise
+            return str(error)
+
+    @abstractmethod
+    def answer(self, pixel_values: Any, rest: "Rest", subject: LoadedModel) -> list[Any]:
+        """Return a prediction for every file."""
 
 
 @dataclass(frozen=True)
@@ -100,22 +122,66 @@ class _Classifying(_Files):
 
     def answer(self, pixel_values: torch.Tensor | None, rest: "Rest", subject: LoadedModel) -> list[Prediction]:
         names = subject.label_sets[-1]  # of synonyms the words: timm's first set are WordNet's numbers
-        are_values = problem_type_of(subject.model) == "regression"
-        with torch.inference_mode():
-            rows = iter(
-                () if pixel_values is None else scores(subject.model, pixel_values.to(subject.device, subject.dtype))
-            )
+        are_values, limits = problem_type_of(subject.model) == "regression", self.thresholds
+        rows: Iterator[torch.Tensor] = iter(())
+        if pixel_values is not None:
+            with torch.inference_mode():
+                rows = iter(scores(subject.model, pixel_values.to(subject.device, subject.dtype)))
         predictions: list[Prediction] = []
         for path, problem in zip(*rest, strict=True):
             if problem is not None:
                 predictions.append(Prediction(str(path), [], problem))
                 continue
-            row, limits = next(rows), self.thresholds
+            row = next(rows)
             places = range(len(row)) if are_values else largest(row[None], self.top)[0].tolist()
             best = [(names[k], float(row[k])) for k in places]
             labels = [k for k, value in zip(names, row, strict=True) if value >= limits[k]] if limits else None
             predictions.append(Prediction(str(path), best, labels=labels, are_values=are_values))
         return predictions
+
+
+@dataclass(frozen=True)
+class _Locating(_Files):
+    """Masks, or objects from a score of `threshold` on; the images come as they are."""
+
+    threshold: float = 0.5
+    tiles: bool = False
+
+    def answer(self, pixel_values: "list[Image] | None", rest: "Rest", subject: LoadedModel) -> list[DensePrediction]:
+        describe = _segmented if dense_task_of(subject.model) == "segmentation" else _detected
+        images, names = pixel_values or [], label_names_of(subject.model)
+        answers = [self._joined(subject, each) for each in images] if self.tiles else self._predict(subject, images)
+        answered = zip(images, answers, strict=True)
+        return [
+            DensePrediction(str(path), [], problem)
+            if problem is not None
+            else DensePrediction(str(path), **describe(*next(answered), names))
+            for path, problem in zip(*rest, strict=True)
+        ]
+
+    def _joined(self, subject: LoadedModel, image: "Image") -> Any:
+        """As one of `_predict`, by tiles, a batch at a time."""
+        from hf_vit.data.tiles import Tiles
+
+        tiles = Tiles((image.height, image.width), subject.input_size, min(subject.input_size) // 4)
+        crops, predicted = tiles.crops(image), list[Any]()
+        while batch := list(islice(crops, self.batch_size)):
+            predicted += self._predict(subject, batch)
+        if len(tiles) == 1:
+            return predicted[0]
+        is_segmented = dense_task_of(subject.model) == "segmentation"
+        return tiles.join_classes(predicted) if is_segmented else tiles.join_boxes(predicted)
+
+    def _predict(self, subject: LoadedModel, images: "Sequence[Image]") -> list[Any]:
+        """Return the class of every pixel [H, W] of each image, or its objects by name; on the CPU."""
+        if not images:
+            return []
+        given = subject.model, subject.processor, subject.pixel_values(images), [image.size[::-1] for image in images]
+        with torch.inference_mode(), enough_for(given[2]):
+            if dense_task_of(subject.model) == "segmentation":
+                return [each.cpu() for each in segment(*given)]
+            objects = detect(*given, threshold=self.threshold)
+        return [{name: value.cpu() for name, value in each.items()} for each in objects]
 
 
 def predict_images(
@@ -148,24 +214,31 @@ def each_prediction(
     paths: Sequence[str | os.PathLike[str]],
     *,
     top: int = 5,
+    threshold: float = 0.5,
     batch_size: int = 32,
     skip_bad_images: bool = False,
+    tiles: bool = False,
     draft: bool = False,
     remote: "RayRunner | None" = None,
-) -> Iterator[Prediction]:
-    """As `predict_images`, one after the other: of any number of images a few batches are in memory.
+) -> Iterator[Any]:
+    """Predict image files one after the other: of any number of images a few batches are in memory.
 
     With `draft` JPEG files are decoded at `draft_side` of the subject; with `remote` that has the same model answers.
     """
     if top < 1:
         raise UserError(f"top {top} must be at least 1")
-    files = list(image_files(paths))
-    if not subject.label_sets:
+    if not 0 <= threshold < 1:
+        raise UserError(f"threshold {threshold} must be at least 0 and below 1")
+    files, prepare = list(image_files(paths)), subject.prepare
+    if dense_task_of(subject.model) is not None:
+        work, prepare = _Locating(batch_size, skip_bad_images, None, threshold, tiles), list
+    elif subject.label_sets:
+        side, limits = subject.draft_side if draft else None, _thresholds(subject, subject.label_sets[-1])
+        work = _Classifying(batch_size, skip_bad_images, side, top, limits)
+    else:
         raise UserError(f"{subject.name} has no named classes to predict; give an image classifier")
-    side, limits = subject.draft_side if draft else None, _thresholds(subject, subject.label_sets[-1])
-    work = _Classifying(batch_size, skip_bad_images, side, top, limits)
     if remote is None:
-        answers = (work.answer(*batch, subject) for batch in work.batches(files, subject.prepare))
+        answers = (work.answer(*batch, subject) for batch in work.batches(files, prepare))
     else:
         size = _BATCHES * batch_size
         parts = [files[start : start + size] for start in range(0, len(files), size)]
@@ -188,9 +261,8 @@ def write_predictions(
     place, writers = place_of(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if place.suffix not in writers:
         raise UserError(f"the output {place} is not a table; give a file that ends in {' or '.join(writers)}")
-    predictions = each_prediction(subject, paths, skip_bad_images=True, **options)
-    classes = len(subject.label_sets[-1]) if subject.label_sets else 1
-    kind = problem_type_of(subject.model)
+    predictions = each_prediction(subject, paths, **options)
+    classes, kind = len(subject.label_sets[-1]) if subject.label_sets else 1, problem_type_of(subject.model)
     scored = classes if kind == "regression" else min(options.get("top", 5), classes)
     endings = ["", *(f"_{rank}" for rank in range(2, scored + 1))]
     columns = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
@@ -208,7 +280,7 @@ def write_predictions(
 
 @contextmanager
 def _new_table(place: Path) -> Generator[Path]:
-    """A file that goes to its place at the end, or vanishes."""
+    """Make a file that goes to its place at the end, or vanishes."""
     if not in_store(place):
         with new_file(place) as temporary:
             yield temporary
@@ -225,7 +297,7 @@ def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:
 
 
 def _thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, float] | None:
-    """Class -> probability from which on it is answered: the last that were fitted, else a half; None for one class."""
+    """Return class -> probability from which on it is answered: as last fitted, else a half; None for one class."""
     if problem_type_of(subject.model) != "multi_label_classification":
         return None
     records = Facts.load(subject.folder).records if subject.folder is not None else []
@@ -237,62 +309,6 @@ def _thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, float] 
             f"facts.json has no threshold for the class {missing[0]}; run hf-vit evaluate --protocol multi-label"
         )
     return cast(dict[str, float], known)
-
-
-def each_dense_prediction(
-    subject: LoadedModel,
-    paths: Sequence[str | os.PathLike[str]],
-    *,
-    threshold: float = 0.5,
-    batch_size: int = 32,
-    skip_bad_images: bool = False,
-    tiles: bool = False,
-) -> Iterator[DensePrediction]:
-    """Predict masks or objects of image files, and of the images of folders, one after the other."""
-    if not 0 <= threshold < 1:
-        raise UserError(f"threshold {threshold} must be at least 0 and below 1")
-    describe = _segmented if dense_task_of(subject.model) == "segmentation" else _detected
-    names = label_names_of(subject.model)
-    work = _Files(batch_size, skip_bad_images)
-    for images, (files, problems) in work.batches(list(image_files(paths)), list["Image"]):
-        images = images or []
-        if tiles:
-            answers = (_joined_tiles(subject, image, threshold, batch_size) for image in images)
-        else:
-            answers = iter(_predicted(subject, images, threshold))
-        remaining = iter(images)
-        for path, problem in zip(files, problems, strict=True):
-            if problem is not None:
-                yield DensePrediction(str(path), [], problem)
-            else:
-                yield DensePrediction(str(path), **describe(next(remaining), next(answers), names))
-
-
-def _joined_tiles(subject: LoadedModel, image: "Image", threshold: float, batch_size: int) -> Any:
-    """As one of `_predicted`, by tiles, `batch_size` a step."""
-    from hf_vit.data.tiles import Tiles
-
-    tiles = Tiles((image.height, image.width), subject.input_size, min(subject.input_size) // 4)
-    crops, predicted = tiles.crops(image), list[Any]()
-    while batch := list(islice(crops, batch_size)):
-        predicted += _predicted(subject, batch, threshold)
-    if len(tiles) == 1:
-        return predicted[0]
-    is_segmented = dense_task_of(subject.model) == "segmentation"
-    return tiles.join_classes(predicted) if is_segmented else tiles.join_boxes(predicted)
-
-
-def _predicted(subject: LoadedModel, images: "Sequence[Image]", threshold: float) -> list[Any]:
-    """On the CPU: of segmentation the class of every pixel [H, W] of each image, else its objects by name."""
-    if not images:
-        return []
-    model, processor = subject.model, subject.processor
-    pixel_values, sizes = subject.pixel_values(images), [(image.height, image.width) for image in images]
-    with torch.inference_mode(), enough_for(pixel_values):
-        if dense_task_of(model) == "segmentation":
-            return [each.cpu() for each in segment(model, processor, pixel_values, sizes)]
-        objects = detect(model, processor, pixel_values, sizes, threshold=threshold)
-    return [{name: value.cpu() for name, value in each.items()} for each in objects]
 
 
 def _segmented(image: "Image", classes: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -349,7 +365,7 @@ def write_dense_predictions(
 
 
 def _drawn(prediction: DensePrediction, folder: Path, name: str) -> dict[str, str]:
-    """Write mask and picture; returns what predictions.json says of them."""
+    """Write mask and picture; return what predictions.json says of them."""
     from PIL import Image
 
     mask = None if prediction.mask is None else Image.fromarray(prediction.mask)
@@ -364,34 +380,15 @@ def _drawn(prediction: DensePrediction, folder: Path, name: str) -> dict[str, st
 
 
 def _free_name(stem: str, names: set[str]) -> str:
-    """A name that no other image has, on file systems that know no case, too."""
+    """Return a name that no other image has, on file systems that know no case, too."""
     name = next(each for number in count() if (each := stem + (f"-{number}" if number else "")).lower() not in names)
     names.add(name.lower())
     return name
 
 
-def opened_images(paths: Sequence[Path], skip_bad_images: bool, draft_side: int | None = None) -> "list[Image | str]":
-    """Every image, or why it is left out; those of a store are fetched one by one."""
-    from hf_vit.data.images import each_in_threads
-
-    def read_or_told(path: Path) -> "Image | str":
-        try:
-            return read_image(path, draft_side)
-        except StoreError:
-            raise
-        except UserError as error:
-            if not skip_bad_images:
-                raise
-            return str(error)
-
-    return list(map(read_or_told, paths)) if any(map(in_store, paths)) else each_in_threads(read_or_told, paths)
-
-
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
-    """The files, folders replaced by the image files directly inside them, patterns by those that match."""
+    """Iterate over the files; a folder stands for the image files directly inside, a pattern for those that match."""
     from PIL import Image
-
-    from hf_vit.data.files import images_in, refuse_name
 
     known = Image.registered_extensions()
     for given in paths:
@@ -428,23 +425,15 @@ def read_image(path: str | os.PathLike[str], draft_side: int | None = None) -> "
     Raises:
         UserError: the file is missing, or is not a readable image; the message names it.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    from hf_vit.data.images import decode_image
-
-    is_remote = in_store(path)
-    if not is_remote and os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
+    if not in_store(path) and os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
         raise UserError(f"{path} is not a file; give an image file")
     try:
         return decode_image(path, draft_side)
-    except StoreError:  # says nothing of the image
-        raise
     except FileNotFoundError as error:
         raise UserError(f"there is no image {path}; check the path") from error
-    except UnidentifiedImageError as error:
-        raise UserError(f"{path} is not an image that can be read; convert it to PNG or JPEG") from error
-    except Image.DecompressionBombError as error:
+    except DecompressionBombError as error:
         raise UserError(f"{path} is too large to be opened safely ({error}); make it smaller") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        # Pillow's decoders raise these for truncated or damaged files.
-        raise UserError(f"{path} cannot be read ({error}); convert it to PNG or JPEG") from error
+    except Exception as error:
+        problem = image_problem(error)
+        separator = " " if problem.startswith("is ") else ": "
+        raise UserError(f"{path}{separator}{problem}; convert it to PNG or JPEG") from error

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import ray
@@ -52,43 +52,34 @@ _SETTINGS = {
 
 
 class Work(Protocol):
-    """What is done to parts of the data; it travels to every process."""
+    """What is done to parts of the data, in any process; it travels there."""
 
     def batches(self, part: Any, prepare: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
-        """(pixel values or None, whatever else belongs to them) of the images of a part, in any process."""
+        """Iterate over (pixel values or None, whatever else belongs to them) of a part."""
         ...
 
     def answer(self, pixel_values: Any, rest: Any, subject: "LoadedModel") -> Any:
-        """What the model makes of a batch."""
+        """Return what the model makes of a batch."""
         ...
 
 
 @dataclass(frozen=True)
 class RayRunner:
-    """A connection to Ray, and how its machines are shared out.
+    """A connection to Ray, and how its machines are shared out."""
 
-    Attributes:
-        num_processes: actors, each with a model.
-        device: of each of them; None: a GPU if it has one.
-        gpus: of an actor, perhaps a share of one; 0 for none.
-        threads: of an actor without a GPU.
-        model: that the actors hold.
-    """
-
-    num_processes: int
-    device: str | None
-    gpus: float
-    threads: int
-    model: NamedModel | None = None
+    num_processes: int  # actors, each with a model
+    device: str | None  # of each of them; None: a GPU if it has one
+    gpus: float  # of an actor, perhaps a share of one; 0 for none
+    threads: int  # of an actor without a GPU
+    model: NamedModel | None = None  # that the actors hold
     pipelines: list[Any] = field(default_factory=list[Any])  # that were begun
 
     def answers(self, work: Work, parts: Sequence[Any], subject: "LoadedModel") -> Iterator[tuple[int, Any]]:
-        """(number of the part, answer) of every batch of all parts, in their order."""
+        """Iterate over (number of the part, answer) of every batch of all parts, in their order."""
         if not parts:
             return
-        cargo = [ray.put((work, parts, subject.prepare, os.getcwd()))]
+        cargo, read = [ray.put((work, parts, subject.prepare, os.getcwd()))], cast(Any, _read)
         actor = [self.model, subject.fingerprint, self.device, self.threads, compared_versions(), cargo]
-        read: Any = _read
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Ray's own settings
             context = ray.data.DataContext.get_current().copy()
@@ -123,7 +114,7 @@ class RayRunner:
 
 @lru_cache(maxsize=1)
 def _opened(reference: Any) -> Any:
-    """What `answers` sent to all processes; each reads it once."""
+    """Return what `answers` sent to all processes; each reads it once."""
     return ray.get(reference)
 
 
@@ -135,7 +126,7 @@ class _Failure:
 
 
 def _read(parts: Mapping[str, Any], cargo: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """A task: the batches of a part, whose pixels go through shared memory as arrays."""
+    """Read the batches of a part, as a task; pixels go through shared memory as arrays."""
     work, all_parts, prepare, folder = _opened(cargo[0])
     enter(folder)
     for number in parts["id"].tolist():
@@ -145,7 +136,7 @@ def _read(parts: Mapping[str, Any], cargo: Sequence[Any]) -> Iterator[dict[str, 
                 arrays = {f"pixels {name}": value.numpy()[None] for name, value in tensors.items()}
                 yield {"part": [number], "rest": _packed(rest), **arrays}
         except ChangedImageError as error:
-            told = UserError(f"on node {_node()}: {error}; give data that all nodes share")
+            told = UserError(f"on node {ray.util.get_node_ip_address()}: {error}; give data that all nodes share")
             yield {"part": [number], "rest": _packed(_Failure(told))}
         except Exception as error:
             yield {"part": [number], "rest": _packed(_Failure(error))}
@@ -203,7 +194,7 @@ def _packed(value: Any) -> Any:
 def independent(
     runner: RayRunner, run: Callable[..., Any], each: Sequence[Any], *shared: Any
 ) -> Iterator[tuple[int, Any]]:
-    """(number, `run(one, *shared)`) of each, as they are done, each a task; a lost machine's run again on another.
+    """Iterate over (number, `run(one, *shared)`) of each task as it ends; a lost machine's run again on another.
 
     A run has a GPU, or where there is none as many cores as torch takes here, so that its numbers are those of here:
     with OMP_NUM_THREADS=1 there are as many at once as the cluster has cores.
@@ -240,22 +231,18 @@ def _run(cargo: tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, str], 
         raise UserError(f"on node {node}: {error}") from error
 
 
-def _node() -> str:
-    return ray.util.get_node_ip_address()
-
-
 def compared_versions() -> dict[str, str]:
-    """Of the packages that compute."""
+    """Return the versions of the packages that compute."""
     return {name: version for name, version in versions().items() if name in _COMPARED}
 
 
 def need_versions(wanted: dict[str, str]) -> str:
-    """The address of this node, which must compute with the same packages."""
-    here = versions()
+    """Return the address of this node, which must compute with the same packages."""
+    here, node = versions(), ray.util.get_node_ip_address()
     for name, version in wanted.items():
         if here.get(name) != version:
-            raise UserError(f"node {_node()} has {name} {here.get(name)}, this run {version}; install the same there")
-    return _node()
+            raise UserError(f"node {node} has {name} {here.get(name)}, this run {version}; install the same there")
+    return node
 
 
 def enter(folder: str) -> None:
@@ -299,10 +286,7 @@ def _one_line_errors() -> Generator[None]:
 
 @contextmanager
 def connected(address: str | None, num_processes: int | None, device: str | None) -> Generator[RayRunner]:
-    """Ray, started on this machine or where it runs already; what was started ends with it.
-
-    A process that is connected to Ray stays so.
-    """
+    """Connect to Ray, on this machine or where it runs; what was started ends, a connection from before stays."""
     was_there = ray.is_initialized()
     if was_there and address is not None:
         raise UserError(
@@ -340,7 +324,14 @@ def _connect(address: str) -> None:
     except (OSError, RuntimeError, ValueError, OverflowError) as error:
         with suppress(Exception):
             ray.shutdown()
-        _refuse(address, error)
+        reason = one_line(error)
+        if "Version mismatch" in reason:
+            other = f"the cluster at {address} runs another version ({reason})"
+            raise UserError(f"{other}; install the same version") from error
+        raise UserError(
+            f"no Ray cluster at {address} ({reason}); give the HOST:PORT that ray start printed, or leave "
+            "--address out to start Ray on this machine"
+        ) from error
     finally:
         if in_main:
             signal.signal(signal.SIGTERM, handler)
@@ -359,18 +350,8 @@ def _no_stderr() -> Generator[None]:
         os.close(nowhere)
 
 
-def _refuse(address: str, error: Exception) -> NoReturn:
-    said = one_line(error)
-    if "Version mismatch" in said:
-        raise UserError(f"the cluster at {address} runs another version ({said}); install the same version") from error
-    raise UserError(
-        f"no Ray cluster at {address} ({said}); give the HOST:PORT that ray start printed, or leave "
-        "--address out to start Ray on this machine"
-    ) from error
-
-
 def _shared_out(num_processes: int | None, device: str | None) -> RayRunner:
-    """A model a GPU, or a machine; all cores for reading, which beside a model on the CPU waits most of the time."""
+    """Give every GPU or machine a model, and all cores to reading, which beside a model on the CPU waits mostly."""
     have = ray.cluster_resources()
     cpus, gpus = have.get("CPU", 0.0), int(have.get("GPU", 0))
     machines = sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")) or 1

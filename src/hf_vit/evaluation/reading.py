@@ -29,20 +29,14 @@ PICTURED_PX = 160  # the longer side of an image in a report
 
 @dataclass(frozen=True)
 class NamedModel:
-    """How any process opens a model as it is used here.
+    """How any process opens a model as it is used here."""
 
-    Attributes:
-        model: see `load_model`.
-        max_num_patches: of images in their own size and shape (`at_own_size`); None for one size.
-        engine: that computes it; None: as it is loaded.
-    """
-
-    model: str
-    max_num_patches: int | None = None
-    engine: str | None = None
+    model: str  # see `load_model`
+    max_num_patches: int | None = None  # of images in their own size and shape (`at_own_size`); None for one size
+    engine: str | None = None  # that computes it; None: as it is loaded
 
     def opened(self, device: str | None) -> "LoadedModel":
-        """The model on a device."""
+        """Return the model on a device."""
         from hf_vit.loading.model import load_model
         from hf_vit.loading.optimizing import optimize
         from hf_vit.loading.pixels import at_own_size
@@ -55,10 +49,19 @@ class NamedModel:
         return subject
 
 
+def undecoded(table: Any) -> Any:
+    """Return a table whose images are {"bytes", "path"}, which `decode_image` reads; a stream or list as it is."""
+    import datasets
+
+    if not isinstance(table, datasets.Dataset) or not isinstance(table.features.get("image"), datasets.Image):
+        return table
+    return table.cast_column("image", datasets.Image(decode=False))
+
+
 class Collate:
     """Rows of a data set -> pixel values [B, C, H, W], labels [B], and the images.
 
-    From a loader's worker come images of a whole part of their size, enough for `PICTURED_PX`: to send them whole takes
+    A loader's worker sends images of a whole part of their size, enough for `PICTURED_PX`: to send whole images takes
     longer than to decode them.
     """
 
@@ -69,36 +72,35 @@ class Collate:
         multi_label: bool = False,
         draft_side: int | None = None,
     ) -> None:
-        self.prepare = prepare
-        self.mapping = mapping
-        self.multi_label = multi_label
-        self.draft_side = draft_side
+        self.prepare, self.mapping, self.multi_label, self.draft_side = prepare, mapping, multi_label, draft_side
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, torch.Tensor, list[Image]]":
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, Any, list[Image]]":
         import torch
         from torch.utils.data import get_worker_info
 
-        from hf_vit.data.images import each_in_threads, to_rgb
-
-        if any(row["image"] is None for row in rows):
-            raise UserError("a row has no image; remove such rows, or choose another split")
-        if self.draft_side is None:
-            images = [to_rgb(row["image"]) for row in rows]
-        else:
-            images = each_in_threads(self._decoded, [row["image"] for row in rows])
+        images = self.decode(rows)
         labels = [self._label(row["label"]) for row in rows]
         pixel_values = self.prepare(images)
         if get_worker_info() is not None:
             images = [image.reduce(max(1, max(image.size) // PICTURED_PX)) for image in images]
         return pixel_values, torch.tensor(labels), images
 
-    def _decoded(self, stored: Mapping[str, Any]) -> "Image":
-        from hf_vit.data.images import open_image, raise_bad
+    def decode(self, rows: Sequence[Mapping[str, Any]]) -> "list[Image]":
+        """Decode the images of rows, several at a time."""
+        from hf_vit.data.images import each_in_threads
 
-        seen, image = open_image(stored, "an image", self.draft_side)
-        if image is None:
-            raise_bad(seen, seen.problem or "is corrupt")
-        return image
+        if any(row["image"] is None for row in rows):
+            raise UserError("a row has no image; remove such rows, or choose another split")
+        return each_in_threads(self._decode, [row["image"] for row in rows])
+
+    def _decode(self, image: Any) -> "Image":
+        from hf_vit.data.images import Seen, decode_image, image_problem, raise_bad
+
+        try:
+            return decode_image(image, self.draft_side)
+        except Exception as error:
+            name = image.get("path") if isinstance(image, Mapping) else None
+            raise_bad(Seen(str(name or "of the data"), ""), image_problem(error))
 
     def _label(self, label: object) -> "int | list[float]":
         if self.multi_label and isinstance(label, list):  # of the data's classes, each there or not
@@ -114,7 +116,7 @@ class Collate:
 def image_batches(
     dataset: Any, batch_size: int, collate: Callable[..., Any], num_workers: int = 0
 ) -> "Iterable[tuple[torch.Tensor, torch.Tensor, list[Image]]]":
-    """What `collate` makes of a table or stream, `batch_size` rows at a time, in their order."""
+    """Iterate over what `collate` makes of a table or stream, `batch_size` rows at a time, in their order."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -125,7 +127,7 @@ def image_batches(
 
 @contextmanager
 def evaluating(model: "nn.Module") -> Generator[None]:
-    """The model in evaluation mode; in training mode again if it was."""
+    """Put the model into evaluation mode; in training mode again if it was."""
     training = model.training
     model.eval()
     try:
@@ -135,7 +137,7 @@ def evaluating(model: "nn.Module") -> Generator[None]:
 
 
 def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", progress: bool = True) -> Iterator[Any]:
-    """The batches, with a bar of images on standard error that disappears at the end."""
+    """Iterate over the batches, with a bar of images on standard error that disappears at the end."""
     if not progress:
         yield from batches
         return
@@ -147,7 +149,7 @@ def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", p
 
 
 def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> None:
-    """Before any work: what is written among the images would be taken for some of them the next time."""
+    """Refuse to write among the images, where it would be taken for some of them the next time."""
     if output is None or not isinstance(data, str | os.PathLike) or not Path(data).expanduser().is_dir():
         return
     if not in_store(output) and place_of(output).resolve().is_relative_to(Path(data).expanduser().resolve()):
@@ -156,8 +158,8 @@ def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> N
 
 def enough_for(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextManager[None]:
     """Name the batch and the remedy where memory runs out for images [B, C, H, W]."""
-    batch, _, height, width = _shape(pixel_values)
-    return enough_memory(f"a batch of {batch} images of {height}x{width} px", "choose a smaller batch size")
+    batch = f"a batch of {len(_tensor(pixel_values))} images of {_px(pixel_values)}"
+    return enough_memory(batch, "choose a smaller batch size")
 
 
 @contextmanager
@@ -169,19 +171,23 @@ def answering(pixel_values: "torch.Tensor | BatchFeature") -> Generator[None]:
     except UserError:
         raise
     except (ValueError, AssertionError) as error:
-        height, width = _shape(pixel_values)[2:]
         raise UserError(
-            f"the model takes no images of {height}x{width} px, which its image processor makes ({first_line(error)}); "
+            f"the model takes no images of {_px(pixel_values)}, which its image processor makes ({first_line(error)}); "
             "give it the preprocessor_config.json that it was saved with"
         ) from error
 
 
-def _shape(pixel_values: Any) -> "torch.Size":
-    return (pixel_values if hasattr(pixel_values, "shape") else pixel_values["pixel_values"]).shape
+def _tensor(pixel_values: Any) -> "torch.Tensor":
+    return pixel_values if hasattr(pixel_values, "shape") else pixel_values["pixel_values"]
+
+
+def _px(pixel_values: Any) -> str:
+    height, width = _tensor(pixel_values).shape[2:]
+    return f"{height}x{width} px"
 
 
 def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
-    """Logits [B, K] in float32 (of a float64 model in float64) of pixel values [B, C, H, W] or of mixed sizes.
+    """Return logits [B, K] in float32 (of a float64 model in float64) of pixel values [B, C, H, W] or of mixed sizes.
 
     They are computed in the dtype of the weights; hf_vit's, transformers' and timm's classifiers all do.
     """
@@ -200,7 +206,7 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature
 
 
 def largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
-    """Places [B, count] of the largest of each row; of equals the first, as argmax has it, which topk leaves open."""
+    """Return places [B, count] of the largest of each row; of equals the first, as argmax has it, unlike topk."""
     return values.argsort(dim=-1, descending=True, stable=True)[:, :count]
 
 

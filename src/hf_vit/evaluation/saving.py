@@ -66,11 +66,10 @@ def save_protocol(
         pictures = _draw(run, home, f"{PICTURE_PREFIX}{name}", ours)
     if home is None:
         return None
+    values = run.result.record(run.protocol, run.settings, pictures) | engine_fact(run.engine)
     record = new_record(
         "evaluation",
-        values=run.result.record(run.protocol, run.settings, pictures)
-        | warnings_of(run.examination, run.protocol, home, run.settings)
-        | engine_fact(run.engine),
+        values=values | warnings_of(run.examination, run.protocol, home, run.settings),
         command=command,
         seed=run.examination.seed,
         data=run.examination.fact(run.result.num_images),
@@ -100,7 +99,7 @@ def _draw(run: ProtocolRun, folder: Path, stem: str, ours: Collection[object] | 
 
 
 def drawn_before(document: Path) -> Sequence[str] | None:
-    """The pictures beside NAME.json that its evaluation drew; None for all: that of version 0.2 names none."""
+    """Return the pictures beside NAME.json that its evaluation drew; None for all: that of version 0.2 names none."""
     try:
         content = json.loads(document.read_text(encoding="utf-8"))
         return content.get("pictures") if content["protocol"] else None
@@ -111,7 +110,7 @@ def drawn_before(document: Path) -> Sequence[str] | None:
 
 
 def _document(run: ProtocolRun, pictures: Sequence[str]) -> str:
-    """NAME.json: nothing in it depends on when or where it was made."""
+    """Return NAME.json: nothing in it depends on when or where it was made."""
     content: Mapping[str, Any] = {
         "format": 1,
         "protocol": run.protocol,
@@ -130,17 +129,15 @@ def _document(run: ProtocolRun, pictures: Sequence[str]) -> str:
 
 
 def warnings_of(examination: Examination, protocol: str, folder: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record of an evaluation says of it, given how the model of `folder` was trained; empty if all is well.
+    """Return what a record of an evaluation says of it, given how the model of `folder` was trained.
 
     Besides `warnings`: `trained_images`, how many were learnt from; `fed`, how images were fed otherwise than usual.
     Streams are compared by their files alone, and with the training of a stream alone.
     """
     digests, data = examination.judged_digests(), examination.data
-    known = count_trained(folder, digests)
-    warnings: list[str] = []
+    known, training, warnings = count_trained(folder, digests), _training(Facts.load(folder)), list[str]()
     if known:
         warnings.append(f"{known:,} of the {len(digests):,} images were trained on, so the result is too good")
-    training = _training(Facts.load(folder))
     if training is not None and training.data is not None and training.data.name == data.name:
         is_same_kind = bool(training.values.get("streaming")) == bool(data.readers)
         before = training.data.fingerprint
@@ -148,17 +145,17 @@ def warnings_of(examination: Examination, protocol: str, folder: Any, settings: 
             warnings.append(
                 f"{data.name} has changed since the training (fingerprint {data.fingerprint}, then {before})"
             )
-    kind = problem_type_of(examination.subject.model)
-    if protocol in ("top1", "calibration") and kind == "multi_label_classification":
+    is_multi_label = problem_type_of(examination.subject.model) == "multi_label_classification"
+    if protocol in ("top1", "calibration") and is_multi_label:
         warnings.append(EACH_BY_ITSELF)
     fed = {name: settings[name] for name in _FED if name in settings}
     warnings += [_FED[name].format(value) for name, value in fed.items()]
-    found = {"warnings": warnings, "trained_images": known, "fed": fed}
-    return {name: value for name, value in found.items() if value}
+    values = {"warnings": warnings, "trained_images": known, "fed": fed}
+    return {name: value for name, value in values.items() if value}
 
 
 def replaces_pictures(examination: Examination, protocol: str, folder: Any) -> bool:
-    """Whether pictures of this result may lie beside the weights, where the card shows them.
+    """Return whether pictures of this result may lie beside the weights, where the card shows them.
 
     Not those of training images; nor those of other data in place of those of the data that the model was trained for.
     """

@@ -4,7 +4,6 @@ Legend: n images, K classes, M bins.
 Source: arXiv 1706.04599 (reliability diagrams, expected calibration error, temperature scaling).
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -20,23 +19,21 @@ from hf_vit.results.figures import new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+BINS = 15
+# A temperature outside of this range means that there is nothing to fit: no mistake at all, or chance.
+_TEMPERATURES = (1e-2, 1e2)
+
 
 @final
 class ConfidenceBins:
-    """Running sums over M bins of equal width, (0, 1/M], (1/M, 2/M], ..., by the probability of the predicted class.
-
-    Attributes:
-        images: [M].
-        confidence: [M], sums of the images' confidences.
-        hits: [M], images that were classified right.
-    """
+    """Running sums over M bins of equal width, (0, 1/M], (1/M, 2/M], ..., by the probability of the predicted class."""
 
     def __init__(self, num_bins: int) -> None:
         self._edges = np.linspace(0.0, 1.0, num_bins + 1)
         self.images, self.confidence, self.hits = np.zeros((3, num_bins))
 
     def add(self, confidences: NDArray[np.floating[Any]], hits: NDArray[np.bool_]) -> None:
-        """A batch: probability of the predicted class [B], and whether it was the true one [B]."""
+        """Add a batch: probability of the predicted class [B], and whether it was the true one [B]."""
         size = len(self.images)
         bins = np.clip(np.searchsorted(self._edges, confidences, side="left") - 1, 0, size - 1)
         self.images += np.bincount(bins, minlength=size)
@@ -44,36 +41,22 @@ class ConfidenceBins:
         self.hits += np.bincount(bins, weights=hits, minlength=size)
 
     def expected_error(self) -> float:
-        """Mean over images of their bin's |accuracy - mean confidence| (equation 3)."""
+        """Return the mean over images of their bin's |accuracy - mean confidence| (equation 3)."""
         # |hits/n - confidence/n| * n/N: the number of images in the bin cancels.
         return float(np.abs(self.hits - self.confidence).sum() / self.images.sum())
-
-
-BINS = 15
-# A temperature outside of this range means that there is nothing to fit: no mistake at all, or chance.
-_TEMPERATURES = (1e-2, 1e2)
 
 
 @final
 @dataclass(frozen=True)
 class Reliability:
-    """How sure and how right a classifier is, bin by bin of confidence, (0, 1/M], (1/M, 2/M], ...
+    """How sure and how right a classifier is, bin by bin of confidence, (0, 1/M], (1/M, 2/M], ..."""
 
-    Attributes:
-        images: [M].
-        confidence: [M], mean probability of the predicted class; 0 where a bin is empty.
-        accuracy: [M], likewise.
-        ece: expected calibration error: mean of |accuracy - confidence| over images.
-        mce: the largest gap of a bin.
-        loss: mean negative log-likelihood, nats.
-    """
-
-    images: list[int]
-    confidence: list[float]
-    accuracy: list[float]
-    ece: float
-    mce: float
-    loss: float
+    images: list[int]  # [M]
+    confidence: list[float]  # [M], mean probability of the predicted class; 0 where a bin is empty
+    accuracy: list[float]  # [M], likewise
+    ece: float  # expected calibration error: mean of |accuracy - confidence| over images
+    mce: float  # the largest gap of a bin
+    loss: float  # mean negative log-likelihood, nats
 
 
 @final
@@ -81,17 +64,16 @@ class ReliabilitySums:
     """Running sums of a reliability diagram; memory does not depend on the number of images."""
 
     def __init__(self, num_bins: int = BINS) -> None:
-        self._bins = ConfidenceBins(num_bins)
-        self._loss = 0.0
+        self._bins, self._loss = ConfidenceBins(num_bins), 0.0
 
     def add(self, logits: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
-        """A batch of logits [B, K] and true classes [B]."""
+        """Add a batch of logits [B, K] and true classes [B]."""
         log_probabilities = log_softmax(logits, axis=1)
         self._bins.add(np.exp(log_probabilities.max(axis=1)), log_probabilities.argmax(axis=1) == labels)
         self._loss -= float(log_probabilities[np.arange(len(labels)), labels].sum())
 
     def result(self) -> Reliability:
-        """Of everything that was added."""
+        """Return the diagram of everything that was added."""
         bins = self._bins
         divisor = np.maximum(bins.images, 1)
         return Reliability(
@@ -107,66 +89,73 @@ class ReliabilitySums:
 @final
 @dataclass(frozen=True, repr=False)
 class CalibrationResult(OneTableResult):
-    """What `calibration` measured.
-
-    Attributes:
-        top1: accuracy, which a temperature does not change.
-        plain: the classifier as it is.
-        temperature: the fitted one; None where none was asked for.
-        scaled: logits divided by the temperature.
-    """
+    """What `calibration` measured; `scaled`: of logits divided by the fitted temperature, if one was asked for."""
 
     title: ClassVar[str] = "Calibration"
     source: ClassVar[str] = "arXiv 1706.04599"
     num_images: int
-    top1: float
+    top1: float  # which a temperature does not change
     plain: Reliability
     temperature: float | None
     scaled: Reliability | None
 
     def values(self) -> dict[str, Any]:
-        found: dict[str, Any] = asdict(self.plain)
-        if self.scaled is not None:
-            found |= {"temperature": self.temperature, "scaled": asdict(self.scaled)}
-        return found
+        scaled = {} if self.scaled is None else {"temperature": self.temperature, "scaled": asdict(self.scaled)}
+        return asdict(self.plain) | scaled
 
     def headline(self) -> dict[str, float]:
-        found = {"calibration error": self.plain.ece}
-        if self.scaled is not None:
-            found["calibration error, temperature fitted"] = self.scaled.ece
-        return found
+        scaled = {} if self.scaled is None else {"calibration error, temperature fitted": self.scaled.ece}
+        return {"calibration error": self.plain.ece, **scaled}
 
     def table(self) -> Table:
-        found = [("1", self.plain)]
-        if self.scaled is not None:
-            found.append((f"{self.temperature:.3f}", self.scaled))
-        rows = [[name, percent(one.ece), percent(one.mce), f"{one.loss:.4f}"] for name, one in found]
+        rows = [
+            [temperature, percent(one.ece), percent(one.mce), f"{one.loss:.4f}"]
+            for temperature, one in (("1", self.plain), (f"{self.temperature or 1:.3f}", self.scaled))
+            if one is not None
+        ]
         return Table(["temperature", "calibration error", "largest gap of a bin", "loss (nats)"], rows)
 
     def draw(self) -> "Figure":
-        found = [("as it is", self.plain)]
+        """Draw accuracy over confidence, a panel each."""
+        panels = [("as it is", self.plain)]
         if self.scaled is not None:
-            found.append((f"temperature {self.temperature:.3f}", self.scaled))
-        return _reliability_diagram(
-            [
-                (f"{name}: error {percent(one.ece)}", np.array(one.accuracy), np.array(one.images) / self.num_images)
-                for name, one in found
-            ]
-        )
+            panels.append((f"temperature {self.temperature:.3f}", self.scaled))
+        figure = new_figure(4.6 * len(panels), 4.6)
+        for place, (name, one) in enumerate(panels):
+            axes = figure.add_subplot(1, len(panels), place + 1)
+            width, share = 1 / len(one.accuracy), np.array(one.images) / self.num_images
+            middles = (np.arange(len(one.accuracy)) + 0.5) * width
+            axes.bar(middles, one.accuracy, width=width, edgecolor="white", label="accuracy")
+            axes.step(np.append(middles - width / 2, 1), np.append(share, share[-1]), where="post", color="tab:orange",
+                      label="share of the images")  # fmt: skip
+            axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1, label="perfect calibration")
+            axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+            axes.set_title(f"{name}: error {percent(one.ece)}", fontsize=10)
+            axes.legend(fontsize=8, loc="upper left")
+        return figure
 
 
 def calibration(
     examination: Examination, *, temperature: bool = True, bins: int = BINS, fit_split: str = "validation"
 ) -> CalibrationResult:
-    """Reliability diagram and calibration errors, before and after temperature scaling.
+    """Measure calibration errors before and after temperature scaling.
 
     The logits of `fit_split` are in memory, n x K x 8 bytes; those of the images that judge are not.
     """
     if bins < 1:
         raise UserError(f"{bins} bins; needed: at least 1")
-    fitted = _fit(examination, fit_split) if temperature else None
-    plain, scaled = ReliabilitySums(bins), ReliabilitySums(bins)
-    hits = images = 0
+    fitted = None
+    if temperature:
+        try:
+            examination.learning_split(fit_split)
+        except UserError as error:
+            raise UserError(f"the temperature cannot be fitted: {error}; add --no-temperature") from error
+        batches = list(examination.logits(fit_split, f"logits of {fit_split}"))
+        fitted = fit_temperature(
+            np.concatenate([logits.double().numpy() for logits, _ in batches]),
+            np.concatenate([labels.numpy() for _, labels in batches]),
+        )
+    plain, scaled, hits, images = ReliabilitySums(bins), ReliabilitySums(bins), 0, 0
     for logits, labels in examination.logits(examination.split):
         rows, truth = logits.double().numpy(), labels.numpy()
         plain.add(rows, truth)
@@ -178,7 +167,7 @@ def calibration(
 
 
 def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """The temperature T of least negative log-likelihood of softmax(logits / T), within 0.01 to 100."""
+    """Return the temperature T of least negative log-likelihood of softmax(logits / T), within 0.01 to 100."""
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:
@@ -188,32 +177,3 @@ def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> f
     bounds = tuple(np.log(_TEMPERATURES))
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return float(np.exp(found.x))
-
-
-def _fit(examination: Examination, split: str) -> float:
-    try:
-        examination.learning_split(split)
-    except UserError as error:
-        raise UserError(f"the temperature cannot be fitted: {error}; add --no-temperature") from error
-    parts = [
-        (logits.double().numpy(), labels.numpy()) for logits, labels in examination.logits(split, f"logits of {split}")
-    ]
-    logits, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return fit_temperature(logits, labels)
-
-
-def _reliability_diagram(panels: Sequence[tuple[str, NDArray[np.float64], NDArray[np.float64]]]) -> "Figure":
-    """Accuracy over confidence, a panel each."""
-    figure = new_figure(4.6 * len(panels), 4.6)
-    for place, (title, accuracy, share) in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), place + 1)
-        width = 1 / len(accuracy)
-        middles = (np.arange(len(accuracy)) + 0.5) * width
-        axes.bar(middles, np.nan_to_num(accuracy), width=width, edgecolor="white", label="accuracy")
-        axes.step(np.append(middles - width / 2, 1), np.append(share, share[-1]), where="post", color="tab:orange",
-                  label="share of the images")  # fmt: skip
-        axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1, label="perfect calibration")
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-        axes.set_title(title, fontsize=10)
-        axes.legend(fontsize=8, loc="upper left")
-    return figure

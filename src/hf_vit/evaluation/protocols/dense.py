@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 
-from hf_vit.data import to_rgb
 from hf_vit.data.annotations import IGNORED
 from hf_vit.data.overview import paint_classes, paint_objects
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import Extremes, ProtocolResult, Table, draw_classes, percent, thumbnail_of
+from hf_vit.evaluation.protocols.frame import (
+    Extremes,
+    ProtocolResult,
+    Table,
+    draw_classes,
+    draw_images,
+    percent,
+    thumbnail_of,
+    worst_first,
+)
+from hf_vit.evaluation.reading import Collate
 from hf_vit.loading.model import label_names_of, match_labels
 from hf_vit.loading.outputs import dense_task_of, detect, segment
-from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,15 +82,19 @@ class SegmentationMeter:
         truth, answered = counted["pixels"].sum(1), counted["pixels"].sum(0)
         if not int(truth.sum()):
             raise UserError(f"no pixel of the {self.num_images:,} images has a labeled class; choose another split")
-        there, named = (truth > 0).tolist(), ((truth + answered) > 0).tolist()
-        accuracy = {names[k]: float(counted["accuracy"][k]) for k in range(len(names)) if there[k]}
+        iou, accuracy, pixels = dict[str, float](), dict[str, float](), dict[str, int]()
+        for k, name in enumerate(names):
+            if truth[k] + answered[k] > 0:
+                iou[name] = float(counted["iou"][k])
+            if truth[k] > 0:
+                accuracy[name], pixels[name] = float(counted["accuracy"][k]), int(truth[k])
         return {
             "mean_iou": float(counted["mean_iou"]),
             "pixel_accuracy": float(counted["pixel_accuracy"]),
             "mean_accuracy": sum(accuracy.values()) / len(accuracy),
-            "iou": {names[k]: float(counted["iou"][k]) for k in range(len(names)) if named[k]},
+            "iou": iou,
             "accuracy": accuracy,
-            "pixels": {names[k]: int(truth[k]) for k in range(len(names)) if there[k]},
+            "pixels": pixels,
         }
 
 
@@ -108,10 +120,9 @@ class DetectionMeter:
         self.with_masks = with_masks
         kinds: Any = ("bbox", "segm") if with_masks else ("bbox",)
         self._metric = MeanAveragePrecision(iou_type=kinds, class_metrics=True, backend="pycocotools", **_ALONE)
-        # More than a hundred answers an image are cut off on purpose, as COCO's rules have it.
-        self._metric.warn_on_many_detections = False
         self._of_one_image = MeanAveragePrecision(iou_type="bbox", backend="pycocotools", **_ALONE)
-        self._of_one_image.warn_on_many_detections = False
+        for metric in (self._metric, self._of_one_image):
+            metric.warn_on_many_detections = False  # COCO's rules cut more than a hundred answers an image off
         self.num_images = self.num_objects = self.num_singles = 0
 
     def update(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> None:
@@ -141,7 +152,8 @@ class DetectionMeter:
         values: dict[str, Any] = {}
         for prefix, kind in (("", "bbox"), ("mask_", "segm"))[: 1 + self.with_masks]:
             beginning = f"{kind}_" if f"{kind}_map" in counted else ""
-            values |= {prefix + name: _known(counted[beginning + key]) for key, name in _COCO.items()}
+            measured = {prefix + name: float(counted[beginning + key]) for key, name in _COCO.items()}
+            values |= {name: value if value >= 0 else None for name, value in measured.items()}
             classes = counted["classes"].reshape(-1).tolist()
             each = counted[f"{beginning}map_per_class"].reshape(-1).tolist()
             of_class = zip(classes, each, strict=True)
@@ -155,10 +167,6 @@ class DetectionMeter:
         if self.with_masks:
             plain["masks"] = image["masks"].detach().cpu().bool()
         return plain
-
-
-def _known(value: torch.Tensor) -> float | None:
-    return float(value) if float(value) >= 0 else None
 
 
 _SIDE_PX = 320  # of an image in a picture of several
@@ -180,38 +188,28 @@ def _worst_image(score: float, index: int, image: "Image", pair: tuple[Any, Any]
     return WorstImage(score, index, truth, answer)
 
 
-def draw_worst(worst: Sequence[WorstImage], measure: str) -> "Figure":
-    """The truth on the left of the answer, an image a row, the worst first; `measure`: what its score is called."""
-    figure = new_figure(6.4, 3.2 * len(worst))
-    for row, entry in enumerate(worst):
-        titles = (f"image {entry.index}: truth", f"answer, {measure} {entry.score:.2%}")
-        for column, (picture, title) in enumerate(zip((entry.truth, entry.answer), titles, strict=True)):
-            axes = figure.add_subplot(len(worst), 2, 2 * row + column + 1)
-            axes.imshow(np.asarray(picture), interpolation="nearest")
-            axes.set_axis_off()
-            axes.set_title(title, fontsize=9, parse_math=False)
-    return figure
+def draw_worst(worst: Sequence[WorstImage], measure: str) -> "Figure | None":
+    """Draw truth and answer side by side, an image a row, the worst first; `measure`: what its score is called."""
+    pictures = [picture for entry in worst for picture in (entry.truth, entry.answer)]
+    titles = ((f"image {each.index}: truth", f"answer, {measure} {each.score:.2%}") for each in worst)
+    return draw_images(pictures, [title for pair in titles for title in pair], 2, (3.2, 3.2), 9) if worst else None
 
 
 _WANTED = {"mask": "masks", "objects": "boxes"}
 
 
-class DenseRows(ABC):
+class DenseRows(Collate, ABC):
     """Abstract: rows of a data set -> pixel values [B, C, H, W], what is true of each image, and the images."""
 
     # Which `ImageData.target` its rows have.
     target: ClassVar[str]
-
-    def __init__(self, prepare: "Callable[[Sequence[Image]], torch.Tensor]", mapping: Sequence[int]) -> None:
-        self.prepare = prepare
-        self.mapping = mapping
 
     @abstractmethod
     def truth(self, row: Mapping[str, Any], image: "Image") -> Any:
         """What is true of an image, in the model's numbers of classes."""
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, list[Any], list[Image]]":
-        images = [to_rgb(row["image"]) for row in rows]
+        images = self.decode(rows)
         return self.prepare(images), [self.truth(row, image) for row, image in zip(rows, images, strict=True)], images
 
 
@@ -240,9 +238,8 @@ def answered(
     subject, index = examination.subject, 0
     collate = kind(subject.prepare, match_labels(examination.data.label_names, names))
     with torch.inference_mode():
-        for pixel_values, truths, images in examination.read(collate):
-            values = pixel_values.to(subject.device, subject.dtype)
-            sizes = [(image.height, image.width) for image in images]
+        for pixel_values, truths, images in examination.iterate(collate):
+            values, sizes = pixel_values.to(subject.device, subject.dtype), [image.size[::-1] for image in images]
             answers = predict(subject.model, subject.processor, values, sizes)
             for image, truth, answer in zip(images, truths, answers, strict=True):
                 yield index, image, truth, answer
@@ -279,12 +276,9 @@ class SegmentationResult(ProtocolResult):
     seconds: float = field(default=0.0, compare=False)
 
     def values(self) -> dict[str, Any]:
-        return {
-            "mean_iou": self.mean_iou,
-            "pixel_accuracy": self.pixel_accuracy,
-            "mean_accuracy": self.mean_accuracy,
-            "classes": {"iou": dict(self.iou), "accuracy": dict(self.accuracy), "pixels": dict(self.pixels)},
-        }
+        classes = {"iou": dict(self.iou), "accuracy": dict(self.accuracy), "pixels": dict(self.pixels)}
+        fractions = {name: getattr(self, name) for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")}
+        return {**fractions, "classes": classes}
 
     def headline(self) -> dict[str, float]:
         return {"mean IoU": self.mean_iou, "pixel accuracy": self.pixel_accuracy, "class accuracy": self.mean_accuracy}
@@ -292,18 +286,16 @@ class SegmentationResult(ProtocolResult):
     def tables(self, judged: str) -> list[Table]:
         """The numbers, and the classes, the worst first."""
         rows = [[name, percent(value)] for name, value in self.headline().items()]
-        worst_first = sorted(self.iou.items(), key=lambda item: item[1])
         classes = [
-            [name, percent(iou), percent(self.accuracy[name]) if name in self.accuracy else "-",
-             f"{self.pixels.get(name, 0):,}"]
-            for name, iou in worst_first
-        ]  # fmt: skip
+            [name, iou, percent(self.accuracy.get(name)), f"{self.pixels.get(name, 0):,}"]
+            for name, iou in worst_first(self.iou)
+        ]
         return [Table([], rows, f"{self.title}: {judged}"), Table(["class", "IoU", "accuracy", "pixels"], classes)]
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
         return {
             f"{stem}.png": draw_classes(self.iou, "intersection over union"),
-            f"{stem}_worst_images.png": draw_worst(self.worst, "IoU") if self.worst else None,
+            f"{stem}_worst_images.png": draw_worst(self.worst, "IoU"),
         }
 
 
@@ -374,24 +366,21 @@ class DetectionResult(ProtocolResult):
         return {**known, "objects": self.objects, "classes": classes}
 
     def headline(self) -> dict[str, float]:
-        shown = {f"{kind}{name}": text for kind in ("", "mask_") for name, text in list(_NAMES.items())[:2]}
-        return {
-            f"{'mask' if name.startswith('mask_') else 'box'} {text}": value
-            for name, text in shown.items()
-            if (value := self.measures.get(name)) is not None
-        }
+        shown = {f"{kind} {_NAMES[name]}": self.measures.get(f"{prefix}{name}")
+                 for kind, prefix in (("box", ""), ("mask", "mask_")) for name in ("ap", "ap50")}  # fmt: skip
+        return {name: value for name, value in shown.items() if value is not None}
 
     def tables(self, judged: str) -> list[Table]:
         """The numbers, and the classes, the worst first."""
         has_masks = "mask_ap" in self.measures
         rows = [
-            [text, *(_percent(self.measures.get(f"{kind}{name}")) for kind in ("", "mask_")[: 1 + has_masks])]
+            [text, *(percent(self.measures.get(f"{kind}{name}")) for kind in ("", "mask_")[: 1 + has_masks])]
             for name, text in _NAMES.items()
         ]
         header = ["", "boxes", "masks"][: 2 + has_masks]
         classes = [
-            [name, percent(value), *([_percent(self.mask_ap_of_class.get(name))] if has_masks else [])]
-            for name, value in sorted(self.ap_of_class.items(), key=lambda item: item[1])
+            [name, value, *([percent(self.mask_ap_of_class.get(name))] if has_masks else [])]
+            for name, value in worst_first(self.ap_of_class)
         ]
         title = f"{self.title}: {judged}, {self.objects:,} objects"
         return [Table(header, rows, title), Table(["class", "AP", "mask AP"][: 2 + has_masks], classes)]
@@ -399,29 +388,8 @@ class DetectionResult(ProtocolResult):
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
         return {
             f"{stem}.png": draw_classes(self.ap_of_class, "average precision of boxes"),
-            f"{stem}_worst_images.png": draw_worst(self.worst, "AP") if self.worst else None,
+            f"{stem}_worst_images.png": draw_worst(self.worst, "AP"),
         }
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else percent(value)
-
-
-def result_of(meter: DetectionMeter, names: Sequence[str], worst: Sequence[WorstImage] = ()) -> DetectionResult:
-    """What a meter has measured."""
-    values = meter.values(names)
-    of_class = {name: values.pop(name) for name in ("ap_of_class", "mask_ap_of_class") if name in values}
-    return DetectionResult(meter.num_images, values.pop("objects"), values, **of_class, worst=worst)
-
-
-def _has_masks(objects: Mapping[str, Any]) -> bool:
-    return "segmentation" in objects and not any(mask is None for mask in objects["segmentation"])
-
-
-def _stacked(masks: Sequence[Any], image: Any) -> torch.Tensor:
-    """[n, H, W], of Pillow images."""
-    drawn = [np.asarray(mask).astype(bool) for mask in masks]
-    return torch.from_numpy(np.stack(drawn) if drawn else np.zeros((0, image.height, image.width), dtype=bool))
 
 
 class ObjectRows(DenseRows):
@@ -431,6 +399,8 @@ class ObjectRows(DenseRows):
 
     def truth(self, row: Mapping[str, Any], image: Any) -> dict[str, torch.Tensor]:
         objects = row["objects"]
+        drawn = objects.get("segmentation") if None not in (objects.get("segmentation") or ()) else None
+        masks = {} if drawn is None else {"masks": _stack(drawn, image)}
         boxes = torch.tensor(objects["bbox"], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         return {
@@ -438,8 +408,14 @@ class ObjectRows(DenseRows):
             "labels": torch.tensor([self.mapping[k] for k in objects["category"]], dtype=torch.int64),
             "iscrowd": torch.tensor(objects.get("iscrowd") or [0] * len(boxes), dtype=torch.int64),
             "area": torch.tensor(objects.get("area") or [0.0] * len(boxes), dtype=torch.float32),
-            **({"masks": _stacked(objects["segmentation"], image)} if _has_masks(objects) else {}),
+            **masks,
         }
+
+
+def _stack(masks: Sequence[Any], image: "Image") -> torch.Tensor:
+    """Return [n, H, W] of Pillow images."""
+    drawn = [np.asarray(mask).astype(bool) for mask in masks]
+    return torch.from_numpy(np.stack(drawn) if drawn else np.zeros((0, image.height, image.width), dtype=bool))
 
 
 def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
@@ -454,4 +430,7 @@ def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
             score = meter.image_score(answer, truth)
             kept.add(-score, index, partial(_worst_image, score, index, image, (truth, sure), paint_objects, names))
     assert meter is not None  # a split without images was refused
-    return replace(result_of(meter, names, kept.kept()), seconds=time.perf_counter() - start)
+    values = meter.values(names)
+    of_class = {name: values.pop(name) for name in ("ap_of_class", "mask_ap_of_class") if name in values}
+    measured: Any = {"worst": kept.kept(), "seconds": time.perf_counter() - start}
+    return DetectionResult(meter.num_images, values.pop("objects"), values, **of_class, **measured)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
-# A legend of more lines stands beside the picture.
-_MAX_INSIDE = 4
+_MAX_INSIDE = 4  # lines of a legend inside a picture; a longer one stands beside it
 T = TypeVar("T")
 
 
@@ -41,26 +40,26 @@ class ProtocolResult(Displayed, ABC):
     num_images: int
 
     def values(self) -> dict[str, Any]:
-        """The measurements as facts.json and the JSON file keep them: plain numbers, text, lists and dicts."""
+        """Return the measurements as facts.json and the JSON file keep them: plain numbers, text, lists and dicts."""
         return {each.name: getattr(self, each.name) for each in fields(cast(Any, self)) if each.name != "num_images"}
 
     @abstractmethod
     def headline(self) -> dict[str, float]:
-        """The few fractions that a card shows, by name."""
+        """Return the few fractions that a card shows, by name."""
 
     def overview(self) -> dict[str, object]:
         return {"images": f"{self.num_images:,}", **{name: percent(value) for name, value in self.headline().items()}}
 
     @abstractmethod
     def tables(self, judged: str) -> list[Table]:
-        """What a terminal shows; `judged`: the images, for a title."""
+        """Return what a terminal shows; `judged`: the images, for a title."""
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
-        """File -> picture; None where there is nothing to draw, so that one of an earlier run goes."""
+        """Return file -> picture; None where there is nothing to draw, so that one of an earlier run goes."""
         return {}
 
     def record(self, protocol: str, settings: dict[str, Any], pictures: list[str]) -> dict[str, Any]:
-        """The values of a record in facts.json; `pictures`: the files that lie beside the weights."""
+        """Return the values of a record in facts.json; `pictures`: the files that lie beside the weights."""
         values = {"protocol": protocol, "settings": settings, **self.values(), "headline": self.headline()}
         return values | {"pictures": dict.fromkeys(pictures, self.title)}
 
@@ -70,27 +69,32 @@ class OneTableResult(ProtocolResult):
 
     @abstractmethod
     def table(self) -> Table:
-        """What a terminal shows."""
+        """Return what a terminal shows."""
 
     def tables(self, judged: str) -> list[Table]:
         return [replace(self.table(), title=f"{self.title}: {judged}")]
 
     @abstractmethod
     def draw(self) -> "Figure":
-        """The picture."""
+        """Draw the picture."""
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
         return {f"{stem}.png": self.draw()}
 
 
-def percent(value: float) -> str:
-    """A fraction as people read it, "93.06%"."""
-    return f"{value:.2%}"
+def percent(value: float | None) -> str:
+    """Write a fraction as people read it, "93.06%"; "-" for none."""
+    return "-" if value is None else f"{value:.2%}"
+
+
+def worst_first(fractions: Mapping[str, float], most: int | None = None) -> list[list[str]]:
+    """Return rows of name and percentage, at most so many."""
+    return [[name, percent(value)] for name, value in sorted(fractions.items(), key=lambda item: item[1])[:most]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A named line, with bars of one deviation where they are given."""
+    """A named line of fractions, drawn in percent, with bars of one deviation where they are given."""
 
     name: str
     x: Sequence[float]
@@ -99,25 +103,32 @@ class Line:
 
 
 def curves(
-    lines: Sequence[Line], x_label: str, y_label: str, *, log_x: bool = False, level: tuple[str, float] | None = None
+    lines: Sequence[Line],
+    x_label: str,
+    y_label: str = "accuracy (%)",
+    *,
+    log_x: bool = False,
+    level: tuple[str, float] | None = None,
 ) -> "Figure":
-    """Lines with a marker at every measurement."""
+    """Draw lines with a marker at every measurement, and a fraction as a level across them."""
     figure = new_figure(6 if len(lines) <= _MAX_INSIDE else 7.5, 4)
     axes = figure.add_subplot()
     for line in lines:
-        axes.errorbar(line.x, line.y, yerr=line.deviation, marker="o", markersize=4, capsize=3, label=line.name or None)
+        deviation = None if line.deviation is None else [100 * value for value in line.deviation]
+        marks: dict[str, Any] = {"yerr": deviation, "marker": "o", "markersize": 4, "capsize": 3}
+        axes.errorbar(line.x, [100 * value for value in line.y], label=line.name or None, **marks)
     if level is not None:
-        axes.axhline(level[1], color="gray", linestyle="--", linewidth=1, label=level[0])
+        axes.axhline(100 * level[1], color="gray", linestyle="--", linewidth=1, label=level[0])
+    ticks = sorted({x for line in lines for x in line.x})
     if log_x:
         axes.set_xscale("log")
-        ticks = sorted({x for line in lines for x in line.x})
         axes.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
+    elif all(float(x).is_integer() for x in ticks):
+        integer_ticks(axes.xaxis)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(visible=True, alpha=0.3)
-    if all(float(x).is_integer() for line in lines for x in line.x) and not log_x:
-        integer_ticks(axes.xaxis)
     if len(lines) > _MAX_INSIDE:
         figure.legend(fontsize=8, loc="outside right upper")
     elif level is not None or any(line.name for line in lines):
@@ -125,16 +136,16 @@ def curves(
     return figure
 
 
-def named_curve(names: Sequence[str], lines: Sequence[Line], x_label: str, y_label: str) -> "Figure":
-    """Lines over 0, 1, ... that have names: the layers of a model."""
-    figure = curves(lines, x_label, y_label)
+def named_curve(names: Sequence[str], fractions: Sequence[float], x_label: str, y_label: str) -> "Figure":
+    """Draw a line over 0, 1, ... that have names: the layers of a model."""
+    figure = curves([Line("", range(len(names)), fractions)], x_label, y_label)
     axes = figure.axes[0]
     axes.set_xticks(range(len(names)), labels=list(names), rotation=60, ha="right", fontsize=7, parse_math=False)
     return figure
 
 
 def draw_classes(fractions: Mapping[str, float], measure: str) -> "Figure":
-    """A bar for each class."""
+    """Draw a bar for each class."""
     names = [shortened(name) for name in fractions]
     figure = new_figure(6, 1.5 + 0.3 * len(names))
     axes = figure.add_subplot()
@@ -161,31 +172,37 @@ class Extremes(Generic[T]):
             heapq.heappop(self._heap)
 
     def kept(self) -> list[T]:
-        """The highest first."""
+        """Return the entries, the highest first."""
         return [entry for *_, entry in sorted(self._heap, key=lambda each: (-each[0], -each[1]))]
 
 
-def draw_images(images: "Sequence[Image | None]", titles: Sequence[str]) -> "Figure":
-    """A grid of images, each below its title of two lines."""
-    columns = min(5, max(len(images), 1))
+def draw_images(
+    images: "Sequence[Image | None]",
+    titles: Sequence[str],
+    columns: int = 5,
+    cell: tuple[float, float] = (2.2, 2.5),
+    fontsize: int = 8,
+) -> "Figure":
+    """Draw a grid of images, each below its title."""
+    columns = min(columns, max(len(images), 1))
     rows = -(-len(images) // columns) or 1
-    figure = new_figure(2.2 * columns, 2.5 * rows)
+    figure = new_figure(cell[0] * columns, cell[1] * rows)
     for place, (image, title) in enumerate(zip(images, titles, strict=True)):
         axes = figure.add_subplot(rows, columns, place + 1)
         axes.imshow(cast(Any, image), interpolation="nearest")
         axes.set_axis_off()
-        axes.set_title(title, fontsize=8, parse_math=False)
+        axes.set_title(title, fontsize=fontsize, parse_math=False)
     return figure
 
 
 def thumbnail_of(image: "Image", side: int = PICTURED_PX) -> "Image":
-    """A small copy."""
+    """Return a small copy."""
     small = image.copy()
     small.thumbnail((side, side))
     return small
 
 
 def shortened(name: str, limit: int = 24) -> str:
-    """A name as it fits a picture."""
+    """Shorten a name as it fits a picture."""
     name = " ".join(name.split())
     return name if len(name) <= limit else name[: limit - 1] + "…"

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 import torch
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
+from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent, worst_first
 from hf_vit.evaluation.reading import largest
 
 if TYPE_CHECKING:
@@ -30,35 +30,28 @@ _PUBLISHED = re.compile(r"ILSVRC2012_val_0*([1-9]\d*)\.\w+")
 @final
 @dataclass(frozen=True, repr=False)
 class RealResult(ProtocolResult):
-    """What `real` measured.
-
-    Attributes:
-        num_labelled: those of them that have a reassessed label.
-        top1: share of all images whose most likely class is the original label.
-        real: share of the labelled ones whose most likely class is one of the reassessed labels; None without any.
-    """
+    """What `real` measured."""
 
     title: ClassVar[str] = "ImageNet with reassessed labels (ReaL)"
     source: ClassVar[str] = "arXiv 2006.07159"
     num_images: int
-    top1: float
-    real: float | None
-    num_labelled: int
+    top1: float  # share of all images whose most likely class is the original label
+    real: float | None  # share of the labelled ones whose most likely class is one of the reassessed; None without any
+    num_labelled: int  # images that have a reassessed label
 
     def headline(self) -> dict[str, float]:
         return {"top-1 accuracy": self.top1, **({} if self.real is None else {"ReaL accuracy": self.real})}
 
     def tables(self, judged: str) -> list[Table]:
-        real = "-" if self.real is None else percent(self.real)
         rows = [
             ["original labels", f"{self.num_images:,}", percent(self.top1)],
-            ["reassessed labels (ReaL)", f"{self.num_labelled:,}", real],
+            ["reassessed labels (ReaL)", f"{self.num_labelled:,}", percent(self.real)],
         ]
         return [Table(["labels", "images", "accuracy"], rows, f"{self.title}: {judged}")]
 
 
 def real(examination: Examination, *, real_labels: str | os.PathLike[str] | None = None) -> RealResult:
-    """Accuracy by the original and by the reassessed labels of the same images, in one pass."""
+    """Measure accuracy by the original and by the reassessed labels of the same images, in one pass."""
     if real_labels is None:
         raise UserError("the protocol real needs the published labels; give them with --real-labels real.json")
     labels = read_real_labels(real_labels, examination.file_names(), len(examination.data.label_names))
@@ -76,9 +69,17 @@ def real(examination: Examination, *, real_labels: str | os.PathLike[str] | None
 
 
 def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], num_classes: int) -> list[list[int]]:
-    """The reassessed labels of every image."""
+    """Return the reassessed labels of every image."""
     place = Path(path)
-    labels = _read(place, num_classes)
+    remedy = "download real.json again"
+    missing = f"there is no file {place}; download real.json from google-research/reassessed-imagenet"
+    labels = _read_json(place, remedy, missing)
+    if not isinstance(labels, list) or not all(map(_is_labels, labels)):
+        raise UserError(f"{place.name} is not a list of class numbers per image; {remedy}")
+    if outside := sorted({label for each in labels for label in each if not label < num_classes}):
+        raise UserError(
+            f"{place.name} has the class {outside[0]}, the data has {num_classes:,}; give all of ImageNet's classes"
+        )
     numbers = [_PUBLISHED.fullmatch(name) for name in file_names]
     if all(numbers):
         indices: Mapping[str, int] = {found[0]: int(found[1]) - 1 for found in numbers if found is not None}
@@ -97,24 +98,17 @@ def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], nu
     return [labels[indices[name]] for name in file_names]
 
 
-def _read(place: Path, num_classes: int) -> list[list[int]]:
+def _is_labels(value: Any) -> bool:
+    return isinstance(value, list) and all(type(label) is int and label >= 0 for label in cast(list[Any], value))
+
+
+def _read_json(place: Path, remedy: str, missing: str) -> Any:
     if not place.is_file():
-        raise UserError(f"there is no file {place}; download real.json from google-research/reassessed-imagenet")
+        raise UserError(missing)
     try:
-        labels: Any = json.loads(place.read_text(encoding="utf-8"))
+        return json.loads(place.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place.name} is not valid JSON ({error}); download real.json again") from error
-    if not isinstance(labels, list) or not all(_is_labels(each) for each in labels):  # pyright: ignore[reportUnknownVariableType]
-        raise UserError(f"{place.name} is not a list of class numbers per image; download real.json again")
-    if outside := sorted({label for each in labels for label in each if not label < num_classes}):  # pyright: ignore[reportUnknownVariableType]
-        raise UserError(
-            f"{place.name} has the class {outside[0]}, the data has {num_classes:,}; give all of ImageNet's classes"
-        )
-    return labels  # pyright: ignore[reportUnknownVariableType]
-
-
-def _is_labels(value: object) -> bool:
-    return isinstance(value, list) and all(type(label) is int and label >= 0 for label in value)  # pyright: ignore[reportUnknownVariableType]
+        raise UserError(f"{place.name} is not valid JSON ({error}); {remedy}") from error
 
 
 FOLDERS, CLASSES = "folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json"
@@ -124,23 +118,15 @@ BORDER = 2  # px
 @final
 @dataclass(frozen=True, repr=False)
 class ObjectNetResult(ProtocolResult):
-    """What `objectnet` measured.
-
-    Attributes:
-        num_images: images that judged: those of classes that ImageNet has too.
-        top1: share of images whose most likely class is one of the right ones, of all classes of the model.
-        top5: share of images with a right one among the five most likely.
-        top1_of_shared: top-1 accuracy where the model answers with the classes that both have alone.
-        per_class: top-1 accuracy of every class that has images.
-    """
+    """What `objectnet` measured on images of the classes that ImageNet has too."""
 
     title: ClassVar[str] = "ObjectNet"
     source: ClassVar[str] = "Barbu et al., NeurIPS 2019"
     num_images: int
-    top1: float
-    top5: float
-    top1_of_shared: float
-    per_class: dict[str, float]
+    top1: float  # share of images whose most likely class, of all of the model's, is one of the right ones
+    top5: float  # share of images with a right one among the five most likely
+    top1_of_shared: float  # top-1 accuracy where the model answers with the classes that both have alone
+    per_class: dict[str, float]  # top-1 accuracy
 
     def headline(self) -> dict[str, float]:
         return {
@@ -151,14 +137,13 @@ class ObjectNetResult(ProtocolResult):
 
     def tables(self, judged: str) -> list[Table]:
         rows = [[name, percent(value)] for name, value in self.headline().items()]
-        worst = sorted(self.per_class.items(), key=lambda item: item[1])[:10]
+        worst = worst_first(self.per_class, 10)
         title = f"the {len(worst)} worst of {len(self.per_class)} classes"
-        classes = [[name, percent(value)] for name, value in worst]
-        return [Table([], rows, judged), Table(["class", "top-1 accuracy"], classes, title)]
+        return [Table([], rows, judged), Table(["class", "top-1 accuracy"], worst, title)]
 
 
 def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | None = None) -> ObjectNetResult:
-    """Accuracy of an ImageNet classifier on ObjectNet's images of the classes that both have."""
+    """Measure the accuracy of an ImageNet classifier on ObjectNet's images of the classes that both have."""
     if mappings is None:
         raise UserError("ObjectNet needs its authors' mapping to ImageNet; give the folder with --mappings DIR")
     right = right_classes(examination, Path(mappings))
@@ -168,36 +153,35 @@ def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | No
         raise UserError("no evaluation image has a class that ImageNet has too; choose another --split")
     subject = replace(examination.subject, prepare=partial(_without_border, examination.subject.prepare))
     shared = list(right)
-    hits: list[tuple[int, bool, bool, bool]] = []
+    hits: list[tuple[bool, bool, bool]] = []
+    truth: list[int] = []
     for logits, labels in replace(examination, subject=subject).data_logits(rows):
         best = largest(logits, 5).tolist()
         among = torch.stack([logits[:, right[label]].amax(dim=-1) for label in shared], dim=-1).argmax(dim=-1)
         for label, answers, one in zip(labels.tolist(), best, among.tolist(), strict=True):
-            allowed = right[label]
-            in_five = any(answer in allowed for answer in answers)
-            hits.append((label, answers[0] in allowed, in_five, shared[one] == label))
-    names = examination.data.label_names
-    per_class = {label: [hit for of, hit, *_ in hits if of == label] for label in {label for label, *_ in hits}}
-    return ObjectNetResult(
-        num_images=len(hits),
-        top1=sum(hit for _, hit, _, _ in hits) / len(hits),
-        top5=sum(hit for _, _, hit, _ in hits) / len(hits),
-        top1_of_shared=sum(hit for *_, hit in hits) / len(hits),
-        per_class={names[label]: sum(each) / len(each) for label, each in sorted(per_class.items())},
-    )
+            is_right = [answer in right[label] for answer in answers]
+            hits.append((is_right[0], any(is_right), shared[one] == label))
+            truth.append(label)
+    top1, top5, top1_of_shared = (sum(column) / len(hits) for column in zip(*hits, strict=True))
+    per_class = {label: [hit for hit, of in zip(hits, truth, strict=True) if of == label] for label in sorted({*truth})}
+    shares = {
+        examination.data.label_names[label]: sum(hit for hit, *_ in each) / len(each)
+        for label, each in per_class.items()
+    }
+    return ObjectNetResult(len(hits), top1, top5, top1_of_shared, shares)
 
 
 def right_classes(examination: Examination, folder: Path) -> dict[int, list[int]]:
-    """Class of the data -> the model's classes that are right for it; without those that ImageNet does not have."""
+    """Return class of the data -> the model's classes that are right for it, where ImageNet has any."""
     labels, words = _read_names(folder / FOLDERS), _read_names(folder / CLASSES)
     known = {
         index: words[label].split("; ")
         for index, name in enumerate(examination.data.label_names)
         if (label := labels.get(name, name)) in words
     }
-    answers = examination.subject.label_names(sorted({word for each in known.values() for word in each}))
-    numbers = {name: index for index, name in enumerate(answers)}
-    if unknown := sorted({word for each in known.values() for word in each} - set(numbers)):
+    words_of_all = sorted({word for each in known.values() for word in each})
+    numbers = {name: index for index, name in enumerate(examination.subject.label_names(words_of_all))}
+    if unknown := [word for word in words_of_all if word not in numbers]:
         raise UserError(
             f"the model has no class '{unknown[0]}' (and {len(unknown) - 1} others of the mapping); "
             "ObjectNet needs an ImageNet classifier whose class names are ImageNet's"
@@ -206,14 +190,10 @@ def right_classes(examination: Examination, folder: Path) -> dict[int, list[int]
 
 
 def _read_names(place: Path) -> Mapping[str, str]:
-    if not place.is_file():
-        raise UserError(f"there is no {place}; give the folder 'mappings' of objectnet-1.0")
-    try:
-        content: Any = json.loads(place.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{place.name} is not valid JSON ({error}); unpack objectnet-1.0 again") from error
+    remedy = "unpack objectnet-1.0 again"
+    content = _read_json(place, remedy, f"there is no {place}; give the folder 'mappings' of objectnet-1.0")
     if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        raise UserError(f"{place.name} does not map names to names; unpack objectnet-1.0 again")
+        raise UserError(f"{place.name} does not map names to names; {remedy}")
     return content  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -15,8 +15,7 @@ from scipy.special import expit, log_expit
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
-from hf_vit.results.figures import new_figure
+from hf_vit.evaluation.protocols.frame import OneTableResult, Table, draw_classes, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,28 +24,18 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class MultiLabelResult(OneTableResult):
-    """What `multi_label` measured.
-
-    Attributes:
-        average_precision: of every class that has images: the area under precision over recall.
-        f1: of every class at its threshold.
-        images: of every class.
-        thresholds: of every class: the probability from which on it is answered.
-        f1_micro: over all classes and images together, at these thresholds.
-        loss: binary cross-entropy summed over the classes, mean over the images, in nats.
-        seconds: wall time, the fit of the thresholds included.
-    """
+    """What `multi_label` measured of every class."""
 
     title: ClassVar[str] = "Multi-label"
     source: ClassVar[str] = "scikit-learn: average_precision_score, f1_score, precision_recall_curve"
     num_images: int
-    average_precision: dict[str, float]
-    f1: dict[str, float]
+    average_precision: dict[str, float]  # of the classes that have images: the area under precision over recall
+    f1: dict[str, float]  # at the class's threshold
     images: dict[str, int]
-    thresholds: dict[str, float]
-    f1_micro: float
-    loss: float
-    seconds: float = field(default=0.0, compare=False)
+    thresholds: dict[str, float]  # the probability from which on the class is answered
+    f1_micro: float  # over all classes and images together, at these thresholds
+    loss: float  # binary cross-entropy summed over the classes, mean over the images, in nats
+    seconds: float = field(default=0.0, compare=False)  # wall time, the fit of the thresholds included
 
     @property
     def mean_average_precision(self) -> float:
@@ -59,15 +48,9 @@ class MultiLabelResult(OneTableResult):
         return float(np.mean([self.f1[name] for name in self.average_precision]))
 
     def values(self) -> dict[str, Any]:
+        names = ("mean_average_precision", "f1_macro", "f1_micro", "loss", "thresholds")
         per_class = {"average_precision": self.average_precision, "f1": self.f1, "images": self.images}
-        return {
-            "mean_average_precision": self.mean_average_precision,
-            "f1_macro": self.f1_macro,
-            "f1_micro": self.f1_micro,
-            "loss": self.loss,
-            "thresholds": self.thresholds,
-            "classes": per_class,
-        }
+        return {**{name: getattr(self, name) for name in names}, "classes": per_class}
 
     def headline(self) -> dict[str, float]:
         return {
@@ -78,29 +61,20 @@ class MultiLabelResult(OneTableResult):
 
     def table(self) -> Table:
         rows = [
-            [name, f"{self.images[name]:,}", percent(self.average_precision[name]), percent(self.f1[name]),
-             f"{self.thresholds[name]:.3f}"]
-            for name in self.average_precision
-        ]  # fmt: skip
+            [name, f"{self.images[name]:,}", percent(precision), percent(self.f1[name]), f"{self.thresholds[name]:.3f}"]
+            for name, precision in self.average_precision.items()
+        ]
         total = ["all", f"{self.num_images:,}", percent(self.mean_average_precision), percent(self.f1_macro), ""]
         return Table(["class", "images", "average precision", "F1", "threshold"], [*rows, total])
 
     def draw(self) -> "Figure":
-        names = list(self.average_precision)
-        figure = new_figure(6, 1.5 + 0.3 * len(names))
-        axes = figure.add_subplot()
-        axes.barh(range(len(names)), [100 * self.average_precision[name] for name in names])
-        axes.set_yticks(range(len(names)), labels=names, parse_math=False)
-        axes.invert_yaxis()
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("average precision (%)")
-        return figure
+        return draw_classes(self.average_precision, "average precision")
 
 
 def multi_label(
     examination: Examination, *, fit_split: str = "validation", thresholds: Mapping[str, float] | None = None
 ) -> MultiLabelResult:
-    """How well every class is told apart from its absence."""
+    """Measure how well every class is told apart from its absence."""
     if not examination.data.multi_label:
         raise UserError(f"the images of '{examination.data.name}' have one class per image; choose --protocol top1")
     names, start = examination.data.label_names, time.perf_counter()
@@ -114,7 +88,7 @@ def multi_label(
 def judge(
     logits: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str], thresholds: Mapping[str, float]
 ) -> MultiLabelResult:
-    """The result of logits [n, K] for classes that are there or not, [n, K]."""
+    """Return the result of logits [n, K] for classes that are there or not, [n, K]."""
     from sklearn.metrics import average_precision_score, f1_score
 
     limits = np.asarray([thresholds[name] for name in names])
@@ -137,7 +111,7 @@ def judge(
 
 
 def best_thresholds(probabilities: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str]) -> dict[str, float]:
-    """For every class the threshold of the best F1, of equals the highest; 0.5 for a class without images."""
+    """Return for every class the threshold of the best F1, of equals the highest; 0.5 for a class without images."""
     from sklearn.metrics import precision_recall_curve
 
     chosen = dict.fromkeys(names, 0.5)
@@ -149,10 +123,7 @@ def best_thresholds(probabilities: NDArray[np.float64], truth: NDArray[np.bool_]
 
 
 def _answers(examination: Examination, split: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Logits of the data's classes [n, K], and which are there [n, K]."""
-    answers: list[NDArray[np.float64]] = []
-    truth: list[NDArray[np.bool_]] = []
-    for logits, labels in examination.logits(split):
-        answers.append(logits[:, examination.model_classes].double().numpy())
-        truth.append(labels.numpy() > 0)
-    return np.concatenate(answers), np.concatenate(truth)
+    """Return logits of the data's classes [n, K], and which are there [n, K]."""
+    batches = [(logits[:, examination.model_classes], labels) for logits, labels in examination.logits(split)]
+    answers, truth = (np.concatenate(column) for column in zip(*batches, strict=True))
+    return answers.astype(np.float64), truth > 0

@@ -1,6 +1,6 @@
 """What a simple classifier makes of frozen features: by depth, by nearest neighbours, and of a few images a class.
 
-Legend: n images, D features, L depths, K classes.
+Legend: n images, D features, L depths, K classes, S settings.
 Few-shot: arXiv 2010.11929, section 4.1 (a linear regression onto {-1, 1}^K, solved exactly); the numbers are those of
 the authors' code: features whitened one by one, a constant feature of 100, l2 = 2^10.
 """
@@ -21,30 +21,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from sklearn.pipeline import Pipeline
 
-STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+STRENGTHS = (0.01, 0.1, 1.0, 10.0)  # scikit-learn's C
 _MAX_ITERATIONS = 1000
-# Temperature of the weighted vote in DINO's evaluation.
-TEMPERATURE = 0.07
+TEMPERATURE = 0.07  # of the weighted vote in DINO's evaluation
+BIAS, L2, _STD_OFFSET = 100.0, 2.0**10, 1e-5
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class LinearProbeResult(OneTableResult):
-    """What `linear_probe` measured.
-
-    Attributes:
-        depths: names of the layers [L], in the order they run; the last is "pre_logits".
-        accuracy: [L], share of right answers.
-        strengths: [L], scikit-learn's C that was chosen.
-        unfinished: regressions that stopped after 1,000 steps before they had converged.
-    """
+    """What `linear_probe` measured of every depth; `unfinished` regressions stopped before they had converged."""
 
     title: ClassVar[str] = "Linear probe by depth"
     source: ClassVar[str] = "logistic regression of scikit-learn on frozen features, as arXiv 1610.01644 probes layers"
     num_images: int
-    depths: list[str]
-    accuracy: list[float]
-    strengths: list[float]
+    depths: list[str]  # names of the layers [L], in the order they run; the last is "pre_logits"
+    accuracy: list[float]  # [L]
+    strengths: list[float]  # [L], scikit-learn's C that was chosen
     unfinished: int
 
     def headline(self) -> dict[str, float]:
@@ -55,8 +48,7 @@ class LinearProbeResult(OneTableResult):
         return Table(["features", "accuracy", "C"], [[name, percent(value), f"{c:g}"] for name, value, c in found])
 
     def draw(self) -> "Figure":
-        line = Line("", range(len(self.depths)), [100 * value for value in self.accuracy])
-        return named_curve(self.depths, [line], "features after", "accuracy of a linear probe (%)")
+        return named_curve(self.depths, self.accuracy, "features after", "accuracy of a linear probe (%)")
 
 
 def linear_probe(
@@ -66,7 +58,7 @@ def linear_probe(
     learn_split: str = "train",
     choose_split: str | None = "validation",
 ) -> LinearProbeResult:
-    """Accuracy of a logistic regression on the features of every depth, standardised.
+    """Measure the accuracy of a logistic regression on the features of every depth, standardised.
 
     Features are the class token, without one the mean over tokens or pixels; the last are the pre-logits. Those of all
     depths are in memory at once, n x D x L x 4 bytes.
@@ -80,30 +72,24 @@ def linear_probe(
     if len(np.unique(labels)) < 2:
         raise UserError(f"split '{learn_split}' has images of one class only; a probe needs at least two")
     judged, truth = examination.depth_features(examination.split)
-    found: list[tuple[float, float, int]] = []
+    best: list[Probe] = []
+    unfinished = 0
     for name in learned:
         probes = [Probe.fit(learned[name], labels, strength) for strength in sorted(strengths)]
-        best = max(probes, key=lambda probe: probe.score(chosen[0][0][name], chosen[0][1])) if chosen else probes[0]
-        unfinished = sum(not probe.finished for probe in probes)
-        found.append((best.score(judged[name], truth), best.strength, unfinished))
-    accuracy, chosen_strengths, unfinished = zip(*found, strict=True)
-    return LinearProbeResult(len(truth), list(learned), list(accuracy), list(chosen_strengths), sum(unfinished))
+        best.append(best_probe(probes, chosen[0][0][name], chosen[0][1]) if chosen else probes[0])
+        unfinished += sum(not probe.finished for probe in probes)
+    accuracy = [probe.score(judged[name], truth) for name, probe in zip(learned, best, strict=True)]
+    return LinearProbeResult(len(truth), list(learned), accuracy, [probe.strength for probe in best], unfinished)
 
 
 @final
 @dataclass(frozen=True)
 class Probe:
-    """A logistic regression on standardised features.
+    """A logistic regression on standardised features."""
 
-    Attributes:
-        pipeline: scikit-learn's scaler and regression.
-        strength: its C.
-        finished: whether it converged.
-    """
-
-    pipeline: "Pipeline"
-    strength: float
-    finished: bool
+    pipeline: "Pipeline"  # scikit-learn's scaler and regression
+    strength: float  # its C
+    finished: bool  # whether it converged
 
     @classmethod
     def fit(cls, features: NDArray[np.float32], labels: NDArray[np.int64], strength: float) -> "Probe":
@@ -121,27 +107,26 @@ class Probe:
         return cls(pipeline, strength, bool(np.max(regression.n_iter_) < _MAX_ITERATIONS))
 
     def score(self, features: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
-        """Share of right answers."""
+        """Return the share of right answers."""
         return float((self.pipeline.predict(features) == labels).mean())
+
+
+def best_probe(probes: Sequence[Probe], features: NDArray[np.float32], labels: NDArray[np.int64]) -> Probe:
+    """Return the probe with the most right answers, of equals the first."""
+    return max(probes, key=lambda probe: probe.score(features, labels))
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class NeighborsResult(OneTableResult):
-    """What `nearest_neighbors` measured.
-
-    Attributes:
-        neighbors: numbers of neighbours that vote, [S].
-        plain: [S], accuracy where every neighbour has one vote.
-        weighted: [S], accuracy where a neighbour of cosine similarity s has exp(s / 0.07) votes.
-    """
+    """What `nearest_neighbors` measured."""
 
     title: ClassVar[str] = "Nearest neighbours"
     source: ClassVar[str] = "weighted vote: arXiv 2104.14294, appendix F.1"
     num_images: int
-    neighbors: list[int]
-    plain: list[float]
-    weighted: list[float]
+    neighbors: list[int]  # that vote, [S]
+    plain: list[float]  # [S], accuracy where every neighbour has one vote
+    weighted: list[float]  # [S], accuracy where a neighbour of cosine similarity s has exp(s / 0.07) votes
 
     def values(self) -> dict[str, Any]:
         return {"neighbors": self.neighbors, "accuracy": self.plain, "weighted_accuracy": self.weighted}
@@ -152,23 +137,18 @@ class NeighborsResult(OneTableResult):
 
     def table(self) -> Table:
         found = zip(self.neighbors, self.plain, self.weighted, strict=True)
-        return Table(
-            ["neighbours", "accuracy", "accuracy, weighted vote"],
-            [[str(number), percent(plain), percent(weighted)] for number, plain, weighted in found],
-        )
+        rows = [[str(number), percent(plain), percent(weighted)] for number, plain, weighted in found]
+        return Table(["neighbours", "accuracy", "accuracy, weighted vote"], rows)
 
     def draw(self) -> "Figure":
-        lines = [
-            Line(name, self.neighbors, [100 * value for value in values])
-            for name, values in (("one vote each", self.plain), ("weighted vote", self.weighted))
-        ]
-        return curves(lines, "neighbours", "accuracy (%)", log_x=True)
+        votes = (("one vote each", self.plain), ("weighted vote", self.weighted))
+        return curves([Line(name, self.neighbors, values) for name, values in votes], "neighbours", log_x=True)
 
 
 def nearest_neighbors(
     examination: Examination, *, neighbors: Sequence[int] = (1, 5, 10, 20), learn_split: str = "train"
 ) -> NeighborsResult:
-    """Accuracy of the vote of the nearest training images, by cosine of the pre-logits."""
+    """Measure the accuracy of the vote of the nearest training images, by cosine of the pre-logits."""
     from sklearn.neighbors import NearestNeighbors
 
     sizes = sorted(set(neighbors))
@@ -180,25 +160,15 @@ def nearest_neighbors(
     judged, truth = examination.features(examination.split)
     nearest = NearestNeighbors(n_neighbors=sizes[-1], metric="cosine").fit(features)
     distances, places = nearest.kneighbors(judged)
-    similarity, classes = 1 - distances, labels[places]
-    accuracy: list[list[float]] = [[], []]
-    for size in sizes:
-        weights = np.exp(similarity[:, :size] / TEMPERATURE)
-        for found, one in zip(accuracy, (np.ones_like(weights), weights), strict=True):
-            found.append(float((_elected(classes[:, :size], one, len(examination.data.label_names)) == truth).mean()))
-    return NeighborsResult(len(truth), sizes, *accuracy)
+    weights, classes = np.exp((1 - distances) / TEMPERATURE), labels[places]
 
+    def accuracy(size: int, weights: NDArray[np.float64]) -> float:
+        votes = np.zeros((len(classes), len(examination.data.label_names)))
+        np.add.at(votes, (np.arange(len(classes))[:, None], classes[:, :size]), weights[:, :size])
+        return float((votes.argmax(axis=1) == truth).mean())
 
-def _elected(classes: NDArray[np.int64], weights: NDArray[np.float64], num_classes: int) -> NDArray[np.int64]:
-    """The class with the most votes [n], of equals the first; classes and weights [n, neighbours]."""
-    votes = np.zeros((len(classes), num_classes))
-    np.add.at(votes, (np.arange(len(classes))[:, None], classes), weights)
-    return votes.argmax(axis=1)
-
-
-BIAS = 100.0
-L2 = 2.0**10
-_STD_OFFSET = 1e-5
+    plain, weighted = ([accuracy(size, each) for size in sizes] for each in (np.ones_like(weights), weights))
+    return NeighborsResult(len(truth), sizes, plain, weighted)
 
 
 @final
@@ -229,7 +199,7 @@ class FewShotRegression:
         return cls(mean, std, weights)
 
     def scores(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """[n, K] of features [n, D]; the largest is the answer."""
+        """Return [n, K] of features [n, D]; the largest is the answer."""
         return _design(np.asarray(features, dtype=np.float64), self.mean, self.std) @ self.weights
 
 
@@ -240,18 +210,13 @@ def _design(rows: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[n
 @final
 @dataclass(frozen=True, repr=False)
 class FewShotResult(OneTableResult):
-    """What `few_shot` measured.
-
-    Attributes:
-        shots: labelled images a class, [S].
-        accuracy: [S, trials]: share of right answers, for every number of shots and draw.
-    """
+    """What `few_shot` measured."""
 
     title: ClassVar[str] = "Few-shot linear regression"
     source: ClassVar[str] = "arXiv 2010.11929, section 4.1"
     num_images: int
-    shots: list[int]
-    accuracy: list[list[float]]
+    shots: list[int]  # labelled images a class, [S]
+    accuracy: list[list[float]]  # [S, trials], for every number of shots and draw
 
     def headline(self) -> dict[str, float]:
         return {f"{shots}-shot accuracy": mean for shots, mean, _ in self._spread()}
@@ -265,8 +230,7 @@ class FewShotResult(OneTableResult):
 
     def draw(self) -> "Figure":
         shots, means, deviations = zip(*self._spread(), strict=True)
-        line = Line("", shots, [100 * mean for mean in means], [100 * spread for spread in deviations])
-        return curves([line], "labelled images a class", "accuracy (%)", log_x=True)
+        return curves([Line("", shots, means, deviations)], "labelled images a class", log_x=True)
 
     def _spread(self) -> list[tuple[int, float, float]]:
         return [
@@ -283,7 +247,7 @@ def few_shot(
     l2: float = L2,
     learn_split: str = "train",
 ) -> FewShotResult:
-    """Accuracy of a closed-form linear regression on the pre-logits of a few labelled images a class.
+    """Measure the accuracy of a closed-form linear regression on the pre-logits of a few labelled images a class.
 
     Trial t draws by seed + t; what it draws for few shots is part of what it draws for more.
     """
@@ -293,25 +257,23 @@ def few_shot(
     names, sizes = examination.data.label_names, sorted(set(shots))
     draws = [draw_shots(labels, names, sizes[-1], examination.seed + trial) for trial in range(trials)]
     rows = np.unique(np.stack(draws))
-    place = {row: index for index, row in enumerate(rows.tolist())}
     features, _ = examination.features(learn_split, rows.tolist())
     judged, truth = examination.features(examination.split)
-    accuracy: list[list[float]] = []
-    for size in sizes:
-        accuracy.append([])
-        for drawn in (each[:, :size].ravel() for each in draws):
-            learned = features[[place[row] for row in drawn]]
-            scores = FewShotRegression.fit(learned, labels[drawn], len(names), l2).scores(judged)
-            accuracy[-1].append(float((scores.argmax(axis=1) == truth).mean()))
-    return FewShotResult(len(truth), sizes, accuracy)
+
+    def accuracy(drawn: NDArray[np.int64]) -> float:
+        learned = features[np.searchsorted(rows, drawn)]
+        scores = FewShotRegression.fit(learned, labels[drawn], len(names), l2).scores(judged)
+        return float((scores.argmax(axis=1) == truth).mean())
+
+    return FewShotResult(len(truth), sizes, [[accuracy(each[:, :size].ravel()) for each in draws] for size in sizes])
 
 
 def draw_shots(labels: NDArray[np.int64], names: Sequence[str], shots: int, seed: int) -> NDArray[np.int64]:
-    """Rows [K', shots] of images for every class that has any, in random order."""
+    """Draw rows [K', shots] of images for every class that has any, in random order."""
     counts = np.bincount(labels, minlength=len(names))
     present = np.flatnonzero(counts)
-    if short := [index for index in present.tolist() if counts[index] < shots]:
-        fewest = min(short, key=lambda index: counts[index])
+    fewest = min(present.tolist(), key=lambda index: counts[index])
+    if counts[fewest] < shots:
         raise UserError(
             f"class '{names[fewest]}' has {counts[fewest]} images to learn from, {shots} shots need {shots} a class; "
             f"choose at most {counts[fewest]} with --shots"

@@ -4,7 +4,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -22,13 +22,11 @@ from hf_vit.evaluation.protocols.probes import few_shot, linear_probe, nearest_n
 from hf_vit.evaluation.protocols.robustness import corruptions, patch_drop, robustness
 from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.protocols.vtab import load_vtab, vtab
-from hf_vit.evaluation.reading import NamedModel, evaluating
-from hf_vit.evaluation.runners import running
+from hf_vit.evaluation.reading import evaluating
+from hf_vit.evaluation.runners import choose_engine, running
 from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import ON_FEATURES
 from hf_vit.loading.model import load_model
-from hf_vit.loading.optimizing import engine_for
-from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.pixels import at_own_size
 from hf_vit.results.facts import Facts, Record
 
@@ -48,14 +46,13 @@ PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "segmentation": segmentation,
     "detection": detection,
 }
-# Those of other than labels -> what their images bear, see `ImageData`.
+# What images bear besides labels, see `ImageData`.
 TARGETS: dict[str, Target] = {"segmentation": "mask", "detection": "objects"}
-# Those that look at every depth or change pixels, or are defined for one size.
+# They look at every depth or change pixels, or are defined for one size.
 OF_ONE_SIZE = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab", *TARGETS)
-
-# Those that look inside a model or ask it for gradients.
-READING_INSIDE = ("linear-probe", "robustness", "patch-drop", "vtab")
-# Those that need the model in their own process: they change pixels, or judge by more than its answers.
+# They look inside a model or ask it for gradients.
+READING_INSIDE = ("linear-probe", "robustness", "patch-drop", "vtab", *TARGETS)
+# They need the model in their own process: they change pixels, or judge by more than its answers.
 IN_ONE_PROCESS = ("robustness", "corruptions", "patch-drop", *TARGETS)
 
 
@@ -117,16 +114,9 @@ def evaluate_protocol(
         protocol: of `PROTOCOLS`.
         model: see `load_model`: a folder, a Hub id, "timm:NAME", or (model, image processor).
         data: see `load_data`, or what it gave.
-        split: the one that judges.
-        num_images: judge by so many images of it; None for all.
-        batch_size: images a forward.
-        seed: of every draw.
+        split, num_images, batch_size, seed, progress, num_workers: see `Examination`.
         device: torch device; by default a GPU where there is one.
-        progress: show a bar on standard error.
-        streaming: read the data while measuring, see `load_data`.
-        skip_bad_images: leave out unreadable images, see `load_data`.
-        image_column, label_column: of lists and tables that call them otherwise, see `load_data`.
-        num_workers: processes that read and prepare images; streams are read in this one.
+        streaming, skip_bad_images, image_column, label_column: see `load_data`.
         max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
         draft: decode JPEG files at the smallest of their own scales that covers the size that images are resized to:
             faster, and other pixels by a little. Not of streams.
@@ -155,9 +145,8 @@ def evaluate_protocol(
         of_classes = protocol not in (*ON_FEATURES, *TARGETS)
         subject = load_model(model, device if ray is None else "cpu", as_classifier=of_classes)
         if of_classes:
-            remedy = (
-                "hf-vit predict gives its values, or choose few-shot, linear-probe or knn, which need features only"
-            )
+            others = "few-shot, linear-probe or knn"
+            remedy = f"hf-vit predict gives its values, or choose {others}, which need features only"
             refuse_regression(subject.model, subject.name, f"protocol {protocol}", remedy)
         if max_num_patches is not None:
             subject = at_own_size(subject, max_num_patches)
@@ -175,15 +164,10 @@ def evaluate_protocol(
                 data = load_data(data, image_size=subject.image_size, **reading)
         if ray is not None and data.readers:
             raise UserError("a stream is evaluated in one process; leave --streaming or --runner ray out")
-        engine = None
-        is_optimizable = max_num_patches is None and protocol not in (*READING_INSIDE, *TARGETS)
-        has_gpus = ray is not None and ray.gpus
-        if optimize and is_optimizable and isinstance(model, str | Path) and not has_gpus:
-            known = [number for number in (data.num_examples(split), num_images) if number is not None]
-            engine = engine_for(subject, min(known, default=None))
-            if engine is not None and ray is None:
-                make_faster(subject, engine)
-        remote = None if ray is None else replace(ray, model=NamedModel(str(model), max_num_patches, engine))
+        known = [number for number in (data.num_examples(split), num_images) if number is not None]
+        optimize = optimize and max_num_patches is None and protocol not in READING_INSIDE
+        options_of_model: Any = {"optimize": optimize, "max_num_patches": max_num_patches}
+        engine, remote = choose_engine(subject, model, min(known, default=None), ray, **options_of_model)
         side = subject.draft_side if draft else None
         examination = Examination(
             subject, data, split, num_images, batch_size, seed, progress, num_workers, remote, side
@@ -194,17 +178,17 @@ def evaluate_protocol(
 
 
 def _fed(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
-    """How images are fed otherwise than the model's image processor says."""
+    """Return how images are fed otherwise than the model's image processor says."""
     if max_num_patches is not None and protocol in OF_ONE_SIZE:
         raise UserError(f"protocol {protocol} needs images of one size; leave --max-num-patches out")
     if draft and (max_num_patches is not None or protocol in TARGETS):
         raise UserError("--draft works only on classifiers that resize images to one size; leave it out")
-    own_size = {} if max_num_patches is None else {"max_num_patches": max_num_patches}
-    return own_size | ({"draft": True} if draft else {})
+    fed = {"max_num_patches": max_num_patches, "draft": draft or None}
+    return {name: value for name, value in fed.items() if value is not None}
 
 
 def _settings(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of a protocol, given or not."""
+    """Return all options of a protocol, given or not."""
     known = {
         key: parameter.default
         for key, parameter in inspect.signature(function).parameters.items()

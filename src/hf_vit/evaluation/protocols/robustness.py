@@ -36,14 +36,14 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def fgsm(loss: Loss, pixels: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """One step of `epsilon` along the sign of the gradient, inside 0..1."""
+    """Take one step of `epsilon` along the sign of the gradient, inside 0..1."""
     return (pixels + epsilon * gradient(loss, pixels).sign()).clamp(0, 1)
 
 
 def pgd(
     loss: Loss, pixels: torch.Tensor, epsilon: float, *, steps: int = 10, start: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`steps` steps of 2.5 epsilon / steps along the sign of the gradient, kept within `epsilon` and inside 0..1."""
+    """Take steps of 2.5 epsilon / `steps` along the sign of the gradient, kept within `epsilon` and inside 0..1."""
     low, high = (pixels - epsilon).clamp(min=0), (pixels + epsilon).clamp(max=1)
     moved = pixels if start is None else (pixels + epsilon * start).clamp(low, high)
     for _ in range(steps):
@@ -58,7 +58,7 @@ def check_differentiable(subject: LoadedModel) -> None:
 
 
 def gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
-    """Of every image's own loss with respect to its pixels, [B, C, H, W]; parameters are left alone."""
+    """Return the gradient of every image's own loss by its pixels, [B, C, H, W]; parameters are left alone."""
     with torch.enable_grad(), enough_for(pixels):
         asked = pixels.detach().requires_grad_()
         return torch.autograd.grad(loss(asked).sum(), asked)[0]
@@ -67,24 +67,16 @@ def gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
 @final
 @dataclass(frozen=True, repr=False)
 class RobustnessResult(OneTableResult):
-    """What `robustness` measured.
-
-    Attributes:
-        epsilons: sizes of the attack [E], in 1/255 of the range of a pixel.
-        clean: accuracy without attack.
-        fgsm: [E], accuracy under FGSM.
-        pgd: [E], accuracy under PGD.
-        steps: of PGD.
-    """
+    """What `robustness` measured with E sizes of the attack."""
 
     title: ClassVar[str] = "Robustness to attacks"
     source: ClassVar[str] = "FGSM: arXiv 1412.6572; PGD: arXiv 1706.06083"
     num_images: int
-    epsilons: list[float]
-    clean: float
-    fgsm: list[float]
-    pgd: list[float]
-    steps: int
+    epsilons: list[float]  # [E], in 1/255 of the range of a pixel
+    clean: float  # accuracy without attack
+    fgsm: list[float]  # [E], accuracy under FGSM
+    pgd: list[float]  # [E], accuracy under PGD
+    steps: int  # of PGD
 
     def values(self) -> dict[str, Any]:
         attacked = {"epsilons_255": self.epsilons, "fgsm_accuracy": self.fgsm, "pgd_accuracy": self.pgd}
@@ -105,16 +97,13 @@ class RobustnessResult(OneTableResult):
         return Table(["epsilon (/255)", "accuracy, FGSM", f"accuracy, PGD ({self.steps} steps)"], rows)
 
     def draw(self) -> "Figure":
-        sizes = [0.0, *self.epsilons]
-        lines = [
-            Line(name, sizes, [100 * value for value in (self.clean, *found)])
-            for name, found in (("FGSM", self.fgsm), (f"PGD, {self.steps} steps", self.pgd))
-        ]
-        return curves(lines, "largest change of a pixel (1/255)", "accuracy (%)")
+        attacks = (("FGSM", self.fgsm), (f"PGD, {self.steps} steps", self.pgd))
+        lines = [Line(name, [0.0, *self.epsilons], [self.clean, *found]) for name, found in attacks]
+        return curves(lines, "largest change of a pixel (1/255)")
 
 
 def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS, steps: int = 10) -> RobustnessResult:
-    """Accuracy under white-box attacks on the cross-entropy of the true class, untargeted, in the maximum norm.
+    """Measure accuracy under white-box attacks on the cross-entropy of the true class, untargeted, in the maximum norm.
 
     PGD starts at random in the ball (by seed and content of the image), once, and its last step judges.
     """
@@ -136,18 +125,22 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
 
         attacks = [[fgsm(loss, pixels, size / 255) for size in sizes]]
         attacks.append([pgd(loss, pixels, size / 255, steps=steps, start=start) for size in sizes])
-        with torch.no_grad():
-            for row, attacked in enumerate(attacks):
-                for column, moved in enumerate([pixels, *attacked]):
-                    answers = finite_logits(model, scale.values(moved)).argmax(dim=1)
-                    hits[row, column] += int((answers == labels).sum())
+        for row, attacked in enumerate(attacks):
+            for column, moved in enumerate([pixels, *attacked]):
+                hits[row, column] += count_right(model, scale.values(moved), labels)
         images += len(labels)
     (clean, *one), (_, *many) = (hits / images).tolist()
     return RobustnessResult(images, sizes, clean, one, many, steps)
 
 
+def count_right(model: nn.Module, values: torch.Tensor, labels: torch.Tensor) -> int:
+    """Return how many images [B, C, H, W] the model answers with their labels [B]."""
+    with torch.inference_mode():
+        return int((finite_logits(model, values).argmax(dim=1) == labels).sum())
+
+
 def random_start(pixels: torch.Tensor, seed: int) -> torch.Tensor:
-    """Where PGD begins in its ball: uniform in -1..1, [B, C, H, W], the same for an image in any batch."""
+    """Draw where PGD begins in its ball: uniform in -1..1, [B, C, H, W], the same for an image in any batch."""
     drawn = [image_generator(image, seed).uniform(-1, 1, tuple(image.shape)) for image in pixels]
     return torch.from_numpy(np.stack(drawn)).to(pixels.device, pixels.dtype)
 
@@ -162,30 +155,19 @@ _PATCHES = 14
 @final
 @dataclass(frozen=True, repr=False)
 class PatchDropResult(OneTableResult):
-    """What `patch_drop` measured.
-
-    Attributes:
-        shares: of the patches that were dropped, [S].
-        accuracy: order of dropping -> [S].
-        patch_px: (height, width) of a patch.
-        fill: what is in a patch's place, "mean" (of the image, per channel) or "black".
-    """
+    """What `patch_drop` measured."""
 
     title: ClassVar[str] = "Accuracy with patches dropped"
     source: ClassVar[str] = "arXiv 2105.10497, section 3.1"
     num_images: int
-    shares: list[float]
-    accuracy: dict[str, list[float]]
-    patch_px: tuple[int, int]
-    fill: Fill
+    shares: list[float]  # of the patches that were dropped, [S]
+    accuracy: dict[str, list[float]]  # order of dropping -> [S]
+    patch_px: tuple[int, int]  # height, width
+    fill: Fill  # what is in a patch's place: the image's mean, per channel, or black
 
     def values(self) -> dict[str, Any]:
-        return {
-            "shares": self.shares,
-            "accuracy_by_order": self.accuracy,
-            "patch_px": list(self.patch_px),
-            "fill": self.fill,
-        }
+        patch = {"patch_px": list(self.patch_px), "fill": self.fill}
+        return {"shares": self.shares, "accuracy_by_order": self.accuracy, **patch}
 
     def headline(self) -> dict[str, float]:
         place = min(range(len(self.shares)), key=lambda index: abs(self.shares[index] - 0.5))
@@ -201,8 +183,7 @@ class PatchDropResult(OneTableResult):
 
     def draw(self) -> "Figure":
         shares = [100 * share for share in self.shares]
-        lines = [Line(order, shares, [100 * value for value in found]) for order, found in self.accuracy.items()]
-        return curves(lines, "patches dropped (%)", "accuracy (%)")
+        return curves([Line(order, shares, found) for order, found in self.accuracy.items()], "patches dropped (%)")
 
 
 def patch_drop(
@@ -213,7 +194,7 @@ def patch_drop(
     fill: Fill = "mean",
     orders: Sequence[str] = ORDERS,
 ) -> PatchDropResult:
-    """Accuracy over the share of patches whose pixels are replaced: at random, the most, or the least salient first.
+    """Measure accuracy over the share of patches that are replaced: at random, the most, or the least salient first.
 
     A larger share drops the same patches and more. How salient a patch is: by how much dropping it would change the
     logit of the predicted class against the mean logit, to first order in the pixels (any classifier has that; the
@@ -233,19 +214,18 @@ def patch_drop(
         values = seen_part(model, given)  # nothing is dropped that nobody sees
         patch = patch_px(model, (values.shape[2], values.shape[3]), patch_size)
         filling = scale.values(torch.zeros_like(values)) if fill == "black" else values.mean(dim=(2, 3), keepdim=True)
-        ranks = _ranks(model, scale.pixels(values).clamp(0, 1), values, filling, patch, examination.seed)
+        salient = saliency(model, values, filling, patch)
+        ranks = _ranks(scale.pixels(values).clamp(0, 1), salient, examination.seed)
         for order, found in hits.items():
             for place, share in enumerate(chosen):
-                occluded = drop(values, ranks[order], share, filling, patch)
-                with torch.inference_mode():
-                    found[place] += int((finite_logits(model, occluded).argmax(dim=1) == labels).sum())
+                found[place] += count_right(model, drop(values, ranks[order], share, filling, patch), labels)
         images += len(labels)
     accuracy = {order: (found / images).tolist() for order, found in hits.items()}
     return PatchDropResult(images, chosen, accuracy, patch, fill)
 
 
 def patch_px(model: nn.Module, image_px: tuple[int, int], asked: int | None) -> tuple[int, int]:
-    """(height, width) px of the patches an image is cut into; see `patch_drop`."""
+    """Return (height, width) px of the patches an image is cut into; see `patch_drop`."""
     config = getattr(model, "config", None)
     family = family_of(getattr(config, "model_type", None))
     if family is not None and not family.has_tokens:
@@ -264,14 +244,14 @@ def patch_px(model: nn.Module, image_px: tuple[int, int], asked: int | None) -> 
 def drop(
     values: torch.Tensor, ranks: torch.Tensor, share: float, filling: torch.Tensor, patch: tuple[int, int]
 ) -> torch.Tensor:
-    """The images with round(share * h * w) patches replaced."""
+    """Return the images with round(share * h * w) patches replaced."""
     dropped = ranks < round(share * ranks[0].numel())
     mask = dropped.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)
     return torch.where(mask[:, None, : values.shape[2], : values.shape[3]], filling, values)
 
 
 def saliency(model: nn.Module, values: torch.Tensor, filling: torch.Tensor, patch: tuple[int, int]) -> torch.Tensor:
-    """[B, h, w]: by how much replacing a patch changes the predicted class, to first order in the pixels.
+    """Return [B, h, w]: by how much replacing a patch changes the predicted class, to first order in the pixels.
 
     Exact for a linear model. The class is measured by its logit less the mean logit, which does not saturate.
     """
@@ -286,25 +266,13 @@ def saliency(model: nn.Module, values: torch.Tensor, filling: torch.Tensor, patc
     return F.avg_pool2d(padded, patch, divisor_override=1)[:, 0].abs()
 
 
-def _ranks(
-    model: nn.Module,
-    pixels: torch.Tensor,
-    values: torch.Tensor,
-    filling: torch.Tensor,
-    patch: tuple[int, int],
-    seed: int,
-) -> dict[str, torch.Tensor]:
-    """Order -> [B, h, w], the place of every patch in it."""
-    salient = saliency(model, values, filling, patch)
+def _ranks(pixels: torch.Tensor, salient: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
+    """Return order -> [B, h, w], the place of every patch in it."""
     shape = salient.shape[1:]
     first = salient.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     drawn = [image_generator(image, seed).permutation(first.shape[1]) for image in pixels]
-    ranks = torch.from_numpy(np.stack(drawn)).to(first.device)
-    return {
-        "random": ranks.unflatten(1, shape),
-        "salient first": first.unflatten(1, shape),
-        "salient last": (first.shape[1] - 1 - first).unflatten(1, shape),
-    }
+    ranks = torch.from_numpy(np.stack(drawn)).to(first.device), first, first.shape[1] - 1 - first
+    return {order: each.unflatten(1, shape) for order, each in zip(ORDERS, ranks, strict=True)}
 
 
 Picture = NDArray[np.float64]
@@ -315,21 +283,16 @@ _SUBPIXELS = 9
 @final
 @dataclass(frozen=True)
 class Corruption:
-    """One kind of corruption.
+    """One kind of corruption."""
 
-    Attributes:
-        family: noise, blur, weather or digital.
-        levels: the parameter of severities 1 to 5.
-        apply: (picture [H, W, 3] in 0..1, parameter, randomness) -> a picture, which may leave 0..1.
-    """
-
-    family: str
-    levels: tuple[Any, Any, Any, Any, Any]
+    family: str  # noise, blur, weather or digital
+    levels: tuple[Any, Any, Any, Any, Any]  # the parameter of severities 1 to 5
+    # (picture [H, W, 3] in 0..1, parameter, randomness) -> a picture, which may leave 0..1
     apply: Callable[[Picture, Any, np.random.Generator], Picture]
 
 
 def corrupt(picture: Picture, name: str, severity: int, generator: np.random.Generator) -> Picture:
-    """A corrupted copy, in steps of 1/255 as a stored image has them."""
+    """Return a corrupted copy, in steps of 1/255 as a stored image has them."""
     kind = CORRUPTIONS[name]
     return np.rint(kind.apply(picture, kind.levels[severity - 1], generator).clip(0, 1) * 255) / 255
 
@@ -356,13 +319,13 @@ def _motion_blur(picture: Picture, parameters: tuple[float, float], generator: n
     return _filtered(picture, motion_kernel(length, deviation, generator.uniform(-np.pi / 4, np.pi / 4)))
 
 
-def _zoom_blur(picture: Picture, factors: NDArray[np.float64], generator: np.random.Generator) -> Picture:
+def _zoom_blur(picture: Picture, end_and_step: tuple[float, float], generator: np.random.Generator) -> Picture:
     from scipy import ndimage
 
     transform: Any = ndimage.affine_transform  # its types do not know an offset an axis
     middle = (np.array(picture.shape[:2]) - 1) / 2
     copies = [picture]
-    for factor in factors:
+    for factor in np.arange(1, *end_and_step):
         matrix, offset = np.array([1 / factor, 1 / factor, 1]), np.append(middle * (1 - 1 / factor), 0)
         copies.append(transform(picture, matrix, offset, order=1, mode="nearest"))
     return np.mean(copies, axis=0)
@@ -399,17 +362,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "impulse_noise": Corruption("noise", (0.03, 0.06, 0.09, 0.17, 0.27), _impulse_noise),
     "defocus_blur": Corruption("blur", (3, 4, 6, 8, 10), _defocus_blur),
     "motion_blur": Corruption("blur", ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)), _motion_blur),
-    "zoom_blur": Corruption(
-        "blur",
-        (
-            np.arange(1, 1.11, 0.01),
-            np.arange(1, 1.16, 0.01),
-            np.arange(1, 1.21, 0.02),
-            np.arange(1, 1.26, 0.02),
-            np.arange(1, 1.31, 0.03),
-        ),
-        _zoom_blur,
-    ),
+    "zoom_blur": Corruption("blur", ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03)), _zoom_blur),
     "brightness": Corruption("weather", (0.1, 0.2, 0.3, 0.4, 0.5), _brightness),
     "contrast": Corruption("digital", (0.4, 0.3, 0.2, 0.1, 0.05), _contrast),
     "pixelate": Corruption("digital", (0.6, 0.5, 0.4, 0.3, 0.25), _pixelate),
@@ -443,7 +396,7 @@ def motion_kernel(length: float, deviation: float, angle: float) -> Picture:
 
 
 def _filtered(picture: Picture, kernel: Picture) -> Picture:
-    """Each channel convolved with [k, k]; the border mirrored."""
+    """Convolve each channel with [k, k]; the border mirrored."""
     from scipy.signal import fftconvolve
 
     reach = len(kernel) // 2
@@ -460,9 +413,7 @@ def _image(picture: Picture) -> Image.Image:
 
 
 def known_corruptions(names: Sequence[str] | None) -> list[str]:
-    """The asked ones in the order of `CORRUPTIONS`; None is all of them."""
-    from hf_vit.errors import UserError
-
+    """Return the asked ones in the order of `CORRUPTIONS`; None is all of them."""
     if names and (unknown := sorted(set(names) - set(CORRUPTIONS))):
         raise UserError(f"unknown corruption {', '.join(unknown)}; choose from {', '.join(CORRUPTIONS)}")
     return [name for name in CORRUPTIONS if not names or name in names]
@@ -474,19 +425,13 @@ SEVERITIES = (1, 2, 3, 4, 5)
 @final
 @dataclass(frozen=True, repr=False)
 class CorruptionsResult(OneTableResult):
-    """What `corruptions` measured.
-
-    Attributes:
-        num_images: images that judged, each under every corruption.
-        clean: accuracy without corruption.
-        accuracy: corruption -> [5], by severity.
-    """
+    """What `corruptions` measured of images that were each put under every corruption."""
 
     title: ClassVar[str] = "Common corruptions"
     source: ClassVar[str] = "arXiv 1903.12261"
     num_images: int
-    clean: float
-    accuracy: dict[str, list[float]]
+    clean: float  # accuracy without corruption
+    accuracy: dict[str, list[float]]  # corruption -> [5], by severity
 
     @property
     def mean_error(self) -> float:
@@ -517,15 +462,12 @@ class CorruptionsResult(OneTableResult):
         return Table(header, rows)
 
     def draw(self) -> "Figure":
-        lines = [
-            Line(name.replace("_", " "), SEVERITIES, [100 * value for value in found])
-            for name, found in self.accuracy.items()
-        ]
-        return curves(lines, "severity", "accuracy (%)", level=("not corrupted", 100 * self.clean))
+        lines = [Line(name.replace("_", " "), SEVERITIES, found) for name, found in self.accuracy.items()]
+        return curves(lines, "severity", level=("not corrupted", self.clean))
 
 
 def corruptions(examination: Examination, *, kinds: Sequence[str] | None = None) -> CorruptionsResult:
-    """Accuracy on corrupted images, of every kind and severity.
+    """Measure accuracy on corrupted images, of every kind and severity.
 
     Images are corrupted as the model sees them, resized and cropped; the randomness of an image depends on the seed
     and on its content alone.
@@ -533,20 +475,19 @@ def corruptions(examination: Examination, *, kinds: Sequence[str] | None = None)
     names = known_corruptions(kinds)
     scale, model = PixelScale.of(examination.subject), examination.subject.model
     hits, clean, images = {name: np.zeros(len(SEVERITIES)) for name in names}, 0, 0
-    with torch.inference_mode():
-        for values, labels in examination.judging("corrupting"):
-            pixels = scale.pixels(values).clamp(0, 1)
-            clean += int((finite_logits(model, values).argmax(dim=1) == labels).sum())
-            for name in names:
-                for place, severity in enumerate(SEVERITIES):
-                    changed = scale.values(corrupt_batch(pixels, name, severity, examination.seed))
-                    hits[name][place] += int((finite_logits(model, changed).argmax(dim=1) == labels).sum())
-            images += len(labels)
+    for values, labels in examination.judging("corrupting"):
+        pixels = scale.pixels(values).clamp(0, 1)
+        clean += count_right(model, values, labels)
+        for name in names:
+            for place, severity in enumerate(SEVERITIES):
+                changed = scale.values(corrupt_batch(pixels, name, severity, examination.seed))
+                hits[name][place] += count_right(model, changed, labels)
+        images += len(labels)
     return CorruptionsResult(images, clean / images, {name: (found / images).tolist() for name, found in hits.items()})
 
 
 def corrupt_batch(pixels: torch.Tensor, name: str, severity: int, seed: int) -> torch.Tensor:
-    """Pixels [B, 3, H, W] in 0..1, each image corrupted by its own randomness."""
+    """Corrupt pixels [B, 3, H, W] in 0..1, each image by its own randomness."""
     kind = list(CORRUPTIONS).index(name)
     pictures = pixels.permute(0, 2, 3, 1).double().cpu().numpy()
     changed = [

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-import evaluate
 import numpy as np
 import torch
 
-from hf_vit.evaluation import metrics
 from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.metrics import MAX_MATRIX_CLASSES, ClassificationMetrics
 from hf_vit.evaluation.protocols.frame import (
     Extremes,
     ProtocolResult,
@@ -20,6 +19,7 @@ from hf_vit.evaluation.protocols.frame import (
     percent,
     shortened,
     thumbnail_of,
+    worst_first,
 )
 from hf_vit.evaluation.reading import largest
 from hf_vit.loading.model import unique_names
@@ -30,12 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-# A dense confusion matrix of more classes than this costs memory (21,841 classes: 3.8 GB) and shows nothing.
-MAX_MATRIX_CLASSES = 1000
 MAX_WRONG = 64
-_MAX_CLASS_ROWS = 20
-_MAX_NAMED_CLASSES = 40
-_MAX_COUNTED_CLASSES = 20
+_MAX_CLASS_ROWS, _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 20, 40, 20
 # Each of the classes, averaged; and what comes of answering from some probability on.
 OF_CLASSES = ("precision", "recall", "f1", "auc", "thresholds")
 _NAMES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "area under the ROC curve"}
@@ -115,8 +111,8 @@ class ClassificationResult(ProtocolResult):
         wrong: the most confident of them, most confident first, with small copies of the images.
         precision, recall, f1: mean over the classes that have images; None in records of version 0.1.
         auc: area under the ROC curve of each class against the others, their mean; None where it is not known (see
-            `metrics.AreaUnderRoc`).
-        thresholds: see `metrics.ConfidenceThresholds`.
+            `ClassificationMetrics`).
+        thresholds: see `ClassificationMetrics`.
     """
 
     title: ClassVar[str] = "Accuracy"
@@ -144,19 +140,11 @@ class ClassificationResult(ProtocolResult):
         return self.num_images / self.seconds
 
     def values(self) -> dict[str, Any]:
-        values: dict[str, Any] = {"top1": self.top1}
-        if self.top5 is not None:
-            values["top5"] = self.top5
-        values |= {"loss": self.loss, "ece": self.ece, "num_classes": len(self.label_names)}
-        values |= {name: value for name, value in self._of_classes().items() if value is not None}
-        if self.thresholds:
-            values["thresholds"] = list(self.thresholds)
-        if len(self.per_class) <= MAX_MATRIX_CLASSES:
-            values["per_class"] = self.per_class
-        return values
-
-    def _of_classes(self) -> dict[str, float | None]:
-        return {"precision": self.precision, "recall": self.recall, "f1": self.f1, "auc": self.auc}
+        values: dict[str, Any] = {"top1": self.top1, "top5": self.top5, "loss": self.loss, "ece": self.ece}
+        values |= {"num_classes": len(self.label_names), **{name: getattr(self, name) for name in _NAMES}}
+        values["thresholds"] = list(self.thresholds) or None
+        values["per_class"] = self.per_class if len(self.per_class) <= MAX_MATRIX_CLASSES else None
+        return {name: value for name, value in values.items() if value is not None}
 
     def record(self, protocol: str, settings: dict[str, Any], pictures: list[str]) -> dict[str, Any]:
         """As version 0.1 wrote it: what names no protocol is this one."""
@@ -168,20 +156,19 @@ class ClassificationResult(ProtocolResult):
         return {"top-1 accuracy": self.top1, **top5, "expected calibration error": self.ece}
 
     def tables(self, judged: str) -> list[Table]:
-        """The numbers; the thresholds; and the classes, the worst first: all, or the ten worst of more than twenty."""
+        """Return the numbers, the thresholds, and the classes, worst first: of more than twenty the ten worst."""
         rows = [[name, percent(value)] for name, value in self.headline().items()]
-        of_classes = ((_NAMES[name], value) for name, value in self._of_classes().items())
-        rows += [[f"{name} (macro)", percent(value)] for name, value in of_classes if value is not None]
+        means = ((f"{title} (macro)", getattr(self, name)) for name, title in _NAMES.items())
+        rows += [[title, percent(value)] for title, value in means if value is not None]
         rows += [
             ["loss (nats)", f"{self.loss:.4f}"],
             ["misclassified", f"{self.num_wrong:,}"],
             ["images/s", f"{self.images_per_second:,.1f}"],
         ]
-        worst = sorted(self.per_class.items(), key=lambda item: item[1])
-        shown = worst if len(worst) <= _MAX_CLASS_ROWS else worst[: _MAX_CLASS_ROWS // 2]
-        every = len(shown) == len(worst)
-        title = "accuracy per class" if every else f"the {len(shown)} worst of {len(worst)} classes"
-        classes = [[name, percent(value)] for name, value in shown]
+        classes, title = worst_first(self.per_class), "accuracy per class"
+        if len(classes) > _MAX_CLASS_ROWS:
+            classes = classes[: _MAX_CLASS_ROWS // 2]
+            title = f"the {len(classes)} worst of {len(self.per_class)} classes"
         header = ["confidence at least", "share of images", "precision", "recall", "F1"]
         # The last of those that answer the same images, and none that answers no image.
         telling = {row["answered"]: row for row in self.thresholds if row["answered"]}.values()
@@ -190,7 +177,7 @@ class ClassificationResult(ProtocolResult):
         return [*tables, *([Table(header, thresholds, "by confidence threshold")] if thresholds else [])]
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
-        """The confusion matrix, up to 1,000 classes, and the mistakes, where there are any."""
+        """Draw the confusion matrix, up to 1,000 classes, and the mistakes, where there are any."""
         matrix = self.confusion_matrix
         return {
             "confusion_matrix.png": None if matrix is None else plot_confusion_matrix(matrix, self.label_names, judged),
@@ -199,7 +186,7 @@ class ClassificationResult(ProtocolResult):
 
 
 def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> ClassificationResult:
-    """Accuracy of the most likely class, and what it hides: calibration, loss, every class, the confident mistakes.
+    """Measure accuracy, and what it hides: calibration, loss, every class, the confident mistakes.
 
     Only running sums and the `max_wrong` most confident mistakes are kept, so a stream of any length fits in memory.
     Data and model are matched by the names of their classes: the data may hold fewer classes, in any order.
@@ -212,7 +199,7 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         UserError: classes the model does not know, labels outside the classes, no images, outputs that are not finite.
     """
     names = unique_names(examination.answers)
-    sums, mistakes = _sums(names), Extremes[WrongImage](max_wrong)
+    sums, mistakes = ClassificationMetrics(names), Extremes[WrongImage](max_wrong)
     start, seen, num_wrong = time.perf_counter(), 0, 0
     for logits, labels, images in examination.pictured_logits():
         columns = _columns(logits, labels)
@@ -242,25 +229,8 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
     )
 
 
-def _sums(names: Sequence[str]) -> evaluate.CombinedEvaluations:
-    chosen: list[metrics.RunningMetric] = [
-        metrics.Top1Accuracy(),
-        metrics.PerClassAccuracy(names),
-        metrics.PrecisionRecall(),
-        metrics.AreaUnderRoc(),
-        metrics.ConfidenceThresholds(),
-        metrics.ExpectedCalibrationError(),
-        metrics.MeanLoss(),
-    ]
-    if len(names) >= 5:
-        chosen.append(metrics.TopKAccuracy(5))
-    if len(names) <= MAX_MATRIX_CLASSES:
-        chosen.append(metrics.ConfusionMatrix(len(names)))
-    return evaluate.combine(chosen)
-
-
 def _columns(logits: torch.Tensor, labels: torch.Tensor) -> "dict[str, NDArray[Any]]":
-    """The columns of `hf_vit.evaluation.metrics`: a few numbers an image instead of K logits."""
+    """Return the columns of `ClassificationMetrics`."""
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)
     best = largest(log_probabilities, 5)
     return {

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+from typing import Any, ClassVar, cast, final
 
 import datasets
 import numpy as np
@@ -22,7 +22,7 @@ from hf_vit.data.fingerprints import states_fingerprint
 from hf_vit.errors import UserError, first_line
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe
+from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, best_probe
 from hf_vit.evaluation.protocols.vtab_tasks import (
     GROUPS,
     PUBLISHED,
@@ -31,12 +31,8 @@ from hf_vit.evaluation.protocols.vtab_tasks import (
     VALIDATION,
     ImageFiles,
     LabelledImages,
-    Parts,
     Task,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # What readers of files that are missing, damaged or of another layout raise.
 _UNREADABLE = (
@@ -47,15 +43,11 @@ _UNREADABLE = (
 
 @dataclass(repr=False)
 class VtabData(ImageData):
-    """The tasks of a folder; its one split, "test", counts the images that judge of all of them.
+    """The tasks of a folder; its one split, "test", counts the images that judge of all of them."""
 
-    Attributes:
-        tasks: name -> data with the splits "train" (800 images), "validation" (200) and "test".
-        missing: names of the tasks that the folder lacks.
-    """
-
+    # name -> data with the splits "train" (800 images), "validation" (200) and "test"
     tasks: dict[str, ImageData] = field(default_factory=dict[str, ImageData])
-    missing: list[str] = field(default_factory=list[str])
+    missing: list[str] = field(default_factory=list[str])  # tasks that the folder lacks
 
 
 def load_vtab(root: str | os.PathLike[str], seed: int = 0) -> VtabData:
@@ -103,41 +95,38 @@ def _open(task: Task, root: Path, seed: int) -> ImageData:
             f"{lacks}, which has {len(parts.test):,} test images instead of the published "
             f"{task.num_test:,}; copy all of it"
         )
-    rows = _drawn(parts, np.random.default_rng(seed), lacks)
-    splits = {
-        split: _table(images, chosen)
-        for split, (images, chosen) in zip(("train", "validation", "test"), rows, strict=True)
+    generator = np.random.default_rng(seed)
+    learned = generator.permutation(len(parts.train))
+    if parts.validation is None:
+        other, chosen = parts.train, learned[TRAIN : TRAIN + VALIDATION]
+    else:
+        other, chosen = parts.validation, generator.permutation(len(parts.validation))[:VALIDATION]
+    if len(learned[:TRAIN]) < TRAIN or len(chosen) < VALIDATION:
+        raise UserError(f"{lacks}, which has too few images to draw {TRAIN} and {VALIDATION} from; copy all of it")
+    splits: dict[str, tuple[LabelledImages, NDArray[np.int64]]] = {
+        "train": (parts.train, learned[:TRAIN]),
+        "validation": (other, chosen),
+        "test": (parts.test, np.arange(len(parts.test))),
     }
-    for images, chosen in rows:
+    for images, rows in splits.values():
         if isinstance(images, ImageFiles):
-            lost = [images.files[row] for row in chosen.tolist() if not images.files[row].is_file()]
+            lost = [images.files[row] for row in rows.tolist() if not images.files[row].is_file()]
             if lost:
                 raise UserError(
                     f"{lacks}, where {lost[0].relative_to(root)} and {len(lost) - 1:,} other files are "
                     "missing; copy all of it"
                 )
-    states = {
-        path.relative_to(root).as_posix(): f"{path.stat().st_size}" for path in place.rglob("*") if path.is_file()
-    }
-    names = [str(label) for label in range(task.num_classes)]
-    return ImageData(task.name, states_fingerprint(states), splits, names)
-
-
-def _drawn(parts: Parts, generator: np.random.Generator, lacks: str) -> list[tuple[LabelledImages, NDArray[np.int64]]]:
-    """(images, rows) of the 800 to learn from, the 200 to choose by, and those that judge."""
-    learnt = generator.permutation(len(parts.train))
-    if parts.validation is None:
-        other, chosen = parts.train, learnt[TRAIN : TRAIN + VALIDATION]
-    else:
-        other, chosen = parts.validation, generator.permutation(len(parts.validation))[:VALIDATION]
-    if len(learnt[:TRAIN]) < TRAIN or len(chosen) < VALIDATION:
-        raise UserError(f"{lacks}, which has too few images to draw {TRAIN} and {VALIDATION} from; copy all of it")
-    return [(parts.train, learnt[:TRAIN]), (other, chosen), (parts.test, np.arange(len(parts.test)))]
-
-
-def _table(images: LabelledImages, rows: NDArray[np.int64]) -> datasets.Dataset:
-    """Rows with "image" and "label" that are read when they are asked for."""
-    return datasets.Dataset.from_dict({"row": rows.tolist()}).with_transform(partial(_read, images))
+    files = (path for path in place.rglob("*") if path.is_file())
+    states = {path.relative_to(root).as_posix(): f"{path.stat().st_size}" for path in files}
+    return ImageData(
+        task.name,
+        states_fingerprint(states),
+        {  # rows are read when they are asked for
+            split: datasets.Dataset.from_dict({"row": rows.tolist()}).with_transform(partial(_read, images))
+            for split, (images, rows) in splits.items()
+        },
+        [str(label) for label in range(task.num_classes)],
+    )
 
 
 def _read(images: LabelledImages, batch: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
@@ -153,72 +142,49 @@ _MEMBERS[OVERALL] = [task.name for task in TASKS]
 @final
 @dataclass(frozen=True, repr=False)
 class VtabResult(ProtocolResult):
-    """What `vtab` measured.
-
-    Attributes:
-        accuracy: task -> share of right answers.
-        strengths: task -> scikit-learn's C that the 200 images chose.
-        missing: tasks that were not there.
-        unfinished: regressions that stopped after 1,000 steps before they had converged.
-    """
+    """What `vtab` measured; `unfinished` regressions stopped before they had converged."""
 
     title: ClassVar[str] = "VTAB-1k, linear probe of frozen features"
     source: ClassVar[str] = "tasks and 800/200 split of arXiv 1910.04867, which fine-tunes the whole model instead"
     num_images: int
-    accuracy: dict[str, float]
-    strengths: dict[str, float]
+    accuracy: dict[str, float]  # task -> share of right answers
+    strengths: dict[str, float]  # task -> scikit-learn's C that the 200 images chose
     missing: list[str]
     unfinished: int
 
     def means(self) -> dict[str, float]:
-        """Mean accuracy of every group that is complete, and of all tasks."""
+        """Return the mean accuracy of every group that is complete, and of all tasks."""
         return group_means(self.accuracy)
 
     def values(self) -> dict[str, Any]:
-        return {
-            "adaptation": "logistic regression on frozen features",
-            "accuracy": self.accuracy,
-            "means": self.means(),
-            "missing": self.missing,
-            "strengths": self.strengths,
-            "unfinished": self.unfinished,
-        }
+        adaptation = "logistic regression on frozen features"
+        return {"adaptation": adaptation, **super().values(), "means": self.means()}
 
     def headline(self) -> dict[str, float]:
         shown = self.means() or self.accuracy
         return {f"VTAB-1k linear probe accuracy, {name}": value for name, value in shown.items()}
 
     def tables(self, judged: str) -> list[Table]:
-        published = {
-            name: dict(zip((task.name for task in TASKS), (value / 100 for value in values), strict=True))
-            for name, values in PUBLISHED.items()
-        }
-        columns = [self.accuracy, *published.values()]
-        header = ["", "linear probe", *published]
-        means = [group_means(column) for column in columns]
+        tasks = [task.name for task in TASKS]
+        published = [dict(zip(tasks, (value / 100 for value in row), strict=True)) for row in PUBLISHED.values()]
+        columns = [values | group_means(values) for values in (self.accuracy, *published)]
+        header = ["", "linear probe", *PUBLISHED]
 
-        def mean(group: str) -> list[str]:
-            return ["mean", *(_shown(column, group) for column in means)]
+        def row(name: str, shown: str) -> list[str]:
+            return [shown, *(percent(column.get(name)) for column in columns)]
 
         groups = [
-            Table(
-                header,
-                [[name, *(_shown(column, name) for column in columns)] for name in members] + [mean(group)],
-                group,
-            )
+            Table(header, [*(row(name, name) for name in members), row(group, "mean")], group)
             for group, members in _MEMBERS.items()
             if group != OVERALL
         ]
         lack = f"; missing: {', '.join(self.missing)}" if self.missing else ""
         title = f"{self.title}: {judged}; published models are fine-tuned{lack}"
-        return [*groups, Table(header, [mean(OVERALL)], f"{OVERALL}; {title}")]
-
-    def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
-        return {}
+        return [*groups, Table(header, [row(OVERALL, "mean")], f"{OVERALL}; {title}")]
 
 
 def group_means(accuracy: dict[str, float]) -> dict[str, float]:
-    """Mean of every group of which each task is there, and of all tasks if all are."""
+    """Return the mean of every group of which each task is there, and of all tasks if all are."""
     return {
         group: float(np.mean([accuracy[name] for name in names]))
         for group, names in _MEMBERS.items()
@@ -226,12 +192,8 @@ def group_means(accuracy: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _shown(values: dict[str, float], name: str) -> str:
-    return percent(values[name]) if name in values else "-"
-
-
 def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) -> VtabResult:
-    """Accuracy of a logistic regression on the pre-logits, standardised, for every task that is there.
+    """Measure the accuracy of a logistic regression on the pre-logits, standardised, for every task that is there.
 
     It learns from 800 images, the other 200 choose its strength, and it learns again from all 1,000, as in the paper;
     but the model stays as it is, where the paper fine-tunes all of it.
@@ -250,7 +212,7 @@ def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) ->
         if len(np.unique(labels)) < 2:
             raise UserError(f"the images to learn {name} from are of one class only; choose another --seed")
         probes = [Probe.fit(learned, labels, strength) for strength in sorted(strengths)]
-        best = max(probes, key=lambda probe, other=other, classes=classes: probe.score(other, classes))
+        best = best_probe(probes, other, classes)
         final_probe = Probe.fit(np.concatenate([learned, other]), np.concatenate([labels, classes]), best.strength)
         judged, truth = each.features("test")
         accuracy[name], chosen[name] = final_probe.score(judged, truth), best.strength

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any, Protocol, final
+from typing import IO, Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils.data import Subset
 from torchvision.datasets import (
     CIFAR100,
     DTD,
@@ -38,28 +39,16 @@ from hf_vit.errors import UserError
 CUT_SEED = 0
 
 
-class LabelledImages(Protocol):
-    """A row is (Pillow image, class number): what torchvision's data sets of classes are."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, row: int, /) -> tuple[Image.Image, int]: ...
+# A row is (Pillow image, class number), as in torchvision's data sets of classes.
+LabelledImages = Any
 
 
-@final
-@dataclass(frozen=True)
-class Parts:
-    """The images of a task.
+class Parts(NamedTuple):
+    """The images of a task."""
 
-    Attributes:
-        train: those to learn from.
-        validation: those to choose by, where the paper's code takes them from elsewhere; None: of `train`, too.
-        test: those that judge.
-    """
-
-    train: LabelledImages
-    validation: LabelledImages | None
-    test: LabelledImages
+    train: LabelledImages  # to learn from
+    validation: LabelledImages | None  # to choose by, where the paper's code takes them from elsewhere than `train`
+    test: LabelledImages  # that judge
 
 
 @final
@@ -73,7 +62,7 @@ class ImageFiles:
 
     @classmethod
     def listed(cls, dataset: Any) -> "ImageFiles":
-        """Those of a data set of torchvision that was opened with `loader=Path`: it tells the files, decoding none."""
+        """Return those of a torchvision data set opened with `loader=Path`, which tells the files and decodes none."""
         pairs = sorted((Path(path), int(label)) for path, label in (dataset[row] for row in range(len(dataset))))
         return cls([path for path, _ in pairs], [label for _, label in pairs])
 
@@ -91,28 +80,13 @@ class ImageFiles:
         return ImageFiles([self.files[row] for row in rows], [self.labels[row] for row in rows], self.shown)
 
     def cut(self, percent: int) -> Parts:
-        """So many percent judge, drawn once and for all; the others are to learn from."""
+        """Let so many percent judge, drawn once and for all; the others are to learn from."""
         test, train = cut_rows(len(self), len(self) * percent // 100)
         return Parts(self.take(train), None, self.take(test))
 
 
-@final
-@dataclass(frozen=True)
-class SomeImages:
-    """Some rows of other images."""
-
-    images: LabelledImages
-    rows: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: int, /) -> tuple[Image.Image, int]:
-        return self.images[self.rows[row]]
-
-
 def cut_rows(total: int, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(`first` rows of `total`, the others), drawn, each ascending."""
+    """Draw (`first` rows of `total`, the others), each ascending."""
     rows = np.random.default_rng(CUT_SEED).permutation(total)
     return np.sort(rows[:first]), np.sort(rows[first:])
 
@@ -128,11 +102,10 @@ class DSprites:
 
     def __init__(self, folder: Path, factor: int, num_classes: int) -> None:
         self.file = folder / FILE
-        with zipfile.ZipFile(self.file) as archive:
-            with archive.open("imgs.npy") as file:
-                shape = _shape(file)
-            with archive.open("latents_classes.npy") as file:
-                factors: NDArray[np.int64] = np.lib.format.read_array(file, allow_pickle=False)
+        with zipfile.ZipFile(self.file) as archive, archive.open("imgs.npy") as file:
+            shape = _shape(file)
+        with np.load(self.file, allow_pickle=False) as arrays:
+            factors: NDArray[np.int64] = arrays["latents_classes"]
         self.labels = (factors[:, factor] // (SIZES[factor] / num_classes)).astype(np.int64)
         if len(shape) != 3 or shape[0] != len(factors):
             raise ValueError(f"pictures {shape} and {len(factors):,} rows of factors do not belong together")
@@ -148,7 +121,7 @@ class DSprites:
 
 @lru_cache(maxsize=1)  # two tasks look at the same pictures, and reading them takes a while
 def _pictures(path: Path) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """All pictures as bits [n, h * w / 8], and (h, w)."""
+    """Return all pictures as bits [n, h * w / 8], and (h, w)."""
     with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
         total, height, width = _shape(file)
         parts: list[NDArray[np.uint8]] = []
@@ -160,7 +133,7 @@ def _pictures(path: Path) -> tuple[NDArray[np.uint8], tuple[int, int]]:
 
 
 def _shape(file: IO[bytes]) -> tuple[int, ...]:
-    """Reads the head of a .npy of bytes."""
+    """Read the head of a .npy of bytes."""
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("imgs.npy is of another version of the format")
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
@@ -203,7 +176,7 @@ class RecordedImages:
 
 
 def record_places(path: Path) -> Iterator[tuple[int, int]]:
-    """(offset, size) in bytes of the content of every record."""
+    """Iterate over (offset, size) in bytes of the content of every record."""
     end, place = path.stat().st_size, 0
     with path.open("rb") as file:
         while place < end:
@@ -216,32 +189,28 @@ def record_places(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def example(message: bytes) -> dict[str, bytes | int]:
-    """The first value of every feature of an Example, by name."""
+    """Return the first value of every feature of an Example, by name."""
     values: dict[str, bytes | int] = {}
-    for _, features in _parts(message):
-        for _, entry in _parts(features):
-            named = dict(_fields(entry))
-            name, feature = named.get(1), named.get(2)
-            if not isinstance(name, bytes) or not isinstance(feature, bytes):
-                raise ValueError("a feature has no name or no value")
-            for kind, stored in _parts(feature):
-                first = next(iter(_fields(stored)), (0, b""))[1]
+    for _, features in _fields(message):
+        for _, entry in _fields(_message(features)):
+            named = dict(_fields(_message(entry)))
+            for kind, stored in _fields(_message(named[2])):
+                first = next((value for _, value in _fields(_message(stored))), b"")
                 if kind == _INT64_LIST and isinstance(first, bytes):  # packed
                     first = _varint(first, 0)[0]
                 if kind in (_BYTES_LIST, _INT64_LIST):
-                    values[name.decode()] = first
+                    values[_message(named[1]).decode()] = first
     return values
 
 
-def _parts(message: bytes) -> Iterator[tuple[int, bytes]]:
-    for number, value in _fields(message):
-        if not isinstance(value, bytes):
-            raise ValueError("a number stands where a message is needed")
-        yield number, value
+def _message(value: bytes | int) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("a number stands where a message is needed")
+    return value
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """(number of the field, value) of a protobuf message of integers and of what has a length."""
+    """Iterate over (number of the field, value) of a protobuf message of integers and of what has a length."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
@@ -258,7 +227,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """(number, where the next field begins): seven bits a byte, the lowest first."""
+    """Return (number, where the next field begins): seven bits a byte, the lowest first."""
     value = shift = 0
     while True:
         if place >= len(message):
@@ -274,10 +243,8 @@ _LEARNT_A_CLASS = 30
 
 
 def caltech101(root: Path) -> Parts:
-    """30 images a class to learn from, the others judge, as in TensorFlow Datasets.
-
-    With the background class, the 102nd, which VTAB has and torchvision's class of this name leaves out.
-    """
+    # 30 images a class to learn from, the others judge, as in TensorFlow Datasets. With the background class, the
+    # 102nd, which VTAB has and torchvision's class of this name leaves out.
     images = ImageFiles.listed(ImageFolder(root / "caltech101" / "101_ObjectCategories", loader=Path))
     labels, generator = np.asarray(images.labels), np.random.default_rng(CUT_SEED)
     drawn = [generator.permutation(np.flatnonzero(labels == label))[:_LEARNT_A_CLASS] for label in np.unique(labels)]
@@ -286,23 +253,15 @@ def caltech101(root: Path) -> Parts:
 
 
 def cifar100(root: Path) -> Parts:
-    """50,000 images to learn from, 10,000 that judge."""
     return Parts(CIFAR100(root, train=True), None, CIFAR100(root, train=False))
 
 
-def dtd(root: Path) -> Parts:
-    """The first of the ten published partitions."""
-    return Parts(*(ImageFiles.listed(DTD(root, split=split, loader=Path)) for split in ("train", "val", "test")))
-
-
-def flowers102(root: Path) -> Parts:
-    """The published split."""
-    return Parts(*(ImageFiles.listed(Flowers102(root, split=split, loader=Path)) for split in ("train", "val", "test")))
+def published(root: Path, dataset: Callable[..., Any]) -> Parts:
+    """Return the published split; of DTD the first of the ten."""
+    return Parts(*(ImageFiles.listed(dataset(root, split=split, loader=Path)) for split in ("train", "val", "test")))
 
 
 def pets(root: Path) -> Parts:
-    """The published split."""
-
     def part(split: str) -> ImageFiles:
         listed = vars(OxfordIIITPet(root, split=split))  # takes no loader, and would decode every image for its class
         return ImageFiles(listed["_images"], listed["_labels"])
@@ -310,13 +269,12 @@ def pets(root: Path) -> Parts:
     return Parts(part("trainval"), None, part("test"))
 
 
+# 20% of the images of Sun397, EuroSAT and Resisc45 judge: no split was published, or with TensorFlow Datasets alone.
 def sun397(root: Path) -> Parts:
-    """20% judge; the paper's list of them came with TensorFlow Datasets alone."""
     return ImageFiles.listed(SUN397(root, loader=Path)).cut(20)
 
 
 def svhn(root: Path) -> Parts:
-    """Cropped digits; the extra images are left alone, as in the paper."""
     return Parts(SVHN(root / "svhn", split="train"), None, SVHN(root / "svhn", split="test"))
 
 
@@ -326,22 +284,19 @@ _GRAY = 128
 
 
 def camelyon(root: Path) -> Parts:
-    """The published split of PatchCamelyon; torchvision reads it with h5py."""
     return Parts(PCAM(root, split="train"), PCAM(root, split="val"), PCAM(root, split="test"))
 
 
 def eurosat(root: Path) -> Parts:
-    """20% judge; no split was published."""
     return ImageFiles.listed(EuroSAT(root, loader=lambda path: Path(path))).cut(20)
 
 
 def resisc45(root: Path) -> Parts:
-    """20% judge; no split was published."""
     return ImageFiles.listed(ImageFolder(root / "NWPU-RESISC45", loader=Path)).cut(20)
 
 
 def retinopathy(root: Path) -> Parts:
-    """Kaggle's training images, those of its public and those of its private leaderboard; see `scaled_retina`."""
+    # Kaggle's training images, those of its public and those of its private leaderboard.
     folder = root / "diabetic-retinopathy-detection"
 
     def part(images: str, table: str, usage: str | None) -> ImageFiles:
@@ -357,7 +312,7 @@ def retinopathy(root: Path) -> Parts:
 
 
 def scaled_retina(image: Image.Image) -> Image.Image:
-    """The picture as the winner of the competition prepared it, which VTAB takes ("btgraham-300").
+    """Return the picture as the winner of the competition prepared it, which VTAB takes ("btgraham-300").
 
     The eye's radius becomes 300 px, the local mean is subtracted, and what lies outside 90% of the radius goes. Filters
     are Pillow's and SciPy's where the original has OpenCV's, and no JPEG is written in between.
@@ -392,51 +347,41 @@ _NORB_TYPES = {507333717: np.dtype("u1"), 507333716: np.dtype("<i4")}
 
 
 def bin_of(value: float, lower_ends: Sequence[float]) -> int:
-    """The bin of a value that is larger than its lower end."""
+    """Return the bin of a value that is larger than its lower end."""
     return int(np.searchsorted(lower_ends, value, side="left")) - 1
 
 
 def clevr_count(root: Path) -> Parts:
-    """Number of objects, 3 to 10."""
-
     def part(split: str) -> ImageFiles:
         images = ImageFiles.listed(CLEVRClassification(root, split=split, loader=Path))
-        return ImageFiles(images.files, [count - 3 for count in images.labels])
+        return ImageFiles(images.files, [count - 3 for count in images.labels])  # 3 to 10 objects
 
     return Parts(part("train"), None, part("val"))
 
 
 def clevr_distance(root: Path) -> Parts:
-    """Depth of the closest object, in six bins."""
-
     def part(split: str) -> ImageFiles:
         files = ImageFiles.listed(CLEVRClassification(root, split=split, loader=Path)).files
         place = root / "clevr" / "CLEVR_v1.0" / "scenes" / f"CLEVR_{split}_scenes.json"
         scenes: list[dict[str, Any]] = json.loads(place.read_text(encoding="utf-8"))["scenes"]
         depth = {scene["image_filename"]: min(each["pixel_coords"][2] for each in scene["objects"]) for scene in scenes}
-        return ImageFiles(files, [bin_of(depth[file.name], CLEVR_DEPTHS) for file in files])
+        return ImageFiles(files, [bin_of(depth[file.name], CLEVR_DEPTHS) for file in files])  # of the closest object
 
     return Parts(part("train"), None, part("val"))
 
 
 def dmlab(root: Path) -> Parts:
-    """Three distances of a reward, good or bad, seen by an agent in DeepMind Lab."""
     return Parts(*(RecordedImages(root / "dmlab", f"dmlab-{split}") for split in ("train", "validation", "test")))
 
 
 def dsprites(root: Path, factor: int) -> Parts:
-    """Factor 4: the sprite's x in 16 bins of two places; 3: its orientation in 16 bins of 2.5 angles. 10% judge."""
-    images = DSprites(root / "dsprites", factor, num_classes=16)
+    images = DSprites(root / "dsprites", factor, num_classes=16)  # 10% judge
     test, train = cut_rows(len(images), len(images) - len(images) * 80 // 100 - len(images) * 10 // 100)
-    return Parts(SomeImages(images, train), None, SomeImages(images, test))
-
-
-dsprites_location = partial(dsprites, factor=4)
-dsprites_orientation = partial(dsprites, factor=3)
+    return Parts(Subset(images, train.tolist()), None, Subset(images, test.tolist()))
 
 
 def kitti(root: Path) -> Parts:
-    """Distance of the closest vehicle: below 8 m, below 20 m, farther, none.
+    """Return KITTI's images by distance of the closest vehicle: below 8 m, below 20 m, farther, none.
 
     Parts are those of TensorFlow Datasets, by drives, so that frames of one drive never stand on both sides; which
     frame is of which drive stands in the development kit's `mapping`.
@@ -445,8 +390,7 @@ def kitti(root: Path) -> Parts:
     if lost := [Path(name).name for name in data.targets if not Path(name).is_file()]:
         raise ValueError(f"{lost[0]} and {len(lost) - 1:,} other label files lack")
     pairs: list[tuple[Path, int]] = []
-    for row, file in enumerate(data.images):
-        image, objects = data[row]
+    for file, (image, objects) in zip(data.images, data, strict=True):
         image.close()
         pairs.append((Path(file), closest_vehicle(objects)))
     pairs.sort()
@@ -455,13 +399,13 @@ def kitti(root: Path) -> Parts:
 
 
 def closest_vehicle(objects: Sequence[Mapping[str, Any]]) -> int:
-    """The class of an image, given the objects of its label file: 0 to 3."""
+    """Return the class of an image, given the objects of its label file: 0 to 3."""
     metres = [float(each["location"][2]) for each in objects if each["type"] in _VEHICLES]
     return bin_of(min(metres, default=_NO_VEHICLE), KITTI_METRES)
 
 
 def _drives(mapping: Path, total: int) -> tuple[list[int], list[int], list[int]]:
-    """Rows of train, validation and test, as TensorFlow Datasets draws drives for them (NumPy's seed 123)."""
+    """Return rows of train, validation and test, as TensorFlow Datasets draws drives for them (NumPy's seed 123)."""
     lines = (mapping / "train_mapping.txt").read_text().splitlines()
     numbers = [int(number) - 1 for number in (mapping / "train_rand.txt").read_text().split(",")]
     if len(numbers) != total:
@@ -470,19 +414,15 @@ def _drives(mapping: Path, total: int) -> tuple[list[int], list[int], list[int]]
     drives, random = sorted(set(drive_of)), np.random.RandomState(123)
     tenth = max(1, len(drives) // 10)
     test: set[str] = set(random.choice(drives, tenth, replace=False).tolist())
-    others = sorted(set(drives) - test)
-    validation: set[str] = set(random.choice(others, tenth, replace=False).tolist())
-    rows = range(total)
-    return (
-        [row for row in rows if drive_of[row] not in test | validation],
-        [row for row in rows if drive_of[row] in validation],
-        [row for row in rows if drive_of[row] in test],
-    )
+    validation: set[str] = set(random.choice(sorted(set(drives) - test), tenth, replace=False).tolist())
+    train = set(drives) - test - validation
+    rows = [[row for row, drive in enumerate(drive_of) if drive in part] for part in (train, validation, test)]
+    return rows[0], rows[1], rows[2]
 
 
 @final
 class NorbImages:
-    """Pictures of the first camera and one column of what is known of them, `unit` steps a class."""
+    """Pictures of the first camera and one column of what is known of them; azimuths are numbered by twos."""
 
     def __init__(self, folder: Path, part: str, column: int, unit: int) -> None:
         pixels, known = (read_norb(folder / _NORB.format(_NORB_PARTS[part], part, kind)) for kind in ("dat", "info"))
@@ -499,19 +439,14 @@ class NorbImages:
 
 
 def small_norb(root: Path, column: int, unit: int) -> Parts:
-    """Half of the published test images are to choose by, the other half judge."""
     train = NorbImages(root / "smallnorb", "training", column, unit)
     testing = NorbImages(root / "smallnorb", "testing", column, unit)
-    validation, test = cut_rows(len(testing), len(testing) // 2)
-    return Parts(train, SomeImages(testing, validation), SomeImages(testing, test))
-
-
-norb_azimuth = partial(small_norb, column=2, unit=2)  # published as 0, 2, ... 34
-norb_elevation = partial(small_norb, column=1, unit=1)
+    validation, test = cut_rows(len(testing), len(testing) // 2)  # no images to choose by were published
+    return Parts(train, Subset(testing, validation.tolist()), Subset(testing, test.tolist()))
 
 
 def read_norb(path: Path) -> NDArray[Any]:
-    """A matrix of small NORB: type, number of sizes, at least three sizes, all of four bytes; then its numbers."""
+    """Read a matrix of small NORB: type, number of sizes, at least three sizes, all of four bytes; then its numbers."""
     head = np.fromfile(path, "<i4", 2)
     if len(head) < 2 or int(head[0]) not in _NORB_TYPES:
         raise ValueError(f"{path.name} is no matrix of small NORB")
@@ -527,25 +462,15 @@ TRAIN, VALIDATION = 800, 200
 @final
 @dataclass(frozen=True)
 class Task:
-    """One task.
+    """One task."""
 
-    Attributes:
-        name: as the papers' tables have it.
-        group: of `GROUPS`.
-        num_classes: of the task, present in the images or not.
-        num_test: images that judge, in the paper.
-        folder: under the root.
-        needs: what lies there, and where it comes from.
-        open: reads it, given the root.
-    """
-
-    name: str
-    group: str
-    num_classes: int
-    num_test: int
-    folder: str
-    needs: str
-    open: Callable[[Path], Parts]
+    name: str  # as the papers' tables have it
+    group: str  # of `GROUPS`
+    num_classes: int  # of the task, present in the images or not
+    num_test: int  # images that judge, in the paper
+    folder: str  # under the root
+    needs: str  # what lies there, and where it comes from
+    open: Callable[[Path], Parts]  # reads it, given the root
 
 
 _FLOWERS = "jpg/, imagelabels.mat and setid.mat (robots.ox.ac.uk/~vgg/data/flowers/102)"
@@ -567,8 +492,8 @@ TASKS = (
     Task("CIFAR-100", "natural", 100, 10_000, "cifar-100-python",
          "train, test and meta (cs.toronto.edu/~kriz/cifar-100-python.tar.gz)", cifar100),
     Task("DTD", "natural", 47, 1880, "dtd",
-         "dtd/ with images/ and labels/ (robots.ox.ac.uk/~vgg/data/dtd)", dtd),
-    Task("Flowers102", "natural", 102, 6149, "flowers-102", _FLOWERS, flowers102),
+         "dtd/ with images/ and labels/ (robots.ox.ac.uk/~vgg/data/dtd)", partial(published, dataset=DTD)),
+    Task("Flowers102", "natural", 102, 6149, "flowers-102", _FLOWERS, partial(published, dataset=Flowers102)),
     Task("Pets", "natural", 37, 3669, "oxford-iiit-pet",
          "images/ and annotations/ (robots.ox.ac.uk/~vgg/data/pets)", pets),
     Task("Sun397", "natural", 397, 21_750, "SUN397",
@@ -586,11 +511,11 @@ TASKS = (
     Task("Clevr-Count", "structured", 8, 15_000, "clevr", _CLEVR, clevr_count),
     Task("Clevr-Dist", "structured", 6, 15_000, "clevr", _CLEVR, clevr_distance),
     Task("DMLab", "structured", 6, 22_735, "dmlab", _DMLAB, dmlab),
-    Task("dSpr-Loc", "structured", 16, 73_728, "dsprites", _DSPRITES, dsprites_location),
-    Task("dSpr-Ori", "structured", 16, 73_728, "dsprites", _DSPRITES, dsprites_orientation),
+    Task("dSpr-Loc", "structured", 16, 73_728, "dsprites", _DSPRITES, partial(dsprites, factor=4)),
+    Task("dSpr-Ori", "structured", 16, 73_728, "dsprites", _DSPRITES, partial(dsprites, factor=3)),
     Task("KITTI-Dist", "structured", 4, 711, "Kitti", _KITTI, kitti),
-    Task("sNORB-Azim", "structured", 18, 12_150, "smallnorb", _NORB_FILES, norb_azimuth),
-    Task("sNORB-Elev", "structured", 9, 12_150, "smallnorb", _NORB_FILES, norb_elevation),
+    Task("sNORB-Azim", "structured", 18, 12_150, "smallnorb", _NORB_FILES, partial(small_norb, column=2, unit=2)),
+    Task("sNORB-Elev", "structured", 9, 12_150, "smallnorb", _NORB_FILES, partial(small_norb, column=1, unit=1)),
 )  # fmt: skip
 
 # Percents by task in the order of `TASKS`, all of fine-tuned models. ViT: arXiv 2010.11929, table 9; ResNet-50: the
