@@ -19,7 +19,7 @@ import torch
 from hf_vit import HfViTForImageClassification, variant_config
 from hf_vit.data import make_processor
 from hf_vit.pages.making import make_page
-from hf_vit.results.measurements import Measurements
+from hf_vit.results.documents import Measurements
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))

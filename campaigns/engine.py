@@ -87,7 +87,7 @@ class Campaign:
         return dict(json.loads(line) for line in lines if line.endswith("]"))  # a kill cuts the last line short
 
     def _record(self, counts: Counter[tuple[str, str]]) -> None:
-        from hf_vit.results.measurements import Measurements
+        from hf_vit.results.documents import Measurements
 
         RESULTS.mkdir(exist_ok=True)
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)

@@ -21,10 +21,8 @@ def card(
 ) -> None:
     """Write a model's card, MODEL/README.md, from its recorded facts."""
     from hf_vit.errors import UserError
-    from hf_vit.hub.card import write_card
-    from hf_vit.hub.energy import state_power
-    from hf_vit.hub.page_folder import state_space
-    from hf_vit.hub.preflight import check_repo_id
+    from hf_vit.hub.card import state_power, state_space, write_card
+    from hf_vit.repositories.hub import check_repo_id
 
     if repo is not None:
         check_repo_id(repo)

@@ -94,9 +94,7 @@ def finetune(
         return
     print_result(result)
     if result.pushed is not None:
-        from hf_vit.hub.push_result import describe
-
-        typer.echo(describe(result.pushed))
+        typer.echo(result.pushed.describe())
 
 
 def parse_teaching(

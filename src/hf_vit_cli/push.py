@@ -27,10 +27,7 @@ def push(
 ) -> None:
     """Push a model to the Hub in one commit: weights, code, processor, card, plots and records."""
     values = pass_on(locals(), "model", "repo")
-    from hf_vit.hub.preflight import check_repo_id
     from hf_vit.hub.push import push_to_hub
-    from hf_vit.hub.push_result import describe
 
-    check_repo_id(repo)
     result = push_to_hub(model, repo, **values, report=typer.echo)
-    typer.echo(describe(result))
+    typer.echo(result.describe())

@@ -28,8 +28,8 @@ def verify(
     from hf_vit.conversion.targets.graphs.certificate import verify as verify_export
     from hf_vit.environment import require
     from hf_vit.errors import UserError
-    from hf_vit.hub.preflight import check_repo_id
-    from hf_vit.hub.verify import describe, verify_repo
+    from hf_vit.hub.verify import verify_repo
+    from hf_vit.repositories.hub import check_repo_id
 
     if (Path(repo) / CERTIFICATE).is_file():
         if revision or trust_remote_code or results or data or any(shared.values()):
@@ -43,7 +43,7 @@ def verify(
     if results:
         require("sklearn", "matplotlib", what="measuring results again")
     result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=typer.echo)
-    typer.echo(describe(result))
+    typer.echo(result.describe())
     if results:
         from hf_vit.audit.results import audit_results, check
         from hf_vit.audit.results import describe as describe_findings

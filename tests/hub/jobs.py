@@ -14,7 +14,7 @@ THEIRS = "alice/theirs"
 
 
 def replace(limits: dict[str, float] | None) -> None:
-    """Replace constants of the package: "repositories.retrying.STALL" -> value."""
+    """Replace constants of the package: "repositories.hub.STALL" -> value."""
     for name, value in (limits or {}).items():
         module, _, attribute = name.rpartition(".")
         setattr(importlib.import_module(f"hf_vit.{module}"), attribute, value)

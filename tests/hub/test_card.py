@@ -5,8 +5,8 @@ import json
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import redirect_stdout
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,12 @@ from hf_vit.data import load_data, to_rgb
 from hf_vit.errors import UserError
 from hf_vit.evaluation import predict_images
 from hf_vit.hub import card
-from hf_vit.hub.card import refresh_card, render_card, write_card
-from hf_vit.hub.card_metadata import metadata_errors
+from hf_vit.hub.card import refresh_card, render_card, state_power, write_card
+from hf_vit.hub.card_metadata import common_license, license_of, metadata_errors, need_license
 from hf_vit.hub.contents import collect, find_pictures, missing_facts
-from hf_vit.hub.energy import state_power
 from hf_vit.hub.example import example
-from hf_vit.hub.licenses import common_license, license_of, need_license
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import RESULTS_FILE, results_file
-from hf_vit.hub.recipe_in_use import in_use
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
 from hf_vit.results.writing import write_atomically
@@ -48,18 +45,16 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(model_folder: Path) -> Path:
     """A saved classifier of ours, without any facts."""
-    config = variant_config("Ti/4", image_size=(8, 12), id2label=dict(enumerate(NAMES)), **SMALL)
-    torch.manual_seed(0)
-    HfViTForImageClassification(config).save_pretrained(tmp_path / "my-vit")
-    make_processor().save_pretrained(tmp_path / "my-vit")
-    return tmp_path / "my-vit"
+    for name in ("facts.json", "README.md", "learning_curve.png"):
+        (model_folder / name).unlink()
+    return model_folder
 
 
 def record(kind: str, values: dict[str, Any], **fields: Any) -> Record:
-    defaults: dict[str, Any] = {"command": f"hf-vit {kind}", "date": datetime(2031, 2, 3, tzinfo=UTC)}
-    return Record(kind=kind, values=values, **{**defaults, **fields})
+    unknown = {"command": f"hf-vit {kind}", "seed": None, "data": None}
+    return training_record(kind=kind, values=values, **unknown | fields)
 
 
 def data(split: str, size: int, name: str = "digits") -> DataFact:
@@ -121,15 +116,14 @@ def test_every_fact_is_in_the_card(told: Path) -> None:
     assert f"Classes: {', '.join(NAMES)}." in card
     assert "arxiv.org/abs/2010.11929" in card
     assert "trained on digits, split train, 1,257 images" in card
-
-
-def test_pictures_only_where_the_files_are(told: Path) -> None:
-    shown = re.findall(r"!\[.*?\]\((.*?)\)", render_card(told))
-    assert shown == ["confusion_matrix.png", "learning_curve.png"]
+    assert pictures(card) == ["confusion_matrix.png", "learning_curve.png"]
     (told / "learning_curve.png").unlink()
     (told / "wrong_images.png").write_bytes(b"png")
-    shown = re.findall(r"!\[.*?\]\((.*?)\)", render_card(told, share_images=True))
-    assert shown == ["confusion_matrix.png", "wrong_images.png"]
+    assert pictures(render_card(told, share_images=True)) == ["confusion_matrix.png", "wrong_images.png"]
+
+
+def pictures(card: str) -> list[str]:
+    return re.findall(r"!\[.*?\]\((.*?)\)", card)
 
 
 def test_without_facts_there_are_no_sections_and_no_numbers(folder: Path) -> None:
@@ -208,18 +202,21 @@ def test_how_it_was_made_of_others_is_told(folder: Path) -> None:
 
 def test_settings_that_were_off_are_not_told(folder: Path) -> None:
     """The defaults of every recipe: of what is off there is no row, and of what is on there is."""
+
+    def rows(settings: dict[str, Any]) -> dict[str, str]:
+        append_record(folder, record("training", {"recipe": settings}, data=data("train", 9)))
+        card = render_card(folder).split("| Recipe | |")[1]
+        return dict(line.strip("| ").split(" | ") for line in card.split("\n\n")[0].splitlines()[2:])
+
     recipe = find_recipe("default-small")
-    settings = recipe.override(learning_rate=0.5, mixup_alpha=0.2, weight_decay=0.0).settings()
-    append_record(folder, record("training", {"recipe": settings}, data=data("train", 9)))
-    card = render_card(folder).split("| Recipe | |")[1]
-    rows = dict(line.strip("| ").split(" | ") for line in card.split("\n\n")[0].splitlines()[2:])
-    assert (rows["learning rate"], rows["mixup alpha"], rows["weight decay"]) == ("0.5", "0.2", "0")
-    assert {"momentum", "lora rank", "lora alpha", "bce threshold", "sam rho", "sam micro batches"}.isdisjoint(rows)
-    used = recipe.override(optimizer="sgd", tune="lora", loss="bce", bce_threshold=0.1, average_decay=None).settings()
-    shown = in_use(used)
-    assert {"momentum", "lora_rank", "lora_alpha", "bce_threshold"} <= set(shown)
+    shown = rows(recipe.override(learning_rate=0.5, mixup_alpha=0.2, weight_decay=0.0).settings())
+    assert (shown["learning rate"], shown["mixup alpha"], shown["weight decay"]) == ("0.5", "0.2", "0")
+    assert {"momentum", "lora rank", "lora alpha", "bce threshold", "sam rho", "sam micro batches"}.isdisjoint(shown)
+    used = recipe.override(optimizer="sgd", tune="lora", loss="bce", bce_threshold=0.1, average_decay=None)
+    shown = rows(used.settings())
+    assert {"momentum", "lora rank", "lora alpha", "bce threshold"} <= set(shown)
     assert {"beta1", "beta2"}.isdisjoint(shown)
-    assert in_use({"sam_rho": 0.1, "sam_micro_batches": False}) == {"sam_rho": 0.1, "sam_micro_batches": False}
+    assert rows({"sam_rho": 0.1, "sam_micro_batches": False}) == {"sam rho": "0.1", "sam micro batches": "no"}
 
 
 def test_examples_to_try_are_those_that_somebody_put_there(told: Path, tmp_path: Path) -> None:
@@ -410,7 +407,7 @@ ON_THE_HUB = DataFact(name="uoft-cs/cifar10:plain", fingerprint="a" * 16, split=
 
 def evaluation(data: DataFact, top1: float) -> Record:
     command = f"hf-vit evaluate my-vit --data {data.name}"
-    return training_record(kind="evaluation", command=command, data=data, values={"top1": top1, "top5": 0.99})
+    return record("evaluation", {"top1": top1, "top5": 0.99}, command=command, data=data)
 
 
 @pytest.fixture
@@ -418,7 +415,7 @@ def judged(model_folder: Path) -> Path:
     """On a data set of the Hub, one without a user whose commit is known, and one of this machine."""
     append_record(model_folder, evaluation(ON_THE_HUB, 0.912345))
     append_record(model_folder, evaluation(DataFact(name="beans", split="test", revision="b" * 40), 0.5))
-    append_record(model_folder, evaluation(DataFact(name="digits", fingerprint="f" * 16, split="test", size=360), 0.75))
+    append_record(model_folder, evaluation(data("test", 360), 0.75))
     write_card(model_folder)
     return model_folder
 
@@ -465,21 +462,16 @@ def test_without_a_place_nothing_points_to_one(judged: Path) -> None:
 # The cards in model_cards/: what their recorded facts say, and nothing else
 
 CARDS = Path(__file__).parents[2] / "model_cards"
-FAMILIES = {
-    "vit-digits": "hf_vit",
-    "hybrid-digits": "hf_hybrid_vit",
-    "axial-digits": "hf_axial_vit",
-    "local-digits": "hf_local_vit",
-}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_card_is_what_the_facts_say(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["vit", "hybrid_vit", "axial_vit", "local_vit"])
+def test_the_card_is_what_the_facts_say(family: str, tmp_path: Path) -> None:
     """Rendered again from facts, pictures and an untrained model of the same configuration: the same text."""
+    name = f"{family.partition('_')[0]}-digits"
     folder = CARDS / name
     config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == FAMILIES[name]
-    made = AutoModelForImageClassification.from_config(CONFIG_MAPPING[FAMILIES[name]].from_dict(config))
+    assert config["model_type"] == f"hf_{family}"
+    made = AutoModelForImageClassification.from_config(CONFIG_MAPPING[f"hf_{family}"].from_dict(config))
     again = tmp_path / "model_cards" / name
     for place in (".git", "docs/page.md"):  # the card's link leads to another file of its repository
         (tmp_path / place).parent.mkdir(exist_ok=True)
@@ -517,43 +509,26 @@ def test_the_weights_are_those_that_were_measured(name: str) -> None:
 SIDE = 32
 
 
-def rotated(image: Image.Image, path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    image.save(path, "PNG", exif=exif)
-
-
-def sixteen_bits(image: Image.Image, path: Path) -> None:
-    gray = np.asarray(image.convert("L")).astype(np.uint16)
-    Image.fromarray(gray * 257).save(path, "PNG")
-
-
 def half_transparent(image: Image.Image, path: Path) -> None:
     image.putalpha(Image.linear_gradient("L").resize(image.size))
     image.save(path, "PNG")
 
 
-def palette(image: Image.Image, path: Path) -> None:
-    image.quantize(64).save(path, "PNG")
+def sixteen_bits(image: Image.Image) -> Image.Image:
+    return Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
 
 
-def palette_with_a_hole(image: Image.Image, path: Path) -> None:
-    image.quantize(64).save(path, "PNG", transparency=0)
-
-
-def gray_with_alpha(image: Image.Image, path: Path) -> None:
-    half_transparent(image.convert("LA"), path)
-
-
-KINDS = {
+ROTATED = Image.Exif()
+ROTATED[0x0112] = 6
+KINDS: dict[str, Callable[[Image.Image, Path], None]] = {
     "plain": lambda image, path: image.save(path, "PNG"),
-    "rotated": rotated,
-    "16 bits": sixteen_bits,
+    "rotated": lambda image, path: image.save(path, "PNG", exif=ROTATED),
+    "16 bits": lambda image, path: sixteen_bits(image).save(path, "PNG"),
     "alpha": half_transparent,
-    "gray and alpha": gray_with_alpha,
+    "gray and alpha": lambda image, path: half_transparent(image.convert("LA"), path),
     "CMYK": lambda image, path: image.convert("CMYK").save(path, "JPEG"),
-    "palette": palette,
-    "palette with a hole": palette_with_a_hole,
+    "palette": lambda image, path: image.quantize(64).save(path, "PNG"),
+    "palette with a hole": lambda image, path: image.quantize(64).save(path, "PNG", transparency=0),
 }
 
 

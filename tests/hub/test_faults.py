@@ -20,15 +20,14 @@ from hub import jobs
 from huggingface_hub import errors
 from loopback.client import Client, Loopback
 
-from hf_vit.repositories.failures import explain
-from hf_vit.repositories.retrying import reason, wait_asked
+from hf_vit.repositories.hub import explain, reason, wait_asked
 
 REPO = "alice/my-vit"
 WEIGHTS = "model.safetensors"
 STORAGE, STORED = r"^/lfs/|^/xet/v1/(xorbs|shards)", r"^/get/|^/xorb/"
 CREATE, COMMIT = "/api/repos/create", "/commit/"
-HURRIED = {"repositories.retrying.ATTEMPTS": 3}
-IMPATIENT = {"repositories.retrying.STALL": 0.8, "repositories.retrying.ATTEMPTS": 3}
+HURRIED = {"repositories.hub.ATTEMPTS": 3}
+IMPATIENT = {"repositories.hub.STALL": 0.8, "repositories.hub.ATTEMPTS": 3}
 
 
 def cases(faults: dict[str, tuple[Any, ...]], rare: set[str]) -> list[Any]:

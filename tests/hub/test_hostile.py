@@ -24,9 +24,8 @@ from hf_vit.analysis import ANALYSES
 from hf_vit.hub.card import MARKER, render_card, write_card
 from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.contents import collect
-from hf_vit.results.documents import Document
+from hf_vit.results.documents import Document, Measurements
 from hf_vit.results.facts import DataFact, Facts, append_record, new_record
-from hf_vit.results.measurements import Measurements
 from hf_vit.results.redaction import redact_message
 from hf_vit_cli.main import main
 

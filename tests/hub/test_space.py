@@ -12,8 +12,7 @@ from loopback.client import Client, Loopback, content_hash
 from pages.small_runtime import SMALL_FILES, save_runtime
 
 from hf_vit.errors import UserError
-from hf_vit.hub.card import render_card, write_card
-from hf_vit.hub.page_folder import state_space
+from hf_vit.hub.card import render_card, state_space, write_card
 from hf_vit.hub.push import push_to_hub
 from hf_vit.pages.making import make_page
 from hf_vit.results.facts import Facts

@@ -61,8 +61,8 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser]:
 def test_committed_scripts_are_those_of_the_sources(tmp_path: Path):
     subprocess.run([NODE, "build.mjs", tmp_path], cwd=PAGE, check=True)
     committed = Path(making.__file__).parent / "static"
-    same, other, missing = filecmp.cmpfiles(tmp_path, committed, making.STATIC, shallow=False)
-    assert (sorted(same), other, missing) == (sorted(making.STATIC), [], [])
+    same, other, missing = filecmp.cmpfiles(tmp_path, committed, making.PAGE_FILES, shallow=False)
+    assert (sorted(same), other, missing) == (sorted(making.PAGE_FILES), [], [])
 
 
 @pytest.mark.parametrize(("query", "head"), [(None, None), (5, None), (5, 1)])

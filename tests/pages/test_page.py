@@ -56,7 +56,7 @@ def test_folder(plain: Path, runtime_files: Path, tmp_path: Path, capsys: pytest
     with Image.open(out / page["examples"][3]["file"]) as example:
         assert example.mode == "RGB"
     assert {file.name for file in (out / "runtime").iterdir()} == set(runtime.FILES)
-    assert {file.name for file in out.iterdir() if file.is_file()} == {*making.STATIC, "page.json", "README.md"}
+    assert {file.name for file in out.iterdir() if file.is_file()} == {*making.PAGE_FILES, "page.json", "README.md"}
     card = RepoCard.load(out / "README.md", ignore_metadata_errors=False)
     assert card.data.to_dict() == {"title": "model", "sdk": "static", "app_file": "index.html"}
 

@@ -47,8 +47,7 @@ from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import engine_fact, engine_note
 from hf_vit.results.documents import Document, ModelInput, differing
 from hf_vit.results.facts import Facts, Record, append_record, is_recorded, new_record
-from hf_vit.results.figures import PictureFormat, encode_figure
-from hf_vit.results.report import render_report
+from hf_vit.results.figures import PictureFormat, encode_figure, render_report
 from hf_vit.results.writing import write_atomically
 
 # In the order in which they are made and shown: name -> class.

@@ -27,8 +27,7 @@ from hf_vit.errors import UserError
 from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in, step_of
 from hf_vit.loading.model import load_model
 from hf_vit.results.documents import Document
-from hf_vit.results.figures import PictureFormat, encode_figure, new_figure
-from hf_vit.results.report import render_report
+from hf_vit.results.figures import PictureFormat, encode_figure, new_figure, render_report
 from hf_vit.results.writing import write_atomically
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -34,7 +34,8 @@ _LONGEST_VALUE, PICTURED = 60, 25
 NUMBERS, PICTURE = "diff.json", "disagreements.png"
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True)
+class Answer:
     """The most likely class of an image, its probability, and whether it is the right one."""
 
     label: str
@@ -51,7 +52,6 @@ class Disagreement:
     file: str | None
     label: str
     answers: tuple[Answer, Answer]
-    thumbnail: "Image" = field(repr=False)
 
     @property
     def sureness(self) -> float:
@@ -68,7 +68,7 @@ class PairedAccuracy:
         num_images: images that both answered.
         both_right, only_first, only_second: of these, those that both answer right, and one alone.
         num_disagreements: images with different answers, right or wrong.
-        pictured: of these the `PICTURED` of which both models are surest.
+        pictured, thumbnails: of these the `PICTURED` of which both models are surest, and the images.
     """
 
     num_images: int
@@ -77,6 +77,7 @@ class PairedAccuracy:
     only_second: int
     num_disagreements: int
     pictured: list[Disagreement]
+    thumbnails: "list[Image]"
 
     @property
     def accuracies(self) -> tuple[float, float]:
@@ -93,42 +94,43 @@ class PairedAccuracy:
         return float(binomtest(self.only_first, apart).pvalue) if apart else 1.0
 
     def draw(self) -> "Figure":
-        """The images on which they disagree: the right class, and both answers."""
+        """Draw the images on which they disagree: the right class, and both answers."""
         titles = list[str]()
         for each in self.pictured:
             first, second = (f"{shortened(answer.label, 14)} {answer.probability:.0%}" for answer in each.answers)
             place = f"image {each.index}" if each.file is None else shortened(each.file)
             titles.append(f"{shortened(each.label, 20)} · {place}\n{first} | {second}")
-        return draw_images([each.thumbnail for each in self.pictured], titles)
+        return draw_images(self.thumbnails, titles)
+
+    def to_json(self) -> dict[str, Any]:
+        counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        pictured = list(map(asdict, self.pictured))
+        return counts | {"top1": self.accuracies, "p_value": self.p_value, "pictured": pictured}
 
 
-def judge_both(first: Examination, second: Examination) -> PairedAccuracy:
-    """Ask two classifiers, one after the other, about the images that judge; a few bytes an image are kept.
-
-    Raises:
-        UserError: one is no classifier, or knows not all classes of the data.
-    """
+def compare_answers(first: Examination, second: Examination) -> PairedAccuracy:
+    """Ask two classifiers, one after the other, about the same images; a few bytes an image are kept."""
     _ = second.model_classes  # told before the first is asked
     before = [answer for batch in _answers(first) for answer, _, _ in batch]
-    counts, pictured, different, index = {True: [0, 0], False: [0, 0]}, list[Disagreement](), 0, 0
+    counts, surest, different, index = {True: [0, 0], False: [0, 0]}, list[tuple[Disagreement, "Image"]](), 0, 0
     for batch in _answers(second):
         for answer, label, image in batch:
             earlier = before[index]
             counts[earlier.is_right][not answer.is_right] += 1
-            if earlier[::2] != answer[::2]:
+            if (earlier.label, earlier.is_right) != (answer.label, answer.is_right):
                 different += 1
-                each = Disagreement(index, None, label, (earlier, answer), thumbnail_of(image))
-                pictured = heapq.nlargest(PICTURED, [*pictured, each], key=lambda each: (each.sureness, -each.index))
+                each = Disagreement(index, None, label, (earlier, answer)), thumbnail_of(image)
+                surest = heapq.nlargest(PICTURED, [*surest, each], key=lambda each: (each[0].sureness, -each[0].index))
             index += 1
     if index != len(before):
         raise UserError(f"'{first.data.name}' gave {len(before):,} images, then {index:,}; give data that stays")
     (both, only_first), (only_second, _) = counts[True], counts[False]
-    named = [replace(each, file=second.file_name(each.index)) for each in pictured]
-    return PairedAccuracy(index, both, only_first, only_second, different, named)
+    pictured = [replace(each, file=second.file_name(each.index)) for each, _ in surest]
+    return PairedAccuracy(index, both, only_first, only_second, different, pictured, [image for _, image in surest])
 
 
 def _answers(examination: Examination) -> "Iterator[list[tuple[Answer, str, Image]]]":
-    """Batch by batch each image's answer, right class, and the image."""
+    """Iterate over batches of each image's answer, right class, and the image."""
     names: Sequence[str] = list(map(one_line, examination.answers))
     for logits, labels, images in examination.pictured_logits(what=f"asking {examination.subject.name}"):
         probabilities, classes = scores_of(examination.subject.model, logits).max(dim=-1)
@@ -154,6 +156,10 @@ class LayerDifference:
     norm: float | None
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_same(self) -> bool:
+        return self.norm == 0 and not self.notes
+
 
 @final
 @dataclass(frozen=True, repr=False)
@@ -178,7 +184,7 @@ class Difference(Displayed):
     accuracy: PairedAccuracy | None = None
 
     def overview(self) -> dict[str, object]:
-        changed = sum(layer.norm != 0 or bool(layer.notes) for layer in self.layers)
+        changed = sum(not layer.is_same for layer in self.layers)
         rows: dict[str, object] = {"models": " | ".join(self.models), "fields that differ": len(self.configuration)}
         rows["layers that differ"] = f"{changed} of {len(self.layers)}"
         if self.accuracy is not None:
@@ -187,39 +193,35 @@ class Difference(Displayed):
         return rows
 
     def tables(self) -> list[Table]:
-        """What a terminal shows: the fields that differ, every layer, and the answers."""
+        """Return what a terminal shows: the fields that differ, every layer, and the answers."""
+        header = ["", *self.models]
         fields = [
             [name, *("none" if value is None else shortened(value, _LONGEST_VALUE) for value in values)]
             for name, values in self.configuration.items()
         ]
-        layers = [
-            [each.layer, "" if each.norm is None else f"{each.norm:.3g}", "; ".join(each.notes)] for each in self.layers
-        ]
-        header = ["", *self.models]
-        tables = (
-            [Table(header, fields, "configuration")] if fields else [Table([], [], "the configuration is the same")]
-        )
-        if all(each.norm == 0 and not each.notes for each in self.layers):
-            tables.append(Table([], [], "the weights are the same, value by value"))
-        else:
-            tables.append(Table(["layer", "relative norm of the difference", ""], layers, "weights"))
-        if self.accuracy is not None and self.data is not None:
-            rows = [
-                ["top-1 accuracy", *map(percent, self.accuracy.accuracies)],
-                ["right, where the other is wrong", f"{self.accuracy.only_first:,}", f"{self.accuracy.only_second:,}"],
-                ["other answers than the other's", f"{self.accuracy.num_disagreements:,}", ""],
-                ["McNemar's exact test", f"p = {self.accuracy.p_value:.3g}", ""],
+        configuration = Table(header, fields, "configuration")
+        if not fields:
+            configuration = Table([], [], "the configuration is the same")
+        weights = Table([], [], "the weights are the same, value by value")
+        if not all(each.is_same for each in self.layers):
+            layers = [
+                [each.layer, "" if each.norm is None else f"{each.norm:.3g}", "; ".join(each.notes)]
+                for each in self.layers
             ]
-            title = f"{self.data.name}, split {self.data.split}, {self.accuracy.num_images:,} images"
-            tables.append(Table(header, rows, title))
-        return tables
+            weights = Table(["layer", "relative norm of the difference", ""], layers, "weights")
+        if self.accuracy is None or self.data is None:
+            return [configuration, weights]
+        rows = [
+            ["top-1 accuracy", *map(percent, self.accuracy.accuracies)],
+            ["right, where the other is wrong", f"{self.accuracy.only_first:,}", f"{self.accuracy.only_second:,}"],
+            ["other answers than the other's", f"{self.accuracy.num_disagreements:,}", ""],
+            ["McNemar's exact test", f"p = {self.accuracy.p_value:.3g}", ""],
+        ]
+        title = f"{self.data.name}, split {self.data.split}, {self.accuracy.num_images:,} images"
+        return [configuration, weights, Table(header, rows, title)]
 
     def save(self, output: str | os.PathLike[str]) -> None:
-        """Write diff.json, and disagreements.png where there are any, into a folder.
-
-        Raises:
-            UserError: nothing can be written there.
-        """
+        """Write diff.json, and disagreements.png where there are any, into a folder."""
         folder = Path(output)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -229,22 +231,10 @@ class Difference(Displayed):
             "format": 1,
             "models": self.described,
             "configuration": self.configuration,
-            "layers": [asdict(layer) for layer in self.layers],
+            "layers": list(map(asdict, self.layers)),
         }
         if self.accuracy is not None and self.data is not None:
-            accuracy = self.accuracy
-            counts = {name: value for name, value in vars(accuracy).items() if isinstance(value, int)}
-            pictured = [
-                {
-                    "index": each.index,
-                    "file": each.file,
-                    "label": each.label,
-                    "answers": [a._asdict() for a in each.answers],
-                }
-                for each in accuracy.pictured
-            ]
-            numbers = counts | {"top1": accuracy.accuracies, "p_value": accuracy.p_value, "pictured": pictured}
-            content |= {"data": self.data.model_dump(), "accuracy": numbers}
+            content |= {"data": self.data.model_dump(), "accuracy": self.accuracy.to_json()}
         if self.accuracy is not None and self.accuracy.pictured:
             save_figure(self.accuracy.draw(), folder / PICTURE)
         else:
@@ -282,14 +272,14 @@ def diff(
     names = [one_line(loaded.name) for loaded in models]
     if names[0] == names[1]:
         names = [f"{names[0]} (first)", f"{names[1]} (second)"]
-    fields = list(map(_configuration, models))
+    one, other = map(_configuration, models)
     difference = Difference(
         models=(names[0], names[1]),
         described=(models[0].describe(), models[1].describe()),
         configuration={
-            name: (fields[0].get(name), fields[1].get(name))
-            for name in sorted({*fields[0], *fields[1]})
-            if fields[0].get(name) != fields[1].get(name)
+            name: (one.get(name), other.get(name))
+            for name in sorted({*one, *other})
+            if one.get(name) != other.get(name)
         },
         layers=list(layers_apart(models[0].model.state_dict(), models[1].model.state_dict())),
     )
@@ -297,12 +287,12 @@ def diff(
         return difference
     images = load_data(data, image_size=models[0].image_size, **options)
     examined = [Examination(loaded, images, split, num_images, batch_size, seed, progress) for loaded in models]
-    accuracy = judge_both(*examined)
+    accuracy = compare_answers(*examined)
     return replace(difference, data=examined[0].fact(accuracy.num_images), accuracy=accuracy)
 
 
 def _configuration(loaded: LoadedModel) -> dict[str, str]:
-    """The fields of config and image processor, as JSON."""
+    """Return the fields of config and image processor, as JSON."""
     processor = loaded.processor.to_dict() if hasattr(loaded.processor, "to_dict") else {}
     fields = (loaded.configuration or {}) | {
         f"processor.{name}": value for name, value in processor.items() if not name.startswith("_")
@@ -311,7 +301,7 @@ def _configuration(loaded: LoadedModel) -> dict[str, str]:
 
 
 def layers_apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> Iterator[LayerDifference]:
-    """Layer by layer how far two state dicts lie apart, in float64."""
+    """Iterate over layers and how far two state dicts lie apart, in float64."""
     layers: dict[str, list[str]] = {}
     for name in dict.fromkeys([*first, *second]):
         numbered = _NUMBERED.match(name)
@@ -321,7 +311,8 @@ def layers_apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.T
         for name in names:
             one, other = first.get(name), second.get(name)
             if one is None or other is None or one.shape != other.shape:
-                notes.append(f"{name} {_shape(one)} | {_shape(other)}")
+                shapes = ("none" if each is None else str(list(each.shape)) for each in (one, other))
+                notes.append(f"{name} {' | '.join(shapes)}")
                 continue
             one, other = one.detach().cpu().double(), other.detach().cpu().double()
             apart += float((one - other).square().sum())
@@ -335,7 +326,3 @@ def layers_apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.T
         elif count:
             norm = math.sqrt(apart / size) if apart else 0.0
         yield LayerDifference(layer, count, norm, tuple(notes))
-
-
-def _shape(tensor: torch.Tensor | None) -> str:
-    return "none" if tensor is None else str(list(tensor.shape))

@@ -158,11 +158,7 @@ def describe(findings: Sequence[Finding]) -> str:
 
 
 def check(findings: Sequence[Finding]) -> None:
-    """Refuse results of which one is different, or none could be checked.
-
-    Raises:
-        UserError: how many.
-    """
+    """Refuse results of which one is different, or none could be checked."""
     different = [finding for finding in findings if finding.verdict == "different"]
     if different:
         raise UserError(f"{len(different)} of {len(findings)} published results are different: {different[0]}")

@@ -1,5 +1,6 @@
 """Models by what is known of them: the papers' variants, the model folders of a place, the repositories of a user."""
 
+import functools
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,8 @@ from hf_vit.families import family_of
 from hf_vit.hub.card_metadata import indexed_evaluations, load_facts
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import ACCURACIES
-from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.repositories.hub import try_again
 from hf_vit.repositories.reading import CONFIG, reading
-from hf_vit.repositories.retrying import try_again
 from hf_vit.results.facts import DataFact, Facts, fraction
 from hf_vit.variants import variant_config, variant_names
 
@@ -58,19 +58,12 @@ class Entry:
     problem: str | None = None
 
     def judged_on(self, data: str) -> "Entry":
-        """The same with those results alone whose data has this in its name."""
+        """Return the same with those results alone whose data has this in its name."""
         return replace(self, scores=tuple(score for score in self.scores if data.lower() in score.data.lower()))
 
 
 def entries_of(place: str) -> Iterator[Entry]:
-    """All models of a place, without FLOPs, which take their time: see `with_flops`.
-
-    Args:
-        place: "papers", a folder, or a user or organisation of the Hub.
-
-    Raises:
-        UserError: there is no such folder and no such user, or the Hub cannot be reached.
-    """
+    """Iterate over the models of a folder, a user of the Hub, or "papers"; FLOPs take their time: see `with_flops`."""
     if place == PAPERS:
         return map(_variant, variant_names())
     folder = Path(place).expanduser()
@@ -82,12 +75,12 @@ def entries_of(place: str) -> Iterator[Entry]:
 
 
 def with_flops(entry: Entry) -> Entry:
-    """The same with the FLOPs of a forward pass, where they can be counted."""
+    """Return the same with the FLOPs of a forward pass, where they can be counted."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a configuration has to say is for those who load it, not for a list
             if entry.kind == "variant":
-                return replace(entry, forward_flops=forward_flops(_variant_config(entry.name)))
+                return replace(entry, forward_flops=forward_flops(variant_config(entry.name, num_labels=_CLASSES)))
             if entry.kind == "folder" and family_of(entry.model_type) is not None:
                 config, task = find_config(entry.name)
                 return replace(entry, forward_flops=forward_flops(config, task=task))
@@ -96,14 +89,10 @@ def with_flops(entry: Entry) -> Entry:
     return entry
 
 
-def _variant_config(name: str) -> HfBaseConfig:
-    return variant_config(name, num_labels=_CLASSES)
-
-
 def _variant(name: str) -> Entry:
     from transformers import AutoModelForImageClassification
 
-    config = _variant_config(name)
+    config = variant_config(name, num_labels=_CLASSES)
     with torch.device("meta"):
         model: Any = AutoModelForImageClassification.from_config(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -112,7 +101,7 @@ def _variant(name: str) -> Entry:
 
 
 def model_folders(root: Path) -> list[Path]:
-    """The folders with a config.json in and below `root`; within one of them no other is looked for."""
+    """Return the folders with a config.json in and below `root`; within one of them no other is looked for."""
     folders = list[Path]()
     for path, below, files in os.walk(root):
         below[:] = [] if CONFIG in files else sorted(name for name in below if not name.startswith("."))
@@ -139,17 +128,14 @@ def _scores_in(facts: Facts) -> Iterator[Score]:
 
 
 def _repositories(owner: str) -> list[Entry]:
-    """A user's models by what the Hub tells of them; nothing of theirs is downloaded."""
+    """Return a user's models by what the Hub tells of them; nothing of theirs is downloaded."""
     from huggingface_hub import HfApi
 
     asked: Any = ["cardData", "model-index", "evalResults", "safetensors", "config"]
-
-    def look() -> list["ModelInfo"]:
-        return list(HfApi().list_models(author=owner, expand=asked, limit=_MOST))
-
+    listed = functools.partial(HfApi().list_models, author=owner, expand=asked, limit=_MOST)
     try:
         with reading(owner):
-            entries = [_repository(info) for info in try_again(look, "listing the models", say=lambda line: None)]
+            entries = list(map(_repository, try_again(lambda: list(listed()), "listing the models")))
     except UserError as error:
         raise UserError(f"there is no folder {owner}, and as a user of the Hub: {error}") from error
     if not entries:
@@ -158,13 +144,11 @@ def _repositories(owner: str) -> list[Entry]:
 
 
 def _repository(info: "ModelInfo") -> Entry:
-    model_type = (info.config or {}).get("model_type", "")
+    name, model_type = _text(info.id), _text((info.config or {}).get("model_type", ""))
     parameters = info.safetensors.total if info.safetensors is not None else None
     total = parameters if isinstance(parameters, int) else None
-    scores = dict.fromkeys((*_of_index(info), *_of_results(info)))
-    return Entry(
-        "repository", _text(info.id), _text(model_type), total, None, tuple(scores), (f"hf://{_text(info.id)}",)
-    )
+    scores = tuple(dict.fromkeys((*_of_index(info), *_of_results(info))))
+    return Entry("repository", name, model_type, total, None, scores, (f"hf://{name}",))
 
 
 def _of_index(info: "ModelInfo") -> Iterator[Score]:
@@ -207,6 +191,6 @@ def _text(value: object) -> str:
 
 
 def is_of_family(entry: Entry, family: str) -> bool:
-    """Whether an entry is of a family, by its name in this package ("hybrid") or its model_type."""
+    """Return whether an entry is of a family, by its name in this package ("hybrid") or its model_type."""
     known = family_of(entry.model_type)
     return family in (entry.model_type, known.name if known is not None else None)

@@ -13,7 +13,7 @@ from hf_vit.display import Displayed, amount
 from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.protocols.frame import Table, percent
 from hf_vit.families import FAMILIES
-from hf_vit.results.report import render_report
+from hf_vit.results.figures import render_report
 from hf_vit.results.writing import write_atomically
 
 _BODY = """
@@ -93,11 +93,7 @@ class Listing(Displayed):
         return json.dumps([asdict(entry) for entry in self.entries], indent=2, ensure_ascii=False)
 
     def save_page(self, output: str | os.PathLike[str]) -> None:
-        """Write an HTML page in one move; whatever was downloaded stands in it as text.
-
-        Raises:
-            UserError: the name does not end in .html, or nothing can be written there.
-        """
+        """Write an HTML page in one move; whatever was downloaded stands in it as text."""
         if Path(output).suffix.lower() not in (".html", ".htm"):
             raise UserError(f"{output} is not an HTML file name; give one that ends in .html")
         shown: dict[str, Any] = {"amount": _amount, "percent": percent, "metric": TOP1}

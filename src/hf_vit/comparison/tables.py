@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_vit.comparison.result_files import ModelResult, Share, SpeedResult
 from hf_vit.display import amount
-from hf_vit.results.figures import new_figure
-from hf_vit.results.report import render_report
+from hf_vit.results.figures import new_figure, render_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""What the sections of a model card say: values of facts.json and config.json in words, not yet as Markdown.
+"""What the sections of a model card say: values of facts.json and config.json in words.
 
 What is read of a record's `values`, beyond the evaluation's own measurements:
 
@@ -21,10 +21,8 @@ from typing import Any, cast
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
 from hf_vit.hub.card_metadata import current_records, latest_evaluations, own_evaluation
-from hf_vit.hub.markdown import Markdown, code_block, code_span, text
 from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
 from hf_vit.hub.published_results import hub_dataset, hub_id
-from hf_vit.hub.recipe_in_use import in_use
 from hf_vit.repositories.reading import CONFIG, loading
 from hf_vit.results.facts import Facts, Record, fraction
 
@@ -41,25 +39,73 @@ _MAX_LISTED_CLASSES = 30
 _SHOWING_IMAGES = re.compile(
     r"(wrong_images|\w+_worst_images|predictions|analysis_(attention_rollout|head_maps)(_\d+)?)\.(png|svg)"
 )
+# Settings that are off at 0, None or "no".
+_SWITCHES = frozenset(
+    {"label_smoothing", "dropout", "drop_path", "sam_rho", "clip", "horizontal_flip", "randaugment", "random_erasing",
+     "mixup_alpha", "cutmix_alpha", "shift_px", "rotation_degrees", "shear_degrees", "zoom", "new_head", "head_bias",
+     "learning_rates", "auto_augment", "color_jitter", "random_crop", "min_learning_rate", "architecture",
+     "scale_jitter"}
+)  # fmt: skip
+# Settings -> what they belong to: (setting, its values).
+_PARTS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "momentum": ("optimizer", ("sgd", "muon")),
+    **dict.fromkeys(("beta1", "beta2"), ("optimizer", ("adamw", "lamb", "lion", "muon"))),
+    "cooldown": ("schedule", ("warmup_stable_decay",)),
+    **dict.fromkeys(("lora_rank", "lora_alpha"), ("tune", ("lora",))),
+    "bce_threshold": ("loss", ("bce",)),
+}
+# Markdown's and GitHub's own markup, HTML, entities, formulas ($) and mentions (@); addresses are no links either.
+_MARKUP = re.compile(r"[\\`*_<>|\[\]#~$@&]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+
+
+# Words of others that stay where they stand
+
+
+class Markdown(str):
+    """Markdown as it is meant; of everything else that a template prints the markup is escaped, see `text`."""
+
+    __slots__ = ()
+
+
+def text(value: object) -> Markdown:
+    """Return words that stay inside their line or table cell and are not taken for markup."""
+    return value if isinstance(value, Markdown) else Markdown(_MARKUP.sub(r"\\\g<0>", one_line(value)))
+
+
+def code_span(value: object) -> Markdown:
+    """Return a span of code that ends where it should."""
+    line = one_line(value)
+    ticks, padding = _more_ticks(line, 1), " " if "`" in line else ""
+    return Markdown(f"{ticks}{padding}{line}{padding}{ticks}")
+
+
+def code_block(code: str, language: str) -> Markdown:
+    """Return a block of code, which no line of it can close."""
+    ticks = _more_ticks(code, 3)
+    return Markdown(f"{ticks}{language}\n{code}\n{ticks}")
+
+
+def _more_ticks(code: str, least: int) -> str:
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", code)), default=0))
+
+
+# The sections
 
 
 def shows_images(picture: str) -> bool:
-    """Whether a picture beside the weights shows images of somebody's data, and so is not everybody's to see."""
+    """Return whether a picture beside the weights shows images of somebody's data, and so is not everybody's to see."""
     return _SHOWING_IMAGES.fullmatch(picture) is not None
 
 
 def sections(
     folder: Path, config: ModelConfig, facts: Facts, share_images: bool = False, on_hub: bool = False
 ) -> dict[str, Any]:
-    """What the template shows; None, or an empty list, wherever the facts are missing.
+    """Return what the template shows; None, or an empty list, wherever the facts are missing.
 
     Args:
         folder, config, facts: of the model.
         share_images: show pictures with images of the data, too.
         on_hub: the folder is, or will be, a repository of the Hub by itself: no link leads up from it.
-
-    Raises:
-        UserError: the weights are damaged.
     """
     shown = _model(folder, config) | _origin(facts) | _evaluations(folder, facts)
     shown["page"] = _page(facts, None if on_hub else folder)
@@ -71,18 +117,24 @@ def sections(
 
 def _model(folder: Path, config: ModelConfig) -> dict[str, Any]:
     # transformers' own ViT, as an export saves it, is the plain one.
-    inside = config.backbone
+    inside, names, head = config.backbone, config.id2label or {}, config.dense_head
     family = family_of("hf_vit" if inside.model_type == "vit" else inside.model_type)
-    foreign = Markdown(f"A model of the type {code_span(inside.model_type)}")
-    names, head = config.id2label or {}, config.dense_head
+    layers, width, heads = inside.num_hidden_layers, inside.hidden_size, inside.num_attention_heads
+    shape = {
+        f"{layers} layer{'s' * (layers != 1)}": isinstance(layers, int),
+        f"width {width}": isinstance(width, int),
+        f"{heads} attention head{'s' * (heads != 1)}": isinstance(heads, int),
+        f"patches of {_size(inside.patch_size)} px": inside.patch_size,
+        f"images of {_size(inside.image_size)} px": inside.image_size,
+    }
     return {
-        "family": family.label if family else foreign,
+        "family": family.label if family else Markdown(f"A model of the type {code_span(inside.model_type)}"),
         "is_classifier": config.is_classifier,
         "is_multi_label": config.is_multi_label,
         "is_regression": config.is_regression,
         "task": None if head is None else head.task,
         "head": None if head is None else head.name,
-        "shape": _shape(inside),
+        "shape": [words for words, is_known in shape.items() if is_known],
         "parameters": _grouped(count_parameters(folder)),
         "flops": _flops(config),
         "classes": [names[key] for key in sorted(names)] if len(names) <= _MAX_LISTED_CLASSES else [],
@@ -91,29 +143,12 @@ def _model(folder: Path, config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _shape(config: ModelConfig) -> list[str]:
-    """What config.json says about the model, in words."""
-    words: list[str] = []
-    if isinstance(layers := config.num_hidden_layers, int):
-        words.append(f"{layers} layer{'s' * (layers != 1)}")
-    if isinstance(width := config.hidden_size, int):
-        words.append(f"width {width}")
-    if isinstance(heads := config.num_attention_heads, int):
-        words.append(f"{heads} attention head{'s' * (heads != 1)}")
-    if config.patch_size:
-        words.append(f"patches of {_size(config.patch_size)} px")
-    if config.image_size:
-        words.append(f"images of {_size(config.image_size)} px")
-    return words
-
-
-def _size(value: Size) -> str:
-    height, width = (value, value) if isinstance(value, int) else value
-    return f"{height}x{width}"
+def _size(value: Size | None) -> str:
+    return f"{value}x{value}" if isinstance(value, int) else "x".join(map(str, value or ()))
 
 
 def _flops(config: ModelConfig) -> str | None:
-    """Of one image's forward pass, counted from the configuration; None for models of other packages."""
+    """Return those of one image's forward pass, counted from the configuration; None for other packages' models."""
     from hf_vit.cost.flops import forward_flops
 
     family = family_of(config.model_type)
@@ -129,20 +164,33 @@ def _flops(config: ModelConfig) -> str | None:
 
 
 def _origin(facts: Facts) -> dict[str, Any]:
-    """How the weights came about."""
-    training, conversion = _latest(facts, "training"), _latest(facts, "conversion")
-    base_model = training.values.get("base_model") if training else None
+    """Return how the weights came about."""
+    training, conversion = facts.latest("training"), facts.latest("conversion")
+    base_model, recipe = (training.values.get(name) if training else None for name in ("base_model", "recipe"))
     return {
         "training": _run(training, skip=("recipe", "base_model", "parameters", "space", "page")),
         "base_model": code_span(base_model) if base_model else None,
-        "recipe": _rows(_recipe(training)) if training else [],
+        "recipe": _rows(_in_use(recipe)) if isinstance(recipe, dict) else [],
         "conversion": _run(conversion, skip=("parameters", "verification", "space", "page")),
         "parity": _rows(conversion.values.get("verification")) if conversion else [],
     }
 
 
+def _in_use(recipe: Mapping[str, object]) -> dict[str, object]:
+    """Return the recipe without what was switched off, and without what belongs to it."""
+    kept = {name: value for name, value in recipe.items() if value or name not in _SWITCHES}
+    if not recipe.get("sam_rho"):
+        kept.pop("sam_micro_batches", None)
+    if recipe.get("repeated_augmentation") == 1:
+        del kept["repeated_augmentation"]
+    for name, (setting, values) in _PARTS.items():
+        if setting in recipe and recipe[setting] not in values:
+            kept.pop(name, None)
+    return kept
+
+
 def _page(facts: Facts, folder: Path | None) -> Markdown | None:
-    """The link to what shows the model: kept beside the latest training or conversion that has one.
+    """Return the link to what shows the model: kept beside the latest training or conversion that has one.
 
     Args:
         facts: may be a stranger's.
@@ -157,30 +205,19 @@ def _page(facts: Facts, folder: Path | None) -> Markdown | None:
 
 
 def _is_around(folder: Path, way: str) -> bool:
-    """Whether a way from a folder leads to a file of the git repository that it lies in."""
+    """Return whether a way from a folder leads to a file of the git repository that it lies in."""
     target = (folder / way).resolve()
     root = next((above for above in folder.resolve().parents if (above / ".git").exists()), None)
     return root is not None and target.is_relative_to(root) and target.is_file()
 
 
 def _stated(facts: Facts, name: str) -> str:
-    origins = [record for record in facts.records if record.kind in ("training", "conversion")]
-    value = next((record.values[name] for record in reversed(origins) if name in record.values), None)
+    value = next((record.values[name] for record in reversed(facts.origins()) if name in record.values), None)
     return value if isinstance(value, str) else ""
 
 
-def _recipe(training: Record) -> object:
-    recipe = training.values.get("recipe")
-    return in_use(recipe) if isinstance(recipe, dict) else None
-
-
-def _latest(facts: Facts, kind: str) -> Record | None:
-    records = facts.of_kind(kind)
-    return records[-1] if records else None
-
-
 def _run(record: Record | None, skip: Sequence[str]) -> dict[str, Any] | None:
-    """A training or conversion: how it was run, on what, and its plain numbers."""
+    """Return how a training or conversion was run, on what, and its plain numbers."""
     if record is None:
         return None
     return {
@@ -198,7 +235,7 @@ def _run(record: Record | None, skip: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _rows(values: object, prefix: str = "") -> list[tuple[str, str]]:
-    """A table of two columns; what is nested becomes one row a value: {"a": {"b_c": 1}} -> ("a b c", "1")."""
+    """Return a table of two columns; nested values are rows of their own: {"a": {"b_c": 1}} -> ("a b c", "1")."""
     rows: list[tuple[str, str]] = []
     for key, value in values.items() if isinstance(values, Mapping) else ():
         name = f"{prefix}{_NAMES.get(key, key.replace('_', ' '))}"
@@ -211,17 +248,26 @@ def _rows(values: object, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _evaluations(folder: Path, facts: Facts) -> dict[str, Any]:
-    """What was measured of these weights."""
+    """Return what was measured of these weights."""
     results, own, current = latest_evaluations(facts), own_evaluation(facts), current_records(facts)
     pictured = [record for record in facts.of_kind("evaluation") if isinstance(record.values.get("pictures"), list)]
-    training = _latest(facts, "training")
+    training, per_class = facts.latest("training"), own.values.get("per_class") if own else None
+    is_listed = isinstance(per_class, dict) and len(per_class) <= _MAX_LISTED_CLASSES
+    drawn = cast(Sequence[object], pictured[-1].values["pictures"]) if pictured else ()
     return {
         "results": [_result(record, training, results) for record in results],
-        "warnings": _warnings(results),
+        "warnings": [
+            f"{_data_name(record, results)}, split {record.data.split if record.data else None}: {warning}."
+            for record in results
+            if isinstance(warnings := record.values.get("warnings"), list)
+            for warning in warnings
+        ],
         "commands": [code_block(line, "bash") for line in dict.fromkeys(one_line(each.command) for each in results)],
-        "per_class": _per_class(own) if own else [],
+        "per_class": [(name, _percent(value)) for name, value in cast(Any, per_class).items()] if is_listed else [],
         "per_class_of": _describe(own) if own else None,
-        "pictures": _pictures(folder, pictured[-1]) if pictured else [],
+        "pictures": [
+            (Markdown(name), title) for name, title in _PICTURES.items() if name in drawn and (folder / name).is_file()
+        ],
         "pictured": _describe(pictured[-1]) if pictured else None,
         "measurements": _measurements(current),
         "measured_pictures": _captioned(folder, [record for record in current if record.kind == "evaluation"]),
@@ -237,70 +283,39 @@ def _result(record: Record, training: Record | None, all_results: Sequence[Recor
         "split": (data.split if data else None) or "-",
         "images": _grouped(data.size if data else None) or "-",
         "training_seed": "-" if seed is None else seed,
-        "top1": _percent(values.get("top1")),
-        "top5": _percent(values.get("top5")),
-        "ece": _percent(values.get("ece")),
+        **{name: _percent(values.get(name)) for name in ("top1", "top5", "ece")},
         "loss": f"{values['loss']:.4f}" if isinstance(values.get("loss"), float) else "-",
         "date": f"{record.date:%Y-%m-%d}",
     }
 
 
 def _data_name(record: Record, all_results: Sequence[Record]) -> str:
-    """With its fingerprint, where the data was another in another row."""
+    """Return it with its fingerprint, where the data was another in another row."""
     if record.data is None:
         return "unnamed"
     states = {other.data.fingerprint for other in all_results if other.data and other.data.name == record.data.name}
     return record.data.name if len(states) < 2 else f"{record.data.name} ({record.data.fingerprint})"
 
 
-def _warnings(results: Sequence[Record]) -> list[str]:
-    """What is to be known of a row of results."""
-    return [
-        f"{_data_name(record, results)}, split {record.data.split if record.data else None}: {warning}."
-        for record in results
-        if isinstance(told := record.values.get("warnings"), list)
-        for warning in told
-    ]
-
-
-def _per_class(record: Record) -> list[tuple[str, str]]:
-    table = record.values.get("per_class")
-    if not isinstance(table, dict) or len(table) > _MAX_LISTED_CLASSES:
-        return []
-    return [(name, _percent(value)) for name, value in table.items()]
-
-
-def _pictures(folder: Path, record: Record) -> list[tuple[Markdown, str]]:
-    names = cast(Sequence[object], record.values["pictures"])
-    return [(Markdown(name), title) for name, title in _PICTURES.items() if name in names and (folder / name).is_file()]
-
-
 def _measurements(records: Sequence[Record]) -> list[tuple[str, str, str | None, str]]:
-    """(what, percentage, data, date) of the fractions that protocols call their headlines; of each the latest."""
+    """Return (name, percentage, data, date) of what protocols call their headlines; of each the latest."""
+
+    def numbers_in_order(name: str) -> list[str | int]:  # "5-shot" before "10-shot"
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
     latest: dict[object, tuple[str, str, str | None, str]] = {}
     for record in records:
-        if record.data is not None and record.data.split == "train":
+        headline, data = record.values.get("headline"), record.data
+        if not isinstance(headline, dict) or (data is not None and data.split == "train"):
             continue
-        headline = record.values.get("headline")
-        fractions = headline if isinstance(headline, dict) else {}
-        for name in sorted(fractions, key=_numbers_in_order):
-            data = _describe(record)
-            latest[name, data, record.data and record.data.fingerprint] = (
-                name,
-                _percent(fractions[name]),
-                data,
-                f"{record.date:%Y-%m-%d}",
-            )
+        for name in sorted(headline, key=numbers_in_order):
+            row = (name, _percent(headline[name]), _describe(record), f"{record.date:%Y-%m-%d}")
+            latest[name, row[2], data and data.fingerprint] = row
     return list(latest.values())
 
 
-def _numbers_in_order(name: str) -> list[str | int]:
-    """Sorts "5-shot" before "10-shot": the file keeps names alphabetically."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
 def _captioned(folder: Path, records: Sequence[Record]) -> list[tuple[Markdown, str]]:
-    """(file, caption) of the pictures with titles that were put beside the weights; of each the latest."""
+    """Return (file, caption) of the pictures with titles that were put beside the weights; of each the latest."""
     captions: dict[Markdown, str] = {}
     for record in records:
         pictures = record.values.get("pictures")
@@ -311,19 +326,15 @@ def _captioned(folder: Path, records: Sequence[Record]) -> list[tuple[Markdown, 
 
 
 def _describe(record: Record) -> str | None:
-    """Data, split and size: "digits, split test, 360 images"."""
-    if record.data is None:
+    """Return data, split and size: "digits, split test, 360 images"."""
+    if (data := record.data) is None:
         return None
-    parts = [record.data.name]
-    if record.data.split:
-        parts.append(f"split {record.data.split}")
-    if record.data.size is not None:
-        parts.append(f"{_grouped(record.data.size)} images")
-    return ", ".join(parts)
+    split = f", split {data.split}" if data.split else ""
+    return f"{data.name}{split}" + ("" if data.size is None else f", {data.size:,} images")
 
 
 def _linked(record: Record) -> Markdown | None:
-    """As `_describe`; with a link to a data set of the Hub."""
+    """Return as `_describe`; with a link to a data set of the Hub."""
     described, dataset = _describe(record), hub_dataset(record.data) if record.data else None
     if described is None or dataset is None or not re.fullmatch(r"[\w./-]+", dataset):
         return None if described is None else text(described)

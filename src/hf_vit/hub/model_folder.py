@@ -84,14 +84,9 @@ class ModelConfig(BaseModel):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """config.json of a model folder.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
-    path = folder / "config.json"
+    """Read config.json of a model folder."""
     try:
-        return ModelConfig.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return ModelConfig.model_validate(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         if (folder / PAGE_NAME).is_file():
             raise UserError(
@@ -100,48 +95,34 @@ def read_config(folder: Path) -> ModelConfig:
         raise UserError(
             f"{folder} holds no model: there is no config.json in it; give a saved model's folder"
         ) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        reason = f"{where}: {first['msg']}" if where else "not an object with the model's fields"
-        raise UserError(f"config.json of {folder} is damaged ({reason}); save the model again") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"config.json of {folder} is damaged (not valid JSON: {error}); save the model again"
-        ) from error
+        reason = f"not valid JSON: {error}"
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            reason = f"{where}: {first['msg']}" if where else "not an object with the model's fields"
+        raise UserError(f"config.json of {folder} is damaged ({reason}); save the model again") from error
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """Refuse a link that leads out of the folder; in the Hub's cache links lead into the repository's own `blobs`.
-
-    Raises:
-        UserError: names it.
-    """
+    """Refuse a link that leads out of the folder; in the Hub's cache links lead into the repository's own `blobs`."""
     root = folder.resolve()
-    repository = root.parent.parent
-    is_cached = root.parent.name == "snapshots" and repository.name.startswith("models--")
-    inside = [root, repository / "blobs"] if is_cached and not (repository / "blobs").is_symlink() else [root]
+    blobs = root.parent.parent / "blobs"
+    is_cached = root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--")
+    inside = [root, blobs] if is_cached and not blobs.is_symlink() else [root]
     if not any(path.resolve().is_relative_to(place) for place in inside):
         raise UserError(f"{path} is a link to a file outside of {folder}; replace it by the file itself, or remove it")
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The names of the safetensors files: the single one, or those that the index names; none where there are none.
-
-    Raises:
-        UserError: the index is damaged, or names what is no file of this folder.
-    """
+    """Return the names of the safetensors files: the single one, or those that the index names; maybe none."""
     if (folder / SINGLE).is_file():
         return [SINGLE]
     return [name for name in weight_shards(folder, str(folder)) if name.endswith(".safetensors")]
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Number of stored values, from the headers of the safetensors files; None where one is missing.
-
-    Raises:
-        UserError: a file or the index is damaged.
-    """
+    """Return the number of stored values, from the headers of the safetensors files; None where one is missing."""
     from safetensors import SafetensorError, safe_open
 
     names = weight_files(folder)
@@ -158,38 +139,31 @@ def count_parameters(folder: Path) -> int | None:
 
 
 def example_images(folder: Path) -> list[str]:
-    """The images that somebody put into `folder/examples` for the model's page, by their paths."""
+    """Return the images that somebody put into `folder/examples` for the model's page, by their paths."""
     images = (path for path in (folder / "examples").glob("*") if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
     return sorted(f"examples/{path.name}" for path in images if path.is_file())
 
 
 def travelling_code(folder: Path, config: ModelConfig) -> set[str]:
-    """The files of code that `auto_map` of the model and of its image processor name, and the siblings these import.
-
-    Raises:
-        UserError: `auto_map` or the code is incomplete, so that the model would not load without this package.
-    """
-    own = config.own_class
+    """Return the files of code that `auto_map` of model and image processor name, and the siblings these import."""
+    own, targets = config.own_class, config.code_targets
     if config.is_ours:
-        classes = {target.rpartition(".")[2] for target in config.code_targets}
         auto_class = "AutoModel" if config.dense_head is None else config.dense_head.auto_class
         missing = [name for name in ("AutoConfig", auto_class) if name not in (config.auto_map or {}) and not own]
-        missing += [] if config.architecture in classes else [config.architecture]
+        if config.architecture not in {target.rpartition(".")[2] for target in targets}:
+            missing.append(config.architecture)
         if missing:
             raise UserError(
                 f"auto_map in the config.json of {folder} lacks {', '.join(missing)}; "
                 + (f"call {own}.register_for_auto_class and " if own in missing else "")
                 + "save the model again"
             )
-    targets = config.code_targets
     if (folder / PROCESSOR).is_file():
         processor = read_object(folder / PROCESSOR, str(folder)).get("auto_map")
         targets = [*targets, *ModelConfig.model_validate({"auto_map": processor}).code_targets]
-    waiting = [target.rpartition(".")[0] for target in targets]
-    files: set[str] = set()
+    waiting, files = [target.rpartition(".")[0] for target in targets], set[str]()
     while waiting:
-        module = waiting.pop()
-        name = check_name(f"{module}.py", "auto_map in config.json")
+        name = check_name(f"{waiting.pop()}.py", "auto_map in config.json")
         if name not in files:
             files.add(name)
             waiting += _siblings(folder, name)
@@ -197,7 +171,7 @@ def travelling_code(folder: Path, config: ModelConfig) -> set[str]:
 
 
 def _siblings(folder: Path, name: str) -> list[str]:
-    """The modules beside a file of code that it imports."""
+    """Return the modules beside a file of code that it imports."""
     path = folder / name
     if not path.is_file():
         raise UserError(f"{folder} lacks {name}, which holds code of the model; save the model again")

@@ -15,11 +15,10 @@ from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError, one_line
 from hf_vit.hub.contents import SharedFile, differences
-from hf_vit.hub.example import example as example_code
+from hf_vit.hub.example import example
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, read_config, weight_files
-from hf_vit.hub.preflight import check_repo_id
+from hf_vit.repositories.hub import check_repo_id, try_again
 from hf_vit.repositories.reading import check_folder, indexed_files, reading
-from hf_vit.repositories.retrying import try_again
 from hf_vit.results.writing import scratch_folder
 
 _BLOCK = re.compile(r"^(`{3,})python\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOTALL)
@@ -57,6 +56,13 @@ class VerifyResult:
     examples: dict[str, str] = field(default_factory=dict[str, str])
     not_run: list[str] = field(default_factory=list[str])
 
+    def describe(self) -> str:
+        """Return a few lines for people."""
+        lines = [f"{self.repo_id}: {self.files} files, {self.size:,} bytes, commit {self.commit}"]
+        lines += [f"downloaded again: {', '.join(self.repaired)}"] if self.repaired else []
+        lines += [f"{name} printed: {text}" for name, text in self.examples.items()]
+        return "\n".join(lines + [f"not run: {reason}" for reason in self.not_run])
+
 
 def verify_repo(
     repo_id: str,
@@ -80,52 +86,34 @@ def verify_repo(
         UserError: it cannot be downloaded, a checksum differs, an example fails, or none could be run.
     """
     check_repo_id(repo_id)
-    say = report or (lambda line: None)
-    api = HfApi()
+    say, api = report or (lambda line: None), HfApi()
+
+    def look() -> tuple[str, dict[str, RepoFile]]:
+        commit = api.model_info(repo_id, revision=revision).sha
+        assert commit is not None
+        tree = api.list_repo_tree(repo_id, revision=commit, recursive=True)
+        return commit, {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+
+    def find_damaged() -> list[str]:
+        local = {path: SharedFile(path, folder / path) for path in remote if (folder / path).is_file()}
+        return sorted({*(remote.keys() - local.keys()), *differences(local, remote)})
+
     with reading(repo_id):
-        commit, remote = try_again(lambda: _look(api, repo_id, revision), "reading the repository", say=say)
+        commit, remote = try_again(look, "reading the repository", say=say)
         folder = try_again(lambda: Path(snapshot_download(repo_id, revision=commit)), "the download", say=say)
-        repaired = _repair(repo_id, commit, folder, remote, say)
+        repaired = find_damaged()  # the client accepts any bytes of the right number
+        for path in repaired:
+            say(f"{path} is damaged; downloading it again")
+            hf_hub_download(repo_id, path, revision=commit, force_download=True)
+        if still := find_damaged() if repaired else []:
+            raise UserError(
+                f"{', '.join(still)} of {repo_id} still has a wrong checksum after a second download: a proxy "
+                "or a disk changes the data; try another network"
+            )
     say(f"{len(remote)} files of {repo_id} at {commit[:8]}: all checksums match")
     examples, not_run = run_examples(repo_id, folder, remote, trust_remote_code, say)
     size = sum(entry.size for entry in remote.values())
     return VerifyResult(repo_id, commit, folder, len(remote), size, repaired, examples, not_run)
-
-
-def _look(api: HfApi, repo_id: str, revision: str | None) -> tuple[str, dict[str, RepoFile]]:
-    commit = api.model_info(repo_id, revision=revision).sha
-    assert commit is not None
-    tree = api.list_repo_tree(repo_id, revision=commit, recursive=True)
-    return commit, {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-
-
-def _repair(
-    repo_id: str, commit: str, folder: Path, remote: dict[str, RepoFile], say: Callable[[str], None]
-) -> list[str]:
-    """Compare; what is damaged (the client accepts any bytes of the right number) is downloaded once more."""
-    damaged = _damaged(folder, remote)
-    for path in damaged:
-        say(f"{path} is damaged; downloading it again")
-        hf_hub_download(repo_id, path, revision=commit, force_download=True)
-    if still := _damaged(folder, remote):
-        raise UserError(
-            f"{', '.join(still)} of {repo_id} still has a wrong checksum after a second download: a proxy "
-            "or a disk changes the data; try another network"
-        )
-    return damaged
-
-
-def _damaged(folder: Path, remote: dict[str, RepoFile]) -> list[str]:
-    local = {path: SharedFile(path, folder / path) for path in remote if (folder / path).is_file()}
-    return sorted({path for path in remote if path not in local} | set(differences(local, remote)))
-
-
-@dataclass(frozen=True)
-class _Example:
-    """Code to run, and what it is called in messages."""
-
-    name: str
-    code: str
 
 
 def run_examples(
@@ -140,66 +128,59 @@ def run_examples(
 
     Returns:
         What each example that was run printed, and why others were not run.
-
-    Raises:
-        UserError: an example fails, or none was run.
     """
     check_folder(folder, repo_id)
     config = read_config(folder)
     if foreign := sorted({*weight_files(folder), *indexed_files(folder, repo_id)} - set(files)):
         raise UserError(f"the weight index of {repo_id} names {foreign[0]}, which is not in the repository")
-    blocks = _card_examples(repo_id, folder)
-    own = _own_example(config, folder)
-    not_run: list[str] = []
-    waiting = [_Example("this package's example", own)] if own else []
-    for number, block in enumerate(blocks, start=1):
-        code = _REPO_LINE.sub(lambda match: f"repo = {json.dumps(str(folder))}", block)
-        if code.strip() == (own or "").strip():
-            continue  # what it says is run as this package's example
-        if trust_remote_code:
-            waiting.append(_Example(f"example {number} of the card", code))
-        else:
-            not_run.append(f"example {number} of the card is code of {repo_id}; allow it with --trust-remote-code")
-    if not waiting:
-        reasons = [f"the architecture '{one_line(config.model_type)}' comes with code of {repo_id}", *not_run]
-        raise UserError(f"all checksums match, but no example was run: {'; '.join(reasons)}")
-    printed: dict[str, str] = {}
-    for example in waiting:
-        say(f"running {example.name}")
-        printed[example.name] = _run(example)
-    return printed, not_run
-
-
-def _card_examples(repo_id: str, folder: Path) -> list[str]:
-    card = folder / CARD_NAME
+    card, own, not_run = folder / CARD_NAME, _own_example(config, folder), list[str]()
     blocks = _BLOCK.findall(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else []
     if not blocks:
         raise UserError(
             f"the card of {repo_id} has no Python example; add one, or push the model again with hf-vit push"
         )
-    return [code for _, code in blocks]
+    waiting = {"this package's example": own} if own else {}
+    for number, (_, block) in enumerate(blocks, start=1):
+        name = f"example {number} of the card"
+        code = _REPO_LINE.sub(lambda _: f"repo = {json.dumps(str(folder))}", block)
+        if code.strip() == (own or "").strip():
+            continue  # what it says is run as this package's example
+        if trust_remote_code:
+            waiting[name] = code
+        else:
+            not_run.append(f"{name} is code of {repo_id}; allow it with --trust-remote-code")
+    if not waiting:
+        reasons = [f"the architecture '{one_line(config.model_type)}' comes with code of {repo_id}", *not_run]
+        raise UserError(f"all checksums match, but no example was run: {'; '.join(reasons)}")
+    printed: dict[str, str] = {}
+    for name, code in waiting.items():
+        say(f"running {name}")
+        printed[name] = _run(name, code)
+    return printed, not_run
 
 
 def _own_example(config: ModelConfig, folder: Path) -> str | None:
-    """Our own code for a model whose class this package or transformers has; None for others."""
+    """Return our own code for a model whose class this package or transformers has; None for others."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if config.model_type not in CONFIG_MAPPING or config.own_class is not None:
         return None
-    architecture = "hf_vit" if config.is_ours else "transformers"
-    return example_code(config, str(folder), architecture)
+    return example(config, str(folder), "hf_vit" if config.is_ours else "transformers")
 
 
-def _run(example: _Example) -> str:
-    """Run an example in a process of its own, on an image of noise; its output."""
-    code = example.code if "import hf_vit" in example.code else _BARRED + example.code
+def _run(name: str, code: str) -> str:
+    """Run an example in a process of its own, on an image of noise, and return its output."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     with scratch_folder("verify") as scratch:
-        _draw_noise(scratch / "image.png")
+        Image.fromarray(pixels).save(scratch / "image.png")
         try:
             done = subprocess.run(
-                [sys.executable, "-c", code],
+                [sys.executable, "-c", code if "import hf_vit" in code else _BARRED + code],
                 cwd=scratch,
-                env=bare_environment(str(scratch)),
+                env=_bare_environment(str(scratch)),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -207,15 +188,15 @@ def _run(example: _Example) -> str:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise UserError(f"{example.name} did not finish within {_EXAMPLE_SECONDS} s") from error
+            raise UserError(f"{name} did not finish within {_EXAMPLE_SECONDS} s") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        raise UserError(f"{example.name} fails: {one_line(lines[-1])}")
+        raise UserError(f"{name} fails: {one_line(lines[-1])}")
     return one_line(done.stdout)
 
 
-def bare_environment(home: str) -> dict[str, str]:
-    """The environment of a process that runs an example: nothing secret, no network, an empty home.
+def _bare_environment(home: str) -> dict[str, str]:
+    """Return the environment of a process that runs an example: nothing secret, no network, an empty home.
 
     What Python and torch need is named; everything else, tokens first of all, is left out.
     """
@@ -227,20 +208,3 @@ def bare_environment(home: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }
-
-
-def _draw_noise(path: Path) -> None:
-    import numpy as np
-    from PIL import Image
-
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-
-
-def describe(result: VerifyResult) -> str:
-    """A few lines for people."""
-    lines = [f"{result.repo_id}: {result.files} files, {result.size:,} bytes, commit {result.commit}"]
-    if result.repaired:
-        lines.append(f"downloaded again: {', '.join(result.repaired)}")
-    lines += [f"{name} printed: {text}" for name, text in result.examples.items()]
-    return "\n".join(lines + [f"not run: {reason}" for reason in result.not_run])

@@ -18,14 +18,11 @@ _FILTERS = {2: "bilinear", 3: "bicubic"}
 
 
 def description(model: PreTrainedModel, processor: Any, name: str, folder: Path | None) -> dict[str, Any]:
-    """Labels, geometry, preprocessing and figures of a classifier.
+    """Return labels, geometry, preprocessing and figures of a classifier.
 
     Args:
         name: what the page calls it.
         folder: of its facts.json, where there is one.
-
-    Raises:
-        UserError: the page cannot prepare images as the processor does.
     """
     config: Any = model.config
     family = family_of(config.model_type)
@@ -54,11 +51,7 @@ def description(model: PreTrainedModel, processor: Any, name: str, folder: Path 
 
 
 def preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[str, Any]:
-    """The steps of an image processor as the page takes them; what it does not do is None.
-
-    Raises:
-        UserError: a step that the page does not know, or images of another size than the model's.
-    """
+    """Return the steps of an image processor as the page takes them; what it does not do is None."""
     settings = processor.to_dict()
     size, crop = dict(settings.get("size") or {}), settings.get("crop_size") if settings.get("do_center_crop") else None
     resize = size if settings.get("do_resize", True) else None
@@ -89,19 +82,15 @@ def preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[str, Any]
 
 
 def _figures(folder: Path | None) -> list[dict[str, str]]:
-    """Accuracy, calibration and speed, as the card has them."""
+    """Return accuracy, calibration and speed, as the card has them."""
     record = None if folder is None else own_evaluation(Facts.load(folder))
     if record is None:
         return []
     values, data = record.values, record.data
-    of = "" if data is None else f"{data.name}, {data.split}"
+    judged = "" if data is None else f"{data.name}, {data.split}"
+    judged = f"of {data.size:,} images ({judged})" if data and data.size else judged
     shown = (
-        (
-            "Accuracy",
-            fraction(values.get("top1")),
-            "{:.1%}",
-            f"of {data.size:,} images ({of})" if data and data.size else of,
-        ),
+        ("Accuracy", fraction(values.get("top1")), "{:.1%}", judged),
         ("Calibration error", fraction(values.get("ece")), "{:.1%}", "between confidence and accuracy"),
         ("Speed", values.get("images_per_second"), "{:,.0f} images/s", str(record.hardware.get("name") or "")),
     )

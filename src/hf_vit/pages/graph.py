@@ -11,6 +11,7 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.families import family_of
+from hf_vit.models.configuration_hf_vit import as_pair
 
 
 @final
@@ -19,7 +20,8 @@ class Inside(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model, config = model, _config(model)
+        config: Any = model.config
+        self.model = model
         family = family_of(config.model_type)
         assert family is not None
         self.has_tokens, self.has_attention = family.has_tokens, family.is_vit
@@ -50,12 +52,12 @@ class Inside(nn.Module):
 
 
 def is_axial(config: Any) -> bool:
-    """Whether a layer attends along rows, then along columns."""
+    """Return whether a layer attends along rows, then along columns."""
     return config.model_type == "hf_axial_vit"
 
 
 def numbers_inside(config: Any) -> int:
-    """How many numbers attentions and hidden states of one image are: what a browser must hold beside the weights."""
+    """Return how many numbers attentions and hidden states of one image are, which a browser holds beside weights."""
     family = family_of(config.model_type)
     if family is None or not family.has_tokens:
         return 0
@@ -76,9 +78,8 @@ def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
         positions [h*w, D], what is added to the patches.
     """
     model.set_attn_implementation("eager")  # the others give no attentions
-    module, config = Inside(model).eval(), _config(model)
-    height, width = config.image_size if isinstance(config.image_size, tuple | list) else (config.image_size,) * 2
-    image = torch.zeros(1, config.num_channels, height, width)
+    config: Any = model.config
+    module, image = Inside(model).eval(), torch.zeros(1, config.num_channels, *as_pair(config.image_size))
     with torch.no_grad():
         program = torch.onnx.export(
             module, (image,), input_names=["pixel_values"], output_names=module.names, dynamo=True, verbose=False
@@ -104,7 +105,3 @@ def _add_constant(graph: Any, name: str, values: torch.Tensor) -> None:
     node.outputs[0].shape = ir.Shape(list(values.shape))
     graph.append(node)
     graph.outputs.append(node.outputs[0])
-
-
-def _config(model: PreTrainedModel) -> Any:
-    return model.config

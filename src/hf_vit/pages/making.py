@@ -19,18 +19,17 @@ from hf_vit.data.load import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
-from hf_vit.hub.licenses import common_license
+from hf_vit.hub.card_metadata import common_license
+from hf_vit.hub.contents import PAGE_FILES
 from hf_vit.hub.model_folder import CARD_NAME, PAGE_NAME
-from hf_vit.hub.page_folder import STATIC
 from hf_vit.pages.description import description
 from hf_vit.pages.graph import numbers_inside, write_graph
 from hf_vit.pages.runtime import check_runtime, copy_runtime
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.writing import saying_why
 
-LARGEST_BYTES = (
-    10**9
-)  # weights and maps: a browser's WebAssembly has 4 GB, and holds the file beside what it reads of it
+# Of weights and maps: a browser's WebAssembly has 4 GB, and holds the file beside what it reads of it.
+LARGEST_BYTES = 10**9
 NUM_EXAMPLES, _EXAMPLE_PX = 10, 640
 
 
@@ -77,26 +76,23 @@ def make_page(
     OnnxGraph().require_libraries()
     examples = None if images is None else load_data(images, skip_bad_images=True)
     with without_transformers_bars(), new_folder(place) as folder:
-        names = _distinct_names(models)
+        last = [Path(str(model)).name or str(model) for model in models]
+        names = [name if last.count(name) == 1 else str(model) for name, model in zip(last, models, strict=True)]
         described = [
             _write_model(model, name, folder / "models" / str(number), place)
             for number, (model, name) in enumerate(zip(models, names, strict=True))
         ]
         with saying_why(place):
-            _write_json(folder / PAGE_NAME, {"models": described, "examples": _write_examples(examples, folder)})
+            page = {"models": described, "examples": _write_examples(examples, folder)}
+            content = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
+            (folder / PAGE_NAME).write_text(content, encoding="utf-8")
             (folder / CARD_NAME).write_text(_space_card(names, models), encoding="utf-8")
-            for file in STATIC:
+            for file in PAGE_FILES:
                 (folder / file).write_bytes((resources.files("hf_vit.pages") / "static" / file).read_bytes())
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             with progress("fetching the runtime"):
                 copy_runtime(folder / "runtime", runtime)
     return PageResult(Path(output), names, size / 1e6)
-
-
-def _distinct_names(models: Sequence[str | Path]) -> list[str]:
-    """The last part of a model's place; the whole of it where two have the same."""
-    last = [Path(str(model)).name or str(model) for model in models]
-    return [name if last.count(name) == 1 else str(model) for name, model in zip(last, models, strict=True)]
 
 
 def _write_model(source: str | Path, name: str, folder: Path, place: Path) -> dict[str, Any]:
@@ -109,7 +105,12 @@ def _write_model(source: str | Path, name: str, folder: Path, place: Path) -> di
         raise UserError(
             f"{source} takes images of {loaded.config.num_channels} channels; the page shows RGB, which has 3"
         )
-    _refuse_large(loaded, name)
+    weights, inside = 4 * loaded.num_parameters(), 4 * numbers_inside(loaded.config)
+    if weights + inside > LARGEST_BYTES:
+        raise UserError(
+            f"{name} is too large for a browser: {weights / 1e6:,.0f} MB of weights and {inside / 1e6:,.0f} MB of "
+            f"maps, of which {LARGEST_BYTES / 1e6:,.0f} MB fit; give a smaller model or a smaller image size"
+        )
     about = description(loaded, processor, name, Path(source) if Path(source).is_dir() else None)
     with progress(f"exporting {name}"), saying_why(place):
         folder.mkdir(parents=True)
@@ -119,17 +120,8 @@ def _write_model(source: str | Path, name: str, folder: Path, place: Path) -> di
     return about
 
 
-def _refuse_large(model: Any, name: str) -> None:
-    weights, inside = 4 * model.num_parameters(), 4 * numbers_inside(model.config)
-    if weights + inside > LARGEST_BYTES:
-        raise UserError(
-            f"{name} is too large for a browser: {weights / 1e6:,.0f} MB of weights and {inside / 1e6:,.0f} MB of "
-            f"maps, of which {LARGEST_BYTES / 1e6:,.0f} MB fit; give a smaller model or a smaller image size"
-        )
-
-
 def _write_examples(data: ImageData | None, folder: Path) -> list[dict[str, str]]:
-    """The first images of the test split that show other classes than those before."""
+    """Write the first images of the test split that show other classes than those before."""
     if data is None:
         return []
     split: Any = data.split("test" if "test" in data.splits else next(iter(data.splits)))
@@ -148,7 +140,7 @@ def _write_examples(data: ImageData | None, folder: Path) -> list[dict[str, str]
 
 
 def _space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
-    """README.md of a static Space: its metadata name the models of the Hub, whose own pages then link to it."""
+    """Return README.md of a static Space: its metadata name the models of the Hub, whose own pages then link to it."""
     import yaml
 
     metadata: dict[str, Any] = {"title": ", ".join(names), "sdk": "static", "app_file": "index.html"}
@@ -158,7 +150,3 @@ def _space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
         metadata["license"] = license
     about = "A page that runs these models in the visitor's browser, written by `hf-vit page`."
     return f"---\n{yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)}---\n\n{about}\n"
-
-
-def _write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -38,9 +38,6 @@ def copy_runtime(folder: Path, source: str | Path | None = None) -> None:
 
     Args:
         source: a folder that holds them, as `dist` of the npm package does; by default they are fetched, once.
-
-    Raises:
-        UserError: they cannot be had.
     """
     check_runtime(source)
     files = [_fetched(name) if source is None else Path(source) / name for name in FILES]

@@ -32,9 +32,6 @@ def still_page(model: PreTrainedModel, processor: Any, image: "Image", name: str
         image: RGB.
         name: what the page calls the model.
         folder: of its facts.json, where there is one.
-
-    Raises:
-        UserError: the page cannot prepare images as the processor does.
     """
     about = description(model, processor, name, folder)
     implementation = model.config._attn_implementation or "eager"

@@ -14,7 +14,7 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from hf_vit.errors import UserError
-from hf_vit.repositories.retrying import reason
+from hf_vit.repositories.hub import reason
 
 # Of fsspec; in each of them an object is seen when its last byte has arrived, and not before.
 STORES = ("s3", "gs", "hf", "memory")
@@ -25,29 +25,23 @@ class StoreError(UserError):
 
 
 def in_store(place: str | os.PathLike[str]) -> bool:
-    """Whether this is the address of an object store."""
-    return str(place).partition("://")[0] in STORES and "://" in str(place)
+    """Return whether this is the address of an object store."""
+    scheme, is_address, _ = str(place).partition("://")
+    return bool(is_address) and scheme in STORES
 
 
 def place_of(name: str | os.PathLike[str]) -> Path:
-    """A file or folder, which need not be there.
-
-    Args:
-        name: a path, file:///PATH, or the address of an object store (s3://BUCKET/..., gs://..., hf://datasets/...).
+    """Return a file or folder, which need not be there, by its path or address (file:///PATH, s3://BUCKET/...).
 
     Returns:
         A path, or something with a path's methods: universal_pathlib's.
-
-    Raises:
-        UserError: it is an address of another kind, or what its store needs is not installed.
     """
     text = str(name)
-    scheme, is_address, _ = text.partition("://")
-    if not is_address:
+    if "://" not in text:
         return Path(name)
     if text.startswith("file:///"):
         return Path(unquote(urlsplit(text).path))
-    if scheme not in STORES:
+    if not in_store(text):
         known = ", ".join(f"{each}://" for each in STORES)
         raise UserError(f"{text} has an unknown scheme; give a path, file:///, {known}")
     try:
@@ -61,50 +55,55 @@ def place_of(name: str | os.PathLike[str]) -> Path:
 
 
 def is_folder(place: Path) -> bool:
-    """Whether it is one, and there."""
+    """Return whether it is one, and there."""
     with saying_what(place, "read"):
         return place.is_dir()
 
 
 def find(folder: Path) -> list[tuple[str, ...]]:
-    """The names of all files below a folder of a store, part by part, sorted."""
-    place = cast(Any, folder)
-    with saying_what(place, "listed"):
-        place.fs.invalidate_cache()  # it remembers what was there
-        below = place.path.rstrip("/") + "/"
-        paths = (each.strip("/").removeprefix(below.strip("/") + "/") for each in place.fs.find(place.path))
+    """Return the names of all files below a folder of a store, part by part, sorted."""
+    store = _store_of(folder)
+    with saying_what(folder, "listed"):
+        below = store.path.strip("/") + "/"
+        paths = (each.strip("/").removeprefix(below) for each in store.fs.find(store.path))
         return sorted(tuple(path.split("/")) for path in paths if path)
 
 
 def matches(pattern: str) -> list[Path]:
-    """The files of a store that a pattern stands for, sorted."""
-    place = cast(Any, place_of(pattern))
+    """Return the files of a store that a pattern stands for, sorted."""
+    store = _store_of(place_of(pattern))
     with saying_what(pattern, "listed"):
-        place.fs.invalidate_cache()
-        return sorted(place_of(place.fs.unstrip_protocol(each)) for each in place.fs.glob(place.path))
+        return sorted(place_of(store.fs.unstrip_protocol(each)) for each in store.fs.glob(store.path))
 
 
 def sizes(files: Iterable[Path]) -> dict[Path, int]:
-    """Of those that are there, in bytes; of a store every folder is listed once, as it is now."""
-    found: dict[Path, int] = {}
+    """Return the bytes of those that are there; of a store every folder is listed once, as it is now."""
+    known: dict[Path, int] = {}
     for folder, inside in groupby(sorted(files, key=str), key=attrgetter("parent")):
         if not in_store(folder):
-            found |= {path: path.stat().st_size for path in inside if os.path.isfile(path)}
+            known |= {path: path.stat().st_size for path in inside if os.path.isfile(path)}
             continue
-        store: Any = folder
+        store = _store_of(folder)
         with saying_what(folder, "listed"):
-            store.fs.invalidate_cache()
             try:
                 listed = {each["name"].strip("/"): each["size"] for each in store.fs.ls(store.path, detail=True)}
             except FileNotFoundError:
                 continue
         names = {path: cast(Any, path).path.strip("/") for path in inside}
-        found |= {path: listed[name] for path, name in names.items() if name in listed}
-    return found
+        known |= {path: listed[name] for path, name in names.items() if name in listed}
+    return known
+
+
+def _store_of(place: Path) -> Any:
+    """Return a place of a store, whose listings are asked for anew: fsspec remembers what was there."""
+    store: Any = place
+    with saying_what(place, "listed"):
+        store.fs.invalidate_cache()
+    return store
 
 
 def read(file: Path) -> bytes:
-    """An object of a store.
+    """Read an object of a store.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -115,14 +114,7 @@ def read(file: Path) -> bytes:
 
 
 def write(address: str, content: bytes | Path) -> None:
-    """Let an object appear, or be replaced, in one move.
-
-    Args:
-        content: of it, or the file of this machine that has it.
-
-    Raises:
-        UserError: it cannot be written, or its bucket or repository is not there.
-    """
+    """Let an object appear, or be replaced, in one move; `content` may be the file of this machine that has it."""
     from fsspec.core import url_to_fs
 
     try:

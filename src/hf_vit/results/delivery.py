@@ -1,4 +1,4 @@
-"""Folders that appear complete or not at all, whatever happens while they are written."""
+"""Write a folder so that it appears complete or not at all, whatever happens meanwhile."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _WRITTEN = re.compile(
 
 
 def free_folder(output: str | Path, force: bool | None = None, parcel: Path | None = None) -> Path:
-    """Where a new folder will be written: `output`, or what it links to; what a killed process left there goes.
+    """Return where a new folder will be written: `output`, or what it links to; what a killed process left there goes.
 
     Args:
         output: absent or an empty folder.
@@ -53,12 +53,10 @@ def free_folder(output: str | Path, force: bool | None = None, parcel: Path | No
 
 
 def _refuse_full(output: str | Path, place: Path, force: bool | None) -> None:
-    """Let pass a folder that `force` may replace.
-
-    Raises:
-        UserError: it may not.
-    """
-    foreign, is_model = _foreign_in(place), _tells_of_origin(place)
+    """Let pass a folder that `force` may replace."""
+    foreign, is_model = _foreign_in(place), False  # a facts.json alone comes of a measurement, too
+    with suppress(UserError):  # it is damaged
+        is_model = bool(Facts.load(place).origins())
     if not (force and is_model):
         remedy = "; --force replaces only what hf-vit trained, converted or exported" if force else ""
         if force is False and is_model and not foreign:
@@ -79,16 +77,9 @@ def _foreign_in(place: Path) -> list[str]:
     return sorted(name for name in names if not _WRITTEN.fullmatch(name))
 
 
-def _tells_of_origin(place: Path) -> bool:
-    """Whether the model is this package's: a facts.json alone comes of a measurement, too."""
-    with suppress(UserError):  # it is damaged
-        return any(record.kind in ("training", "conversion") for record in Facts.load(place).records)
-    return False
-
-
 @contextmanager
 def new_folder(output: Path, force: bool = False) -> Generator[Path]:
-    """A folder of the name of `output` that takes its place at the end, or vanishes if anything goes wrong.
+    """Make a folder of the name of `output` that takes its place at the end, or vanishes if anything goes wrong.
 
     Until then it lies in a hidden one beside `output`; inside, where that is there and empty. Then `output` stays what
     it is, perhaps a disk of its own or the working folder, and is filled.
@@ -120,20 +111,20 @@ def _fill(output: Path, folder: Path) -> None:
 
     After a kill it can be replaced, as facts.json comes first, and is no model, as what makes one of it comes last.
     """
+
+    def place_in_line(path: Path) -> tuple[bool, bool, bool]:
+        is_model = path.name.startswith(("model", "openvino_model"))
+        return path.name != FACTS_NAME, path.name == "config.json", is_model
+
     moved: list[Path] = []
     try:
-        for path in sorted(folder.iterdir(), key=_place_in_line):
+        for path in sorted(folder.iterdir(), key=place_in_line):
             path.replace(output / path.name)
             moved.append(path)
     except BaseException:
         for path in moved:
             (output / path.name).replace(path)
         raise
-
-
-def _place_in_line(path: Path) -> tuple[bool, bool, bool]:
-    is_model = path.name.startswith(("model", "openvino_model"))
-    return path.name != FACTS_NAME, path.name == "config.json", is_model
 
 
 def _replace(output: Path, folder: Path) -> None:

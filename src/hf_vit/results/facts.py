@@ -25,7 +25,7 @@ import math
 import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
@@ -81,24 +81,22 @@ class Facts(BaseModel):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read `folder/facts.json`; a folder without one has no records yet.
-
-        Raises:
-            UserError: the file is not JSON, or is not a list of records.
-        """
+        """Read `folder/facts.json`; a folder without one has no records yet."""
         path = Path(folder) / FACTS_NAME
         try:
-            text = path.read_text(encoding="utf-8")
+            return cls(records=_RECORDS.validate_json(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return cls()
-        except UnicodeDecodeError as error:
-            raise _corrupt(path, "not UTF-8 text") from error
-        try:
-            return cls(records=_RECORDS.validate_json(text))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise _corrupt(path, f"{where}: {first['msg']}" if where else first["msg"]) from error
+        except ValueError as error:
+            reason = "not UTF-8 text"
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"]))
+                reason = f"{where}: {first['msg']}" if where else first["msg"]
+            name = Path(path.parent.name) / path.name
+            raise UserError(
+                f"{name} is damaged ({reason}); restore it from a backup, or move it away to start a new one"
+            ) from error
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `folder/facts.json` in one move: a reader sees the old file or the new one, never half of one."""
@@ -107,8 +105,16 @@ class Facts(BaseModel):
         write_atomically(Path(folder) / FACTS_NAME, text + "\n")
 
     def of_kind(self, kind: str) -> list[Record]:
-        """The records of one kind, oldest first."""
+        """Return the records of one kind, oldest first."""
         return [record for record in self.records if record.kind == kind]
+
+    def latest(self, kind: str) -> Record | None:
+        """Return the last record of one kind; None without one."""
+        return next(reversed(self.of_kind(kind)), None)
+
+    def origins(self) -> list[Record]:
+        """Return the records that tell where weights came from, oldest first."""
+        return [record for record in self.records if record.kind in ("training", "conversion")]
 
 
 def append_record(folder: str | os.PathLike[str], record: Record) -> None:
@@ -126,10 +132,7 @@ def append_record(folder: str | os.PathLike[str], record: Record) -> None:
 
 
 def is_recorded(folder: str | os.PathLike[str], kind: str, values: Mapping[str, Any]) -> bool:
-    """Whether a record of `folder/facts.json` holds these values, among others.
-
-    A command that was killed when its work was done, and goes on, finds out so whether it had told of it.
-    """
+    """Return whether a record of `folder/facts.json` holds these values: what a command that goes on asks."""
     wanted = _recorded(values)
     return any(_holds(cast(JsonValue, record.values), wanted) for record in Facts.load(folder).of_kind(kind))
 
@@ -150,7 +153,7 @@ def new_record(
     seconds: float | None = None,
     device: str | None = None,
 ) -> Record:
-    """Make a record of now, on this machine, with these library versions.
+    """Return a record of now, on this machine, with these library versions.
 
     Args:
         kind: one of `KINDS`.
@@ -181,17 +184,13 @@ def new_record(
 
 
 def fraction(value: object) -> float | None:
-    """A value that can be an accuracy or an error, a number in [0, 1]; None for all else that facts.json may hold."""
+    """Return a value that can be an accuracy or an error, a number in [0, 1]; None for all else in facts.json."""
     return float(value) if isinstance(value, float | int) and 0 <= value <= 1 else None
 
 
 @contextmanager
 def exclusive(folder: str | os.PathLike[str], *, wait: bool = True) -> Generator[None]:
-    """Hold the folder's advisory lock, where the system has one; it leaves no lock file behind to be shared.
-
-    Raises:
-        UserError: another holds it, and this one does not `wait`.
-    """
+    """Hold the folder's advisory lock, where the system has one; it leaves no lock file behind to be shared."""
     try:
         import fcntl
     except ImportError:  # not a POSIX system
@@ -199,22 +198,16 @@ def exclusive(folder: str | os.PathLike[str], *, wait: bool = True) -> Generator
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another process is writing to {folder}; wait until it has finished, or choose another folder"
-            ) from error
-        except OSError:  # some network file systems cannot lock a folder
-            pass
+        with suppress(OSError):  # some network file systems cannot lock a folder
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError as error:
+                raise UserError(
+                    f"another process is writing to {folder}; wait until it has finished, or choose another folder"
+                ) from error
         yield
     finally:
         os.close(descriptor)
-
-
-def _corrupt(path: Path, reason: str) -> UserError:
-    shown = Path(path.parent.name) / path.name
-    return UserError(f"{shown} is damaged ({reason}); restore it from a backup, or move it away to start a new one")
 
 
 def _recorded(value: object) -> JsonValue:

@@ -1,5 +1,6 @@
-"""Figures drawn off screen, without pyplot's global state; the same figure gives the same bytes."""
+"""Figures drawn off screen, and HTML reports with figures inside; the same figure gives the same bytes."""
 
+import base64
 import io
 import warnings
 from pathlib import Path
@@ -8,15 +9,37 @@ from typing import TYPE_CHECKING, Any, Literal
 from hf_vit.results.writing import write_atomically
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PictureFormat = Literal["png", "svg"]
 _DPI = 120
+_MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{{ title }}</title>
+<style>
+body { font-family: sans-serif; max-width: {{ width }}rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.45; }
+img { max-width: 100%; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; }
+td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top; }
+.quiet { color: #555; font-size: .9rem; }
+</style>
+</head>
+<body>
+<h1>{{ heading or title }}</h1>
+{% include "body" %}
+</body>
+</html>
+"""
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of this size in inches."""
+    """Return an empty figure of this size in inches, without pyplot's global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -30,7 +53,7 @@ def integer_ticks(axis: "Axis") -> None:
 
 
 def encode_figure(figure: "Figure", picture_format: PictureFormat = "png") -> bytes:
-    """A figure as the bytes of a file, without dates, versions or random ids."""
+    """Return a figure as the bytes of a file, without dates, versions or random ids."""
     from matplotlib import rc_context
 
     content = io.BytesIO()
@@ -45,3 +68,27 @@ def encode_figure(figure: "Figure", picture_format: PictureFormat = "png") -> by
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG in one move."""
     write_atomically(path, encode_figure(figure))
+
+
+def render_report(title: str, body: str, *, heading: str | None = None, width: int = 60, **values: object) -> str:
+    """Return an HTML page of results with the pictures inside, so that it can be sent as it is.
+
+    Args:
+        title: of the window, and above everything else unless there is a `heading`.
+        body: a Jinja template of what stands below it; `figure(path, title)` shows a PNG or SVG file. All text is
+            escaped.
+        width: of the page at most, in rem.
+        values: what the template names.
+    """
+    from jinja2 import DictLoader, Environment
+
+    pages = Environment(autoescape=True, loader=DictLoader({"page": _PAGE, "body": body}))
+    return pages.get_template("page").render(title=title, heading=heading, width=width, figure=_embed, **values)
+
+
+def _embed(picture: Path, title: str) -> "Markup":
+    from markupsafe import Markup
+
+    content = base64.b64encode(picture.read_bytes()).decode()
+    source = f"data:{_MEDIA[picture.suffix]};base64,{content}"
+    return Markup('<p><img src="{}" alt="{}"></p>').format(source, title)

@@ -25,11 +25,7 @@ _MADE = set[str]()  # what tells the hidden names of this process from those of 
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file in one move; what was there stays until then.
-
-    Raises:
-        UserError: nothing can be written there.
-    """
+    """Write a file in one move; what was there stays until then."""
     # A file's name may hold bytes that are no text.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with new_file(path) as temporary, saying_why(path), temporary.open("wb") as file:
@@ -44,9 +40,6 @@ def new_file(path: Path) -> Generator[Path]:
 
     Whoever may read or write an earlier file may do so with the new one. A link is replaced: in a folder that a
     stranger wrote it may lead anywhere.
-
-    Raises:
-        UserError: nothing can be written there.
     """
     refuse_address(path)
     temporary = beside(path, "tmp")
@@ -65,11 +58,7 @@ def new_file(path: Path) -> Generator[Path]:
 
 @contextmanager
 def scratch_folder(purpose: str) -> Generator[Path]:
-    """A folder of this user alone among the system's temporary ones, which vanishes at the end.
-
-    Raises:
-        UserError: nothing can be written there.
-    """
+    """Make a folder of this user alone among the system's temporary ones, which vanishes at the end."""
     place = Path(tempfile.gettempdir()) / f"hf_vit_{purpose}"
     folder = beside(place, "tmp")
     try:
@@ -83,13 +72,7 @@ def scratch_folder(purpose: str) -> Generator[Path]:
 
 @contextmanager
 def saying_why(path: Path) -> Generator[None]:
-    """Turn what the system says about writing there into one line that names the place and the remedy.
-
-    Where it is said of a part already, the whole is named instead.
-
-    Raises:
-        UserError: the disk is full, the name is too long, nothing may be written there, ...
-    """
+    """Turn what the system says about writing there, or to a part of it, into one line with place and remedy."""
     try:
         yield
     except Exception as error:  # of safetensors and torch, too
@@ -128,11 +111,7 @@ def is_address(place: str | Path) -> bool:
 
 
 def refuse_address(place: str | Path) -> None:
-    """Where only this machine's disks will do.
-
-    Raises:
-        UserError: it is an address.
-    """
+    """Raise a UserError for an address, where only this machine's disks will do."""
     if is_address(place):
         raise UserError(f"{place} is a URL, not a local path; give a path")
 

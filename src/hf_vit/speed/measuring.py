@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
-from hf_vit.results.measurements import Measurements
+from hf_vit.results.documents import Measurements
 
 if TYPE_CHECKING:
     from hf_vit.loading.model import LoadedModel

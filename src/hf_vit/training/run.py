@@ -35,11 +35,11 @@ from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, is_out_of_memory, refusal
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
-from hf_vit.hub.licenses import license_of, need_license
-from hf_vit.hub.preflight import check_repo_id
+from hf_vit.hub.card_metadata import license_of, need_license
 from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in
 from hf_vit.loading.start import find_model
 from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.repositories.hub import check_repo_id
 from hf_vit.results.facts import DataFact, append_record, new_record
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.results.redaction import redact_values

@@ -16,7 +16,7 @@ from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
-from hf_vit.hub.licenses import common_license
+from hf_vit.hub.card_metadata import common_license
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record

@@ -31,7 +31,7 @@ from hf_vit.evaluation.protocols.multi_label import MultiLabelResult
 from hf_vit.evaluation.protocols.registry import PROTOCOLS, ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult
 from hf_vit.evaluation.saving import save_protocol
-from hf_vit.hub.push_result import PushResult
+from hf_vit.hub.push import PushResult
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.plan import Run, Start, choose_attention, log_folder, training_arguments

@@ -4,14 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
-
 from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
-from hf_vit.hub.licenses import declared_license, license_of, need_license
-from hf_vit.hub.preflight import PushOptions, find_destination
-from hf_vit.hub.push import push_to_hub
-from hf_vit.hub.push_result import PushResult
+from hf_vit.hub.card_metadata import declared_license, license_of, need_license
+from hf_vit.hub.push import Push, PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, append_record, new_record
 
 # The arguments of transformers that the card shows as the recipe.
@@ -26,7 +22,9 @@ _LOGGED = {"training_loss": "train_loss", "validation_accuracy": "eval_accuracy"
 
 def check_before(repo_id: str, say: Callable[[str], None], *, private: bool = False, token: str | None = None) -> str:
     """Make sure, before a training, that its result can be shared; return the repository's full name."""
-    return find_destination(HfApi(token=token), repo_id, PushOptions(private=private, token=token), say).repo_id
+    push = Push(repo_id, private=private, token=token, say=say)
+    push.find_destination()
+    return push.repo_id
 
 
 def share_finished(folder: Path, repo_id: str, say: Callable[[str], None], **options: Any) -> PushResult:
