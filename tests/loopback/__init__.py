@@ -14,5 +14,5 @@ alone, data sets only as they are read, under the names of models. Status codes 
 Users: alice (tokens hf_alice_write, hf_alice_read), bob (hf_bob_write); alice may write to the organisation acme, bob
 may read it.
 
-Faults are injected by the tests (`client.Loopback.fault`); see `faults.py` for what there is.
+Faults are injected by the tests (`client.Loopback.fault`); see `handler.py` for what there is.
 """

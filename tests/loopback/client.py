@@ -57,7 +57,7 @@ class Loopback:
             return json.loads(answer.read())
 
     def fault(self, path: str, action: str, **fields: Any) -> None:
-        """Inject a fault: see `faults.py`."""
+        """Inject a fault: see `handler.py`."""
         self._control("POST", "faults", {"path": path, "action": action, **fields})
 
     def fired(self) -> int:
