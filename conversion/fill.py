@@ -16,7 +16,7 @@ from hf_vit.conversion.planning import Plan, Row
 from hf_vit.conversion.readers import CheckpointReader
 from hf_vit.errors import UserError, first_line
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.models.positions_hf_vit import resample_position_table
+from hf_vit.models.embeddings_hf_vit import resample_position_table
 
 if TYPE_CHECKING:
     from transformers import ViTImageProcessor

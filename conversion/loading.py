@@ -18,7 +18,7 @@ from hf_vit.conversion.planning import Plan, PlanOptions, Wishes, make_plan
 from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, Door, Family, dense_head_of, family_of, refuse_own_class
-from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.repositories.reading import CONFIG, check_folder, loading, model_folder, read_object
 from hf_vit.variants import looks_like_variant, variant_config
 

@@ -39,8 +39,7 @@ from hf_vit.conversion.origins.registry import find_origin
 from hf_vit.conversion.readers import NOTHING_BESIDE, Companions, Shape, Shapes
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import FAMILIES
-from hf_vit.models.configuration_hf_base import HfBaseConfig
-from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
 
 POSITION_TABLE = "embeddings.position_embeddings"
 HEADS = ("classifier.", "distillation_classifier.")

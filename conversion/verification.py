@@ -18,8 +18,8 @@ from hf_vit.conversion.origins.origin import size_text
 from hf_vit.conversion.planning import Plan
 from hf_vit.conversion.readers import NpzReader
 from hf_vit.errors import UserError
+from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import patch_token_slice
-from hf_vit.models.positions_hf_vit import resample_position_table
 
 # Largest difference allowed. Rounding in float32 grows with the numbers (tokens reach 10 and more inside the network),
 # so there it is relative to the largest recorded value where that exceeds 1; float64 has room to spare.

@@ -19,13 +19,12 @@ from transformers.modeling_utils import PreTrainedModel
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_axial_resnet import HfAxialResNetConfig
 from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
-from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_bit import HfBitConfig
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_local_vit import HfLocalViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
-from hf_vit.models.configuration_hf_vit import PROBLEM_TYPES, HfViTBaseConfig, HfViTConfig
+from hf_vit.models.configuration_hf_vit import PROBLEM_TYPES, HfBaseConfig, HfViTBaseConfig, HfViTConfig
 from hf_vit.models.dense_hf_vit import HfDenseConfig
 from hf_vit.models.detection_hf_vit import (
     HfDeformableDetrForObjectDetection,

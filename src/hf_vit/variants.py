@@ -13,7 +13,7 @@ from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.families import FAMILIES
-from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.models.configuration_hf_vit import HfBaseConfig
 
 
 @dataclass(frozen=True)

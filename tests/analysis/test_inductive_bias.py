@@ -31,10 +31,9 @@ from hf_vit import (
     HfViTForImageClassification,
 )
 from hf_vit.analysis import AnalysisSettings, analyze
-from hf_vit.analysis.analysis import MapComparison
+from hf_vit.analysis.analysis import MapComparison, read_features
 from hf_vit.analysis.equivariance import Move, moves, shift
 from hf_vit.analysis.permutation import SHARES, patch_sources, permute_patches
-from hf_vit.analysis.reading import FeatureReader
 from hf_vit.analysis.receptive_field import field_energy, field_numbers
 from hf_vit.errors import UserError
 from hf_vit.loading.model import LoadedModel
@@ -336,7 +335,7 @@ def test_convolutional_networks_to_compare_with(kind):
 def test_maps_of_our_resnets_are_what_they_return_row_by_row(model):
     """Whatever the order of the axes inside is. (A BiT with pre-activation ends in a norm, which no unit gives.)"""
     with torch.inference_mode():
-        maps, output = FeatureReader(randomise(model).eval()).maps(torch.randn(2, 3, 64, 96))
+        maps, output = read_features(randomise(model).eval(), torch.randn(2, 3, 64, 96))
     assert [tuple(one.shape[2:]) for one in maps] == [(16, 24), (8, 12), (8, 12)]
     torch.testing.assert_close(maps[-1].flatten(2).transpose(1, 2), output.last_hidden_state)
 
@@ -344,7 +343,7 @@ def test_maps_of_our_resnets_are_what_they_return_row_by_row(model):
 def test_hooks_are_gone_afterwards():
     model = FAMILIES["plain"].build()
     pixel_values = FAMILIES["plain"].images(model.config)
-    found, _ = FeatureReader(model).maps(pixel_values)
+    found, _ = read_features(model, pixel_values)
     model(pixel_values)
     assert len(found) == 3
     with torch.inference_mode():

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from hf_vit.analysis.reading import AttentionReader
 from models.families import MIXERS, checkpoint_activations, training_loss
 from torch import nn
 
 from hf_vit import HfMixerForImageClassification, UserError
-from hf_vit.analysis.reading import AttentionReader
 from hf_vit.loading.start import build_classifier, find_model
 
 MIXER = MIXERS["mixer"]

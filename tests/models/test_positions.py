@@ -10,7 +10,7 @@ from scipy.ndimage import zoom
 from timm.layers import RelPosBias
 from torch.nn import functional as F
 
-from hf_vit.models.positions_hf_vit import (
+from hf_vit.models.embeddings_hf_vit import (
     RelativePositionBias,
     RelativePositionKeys,
     resample_patch_kernel,

@@ -14,8 +14,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from hf_vit import HfAxialViTForImageClassification
+from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import HfViTDropPath
-from hf_vit.models.positions_hf_vit import resample_position_table
 
 PLAIN = FAMILIES["plain"]
 TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "image_size": 16, "patch_size": 4}

@@ -21,8 +21,8 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Vi
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.analysis import show
+from hf_vit.analysis.analysis import TokenLayout
 from hf_vit.analysis.positions import patch_positions, position_similarity
-from hf_vit.analysis.reading import TokenLayout
 from hf_vit.analysis.rollout import rollout_step
 from hf_vit.data import make_processor
 from hf_vit.data.images import to_rgb

@@ -15,8 +15,8 @@ from hf_vit import HfViTForImageClassification
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate, evaluate_protocol
 from hf_vit.loading.start import build_classifier, build_processor, find_model
+from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import HfViTAttention
-from hf_vit.models.positions_hf_vit import resample_position_table
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.plan import use_bf16

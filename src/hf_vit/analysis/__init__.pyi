@@ -1,9 +1,16 @@
-from .analysis import AnalysisSettings
-from .api import ANALYSES, AnalysisDocument, AnalysisRun, analyze, save_analyses
+from .analysis import AnalysisSettings, AttentionReader
+from .api import (
+    ANALYSES,
+    AnalysisDocument,
+    AnalysisRun,
+    StagesDocument,
+    analyze,
+    analyze_stages,
+    save_analyses,
+    stage_folders,
+)
 from .images import AnalysisImages, CueConflicts, open_cue_conflicts, open_images
-from .reading import AttentionReader
 from .showing import Shown, show
-from .stages import StagesDocument, analyze_stages, stage_folders
 
 __all__ = [
     "ANALYSES",

@@ -1,4 +1,4 @@
-"""`analyze`: make analyses of a model, keep what is finished, write files, a report and facts.
+"""`analyze` and `analyze_stages`: make analyses, keep what is finished, write files, a report and facts.
 
 The file of an analysis, `NAME.json`:
 
@@ -14,19 +14,22 @@ The file of an analysis, `NAME.json`:
 
 The same model, images and settings give the same bytes: no dates, times or paths are in it. Its JSON schema is
 `AnalysisDocument.model_json_schema()`.
+
+The same analyses at every stage of a training write OUTPUT/checkpoint-<step>/ as `analyze` does, OUTPUT/stages.json
+(`StagesDocument`), its curves in OUTPUT/stages_NAME.png, and OUTPUT/report.html.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from hf_vit.analysis.analysis import Analysis, AnalysisSettings, Arrays, Context
+from hf_vit.analysis.analysis import Analysis, AnalysisSettings, Arrays, Context, draw_panels
 from hf_vit.analysis.cka import CKA, CKABetween
 from hf_vit.analysis.distance import AttentionDistance
 from hf_vit.analysis.entropy import AttentionEntropy
@@ -43,12 +46,19 @@ from hf_vit.display import Displayed
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.hub.card import refresh_card
+from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in, step_of
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import engine_fact, engine_note
 from hf_vit.results.documents import Document, ModelInput, differing
 from hf_vit.results.facts import Facts, Record, append_record, is_recorded, new_record
 from hf_vit.results.figures import PictureFormat, encode_figure, render_report
 from hf_vit.results.writing import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Number = float | None | list[float | None]
 
 # In the order in which they are made and shown: name -> class.
 ANALYSES: dict[str, type[Analysis]] = {
@@ -125,16 +135,9 @@ class AnalysisDocument(Document):
     @classmethod
     def of(cls, analysis: Analysis, arrays: Arrays, inputs: AnalysisInputs, pictures: Mapping[str, str]) -> Self:
         """Return the document of an analysis and its arrays."""
-        return cls(
-            name=analysis.name,
-            title=analysis.title,
-            source=analysis.source,
-            shows=analysis.shows,
-            inputs=inputs,
-            arrays={name: _stored(analysis, name, values) for name, values in arrays.items()},
-            notes=analysis.notes,
-            pictures=dict(pictures),
-        )
+        texts: dict[str, Any] = {key: getattr(analysis, key) for key in ("name", "title", "source", "shows", "notes")}
+        stored = {name: _stored(analysis, name, values) for name, values in arrays.items()}
+        return cls(**texts, inputs=inputs, arrays=stored, pictures=dict(pictures))
 
 
 def _stored(analysis: Analysis, name: str, values: NDArray[np.float32]) -> StoredArray:
@@ -196,13 +199,15 @@ class AnalysisRun(Displayed, Mapping[str, Arrays]):
 REPORT_NAME = "report.html"
 
 _REPORT = """
+{%- set model, images = inputs.model, inputs.images %}
 <p>A {{ model.kind }} (fingerprint {{ model.fingerprint }}), looked at with {{ images.size }} images of
 {{ images.name }}
 {%- if images.split %}, split {{ images.split }}{% endif %} (fingerprint {{ images.fingerprint }}).
 {%- if images.skipped %} {{ images.skipped | length }} unreadable images were left out:
 {{ images.skipped | join(", ") }}.{% endif %}</p>
 <p class="quiet">
-{%- for name, value in settings.items() %}{{ name }} {{ value }}{{ ", " if not loop.last }}{% endfor %}</p>
+{%- for name, value in inputs.settings.items() if name != "num_images" %}
+{{- name }} {{ value }}{{ ", " if not loop.last }}{% endfor %}</p>
 {%- for one in documents %}
 <h2>{{ one.title }}</h2>
 <p>{{ one.shows }}</p>
@@ -239,23 +244,6 @@ out: {{ one.inputs.cue_conflicts.skipped | join(", ") }}.{% endif %}</p>
 </ul>
 {%- endif %}
 """
-
-
-def write_report(folder: Path, documents: Sequence[AnalysisDocument], left_out: Mapping[str, str]) -> None:
-    """Write the page over analyses whose pictures lie in `folder`; `left_out`: name -> why it does not apply."""
-    inputs = documents[0].inputs
-    page = render_report(
-        f"{inputs.model.name}: analyses",
-        _REPORT,
-        heading=inputs.model.name,
-        model=inputs.model,
-        images=inputs.images,
-        settings={name: value for name, value in inputs.settings.items() if name != "num_images"},
-        documents=documents,
-        pictures={one.name: [(title, folder / name) for name, title in one.pictures.items()] for one in documents},
-        left_out=left_out,
-    )
-    write_atomically(folder / REPORT_NAME, page)
 
 
 def save_analyses(
@@ -346,13 +334,14 @@ def analyze(
         UserError: an unknown name, one that does not apply to the model, images or a model that cannot be read, or an
             output folder that holds other results.
     """
-    names, settings = _known(only), replace(settings or AnalysisSettings(), **choices)
+    settings = replace(settings or AnalysisSettings(), **choices)
+    if unknown := [name for name in only or () if name not in ANALYSES]:
+        raise UserError(f"there is no analysis {', '.join(unknown)}; there are {', '.join(ANALYSES)}")
     refuse_output_in(images, output)
     if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
         Facts.load(model)  # damaged facts are told before the work, not after it
     conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)
-    of_conflicts_alone = all(ANALYSES[name].second_input == "cue_conflicts" for name in names)
-    if images is None and conflicts is not None and of_conflicts_alone:
+    if images is None and conflicts is not None and only and set(only) == {ShapeBias.name}:
         images = conflicts.images
     if images is None:
         raise UserError("--images is missing; only shape_bias works with --cue-conflict alone")
@@ -366,7 +355,7 @@ def analyze(
         optimize=optimize,
     )
     run = AnalysisRun(subject, context.images)
-    applicable = _applicable(names, only is not None, context, run)
+    applicable = _applicable(only, context, run)
     if output is None:
         for name in applicable:
             _measure(ANALYSES[name](context), run)
@@ -404,31 +393,31 @@ def _make(
         if name not in run.summaries and ANALYSES[name].obstacle(context) is None:
             run.summaries[name] = ANALYSES[name](context).summary(run.arrays[name])
         run.pictures.update({folder / file: title for file, title in document.pictures.items()})
-    write_report(folder, [documents[name] for name in ANALYSES if name in documents], run.left_out)
+    ordered = [documents[name] for name in ANALYSES if name in documents]
+    inputs = ordered[0].inputs
+    page = render_report(
+        f"{inputs.model.name}: analyses",
+        _REPORT,
+        heading=inputs.model.name,
+        inputs=inputs,
+        documents=ordered,
+        pictures={one.name: [(title, folder / name) for name, title in one.pictures.items()] for one in ordered},
+        left_out=run.left_out,
+    )
+    write_atomically(folder / REPORT_NAME, page)
     run.seconds = time.perf_counter() - started
 
 
-def _known(only: Sequence[str] | None) -> list[str]:
-    if only is None:
-        return list(ANALYSES)
-    if unknown := [name for name in only if name not in ANALYSES]:
-        raise UserError(f"unknown analysis {', '.join(unknown)}; choose from {', '.join(ANALYSES)}")
-    return [name for name in ANALYSES if name in only]
-
-
-def _applicable(names: Sequence[str], asked: bool, context: Context, run: AnalysisRun) -> list[str]:
-    applicable: list[str] = []
-    for name in names:
-        obstacle = ANALYSES[name].obstacle(context)
-        if obstacle is None:
-            applicable.append(name)
-        elif asked:
-            raise UserError(f"{name} does not apply: {obstacle}")
-        else:
-            run.left_out[name] = obstacle
-    if not applicable:
+def _applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
+    """Return the names of the analyses to make; those that do not apply are refused, or left out by default."""
+    reasons = {name: analysis.obstacle(context) for name, analysis in ANALYSES.items() if only is None or name in only}
+    run.left_out = {name: reason for name, reason in reasons.items() if reason is not None}
+    if only is not None and run.left_out:
+        name = next(iter(run.left_out))
+        raise UserError(f"{name} does not apply: {run.left_out[name]}")
+    if len(run.left_out) == len(reasons):
         raise UserError(f"no analysis applies to {context.subject.name}: {'; '.join(run.left_out.values())}")
-    return applicable
+    return [name for name in reasons if name not in run.left_out]
 
 
 def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
@@ -490,3 +479,143 @@ def _write(analysis: Analysis, run: AnalysisRun, folder: Path, picture_format: P
     document = AnalysisDocument.of(analysis, arrays, _inputs(analysis.context, type(analysis)), pictures)
     document.write(folder / f"{analysis.name}.json")
     return document
+
+
+_STAGES_REPORT = """
+<p>{% for stage in stages %}<a href="{{ stage }}/report.html">{{ stage }}</a>{{ ", " if not loop.last }}{% endfor %}.
+A line is a layer or depth, the first is dark; numbers: stages.json.</p>
+{%- for title, picture in pictures %}
+<h2>{{ title }}</h2>
+{{ figure(picture, title) }}
+{%- endfor %}
+"""
+
+
+@final
+class Stage(BaseModel):
+    """A checkpoint."""
+
+    name: str
+    step: int
+    fingerprint: str
+
+
+@final
+class StagesDocument(Document):
+    """The numbers of all stages.
+
+    Attributes:
+        stages: name, step, and fingerprint of the weights of every checkpoint, by step.
+        numbers: analysis -> name -> a number, or a list by layer or depth, for every stage; None where undefined.
+    """
+
+    command: ClassVar[str] = "hf-vit analyze"
+
+    stages: list[Stage]
+    numbers: dict[str, dict[str, list[Number]]]
+
+
+def stage_folders(source: object) -> list[Path]:
+    """The checkpoints with weights in a folder of checkpoints, or in `checkpoints` inside, by step.
+
+    Empty for anything else, also for the folder of a model that holds checkpoints beside its own weights: give the
+    folder of the checkpoints to look at them.
+    """
+    if not isinstance(source, str | Path) or not Path(source).is_dir() or (Path(source) / "config.json").is_file():
+        return []
+    found = checkpoints_in(Path(source)) or checkpoints_in(Path(source) / WORK_FOLDER)
+    return [folder for folder in found if (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))]
+
+
+def analyze_stages(
+    source: str | Path,
+    images: object,
+    output: str | Path,
+    *,
+    settings: AnalysisSettings | None = None,
+    split: str = "test",
+    picture_format: PictureFormat = "png",
+    device: str | None = None,
+    report: Callable[[str], None] | None = None,
+    **options: Any,
+) -> StagesDocument:
+    """Make analyses of every checkpoint of a run; what is finished in `output` is kept, as by `analyze`.
+
+    Args:
+        source: a folder of checkpoint-<step> folders, each with config, weights and image processor.
+        images: as in `analyze`; opened once, so that all stages see the same.
+        output: the folder; see the module's description.
+        settings, split, picture_format, device: as in `analyze`.
+        report: called with a line for every stage and analysis.
+        options: `only`, `against`, `cue_conflict`, `class_map` and `optimize` of `analyze`.
+
+    Returns:
+        The numbers of stages.json; `analyze(checkpoint, ...)` gives the arrays.
+
+    Raises:
+        UserError: there is no checkpoint, or whatever `analyze` raises.
+    """
+    folders, settings, output = stage_folders(source), settings or AnalysisSettings(), Path(output)
+    if not folders:
+        raise UserError(
+            f"{source} holds no checkpoint-<step> folders with weights; give the folder of a run's checkpoints"
+        )
+    if images is not None:
+        images = open_images(images, settings.num_images, split=split, seed=settings.seed)
+    say = report or (lambda line: None)
+    runs: list[AnalysisRun] = []
+    given: dict[str, Any] = {"settings": settings, "picture_format": picture_format, "device": device, "report": report}
+    for folder in folders:
+        say(f"{folder.name}:")
+        # The folder of a checkpoint belongs to its run: nothing is written into it.
+        subject = replace(load_model(folder, device), folder=None)
+        runs.append(analyze(subject, images, output / folder.name, **options, **given))
+    stages = [
+        Stage(name=folder.name, step=step_of(folder), fingerprint=run.subject.fingerprint)
+        for folder, run in zip(folders, runs, strict=True)
+    ]
+    document = StagesDocument(stages=stages, numbers=_numbers(runs))
+    _write_stages(document, output, picture_format)
+    return document
+
+
+def _numbers(runs: Sequence[AnalysisRun]) -> dict[str, dict[str, list[Number]]]:
+    """Return the numbers and lists of numbers of the analyses that all stages have."""
+    found: dict[str, dict[str, list[Number]]] = {}
+    for analysis in ANALYSES:
+        summaries = [run.summaries.get(analysis, {}) for run in runs]
+        for name in summaries[0]:
+            values = [summary.get(name) for summary in summaries]
+            if not any(isinstance(value, dict | str) for value in values):
+                found.setdefault(analysis, {})[name] = values
+    return found
+
+
+def _write_stages(document: StagesDocument, output: Path, picture_format: PictureFormat) -> None:
+    steps = [stage.step for stage in document.stages]
+    pictures: list[tuple[str, Path]] = []
+    for analysis, numbers in document.numbers.items():
+        curves = {
+            name.replace("_", " "): np.array(values, dtype=np.float32).reshape(len(steps), -1)
+            for name, values in numbers.items()
+        }
+        path = output / f"stages_{analysis}.{picture_format}"
+        write_atomically(path, encode_figure(_over_steps(curves, steps), picture_format))
+        pictures.append((ANALYSES[analysis].title, path))
+    document.write(output / "stages.json")
+    names = [stage.name for stage in document.stages]
+    page = render_report("Stages of a training", _STAGES_REPORT, stages=names, pictures=pictures)
+    write_atomically(output / REPORT_NAME, page)
+
+
+def _over_steps(curves: Mapping[str, NDArray[np.float32]], steps: Sequence[int]) -> "Figure":
+    """One panel an array [stage, depth] (or [stage, 1]): a line a depth, dark to bright, over the training's steps."""
+    from matplotlib import colormaps
+
+    def draw(axes: "Axes", values: NDArray[np.float32]) -> None:
+        depths = values.shape[1]
+        for depth in range(depths):
+            color = colormaps["viridis"](depth / max(depths - 1, 1) * 0.9)
+            axes.plot(steps, values[:, depth], marker=".", color=color, label=str(depth) if depths > 1 else None)
+
+    return draw_panels(curves, "step", "", draw, fontsize=6, title="place", title_fontsize=6)

@@ -5,15 +5,14 @@ Sources: arXiv 2010.15327, section 3 (minibatch CKA); used on ViTs and ResNets i
 estimator is that of Song et al., JMLR 13 (2012).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context, Pictures
-from hf_vit.analysis.reading import keywords_of
+from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, keywords_of
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.outputs import watch_layers
 from hf_vit.results.figures import integer_ticks, new_figure
@@ -69,28 +68,20 @@ class MinibatchCKA:
         return (cross / scale.where(scale > 0, torch.nan)).numpy().astype(np.float32)
 
 
-@final
-class _Watch:
-    """Kernels of a model's layers; a module that runs several times in a forward counts as often."""
+def layer_kernels(subject: LoadedModel, images: "Sequence[Image]") -> tuple[list[torch.Tensor], list[str]]:
+    """Return a kernel [B, B] per layer, in the order they ran, and their names; what runs twice counts twice."""
+    kernels: list[torch.Tensor] = []
+    names: list[str] = []
 
-    def __init__(self, subject: LoadedModel) -> None:
-        self.subject = subject
-        self.names: list[str] = []
+    def keep(name: str, features: torch.Tensor) -> None:
+        if len(features) == len(images):
+            kernels.append(gram(features))
+            names.append(name)
 
-    def kernels(self, images: "Sequence[Image]") -> list[torch.Tensor]:
-        """One [B, B] a layer, in the order they ran."""
-        kernels: list[torch.Tensor] = []
-        self.names = []
-
-        def keep(name: str, features: torch.Tensor) -> None:
-            if len(features) == len(images):
-                kernels.append(gram(features))
-                self.names.append(name)
-
-        with watch_layers(self.subject.model, keep), torch.inference_mode():
-            pixel_values = self.subject.pixel_values(images)
-            self.subject.model(pixel_values, **keywords_of(self.subject.model, pixel_values))
-        return kernels
+    with watch_layers(subject.model, keep), torch.inference_mode():
+        pixel_values = subject.pixel_values(images)
+        subject.model(pixel_values, **keywords_of(subject.model, pixel_values))
+    return kernels, names
 
 
 class CKA(Analysis):
@@ -103,7 +94,7 @@ class CKA(Analysis):
         "Bright where two layers represent the images alike, up to a rotation and a scale; 1 is alike, 0 unrelated. It "
         "compares geometry, not what is represented. Noise makes small values scatter around 0."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {"cka": ArraySpec(("layer", "other_layer"), "1", "of two layers")}
+    arrays = describe_arrays(cka=("layer other_layer", "1", "of two layers"))
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
@@ -114,15 +105,16 @@ class CKA(Analysis):
     def measure(self) -> Arrays:
         """Compare in minibatches of nearly the same size, each of at least 4 images."""
         images, limit = self.context.images, self.context.settings.cka_batch_size
-        watch, second = _Watch(self.context.subject), self.context.against if self.second_input else None
-        other, running = None if second is None else _Watch(second), MinibatchCKA()
+        second, running = self.context.against if self.second_input else None, MinibatchCKA()
+        names, others = list[str](), list[str]()
         for part in np.array_split(np.arange(images.size), min(-(-images.size // limit), images.size // 4)):
             batch = [images.read(int(index)) for index in part]
-            kernels = watch.kernels(batch)
-            running.update(kernels, kernels if other is None else other.kernels(batch))
-        self.notes.append(f"layers: {', '.join(watch.names)}")
-        if other is not None:
-            self.notes.append(f"other layers: {', '.join(other.names)}")
+            kernels, names = layer_kernels(self.context.subject, batch)
+            other_kernels, others = (kernels, names) if second is None else layer_kernels(second, batch)
+            running.update(kernels, other_kernels)
+        self.notes.append(f"layers: {', '.join(names)}")
+        if second is not None:
+            self.notes.append(f"other layers: {', '.join(others)}")
         return {"cka": running.value()}
 
     def draw(self, arrays: Arrays) -> Pictures:
@@ -138,9 +130,7 @@ class CKABetween(CKA):
     name = "cka_between"
     title = "CKA between two models"
     second_input = "against"
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "cka": ArraySpec(("layer", "other_layer"), "1", "of a layer of the model and one of the other model")
-    }
+    arrays = describe_arrays(cka=("layer other_layer", "1", "of a layer of the model and one of the other model"))
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:

@@ -4,15 +4,12 @@ Legend: B batch, A heads, N tokens, h x w patch grid, n = h*w patches, L layers.
 Source: arXiv 2010.11929, appendix D.7 and figure 7 (right).
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from typing import final
 
 import torch
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, HeadNumbers, Pictures, heads_by_depth
+from hf_vit.analysis.analysis import Arrays, HeadNumbers, Pictures, describe_arrays, heads_by_depth
 from hf_vit.models.modeling_hf_vit import AttentionMaps
-
-_PER_HEAD = ("layer", "head")
 
 
 def grid_distances(
@@ -76,13 +73,13 @@ class AttentionDistance(HeadNumbers):
         "weighted by attention and averaged over queries and images. It shows where heads look, not what "
         "they compute."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "distance": ArraySpec(_PER_HEAD, "px", "attention to other tokens counts as distance 0; axial: composed map"),
-        "distance_renormalized": ArraySpec(_PER_HEAD, "px", "attention renormalized over the patches"),
-        "prefix_attention": ArraySpec(_PER_HEAD, "share", "attention of patches that goes to class and other tokens"),
-        "distance_rows": ArraySpec(_PER_HEAD, "px", "axial: along rows"),
-        "distance_columns": ArraySpec(_PER_HEAD, "px", "axial: along columns"),
-    }
+    arrays = describe_arrays(
+        distance=("layer head", "px", "attention to other tokens counts as distance 0; axial: composed map"),
+        distance_renormalized=("layer head", "px", "attention renormalised over the patches"),
+        prefix_attention=("layer head", "share", "attention of patches that goes to class and other tokens"),
+        distance_rows=("layer head", "px", "axial: along rows"),
+        distance_columns=("layer head", "px", "axial: along columns"),
+    )
 
     def numbers(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
         return attention_distances(maps, layer, self.reader.layout.patch_px)
@@ -91,5 +88,5 @@ class AttentionDistance(HeadNumbers):
         shown = {name: arrays[name] for name in self.arrays if name in arrays and name != "prefix_attention"}
         return {"Attention distance by depth": heads_by_depth(shown, "mean attention distance (px)")}
 
-    def summary(self, arrays: Arrays) -> dict[str, Any]:
+    def summary(self, arrays: Arrays) -> dict[str, list[float]]:
         return {"distance_px_by_layer": [round(float(value), 3) for value in arrays["distance"].mean(axis=1)]}

@@ -3,15 +3,12 @@
 Legend: B batch, A heads, N tokens, h x w patch grid.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from typing import final
 
 import torch
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, HeadNumbers, Pictures, heads_by_depth
+from hf_vit.analysis.analysis import Arrays, HeadNumbers, Pictures, describe_arrays, heads_by_depth
 from hf_vit.models.modeling_hf_vit import AttentionMaps
-
-_PER_HEAD = ("layer", "head")
 
 
 def entropies(probabilities: torch.Tensor) -> torch.Tensor:
@@ -48,11 +45,11 @@ class AttentionEntropy(HeadNumbers):
         "One dot per head: the entropy (nats) of a patch's attention, averaged over patches and images: 0 "
         "for one token, log N for uniform attention over N. A narrow head may still look far."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "entropy": ArraySpec(_PER_HEAD, "nats", "over all tokens as keys; axial: of the composed map"),
-        "entropy_rows": ArraySpec(_PER_HEAD, "nats", "axial: along rows"),
-        "entropy_columns": ArraySpec(_PER_HEAD, "nats", "axial: along columns"),
-    }
+    arrays = describe_arrays(
+        entropy=("layer head", "nats", "over all tokens as keys; axial: of the composed map"),
+        entropy_rows=("layer head", "nats", "axial: along rows"),
+        entropy_columns=("layer head", "nats", "axial: along columns"),
+    )
 
     def numbers(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
         return attention_entropies(maps, layer)
@@ -60,5 +57,5 @@ class AttentionEntropy(HeadNumbers):
     def draw(self, arrays: Arrays) -> Pictures:
         return {"Attention entropy by depth": heads_by_depth(arrays, "mean attention entropy (nats)")}
 
-    def summary(self, arrays: Arrays) -> dict[str, Any]:
+    def summary(self, arrays: Arrays) -> dict[str, list[float]]:
         return {"entropy_nats_by_layer": [round(float(value), 4) for value in arrays["entropy"].mean(axis=1)]}

@@ -5,15 +5,25 @@ Legend: B batch, C channels, D feature channels, H x W px, h x w places of a map
 
 import functools
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, MapComparison, Pictures, curves, rounded
+from hf_vit.analysis.analysis import (
+    Arrays,
+    ArraySpec,
+    FeatureAnalysis,
+    MapComparison,
+    Pictures,
+    curves,
+    describe_arrays,
+    rounded,
+)
 
 Size = tuple[int, int]
 ROTATIONS = (10.0, 45.0, 90.0, 180.0)  # degrees, counterclockwise
@@ -101,16 +111,14 @@ KINDS = {
 }
 
 
-def _specs() -> dict[str, ArraySpec]:
-    found: dict[str, ArraySpec] = {}
-    for kind, (unit, meaning) in KINDS.items():
-        axes = ("move", "axis") if unit == "px" else ("move",)
-        found[kind] = ArraySpec(axes, unit, meaning)
-        found[f"{kind}_error"] = ArraySpec(("move", "depth"), "1", "0: moves along; 1: no better than their mean")
-        found[f"{kind}_cosine"] = ArraySpec(
-            ("move", "depth"), "cosine", "between the features and the moved features, without their mean"
-        )
-    return found
+def _describe(kind: str, unit: str, meaning: str) -> Mapping[str, ArraySpec]:
+    return describe_arrays(
+        **{
+            kind: ("move axis" if unit == "px" else "move", unit, meaning),
+            f"{kind}_error": ("move depth", "1", "0: moves along; 1: no better than their mean"),
+            f"{kind}_cosine": ("move depth", "cosine", "of found and moved features, their mean out"),
+        }
+    )
 
 
 @final
@@ -127,11 +135,11 @@ class Equivariance(FeatureAnalysis):
         "whole places; what enters at the borders (shifts: the other side, else a reflection) is another "
         "image to a model that sees all of it."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = _specs()
+    arrays = functools.reduce(operator.or_, (_describe(kind, *texts) for kind, texts in KINDS.items()))
 
     def measure(self) -> Arrays:
         comparison, chosen = MapComparison(), ()
-        for pixel_values in self.batches(self.context.settings.batch_size):
+        for pixel_values in self.batches():
             chosen = self._compare(pixel_values, comparison)
         found, arrays = comparison.arrays(), Arrays()
         for kind in KINDS:
@@ -145,10 +153,10 @@ class Equivariance(FeatureAnalysis):
     def _compare(self, pixel_values: torch.Tensor, comparison: MapComparison) -> tuple[Move, ...]:
         """Add a batch [B, C, H, W]; return the moves."""
         image = pixel_values.shape[2], pixel_values.shape[3]
-        still, _ = self.reader.maps(pixel_values)
+        still, _ = self.maps(pixel_values)
         chosen = moves(self.patch_px(pixel_values, still[-1]))
         for case, move in enumerate(chosen):
-            found, _ = self.reader.maps(move(pixel_values.float(), image).to(pixel_values.dtype))
+            found, _ = self.maps(move(pixel_values.float(), image).to(pixel_values.dtype))
             for depth, features in enumerate(found):
                 inside = move.inside((features.shape[2], features.shape[3]), image).to(features.device)
                 comparison.add(case, depth, features, move(still[depth].float(), image), inside)

@@ -4,20 +4,17 @@ Legend: C channels, D hidden size, P patch side.
 Source: arXiv 2010.11929, section 4.5 and figure 7 (left).
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context, Pictures
-from hf_vit.analysis.reading import encoder_of, kind_of
-from hf_vit.families import FAMILIES
+from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, encoder_of, kind_of
+from hf_vit.families import family_of
 from hf_vit.results.figures import new_figure
 
-_OURS = [family.model_type for family in FAMILIES.values()]
 NUM_COMPONENTS = 28  # as many as the figure shows
 
 
@@ -43,7 +40,7 @@ def patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
     patches = getattr(getattr(encoder, "embeddings", None), "patch_embeddings", None)
     if isinstance(projection := getattr(patches, "projection", None), nn.Conv2d):
         filters["embedding"] = projection.weight
-    if kind_of(model) in _OURS:
+    if family_of(kind_of(model)) is not None:
         for name, module in encoder.named_modules():
             if name.rpartition(".")[2] == "root_conv":
                 with torch.no_grad():
@@ -62,18 +59,17 @@ class PatchFilters(Analysis):
         "The directions in which the filters that embed a patch differ most, the strongest first, each "
         "stretched to its own range. Components have no sign and are not filters themselves."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "embedding_components": ArraySpec(("component", "channel", "row", "column"), "1", "of the patch embedding"),
-        "embedding_variance": ArraySpec(("component",), "share", "of the filters' variance that a component explains"),
-        "root_components": ArraySpec(("component", "channel", "row", "column"), "1", "hybrid, ResNet: of the 7x7 root"),
-        "root_variance": ArraySpec(("component",), "share", "hybrid, ResNet: of the root filters' variance"),
-    }
+    arrays = describe_arrays(
+        embedding_components=("component channel row column", "1", "of the patch embedding"),
+        embedding_variance=("component", "share", "of the filters' variance that a component explains"),
+        root_components=("component channel row column", "1", "hybrid, ResNet: of the 7x7 root"),
+        root_variance=("component", "share", "hybrid, ResNet: of the root filters' variance"),
+    )
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
-        return (
-            None if patch_filters(context.subject.model) else "the model has no embeddings.patch_embeddings.projection"
-        )
+        has_filters = bool(patch_filters(context.subject.model))
+        return None if has_filters else "the model has no embeddings.patch_embeddings.projection"
 
     def measure(self) -> Arrays:
         found: Arrays = {}

@@ -3,13 +3,12 @@
 Legend: B batch, A heads, N tokens, h x w patch grid, L layers.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import final
 
 import numpy as np
 import torch
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, AttentionAnalysis, Pictures, shown_pixels
+from hf_vit.analysis.analysis import Arrays, AttentionAnalysis, Pictures, describe_arrays, shown_pixels
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.results.figures import new_figure
 
@@ -39,29 +38,24 @@ class HeadMaps(AttentionAnalysis):
         "central patch) to the patches, each map on its own scale. For one image; other images give other "
         "maps."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "maps": ArraySpec(
-            ("image", "layer", "head", "row", "column"), "share", "attention of the query; axial: composed map"
-        )
-    }
+    arrays = describe_arrays(
+        maps=("image layer head row column", "share", "attention of the query; axial: composed map")
+    )
 
     def measure(self) -> Arrays:
-        self._found: list[torch.Tensor] = []
+        found: dict[int, list[torch.Tensor]] = {}
         self._pixels: list[np.ndarray] = []
-        self.read(self.context.settings.num_pictures)
-        if self.reader.layout.class_token is None:
+        class_token = self.reader.layout.class_token
+
+        def add(layer: int, maps: AttentionMaps) -> None:
+            found.setdefault(layer, []).append(query_maps(maps, layer, class_token).cpu())
+
+        for pixel_values in self.batches(self.context.settings.num_pictures):
+            self.read(pixel_values, add)
+            self._pixels.append(shown_pixels(pixel_values))
+        if class_token is None:
             self.notes.append("there is no class token: the query is the patch in the middle of the grid")
-        return {"maps": torch.cat(self._found).numpy()}
-
-    def begin(self, pixel_values: torch.Tensor) -> None:
-        self._layers: list[torch.Tensor] = []
-        self._pixels.append(shown_pixels(pixel_values))
-
-    def observe(self, layer: int, maps: AttentionMaps) -> None:
-        self._layers.append(query_maps(maps, layer, self.reader.layout.class_token).cpu())
-
-    def end(self) -> None:
-        self._found.append(torch.stack(self._layers, dim=1))
+        return {"maps": torch.stack([torch.cat(found[layer]) for layer in sorted(found)], dim=1).numpy()}
 
     def draw(self, arrays: Arrays) -> Pictures:
         image, maps = self._pixels[0][0], arrays["maps"][0]

@@ -119,39 +119,24 @@ def images_of_files(name: str, files: Sequence[Path], limit: int | None = None) 
 
 def _of_data(data: ImageData, num_images: int, split: str, seed: int) -> AnalysisImages:
     table: Any = data.split(split)
-    if data.readers:
-        return _of_stream(data, num_images, split)
-    rows = np.random.default_rng(seed).permutation(len(table))[:num_images].tolist()
-    seen = data.seen.get(split)
-    digests = [seen[row].digest for row in rows] if seen else [_digest(table[row]["image"]) for row in rows]
-    return AnalysisImages(
-        data.name,
-        _hash(digests),
-        len(rows),
-        lambda index: to_rgb(table[rows[index]]["image"]),
-        split=split,
-        skipped=list(data.skipped),
-        notes=list(data.notes),
-        labels=[data.label_names[number] for number in table.select_columns(["label"])[rows]["label"]],
-    )
+    notes, labels = list(data.notes), list[str]()
+    if data.readers:  # a stream: every pass reads its beginning again
+        digests = [_digest(row["image"]) for row in islice(table, num_images)]
+        if not digests:
+            raise UserError(f"split '{split}' of '{data.name}' holds no readable image")
+        notes.append(f"'{data.name}' is a stream: its first {len(digests)} images were taken, whatever the seed is")
+        read = _Rereader(table).read
+    else:
+        rows = np.random.default_rng(seed).permutation(len(table))[:num_images].tolist()
+        seen = data.seen.get(split)
+        digests = [seen[row].digest for row in rows] if seen else [_digest(table[row]["image"]) for row in rows]
+        labels = [data.label_names[number] for number in table.select_columns(["label"])[rows]["label"]]
 
+        def read(index: int) -> "Image":
+            return to_rgb(table[rows[index]]["image"])
 
-def _of_stream(data: ImageData, num_images: int, split: str) -> AnalysisImages:
-    """Return the first images of a stream; every pass reads its beginning again."""
-    stream = data.split(split)
-    digests = [_digest(row["image"]) for row in islice(stream, num_images)]
-    if not digests:
-        raise UserError(f"split '{split}' of '{data.name}' holds no readable image")
-    note = f"'{data.name}' is a stream: its first {len(digests)} images were taken, whatever the seed is"
-    return AnalysisImages(
-        data.name,
-        _hash(digests),
-        len(digests),
-        _Rereader(stream).read,
-        split=split,
-        skipped=list(data.skipped),
-        notes=[*data.notes, note],
-    )
+    skipped = list(data.skipped)
+    return AnalysisImages(data.name, _hash(digests), len(digests), read, split, skipped, notes, labels)
 
 
 @final
@@ -175,9 +160,8 @@ def _of_pictures(pictures: "Sequence[Image]", num_images: int) -> AnalysisImages
     chosen = list(pictures)[:num_images]
     if not chosen:
         raise UserError("no images were given; give at least one")
-    return AnalysisImages(
-        "images", _hash([_digest(image) for image in chosen]), len(chosen), lambda i: to_rgb(chosen[i])
-    )
+    digests = [_digest(image) for image in chosen]
+    return AnalysisImages("images", _hash(digests), len(chosen), lambda index: to_rgb(chosen[index]))
 
 
 def _read(path: Path) -> "Image":

@@ -3,14 +3,14 @@
 Legend: B batch, C channels, D feature channels, H x W px, h x w patch grid, n = h*w patches.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from collections.abc import Sequence
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, MapComparison, Pictures, curves, rounded
+from hf_vit.analysis.analysis import Arrays, FeatureAnalysis, MapComparison, Pictures, curves, describe_arrays, rounded
 from hf_vit.families import problem_type_of
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -49,23 +49,19 @@ class PatchPermutation(FeatureAnalysis):
         "positions and mixing over borders stay at 0. It cannot tell what is lost: the order, or what crosses the "
         "patches' borders."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "share": ArraySpec(("case",), "share", "of the patches that changed places"),
-        "feature_error": ArraySpec(("case", "depth"), "1", "0: features move along; 1: no better than their mean"),
-        "feature_cosine": ArraySpec(
-            ("case", "depth"), "cosine", "between the features and the moved features, without their mean"
-        ),
-        "output_error": ArraySpec(
-            ("case",), "1", "of the logits (without: of the mean feature), as a share of their norm"
-        ),
-        "same_prediction": ArraySpec(("case",), "share", "classifiers: images whose best class stays"),
-    }
+    arrays = describe_arrays(
+        share=("case", "share", "of the patches that changed places"),
+        feature_error=("case depth", "1", "0: features move along; 1: no better than their mean"),
+        feature_cosine=("case depth", "cosine", "of found and moved features, their mean out"),
+        output_error=("case", "1", "of the logits (without: of the mean feature), as a share of their norm"),
+        same_prediction=("case", "share", "classifiers: images whose best class stays"),
+    )
 
     def measure(self) -> Arrays:
         comparison = MapComparison()
         sums, seen = np.zeros((len(SHARES), 2)), 0
         norm, classifies = 0.0, True
-        for pixel_values in self.batches(self.context.settings.batch_size):
+        for pixel_values in self.batches():
             ordered, changed, classifies = self._outputs(pixel_values, seen, comparison)
             norm += ordered.square().sum().item()
             for case, output in enumerate(changed):
@@ -89,7 +85,7 @@ class PatchPermutation(FeatureAnalysis):
         self, pixel_values: torch.Tensor, first: int, comparison: MapComparison
     ) -> tuple[torch.Tensor, list[torch.Tensor], bool]:
         """Outputs [B, K] of the ordered and of the permuted images, and whether they are logits; features are added."""
-        ordered, output = self.reader.maps(pixel_values)
+        ordered, output = self.maps(pixel_values)
         grid = ordered[-1].shape[2], ordered[-1].shape[3]
         self.patch_px(pixel_values, ordered[-1])
         found: list[torch.Tensor] = []
@@ -97,7 +93,7 @@ class PatchPermutation(FeatureAnalysis):
             seeds = ((self.context.settings.seed, first + place) for place in range(len(pixel_values)))
             drawn = np.stack([patch_sources(grid[0] * grid[1], share, seed) for seed in seeds])
             sources = torch.from_numpy(drawn).to(pixel_values.device)
-            maps, changed = self.reader.maps(permute_patches(pixel_values, sources, grid))
+            maps, changed = self.maps(permute_patches(pixel_values, sources, grid))
             for depth, features in enumerate(maps):
                 everywhere = torch.ones(features.shape[2:], dtype=torch.bool, device=features.device)
                 comparison.add(case, depth, features, permute_patches(ordered[depth], sources, grid), everywhere)

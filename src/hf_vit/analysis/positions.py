@@ -4,16 +4,23 @@ Legend: D hidden size, h x w patch grid.
 Source: arXiv 2010.11929, section 4.5 and figure 7 (center).
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context, Pictures
-from hf_vit.analysis.reading import OUR_VITS, PREFIX_TOKENS, encoder_of
+from hf_vit.analysis.analysis import (
+    OUR_VITS,
+    PREFIX_TOKENS,
+    Analysis,
+    Arrays,
+    Context,
+    Pictures,
+    describe_arrays,
+    encoder_of,
+)
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.figures import new_figure
 
@@ -55,9 +62,7 @@ class PositionSimilarity(Analysis):
         "One tile per patch: the cosine similarity of its position embedding with those of all patches, in "
         "their places. Learned tables show what training made of them; sinusoidal ones are fixed."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "similarity": ArraySpec(("row", "column", "other_row", "other_column"), "cosine", "of two position embeddings")
-    }
+    arrays = describe_arrays(similarity=("row column other_row other_column", "cosine", "of two position embeddings"))
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:

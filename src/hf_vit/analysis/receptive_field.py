@@ -4,16 +4,16 @@ Legend: B batch, C channels, D feature channels, H x W px, h x w patch grid, L d
 Source: Luo et al., arXiv 1701.04128.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, FeatureAnalysis, Pictures, curves, rounded
+from hf_vit.analysis.analysis import Arrays, FeatureAnalysis, Pictures, curves, describe_arrays, rounded
 from hf_vit.results.figures import new_figure
 
 # Two standard deviations of a Gaussian, as in the paper: a pixel counts whose gradient is above 1 - 0.9545 of the top.
@@ -82,12 +82,12 @@ class ReceptiveField(FeatureAnalysis):
         "respect to every pixel, each map on its own scale, logarithmic. It is a first-order picture: what "
         "a pixel could change a little, not what the model uses."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "maps": ArraySpec(("depth", "row", "column"), "1", "gradient of the middle patch, the largest of a depth is 1"),
-        "size": ArraySpec(("depth",), "px", "root of the number of pixels with a gradient above 4.55% of the largest"),
-        "radius": ArraySpec(("depth",), "px", "root mean square distance from the patch's center"),
-        "outside": ArraySpec(("depth",), "share", "of the squared gradient, outside the patch itself"),
-    }
+    arrays = describe_arrays(
+        maps=("depth row column", "1", "gradient of the middle patch, the largest of a depth is 1"),
+        size=("depth", "px", "root of the number of pixels with a gradient above 4.55% of the largest"),
+        radius=("depth", "px", "root mean square distance from the patch's centre"),
+        outside=("depth", "share", "of the squared gradient, outside the patch itself"),
+    )
 
     def measure(self) -> Arrays:
         with _differentiable(self.context.subject.model):
@@ -96,16 +96,16 @@ class ReceptiveField(FeatureAnalysis):
     def _measure(self) -> Arrays:
         energy: dict[int, torch.Tensor] = {}
         grids: list[tuple[int, int]] = []
-        seen = 0
-        for pixel_values in self.batches(self.context.settings.batch_size):
+        num_images = 0
+        for pixel_values in self.batches():
             inputs = pixel_values.detach().clone().requires_grad_()
             with torch.enable_grad():
-                maps, _ = self.reader.maps(inputs)
+                maps, _ = self.maps(inputs)
             grids = [(features.shape[2], features.shape[3]) for features in maps]
             for depth, features in enumerate(maps):
-                found = field_energy(features, inputs, self._signs(features, depth, seen))
+                found = field_energy(features, inputs, self._signs(features, depth, num_images))
                 energy[depth] = energy.get(depth, 0) + found
-            seen += len(inputs)
+            num_images += len(inputs)
             del maps  # and with it the graph, before the next is made
         numbers = [field_numbers(energy[depth], grid) for depth, grid in enumerate(grids)]
         arrays = {name: np.array([one[name] for one in numbers], dtype=np.float32) for name in numbers[0]}
@@ -113,12 +113,8 @@ class ReceptiveField(FeatureAnalysis):
 
     def _signs(self, features: torch.Tensor, depth: int, first: int) -> torch.Tensor:
         """[B, D], the same for an image whatever the batches are."""
-        drawn = [
-            np.random.default_rng([self.context.settings.seed, depth, first + place]).choice(
-                (-1.0, 1.0), features.shape[1]
-            )
-            for place in range(len(features))
-        ]
+        seeds = ([self.context.settings.seed, depth, first + place] for place in range(len(features)))
+        drawn = [np.random.default_rng(seed).choice((-1.0, 1.0), features.shape[1]) for seed in seeds]
         return torch.from_numpy(np.stack(drawn)).to(features)
 
     def draw(self, arrays: Arrays) -> Pictures:

@@ -4,13 +4,13 @@ Legend: B batch, A heads, N tokens, h x w patch grid.
 Sources: arXiv 2010.11929, appendix D.8; identity mixing is arXiv 2005.00928's (Abnar and Zuidema).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
 
-from hf_vit.analysis.analysis import Arrays, ArraySpec, AttentionAnalysis, Pictures, shown_pixels
+from hf_vit.analysis.analysis import Arrays, AttentionAnalysis, Pictures, describe_arrays, shown_pixels
 from hf_vit.evaluation.reading import finite_logits
 from hf_vit.families import problem_type_of
 from hf_vit.models.modeling_hf_vit import AttentionMaps
@@ -30,19 +30,14 @@ def rollout_step(rolled: torch.Tensor | None, maps: AttentionMaps, layer: int, i
     found = maps[layer]
     if isinstance(found, torch.Tensor):
         mean = found.float().mean(dim=1)
-        rolled = _identity(mean.shape[0], mean.shape[-1], mean) if rolled is None else rolled
+        rolled = torch.eye(mean.shape[-1]).to(mean).expand_as(mean) if rolled is None else rolled
         return (1 - identity) * mean @ rolled + identity * rolled
     rows, columns = (part.float().mean(dim=1) for part in found)
     h, w = rows.shape[1], columns.shape[1]
-    rolled = _identity(rows.shape[0], h * w, rows) if rolled is None else rolled
-    lines = rolled.unflatten(1, (h, w))
+    lines = (torch.eye(h * w).to(rows).expand(len(rows), -1, -1) if rolled is None else rolled).unflatten(1, (h, w))
     lines = (1 - identity) * torch.einsum("bhqk,bhkn->bhqn", rows, lines) + identity * lines
     lines = (1 - identity) * torch.einsum("bwqk,bkwn->bqwn", columns, lines) + identity * lines
     return lines.flatten(1, 2)
-
-
-def _identity(batch: int, tokens: int, like: torch.Tensor) -> torch.Tensor:
-    return torch.eye(tokens, dtype=like.dtype, device=like.device).expand(batch, -1, -1)
 
 
 @final
@@ -57,40 +52,41 @@ class AttentionRollout(AttentionAnalysis):
         "patches) to the patches. It follows attention alone: values, MLPs and the head are left out, so "
         "it does not explain a decision."
     )
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "rollout": ArraySpec(
-            ("image", "row", "column"), "share", "of the output's attention that reaches a patch of the first layer"
-        )
-    }
+    arrays = describe_arrays(
+        rollout=("image row column", "share", "of the output's attention that reaches a patch of the first layer")
+    )
 
     def measure(self) -> Arrays:
-        self._found: list[torch.Tensor] = []
+        found: list[torch.Tensor] = []
         self._pixels: list[np.ndarray] = []
         self._predictions: list[str] = []
-        self.read(self.context.settings.num_pictures)
-        return {"rollout": torch.cat(self._found).numpy()}
+        for pixel_values in self.batches(self.context.settings.num_pictures):
+            self._pixels.append(shown_pixels(pixel_values))
+            self._predictions += self._predicted(pixel_values)
+            found.append(self._rollout(pixel_values).cpu())
+        return {"rollout": torch.cat(found).numpy()}
 
-    def begin(self, pixel_values: torch.Tensor) -> None:
-        if self.context.subject.label_sets and problem_type_of(self.context.subject.model) != "regression":
-            with torch.inference_mode():
-                best = finite_logits(self.context.subject.model, pixel_values).argmax(-1)
-            names = self.context.subject.label_sets[-1]
-            self._predictions += [names[number] for number in best.tolist()]
-        self._rolled: torch.Tensor | None = None
-        self._grid = self.reader.layout.grid(pixel_values)
-        self._pixels.append(shown_pixels(pixel_values))
+    @torch.inference_mode()
+    def _predicted(self, pixel_values: torch.Tensor) -> list[str]:
+        subject = self.context.subject
+        if not subject.label_sets or problem_type_of(subject.model) == "regression":
+            return []
+        best = finite_logits(subject.model, pixel_values).argmax(-1)
+        return [subject.label_sets[-1][number] for number in best.tolist()]
 
-    def observe(self, layer: int, maps: AttentionMaps) -> None:
-        self._rolled = rollout_step(self._rolled, maps, layer, self.context.settings.rollout_identity)
+    def _rollout(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W] -> from the output token to the patches, [B, h, w]."""
+        layout, rolled = self.reader.layout, list[torch.Tensor | None]([None])
 
-    def end(self) -> None:
-        assert self._rolled is not None
-        to_patches = self._rolled[:, :, self.reader.layout.patch_tokens]
-        if self.reader.layout.class_token is None:
-            output = to_patches[:, self.reader.layout.patch_tokens].mean(dim=1)
-        else:
-            output = to_patches[:, self.reader.layout.class_token]
-        self._found.append(output.unflatten(1, self._grid).cpu())
+        def add(layer: int, maps: AttentionMaps) -> None:
+            rolled[0] = rollout_step(rolled[0], maps, layer, self.context.settings.rollout_identity)
+
+        self.read(pixel_values, add)
+        assert rolled[0] is not None
+        to_patches = rolled[0][:, :, layout.patch_tokens]
+        without = layout.class_token is None
+        output = to_patches[:, layout.patch_tokens].mean(dim=1) if without else to_patches[:, layout.class_token]
+        return output.unflatten(1, layout.grid(pixel_values))
 
     def draw(self, arrays: Arrays) -> Pictures:
         patch_px = self.reader.layout.patch_px

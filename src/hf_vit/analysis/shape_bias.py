@@ -4,15 +4,14 @@ Legend: B batch, K labels, C classes.
 Source: Geirhos et al., arXiv 1811.12231, section 2 and figure 4.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from collections.abc import Sequence
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.analysis import Analysis, Arrays, ArraySpec, Context, Pictures
-from hf_vit.analysis.reading import keywords_of
+from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, keywords_of
 from hf_vit.loading.optimizing import engine_note, optimized_copy
 from hf_vit.results.figures import new_figure
 
@@ -56,11 +55,11 @@ class ShapeBias(Analysis):
         "of images alone."
     )
     second_input = "cue_conflicts"
-    arrays: ClassVar[Mapping[str, ArraySpec]] = {
-        "shape_bias": ArraySpec(("class",), "share", "shape decisions among shape and texture decisions, by shape"),
-        "shape_bias_overall": ArraySpec(("all",), "share", "the same over all images"),
-        "decisions": ArraySpec(("class", "decision"), "images", "by shape: decided by shape, by texture, otherwise"),
-    }
+    arrays = describe_arrays(
+        shape_bias=("class", "share", "shape decisions among shape and texture decisions, by shape"),
+        shape_bias_overall=("all", "share", "the same over all images"),
+        decisions=("class decision", "images", "by shape: decided by shape, by texture, otherwise"),
+    )
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
@@ -75,7 +74,7 @@ class ShapeBias(Analysis):
         if self.context.optimize:
             subject, self.engine = optimized_copy(subject, conflicts.images.size)
         decided: list[torch.Tensor] = []
-        for pixel_values in self.batches(self.context.settings.batch_size, images=conflicts.images):
+        for pixel_values in self.batches(images=conflicts.images):
             with torch.inference_mode():
                 output = subject.model(pixel_values, **keywords_of(subject.model, pixel_values))
             decided.append(class_decisions(getattr(output, "logits", output), conflicts.labels).cpu())

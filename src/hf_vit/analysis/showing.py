@@ -71,7 +71,12 @@ def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
         UserError: the model has neither a page nor attention, or the image cannot be read.
     """
     subject = load_model(model, "cpu", inside=True)
-    opened = _opened(image)
+    try:
+        opened = decode_image(image)
+    except (OSError, SyntaxError, ValueError) as error:
+        if not isinstance(image, str | os.PathLike):
+            raise
+        raise UserError(f"{image} cannot be read as an image: {one_line(error)}; give another file") from error
     obstacle = _obstacle(subject)
     if obstacle is None:
         try:
@@ -106,15 +111,8 @@ def _pictures(subject: LoadedModel, image: "Image", obstacle: str) -> str:
         analysis = kind(context)
         for title, figure in analysis.draw(analysis.measure()).items():
             picture, words = base64.b64encode(encode_figure(figure)).decode(), html.escape(title)
-            shown = f'<img src="data:image/png;base64,{picture}" alt="{words}" style="max-width: 100%">'
-            drawn.append(f"<figure>{shown}<figcaption>{words}</figcaption></figure>")
+            drawn.append(
+                f'<figure><img src="data:image/png;base64,{picture}" alt="{words}" style="max-width: 100%">'
+                f"<figcaption>{words}</figcaption></figure>"
+            )
     return f"<!doctype html><meta charset=utf-8><h1>{html.escape(subject.name)}</h1>{''.join(drawn)}"
-
-
-def _opened(image: "Image | str | os.PathLike[str]") -> "Image":
-    if not isinstance(image, str | os.PathLike):
-        return decode_image(image)
-    try:
-        return decode_image(image)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"{image} cannot be read as an image: {one_line(error)}; give another file") from error

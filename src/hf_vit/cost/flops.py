@@ -17,8 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit.errors import UserError, first_line
 from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, Family, family_of
-from hf_vit.models.configuration_hf_base import HfBaseConfig
-from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
 from hf_vit.repositories.reading import loading
 
 Macs = dict[str, int]

@@ -31,8 +31,7 @@ from hf_vit.inference.plan import (
     num_read_tokens,
 )
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.models.loss_hf_vit import classifier_loss
-from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
+from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel, classifier_loss
 
 ENGINES: dict[str, Runtime] = {name: RUNTIMES[name] for name in ("openvino", "onnxruntime")}
 _Placement = tuple[torch.dtype, torch.device]

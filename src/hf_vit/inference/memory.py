@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from hf_vit.inference.layers import derive, scale_and_shift
 from hf_vit.inference.plan import Change, has_listeners
 from hf_vit.models.configuration_hf_axial_resnet import HEADS
-from hf_vit.models.embeddings_hf_vit import HfViTEmbeddings
+from hf_vit.models.embeddings_hf_vit import Grid, HfViTEmbeddings, PositionTable, Rows
 from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
-from hf_vit.models.positions_hf_vit import Grid, PositionTable, Rows
 from hf_vit.models.resnet_hf_vit import ResNetBottleneck, channels_last
 
 KEPT_GRIDS = 16  # sizes of images whose tables are kept; of more, the oldest is computed anew

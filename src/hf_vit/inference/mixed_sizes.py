@@ -19,10 +19,9 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 from hf_vit.inference.freezing import Frozen, precede
 from hf_vit.inference.layers import derive
 from hf_vit.inference.plan import attends_otherwise, has_listeners
-from hf_vit.models.embeddings_hf_vit import image_grids_of
+from hf_vit.models.embeddings_hf_vit import Grid, image_grids_of, own_places
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 from hf_vit.models.modeling_hf_vit import HfViTBaseModel, HfViTModel, patch_token_slice
-from hf_vit.models.positions_hf_vit import Grid, own_places
 
 Model = TypeVar("Model", bound=nn.Module)
 WITHIN_IMAGES = "within_images"

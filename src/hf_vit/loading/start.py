@@ -18,7 +18,7 @@ from hf_vit.display import shortened
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import AUTO_CLASSES, Door, dense_head_of, family_of, problem_type_of
 from hf_vit.loading.graphs import graph_file
-from hf_vit.models.configuration_hf_base import HfBaseConfig
+from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.repositories.reading import CONFIG, loading, read_object
 

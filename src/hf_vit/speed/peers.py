@@ -32,8 +32,7 @@ from hf_vit.inference.layers import Dense
 from hf_vit.inference.optimize import compile_frozen, optimize_for_inference
 from hf_vit.inference.packing import pack
 from hf_vit.inference.plan import make_plan
-from hf_vit.models.configuration_hf_base import HfBaseConfig
-from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, HfViTConfig
+from hf_vit.models.configuration_hf_vit import HfBaseConfig, HfViTBaseConfig, HfViTConfig
 from hf_vit.results.writing import scratch_folder
 from hf_vit.speed.measuring import (
     Quartiles,

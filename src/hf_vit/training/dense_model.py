@@ -16,10 +16,10 @@ from hf_vit.conversion.loading import Source
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import DENSE_HEADS, DenseHead, family_of
 from hf_vit.loading.start import backbone_in, build_model, build_processor, dense_model
-from hf_vit.models.configuration_hf_base import HfBaseConfig
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
+from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 
 

@@ -16,7 +16,7 @@ from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of, refuse_regression
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.pixels import PixelScale
-from hf_vit.models.loss_hf_vit import classification_loss
+from hf_vit.models.pretrained_hf_vit import classification_loss
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer

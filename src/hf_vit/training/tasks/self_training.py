@@ -24,7 +24,7 @@ from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, to
 from hf_vit.data.load import UnlabelledImages, load_unlabelled
 from hf_vit.errors import UserError
 from hf_vit.loading.pixels import PixelScale
-from hf_vit.models.loss_hf_vit import classification_loss
+from hf_vit.models.pretrained_hf_vit import classification_loss
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.processes import refusal_of, world_size
 from hf_vit.training.tasks.classification import build_for_classes

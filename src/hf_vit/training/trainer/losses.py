@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from hf_vit.models.loss_hf_vit import classification_loss
+from hf_vit.models.pretrained_hf_vit import classification_loss
 
 
 def smooth_labels(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
