@@ -203,7 +203,7 @@ def write_token(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "preprocessor_config.json", "positions_hf_vit.py", "learning_curve.png", "LICENSE", WEIGHTS,
+    ["README.md", "preprocessor_config.json", "embeddings_hf_vit.py", "learning_curve.png", "LICENSE", WEIGHTS,
      "facts.json"],
 )  # fmt: skip
 def test_a_token_in_a_file_is_not_shared(name: str, model_folder: Path) -> None:

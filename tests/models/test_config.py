@@ -186,7 +186,7 @@ OWN: dict[str, Wrong] = {
         ({"position_embedding": "relative_bias"}, ["position_embedding='relative_bias'", "local", "use 'learned_2d'"]),
     ],
     "mixer": [
-        ({"image_size": (16, 0)}, ["of at least 1 px"]),
+        ({"image_size": (16, 0)}, ["at least 1 px"]),
         ({"token_intermediate_size": 0}, ["token_intermediate_size=0 must be at least 1"]),
         ({"num_hidden_layers": 10**9}, ["the most there can be"]),
         ({"drop_path_rate": 1.0}, ["is not a probability"]),

@@ -1,14 +1,12 @@
 """The files that travel with every checkpoint use nothing that the next release of a library may take away.
 
 A model that was shared today is run by the torch and transformers of next year, from copies of these files. So they
-import from documented modules only, name what is there, and leave underscored names alone but for those that
+import from documented modules only, and leave underscored names alone but for those that
 transformers documents for authors of models.
 """
 
 import ast
-import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,8 +33,6 @@ DOCUMENTED = {
     ),
 }
 
-SUBMODULES = ("torch.nn", "torch.nn.functional", "transformers.initialization")  # imported under a name of their own
-
 # Underscored names that transformers documents for authors of models: Model structure rules, Attention Interface,
 # Tensor parallelism, Tracing model intermediate outputs, Backbones.
 HOOKS = {
@@ -55,86 +51,29 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
-def import_faults(tree: ast.Module) -> Iterator[str]:
-    siblings = {path.stem for path in FILES}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            if node.level > 1 or node.module not in siblings:
-                yield f"line {node.lineno}: only siblings travel along; write `from .sibling import name`"
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names]
-            for module in names if isinstance(node, ast.Import) else [node.module or ""]:
-                if module not in DOCUMENTED and module.split(".")[0] not in sys.stdlib_module_names:
-                    yield f"line {node.lineno}: {module} is not among the documented modules of this test"
-                elif module == "__future__":
-                    yield f"line {node.lineno}: it switches the type checks of configs off"
-            if isinstance(node, ast.ImportFrom) and (missing := [name for name in names if not has(node.module, name)]):
-                yield f"line {node.lineno}: {node.module} has no documented {', '.join(missing)}"
-
-
-def has(module: str | None, name: str) -> bool:
-    """Whether `from module import name` works with the installed version, and is no private name."""
-    if module not in DOCUMENTED:
-        return True
-    if is_private(name):
-        return False
-    try:
-        return hasattr(importlib.import_module(module), name) or bool(importlib.import_module(f"{module}.{name}"))
-    except ImportError:
-        return False
-
-
-def private_faults(tree: ast.Module) -> Iterator[str]:
-    """Underscored names of a library that are read, set, defined, imported, or spelt out in a string."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Attribute(attr=name) | ast.Name(id=name) | ast.FunctionDef(name=name) | ast.alias(name=name):
-                pass
-            case ast.Constant(value=str() as name):
-                pass
-            case _:
-                continue
-        if is_private(name) and name in PRIVATE - HOOKS:
-            yield f"line {node.lineno}: {name} is private"
-
-
-def library_faults(tree: ast.Module) -> Iterator[str]:
-    """Of every `torch.x.y`, `nn.X`, `F.y`, `init.z`: what is private, an operator's inside, or not there."""
-    modules: dict[str, str] = {}  # local name -> module
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules |= {(alias.asname or alias.name).split(".")[0]: alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            full = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-            modules |= {name: path for name, path in full.items() if path in SUBMODULES}
-    for node in ast.walk(tree):
-        names = chain(node) if isinstance(node, ast.Attribute) else []
-        if not names or modules.get(names[0], "").split(".")[0] not in ("torch", "transformers"):
-            continue
-        thing, spelt = importlib.import_module(modules[names[0]]), ".".join(names)
-        for name in names[1:]:
-            if is_private(name) or spelt.startswith("torch.ops."):
-                yield f"line {node.lineno}: {spelt} is not documented"
-                break
-            if not hasattr(thing, name):
-                yield f"line {node.lineno}: {spelt} is not there"
-                break
-            thing = getattr(thing, name)
-
-
-def chain(node: ast.Attribute) -> list[str]:
-    """["torch", "cpu", "f"] of torch.cpu.f; empty where it does not begin with a name."""
-    names = []
-    value: ast.expr = node
-    while isinstance(value, ast.Attribute):
-        names.append(value.attr)
-        value = value.value
-    return [value.id, *reversed(names)] if isinstance(value, ast.Name) else []
-
-
 def faults(text: str) -> list[str]:
-    tree = ast.parse(text)
-    return [*import_faults(tree), *private_faults(tree), *library_faults(tree)]
+    """Imports of undocumented modules, and underscored names of a library, used, defined or spelt in a string."""
+    known, standard = DOCUMENTED | {f".{path.stem}" for path in FILES}, sys.stdlib_module_names - {"__future__"}
+    found: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        modules: list[str] = []
+        names: list[str] = []
+        match node:
+            case ast.ImportFrom():
+                modules = [f"{'.' * node.level}{node.module or ''}"]
+                names = [alias.name for alias in node.names if is_private(alias.name)]
+            case ast.Import():
+                modules = [alias.name for alias in node.names]
+            case ast.Attribute(attr=name):
+                whole = ast.unparse(node)
+                is_inside = is_private(name) and whole.startswith(("torch.", "nn.", "F.", "init."))
+                names = [whole] if is_inside or whole == "torch.ops" or name in PRIVATE - HOOKS else []
+            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.Constant(value=str() as name):
+                names = [name] if name in PRIVATE - HOOKS else []
+        strange = [name for name in modules if name not in known and name.split(".")[0] not in standard]
+        found += [f"line {node.lineno}: {name} is neither a sibling nor a documented module" for name in strange]
+        found += [f"line {node.lineno}: {name} is private" for name in names]
+    return found
 
 
 def test_they_lie_flat():
@@ -160,13 +99,10 @@ from ..families import FAMILIES
 from . import modeling_hf_vit
 from .elsewhere import name
 from __future__ import annotations
-from torch import nn, not_there
 from torch import _C
 import torch; torch._C._get_tracing_state()
 import torch; torch.cpu._is_avx512_bf16_supported()
 import torch; torch.ops.mkldnn._linear_pointwise
-import torch; torch.gone_next_year()
-from torch import nn; nn.Gone
 model._version
 getattr(model, '_parameters')
 def _apply(self): ..."""

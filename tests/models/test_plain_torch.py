@@ -72,17 +72,13 @@ def wanted(build: Build, images: torch.Tensor) -> Wanted:
 
 
 @torch.no_grad()
-def test_functional_call(build: Build, images: torch.Tensor, wanted: Wanted):
+def test_vmap_over_stacked_models(build: Build, images: torch.Tensor, wanted: Wanted):
+    """And one after another, by a model that has computed with weights of its own: the same bits."""
     model = build(99)
-    logits(model, images)  # whatever a model would keep of its own weights, it has now
+    before = logits(model, images)
     for weights, outputs in wanted:
         assert torch.equal(logits(model, images, weights=weights), outputs)
-    for _, outputs in wanted:
-        assert (outputs - logits(model, images)).abs().max() > 1e-2
-
-
-@torch.no_grad()
-def test_vmap_over_stacked_models(build: Build, images: torch.Tensor, wanted: Wanted):
+        assert (outputs - before).abs().max() > 1e-2
     models = [build(seed) for seed in range(NUM_WEIGHTS)]
     parameters, buffers = stack_module_state(models)
 
@@ -109,30 +105,20 @@ def test_gradients_of_each_sample(build: Build, images: torch.Tensor):
             torch.testing.assert_close(found[name][index], parameter.grad, rtol=1e-8, atol=1e-10, msg=name)
 
 
-def test_outputs_depend_neither_on_the_grad_mode_nor_on_earlier_calls(
-    build: Build, images: torch.Tensor, wanted: Wanted
-):
-    model = build(0)
-    with_gradients = logits(model, images)
-    assert with_gradients.requires_grad
-    assert torch.equal(with_gradients, wanted[0][1])
-    with torch.inference_mode():
-        assert torch.equal(logits(model, images), wanted[0][1])
-    assert torch.equal(logits(model.requires_grad_(False), images), wanted[0][1])
-    other_size = torch.nn.functional.interpolate(images, scale_factor=2)
-    logits(model, other_size)
-    assert torch.equal(logits(copy.deepcopy(model), images), wanted[0][1])
-
-
 # Upstream: torch.jit says that it is old.
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@torch.no_grad()
-def test_trace(build: Build, images: torch.Tensor, wanted: Wanted):
+def test_grad_modes_earlier_calls_and_a_trace(build: Build, images: torch.Tensor, wanted: Wanted):
+    """None changes a bit; a trace holds the weights themselves, nothing derived from them."""
     model = build(0)
+    assert torch.equal(logits(model, images), wanted[0][1])
+    logits(model, nn.functional.interpolate(images, scale_factor=2))
+    with torch.inference_mode():
+        assert torch.equal(logits(copy.deepcopy(model), images), wanted[0][1])
+    assert torch.equal(logits(model.requires_grad_(False), images), wanted[0][1])
     traced = torch.jit.trace(Logits(model), images, check_trace=False)
-    torch.testing.assert_close(traced(images), wanted[0][1], rtol=0, atol=1e-5)
-    model.load_state_dict(wanted[1][0])  # a trace holds the weights themselves, nothing derived from them
-    torch.testing.assert_close(traced(images), wanted[1][1], rtol=0, atol=1e-5)
+    for weights, outputs in wanted[:2]:
+        model.load_state_dict(weights)
+        torch.testing.assert_close(traced(images), outputs, rtol=0, atol=1e-5)
 
 
 class Logits(nn.Module):

@@ -49,29 +49,19 @@ def test_every_head_and_choice_reloads_with_the_same_bits(family: Family, choice
             assert_same_bits(loaded(images), model(images))
 
 
-VIT = {
-    *("configuration_hf_base", "configuration_hf_vit", "pretrained_hf_vit", "embeddings_hf_vit", "positions_hf_vit"),
-    *("modeling_hf_vit", "loss_hf_vit", "backbone_hf_vit", "pretraining_hf_vit"),
-}
-RESNET = {
-    *("configuration_hf_base", "configuration_hf_resnet", "pretrained_hf_vit", "modeling_hf_resnet", "loss_hf_vit"),
-}
+BASE = {"configuration_hf_vit", "pretrained_hf_vit"}
+VIT = {*BASE, "embeddings_hf_vit", "modeling_hf_vit", "backbone_hf_vit", "pretraining_hf_vit"}
+RESNET = {*BASE, "configuration_hf_resnet", "modeling_hf_resnet"}
+AXIAL_RESNET = {*RESNET, "configuration_hf_axial_resnet", "modeling_hf_axial_resnet"}
+HYBRID = {"configuration_hf_hybrid_vit", "modeling_hf_hybrid_vit", "configuration_hf_resnet", "resnet_hf_vit"}
 TRAVELLING = {
     "plain": VIT,
-    "hybrid": {
-        *(*VIT, "configuration_hf_hybrid_vit", "modeling_hf_hybrid_vit"),
-        *("configuration_hf_resnet", "resnet_hf_vit"),
-    },
-    "axial": {
-        *(*VIT, "configuration_hf_axial_vit", "modeling_hf_axial_vit"),
-        *("configuration_hf_axial_resnet", "modeling_hf_axial_resnet", "configuration_hf_resnet", "modeling_hf_resnet"),
-    },
+    "hybrid": {*VIT, *HYBRID},
+    "axial": {*VIT, *AXIAL_RESNET, "configuration_hf_axial_vit", "modeling_hf_axial_vit"},
     "local": {*VIT, "configuration_hf_local_vit", "modeling_hf_local_vit"},
-    "axial_resnet": {*RESNET, "configuration_hf_axial_resnet", "modeling_hf_axial_resnet"},
+    "axial_resnet": AXIAL_RESNET,
     "bit": {*RESNET, "configuration_hf_bit", "modeling_hf_bit", "resnet_hf_vit"},
-    "mixer": {
-        *("configuration_hf_base", "configuration_hf_mixer", "pretrained_hf_vit", "modeling_hf_mixer", "loss_hf_vit"),
-    },
+    "mixer": {*BASE, "configuration_hf_mixer", "modeling_hf_mixer"},
 }
 
 

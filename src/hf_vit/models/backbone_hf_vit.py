@@ -5,19 +5,16 @@ Sources: transformers' backbone contract; the simple feature pyramid of ViTDet (
 """
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.backbone_utils import filter_output_hidden_states
-from transformers.modeling_outputs import BackboneOutput
-from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
-from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, check_values, patch_token_slice
-from .positions_hf_vit import Grid
-from .pretrained_hf_vit import HfBaseBackbone
+from .embeddings_hf_vit import Grid
+from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, patch_token_slice
+from .pretrained_hf_vit import HfBaseBackbone, check_values
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -92,7 +89,7 @@ class SimpleFeaturePyramid(nn.Module):
             )
 
 
-class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
+class HfViTBaseBackbone(HfViTPreTrainedModel, HfBaseBackbone):
     """Abstract: the stages of a family's model as feature maps.
 
     Config fields:
@@ -101,26 +98,18 @@ class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
         reshape_hidden_states: maps [B, D, h, w] of the patches alone; False: all tokens [B, N, D], as the model's.
         use_feature_pyramid: instead of stages, ViTDet's four maps of strides 4, 8, 16 and 32 px, or those of
             `pyramid_strides`, made of the one stage of `out_features`, each of `fpn_hidden_size` channels.
-
-    Checkpoints of a family's model and of its classifier load straight into its backbone, and the other way. Folders
-    load by the class's own `from_pretrained`: transformers' `AutoBackbone.from_pretrained` knows repositories of the
-    Hub alone. `type(AutoBackbone.from_config(AutoConfig.from_pretrained(folder)))` is the class of a folder.
     """
 
     model_class: ClassVar[type[HfViTBaseModel]]
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [
-        r"pooler\.",
-        r"classifier\.",
-        r"mask_token",
-        r"prediction_head\.",
-    ]
+    vit: HfViTBaseModel
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__(config)
-        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
-        self.vit = self.model_class(config, add_pooling_layer=False)
         self.pyramid = SimpleFeaturePyramid(config) if config.use_feature_pyramid else None
         self.post_init()
+
+    def _build_model(self, config: HfViTBaseConfig) -> HfViTBaseModel:
+        return self.model_class(config, add_pooling_layer=False)
 
     @property
     def channels(self) -> list[int]:
@@ -133,38 +122,19 @@ class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
     def strides(self) -> list[int]:
         return super().strides if self.pyramid is None else list(self.config.pyramid_strides)
 
-    @can_return_tuple
-    @filter_output_hidden_states
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the mixin's own forward is a placeholder)
-        self,
-        pixel_values: torch.Tensor,
-        patch_attention_mask: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BackboneOutput:
-        """Encode images to feature maps.
-
-        Args:
-            pixel_values: [B, C, H, W]; what makes no whole patch is not seen, with a warning.
-            patch_attention_mask: [B, h, w], as in the model's forward; what the maps hold on padding means nothing.
-
-        Returns:
-            feature_maps, one [B, D, h, w] (or [B, N, D]) for each of `out_features`, or the pyramid's;
-            hidden_states and attentions where asked for.
-        """
-        outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
-        # transformers writes tuple[Tensor] for a tuple of any length.
-        feature_maps: Any = self.feature_maps(outputs, self.vit.embeddings.patch_grid(pixel_values))
-        if self.pyramid is not None:
-            check_values(pixel_values, self.pyramid)
-            feature_maps = self.pyramid(feature_maps[0])
-        return BackboneOutput(
-            feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+    def _maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
+        maps = self.feature_maps(outputs, grid)
+        if self.pyramid is None:
+            return maps
+        check_values(maps[0], self.pyramid)
+        return self.pyramid(maps[0])
 
     def feature_maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
         """The maps of `out_features`, of what the model returned."""
-        stages = zip(self.stage_names, outputs.hidden_states, strict=True)
-        return tuple(self.feature_map(state, grid) for name, state in stages if name in self.out_features)
+        return super()._maps(outputs, grid)
+
+    def _map(self, state: torch.Tensor, grid: Grid) -> torch.Tensor:
+        return self.feature_map(state, grid)
 
     def feature_map(self, hidden_state: torch.Tensor, grid: Grid) -> torch.Tensor:
         """One stage's tokens [B, N, D] -> [B, D, h, w], or all tokens when they are not to be reshaped."""
@@ -172,8 +142,7 @@ class HfViTBaseBackbone(HfBaseBackbone, HfViTPreTrainedModel):
             hidden_state = self.vit.layernorm(hidden_state)
         if not self.config.reshape_hidden_states:
             return hidden_state
-        patches = hidden_state[:, patch_token_slice(self.config)]
-        return patches.transpose(1, 2).unflatten(2, grid).contiguous()
+        return super()._map(hidden_state[:, patch_token_slice(self.config)], grid)
 
 
 class HfViTBackbone(HfViTBaseBackbone):

@@ -29,11 +29,7 @@ class HfAxialResNetConfig(HfResNetBaseConfig):
         "AutoModelForImageClassification": "modeling_hf_axial_resnet.HfAxialResNetForImageClassification",
         "AutoBackbone": "modeling_hf_axial_resnet.HfAxialResNetBackbone",
     }
-    code_files: ClassVar[tuple[str, ...]] = (
-        *HfResNetBaseConfig.code_files,
-        "configuration_hf_axial_resnet",
-        "modeling_hf_axial_resnet",
-    )
 
     def validate_sizes(self) -> None:
+        super().validate_sizes()
         check_stem(self.stage_depths, self.stem_width, HEADS, "the number of heads")

@@ -1,12 +1,12 @@
 """Configuration of the Axial-ViT: attention along rows, then along columns (arXiv 2010.11929, appendix D.6)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
 from .configuration_hf_axial_resnet import HEADS
 from .configuration_hf_resnet import check_stem, stem_stride
-from .configuration_hf_vit import HfViTBaseConfig, Pooling, PositionEmbedding
+from .configuration_hf_vit import HfViTBaseConfig, Pooling, PositionEmbedding, refuse
 
 
 @strict
@@ -32,25 +32,11 @@ class HfAxialViTConfig(HfViTBaseConfig):
         "AutoModelForMaskedImageModeling": "modeling_hf_axial_vit.HfAxialViTForMaskedPatchPrediction",
         "AutoBackbone": "modeling_hf_axial_vit.HfAxialViTBackbone",
     }
-    code_files: ClassVar[tuple[str, ...]] = (
-        *HfViTBaseConfig.code_files,
-        "configuration_hf_resnet",
-        "modeling_hf_resnet",
-        "configuration_hf_axial_resnet",
-        "modeling_hf_axial_resnet",
-        "configuration_hf_axial_vit",
-        "modeling_hf_axial_vit",
-    )
     patch_size: int | tuple[int, int] | list[int] = 16
     position_embedding: PositionEmbedding = "learned_2d"
     pooling: Pooling = "gap"
     stage_depths: tuple[int, ...] | list[int] | None = None
     stem_width: int = 64
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        if self.stage_depths is not None:
-            self.stage_depths = tuple(self.stage_depths)
-        super().__post_init__(**kwargs)
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
@@ -80,21 +66,25 @@ class HfAxialViTConfig(HfViTBaseConfig):
             )
 
     def validate_axial(self) -> None:
-        if self.pooling == "token" or self.has_class_token:
-            raise ValueError(
+        registers, positions = self.num_register_tokens, self.position_embedding
+        refuse(
+            (
+                self.pooling == "token" or self.has_class_token,
                 f"pooling='{self.pooling}' with use_class_token={self.use_class_token}: an axial model keeps its "
-                "tokens on a grid, which has no place for a class token; use pooling='gap' or 'map'"
-            )
-        if self.use_distillation_token:
-            raise ValueError("use_distillation_token=True needs a class token, which an axial model has no place for")
-        if self.num_register_tokens > 0:
-            raise ValueError(
-                f"num_register_tokens={self.num_register_tokens}: an axial model keeps its tokens on a grid, which has "
-                "no place for registers; leave them out"
-            )
-        if self.is_causal:
-            raise ValueError("is_causal=True does not go with an axial model, whose lines see only themselves")
-        if self.position_embedding.startswith("relative"):
-            raise ValueError(
-                f"position_embedding='{self.position_embedding}' does not go with an axial model; use 'learned_2d'"
-            )
+                "tokens on a grid, which has no place for a class token; use pooling='gap' or 'map'",
+            ),
+            (
+                self.use_distillation_token,
+                "use_distillation_token=True needs a class token, which an axial model has no place for",
+            ),
+            (
+                registers > 0,
+                f"num_register_tokens={registers}: an axial model keeps its tokens on a grid, which has no place for "
+                "registers; leave them out",
+            ),
+            (self.is_causal, "is_causal=True does not go with an axial model, whose lines see only themselves"),
+            (
+                positions.startswith("relative"),
+                f"position_embedding='{positions}' does not go with an axial model; use 'learned_2d'",
+            ),
+        )

@@ -32,12 +32,6 @@ class HfBitConfig(HfResNetBaseConfig):
         "AutoModelForImageClassification": "modeling_hf_bit.HfBitForImageClassification",
         "AutoBackbone": "modeling_hf_bit.HfBitBackbone",
     }
-    code_files: ClassVar[tuple[str, ...]] = (
-        *HfResNetBaseConfig.code_files,
-        "configuration_hf_bit",
-        "resnet_hf_vit",
-        "modeling_hf_bit",
-    )
     group_norm_eps: ClassVar[float] = 1e-6  # of a post-activation network; a constant of the original code
 
     pre_activation: bool = True

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_hf_resnet import check_stem
-from .configuration_hf_vit import HfViTBaseConfig
+from .configuration_hf_resnet import check_stem, stem_stride
+from .configuration_hf_vit import HfViTBaseConfig, refuse
 
 
 @strict
@@ -33,13 +33,6 @@ class HfHybridViTConfig(HfViTBaseConfig):
         "AutoModelForMaskedImageModeling": "modeling_hf_hybrid_vit.HfHybridViTForMaskedPatchPrediction",
         "AutoBackbone": "modeling_hf_hybrid_vit.HfHybridViTBackbone",
     }
-    code_files: ClassVar[tuple[str, ...]] = (
-        *HfViTBaseConfig.code_files,
-        "configuration_hf_resnet",
-        "configuration_hf_hybrid_vit",
-        "resnet_hf_vit",
-        "modeling_hf_hybrid_vit",
-    )
 
     stage_depths: tuple[int, ...] | list[int] = (3, 4, 9)
     stem_width: int = 64
@@ -49,7 +42,6 @@ class HfHybridViTConfig(HfViTBaseConfig):
     stem_stages: tuple[int, ...] | list[int] = ()
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.stage_depths, self.stem_stages = tuple(self.stage_depths), tuple(self.stem_stages)
         if "patch_size" in kwargs:
             raise ValueError(
                 f"patch_size={kwargs['patch_size']} cannot be set for a hybrid: it is the total stride of the stem; "
@@ -60,11 +52,7 @@ class HfHybridViTConfig(HfViTBaseConfig):
     @property
     def patch_size(self) -> int:
         """Total stride in px: 4 for the root, 2 for every stage after the first, times `stem_patch_size`."""
-        return 4 * 2 ** max(len(self.stage_depths) - 1, 0) * self.stem_patch_size
-
-    @property
-    def patch_stride(self) -> tuple[int, int]:
-        return self.patch_size, self.patch_size
+        return stem_stride(self.stage_depths) * self.stem_patch_size
 
     @property
     def output_stem_maps(self) -> bool:
@@ -77,8 +65,8 @@ class HfHybridViTConfig(HfViTBaseConfig):
         Raises:
             ValueError: the image is smaller than a patch.
         """
-        stem_stride = self.patch_size // self.stem_patch_size
-        h, w = (-(-side // stem_stride) // self.stem_patch_size for side in (height, width))
+        stride = stem_stride(self.stage_depths)
+        h, w = (-(-side // stride) // self.stem_patch_size for side in (height, width))
         return (h, w) if h > 0 and w > 0 else super().grid_of(height, width)  # which refuses
 
     def validate_image_fits_patch(self) -> None:
@@ -87,18 +75,20 @@ class HfHybridViTConfig(HfViTBaseConfig):
 
     def validate_stem(self) -> None:
         check_stem(self.stage_depths, self.stem_width, 32, "GroupNorm's groups")
-        if self.stem_patch_size < 1:
-            raise ValueError(f"stem_patch_size={self.stem_patch_size} must be at least 1")
-        stages = range(1, len(self.stage_depths) + 1)
-        if list(self.stem_stages) != [stage for stage in stages if stage in self.stem_stages]:
-            raise ValueError(
-                f"stem_stages={self.stem_stages} must be some of the stem's stages {tuple(stages)}, the first one first"
-            )
-        if self.stem_stages and (self.use_feature_pyramid or not self.reshape_hidden_states):
-            raise ValueError(
+        eps, stages = self.group_norm_eps, tuple(range(1, len(self.stage_depths) + 1))
+        refuse(
+            (self.stem_patch_size < 1, f"stem_patch_size={self.stem_patch_size} must be at least 1"),
+            (
+                tuple(self.stem_stages) != tuple(stage for stage in stages if stage in self.stem_stages),
+                f"stem_stages={self.stem_stages} must be some of the stem's stages {stages}, the first one first",
+            ),
+            (
+                self.stem_stages and (self.use_feature_pyramid or not self.reshape_hidden_states),
                 f"stem_stages={self.stem_stages} gives maps of several strides by itself; it goes neither with "
-                "use_feature_pyramid=True nor with reshape_hidden_states=False"
-            )
-        eps = self.group_norm_eps
-        if eps is not None and not (eps > 0 and math.isfinite(eps)):
-            raise ValueError(f"group_norm_eps={eps} must be a finite number above 0, or None for layer_norm_eps")
+                "use_feature_pyramid=True nor with reshape_hidden_states=False",
+            ),
+            (
+                eps is not None and not (eps > 0 and math.isfinite(eps)),
+                f"group_norm_eps={eps} must be a finite number above 0, or None for layer_norm_eps",
+            ),
+        )

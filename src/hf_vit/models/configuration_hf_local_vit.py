@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_hf_vit import HfViTBaseConfig
+from .configuration_hf_vit import HfViTBaseConfig, refuse
 
 
 @strict
@@ -34,27 +34,21 @@ class HfLocalViTConfig(HfViTBaseConfig):
         "AutoModelForMaskedImageModeling": "modeling_hf_local_vit.HfLocalViTForMaskedPatchPrediction",
         "AutoBackbone": "modeling_hf_local_vit.HfLocalViTBackbone",
     }
-    code_files: ClassVar[tuple[str, ...]] = (
-        *HfViTBaseConfig.code_files,
-        "configuration_hf_local_vit",
-        "modeling_hf_local_vit",
-    )
     patch_size: int | tuple[int, int] | list[int] = 16
     attention_pattern: Literal["local", "strided", "criss_cross"] = "local"
     attention_window: int = 7
     attention_stride: int = 14
 
     def validate_pattern(self) -> None:
-        if self.attention_window < 1 or self.attention_window % 2 == 0:
-            raise ValueError(
+        refuse(
+            (
+                self.attention_window < 1 or self.attention_window % 2 == 0,
                 f"attention_window={self.attention_window} must be an odd number of tokens, so that a token stands in "
-                "its middle: 1, 3, 5, ..."
-            )
-        if self.attention_stride < 1:
-            raise ValueError(f"attention_stride={self.attention_stride} must be at least 1 token")
-        if self.is_causal:
-            raise ValueError("is_causal=True does not go with a local model, which sees in all directions")
-        if self.position_embedding.startswith("relative"):
-            raise ValueError(
-                f"position_embedding='{self.position_embedding}' does not go with a local model; use 'learned_2d'"
-            )
+                "its middle: 1, 3, 5, ...",
+            ),
+            (self.is_causal, "is_causal=True does not go with a local model, which sees in all directions"),
+            (
+                self.position_embedding.startswith("relative"),
+                f"position_embedding='{self.position_embedding}' does not go with a local model; use 'learned_2d'",
+            ),
+        )

@@ -1,10 +1,8 @@
 """What configurations of ResNets share: root, stages, and the map that they end in."""
 
-from typing import Any, ClassVar
-
 from huggingface_hub.dataclasses import strict
 
-from .configuration_hf_base import HfBaseConfig
+from .configuration_hf_vit import HfBaseConfig, refuse
 
 
 def stem_stride(stage_depths: tuple[int, ...] | list[int]) -> int:
@@ -14,10 +12,16 @@ def stem_stride(stage_depths: tuple[int, ...] | list[int]) -> int:
 
 def check_stem(stage_depths: tuple[int, ...] | list[int], stem_width: int, divisor: int, what: str) -> None:
     """Raises ValueError: an empty stage, or a width that is no multiple of `divisor`, which `what` names."""
-    if any(depth < 1 for depth in stage_depths):
-        raise ValueError(f"stage_depths={stage_depths}: every stage needs at least one unit; () has none")
-    if stem_width < divisor or stem_width % divisor:
-        raise ValueError(f"stem_width={stem_width} must be a positive multiple of {divisor}, {what}")
+    refuse(
+        (
+            any(depth < 1 for depth in stage_depths),
+            f"stage_depths={stage_depths}: every stage needs at least one unit; () is no stage",
+        ),
+        (
+            stem_width < divisor or stem_width % divisor,
+            f"stem_width={stem_width} must be a positive multiple of {divisor}, {what}",
+        ),
+    )
 
 
 @strict
@@ -31,27 +35,8 @@ class HfResNetBaseConfig(HfBaseConfig):
         stem_width: channels of the root.
     """
 
-    code_files: ClassVar[tuple[str, ...]] = (
-        "configuration_hf_base",
-        "configuration_hf_resnet",
-        "pretrained_hf_vit",
-        "loss_hf_vit",
-        "modeling_hf_resnet",
-    )
-
-    image_size: int | tuple[int, int] | list[int] = 224
-    num_channels: int = 3
     stage_depths: tuple[int, ...] | list[int] = (3, 4, 6, 3)
     stem_width: int = 64
-    _out_features: list[str] | None = None
-    _out_indices: list[int] | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        self.stage_depths = tuple(self.stage_depths)
-        if isinstance(self.image_size, list):
-            self.image_size = (self.image_size[0], self.image_size[1])
-        self.take_stages(kwargs)
-        super().__post_init__(**kwargs)
 
     @property
     def num_stages(self) -> int:
@@ -60,29 +45,15 @@ class HfResNetBaseConfig(HfBaseConfig):
     @property
     def hidden_size(self) -> int:
         """Channels of the last map."""
-        stages = len(self.stage_depths)
-        return 4 * self.stem_width * 2 ** (stages - 1) if stages else self.stem_width
+        return self.stem_width * (2 ** (self.num_stages + 1) if self.stage_depths else 1)
 
     @property
     def patch_size(self) -> int:
         """Total stride in px."""
         return stem_stride(self.stage_depths)
 
-    @property
-    def patch_stride(self) -> tuple[int, int]:
-        return self.patch_size, self.patch_size
-
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """(h, w) of the last map: every halving rounds up."""
         return -(-height // self.patch_size), -(-width // self.patch_size)
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(h, w) of the nominal image."""
-        return self.grid_of(*self.nominal_size)
-
-    def validate_image(self) -> None:
-        if self.num_channels < 1:
-            raise ValueError(f"num_channels={self.num_channels} must be at least 1")
-        if min(self.nominal_size) < 1:
-            raise ValueError(f"image_size={self.image_size} must be at least 1 px")
+    validate_image = HfBaseConfig.validate_image_fits_patch  # by the name of version 0.2

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from .configuration_hf_axial_resnet import HEADS, HfAxialResNetConfig
-from .configuration_hf_base import HfBaseConfig
+from .configuration_hf_vit import HfBaseConfig
 from .modeling_hf_resnet import (
     HfResNetBaseBackbone,
-    HfResNetBaseForImageClassification,
     HfResNetBaseModel,
     HfResNetPreTrainedModel,
 )
+from .pretrained_hf_vit import HfPooledForImageClassification
 
 
 class DenseNorm(nn.Module):
@@ -229,7 +229,7 @@ class HfAxialResNetModel(HfAxialResNetPreTrainedModel, HfResNetBaseModel):
         return self.encoder(pixel_values)
 
 
-class HfAxialResNetForImageClassification(HfAxialResNetPreTrainedModel, HfResNetBaseForImageClassification):
+class HfAxialResNetForImageClassification(HfAxialResNetPreTrainedModel, HfPooledForImageClassification):
     """AxialResNet with a linear classifier on the mean of its last map."""
 
     model_class: ClassVar[type] = HfAxialResNetModel

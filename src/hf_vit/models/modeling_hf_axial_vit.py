@@ -14,7 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_axial_vit import HfAxialViTConfig
 from .configuration_hf_resnet import stem_stride
-from .embeddings_hf_vit import HfViTPatchEmbeddings, Tokens
+from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Tokens
 from .modeling_hf_axial_resnet import HfAxialResNetStem
 from .modeling_hf_vit import (
     HfViTAttention,
@@ -25,7 +25,6 @@ from .modeling_hf_vit import (
     HfViTPreTrainedModel,
     attention_mask_of,
 )
-from .positions_hf_vit import Grid
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
 LineMasks = tuple[torch.Tensor | None, torch.Tensor | None]  # of rows, of columns
@@ -171,13 +170,11 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         """
         if overrides.get("stage_depths") is not None:
             raise ValueError("a ViT's patch kernel does not fit a stem; leave stage_depths out")
-        vit = HfViTForImageClassification.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
-        foreign = ("model_type", "architectures", "auto_map")
-        fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
-        fields |= {"pooling": "map" if vit.config.pooling.startswith("map") else "gap", "use_class_token": None}
-        fields |= {"use_distillation_token": False, "num_register_tokens": 0}
-        model = cls(HfAxialViTConfig.from_dict({**fields, **overrides}))
-        model.to(vit.dtype)  # pyright: ignore[reportCallIssue, reportArgumentType] (transformers wraps it untyped)
+        plain: Any = HfViTForImageClassification
+        vit = plain.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        pooling = "map" if vit.config.pooling.startswith("map") else "gap"
+        dropped = {"use_class_token": None, "use_distillation_token": False, "num_register_tokens": 0}
+        model, vit = cls._from_fields_of(vit, **{"pooling": pooling, **dropped, **overrides})
         source = vit.state_dict()
         special = vit.config.num_special_positions
         state: dict[str, torch.Tensor] = {}

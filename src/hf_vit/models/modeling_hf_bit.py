@@ -13,14 +13,14 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils.output_capturing import OutputRecorder
 
-from .configuration_hf_base import HfBaseConfig
 from .configuration_hf_bit import HfBitConfig
+from .configuration_hf_vit import HfBaseConfig
 from .modeling_hf_resnet import (
     HfResNetBaseBackbone,
-    HfResNetBaseForImageClassification,
     HfResNetBaseModel,
     HfResNetPreTrainedModel,
 )
+from .pretrained_hf_vit import HfPooledForImageClassification
 from .resnet_hf_vit import GROUPS, ResNetBottleneck, ResNetStem, StdConv2d, channels_last, residual_stages
 
 EPS = 1e-5
@@ -95,7 +95,7 @@ class HfBitModel(HfBitPreTrainedModel, HfResNetBaseModel):
         return self.encoder(pixel_values).permute(0, 2, 3, 1)
 
 
-class HfBitForImageClassification(HfBitPreTrainedModel, HfResNetBaseForImageClassification):
+class HfBitForImageClassification(HfBitPreTrainedModel, HfPooledForImageClassification):
     """BiT with a linear classifier on the mean of its last map."""
 
     model_class: ClassVar[type] = HfBitModel

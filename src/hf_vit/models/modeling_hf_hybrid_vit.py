@@ -13,8 +13,8 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_hybrid_vit import HfHybridViTConfig
+from .embeddings_hf_vit import Grid
 from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTLayer, HfViTPreTrainedModel
-from .positions_hf_vit import Grid
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 from .resnet_hf_vit import ResNetStem
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_local_vit import HfLocalViTConfig
-from .embeddings_hf_vit import HfViTPatchEmbeddings, Tokens, additive
+from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Tokens, additive
 from .modeling_hf_vit import (
     HfViTAttention,
     HfViTBaseForImageClassification,
@@ -24,7 +24,6 @@ from .modeling_hf_vit import (
     HfViTPreTrainedModel,
     attention_probabilities,
 )
-from .positions_hf_vit import Grid
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
 TILE = 8  # patches a side of a tile of queries; 4 and 16 are slower with a window of 7
@@ -272,11 +271,7 @@ class HfLocalViTForImageClassification(HfLocalViTPreTrainedModel, HfViTBaseForIm
         Raises:
             StrictDataclassError: the ViT has what a local model cannot hold (causal attention, relative positions).
         """
-        vit = HfViTForImageClassification.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
-        foreign = ("model_type", "architectures", "auto_map")
-        fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
-        model = cls(HfLocalViTConfig.from_dict({**fields, **overrides}))
-        model.to(vit.dtype)  # pyright: ignore[reportCallIssue, reportArgumentType] (transformers wraps it untyped)
+        model, vit = cls._from_fields_of(checkpoint, **overrides)
         model.load_state_dict(vit.state_dict())
         return model
 

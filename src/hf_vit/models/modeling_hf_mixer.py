@@ -5,18 +5,15 @@ Sources: Tolstikhin et al., arXiv 2105.01601 (section 2, table 1); stochastic de
 (vit_jax/models_mixer.py) fixes what the paper leaves open (tanh GELU, eps 1e-6, initialisation).
 """
 
-import copy
-from collections.abc import Iterable
 from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
-from transformers.backbone_utils import filter_output_hidden_states
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
-from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import TransformersKwargs, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_mixer import HfMixerConfig
@@ -25,8 +22,8 @@ from .pretrained_hf_vit import (
     HfPooledForImageClassification,
     HfPreTrainedModel,
     check_images,
+    check_values,
     lecun_normal_,
-    refuse_missing,
 )
 
 
@@ -58,12 +55,20 @@ class HfMixerEmbeddings(nn.Module):
         self.check(pixel_values)
         return self.patch_embeddings(pixel_values)
 
+    def check_size(self, config: HfMixerConfig) -> None:
+        """Raises ValueError: another size than the model's."""
+        if (config.nominal_size, config.patch_stride) != (self.config.nominal_size, self.config.patch_stride):
+            raise ValueError(
+                f"image_size={config.image_size}, patch_size={config.patch_size} for an MLP-Mixer of image_size="
+                f"{self.config.image_size}, patch_size={self.config.patch_size}, which cannot be resized: its token "
+                "MLP has a weight for every patch; keep its sizes, or train a new model"
+            )
+
     def check(self, pixel_values: torch.Tensor) -> None:
         """Raise a ValueError for what is no batch of images of the model's one size, or without weights."""
         check_images(pixel_values, self.config.num_channels)
         self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
-        if self.patch_embeddings.projection.weight.is_meta and not pixel_values.is_meta:
-            refuse_missing(self.patch_embeddings)  # torch takes what is in memory for a kernel without values
+        check_values(pixel_values, self.patch_embeddings)
 
 
 class HfMixerMLP(nn.Module):
@@ -112,7 +117,7 @@ class HfMixerLayer(GradientCheckpointingLayer):
 
 
 class HfMixerPreTrainedModel(HfPreTrainedModel):
-    """Abstract: what transformers is told of every model with these blocks, and that all are of one size."""
+    """Abstract: what transformers is told of every model with these blocks."""
 
     config: HfMixerConfig
     config_class: ClassVar[type] = HfMixerConfig
@@ -122,25 +127,6 @@ class HfMixerPreTrainedModel(HfPreTrainedModel):
     _input_embed_layer = "patch_embeddings"
     _can_compile_fullgraph = True
     _can_record_outputs: ClassVar[dict[str, Any]] = {"hidden_states": HfMixerLayer}
-
-    def resize_to(
-        self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
-    ) -> None:
-        """Nothing to do for the model's own sizes, by the name that every model has.
-
-        Raises:
-            ValueError: another size: the token MLP has a weight for every patch.
-        """
-        new = copy.copy(self.config)
-        for name, value in (("image_size", image_size), ("patch_size", patch_size)):
-            if value is not None:
-                setattr(new, name, value if isinstance(value, int) else tuple(value))
-        if (new.nominal_size, new.patch_stride) != (self.config.nominal_size, self.config.patch_stride):
-            raise ValueError(
-                f"image_size={new.image_size}, patch_size={new.patch_size} for an MLP-Mixer of image_size="
-                f"{self.config.image_size}, patch_size={self.config.patch_size}, which cannot be resized: its token "
-                "MLP has a weight for every patch; keep its sizes, or train a new model"
-            )
 
 
 class HfMixerModel(HfMixerPreTrainedModel):
@@ -185,37 +171,12 @@ class HfMixerForImageClassification(HfMixerPreTrainedModel, HfPooledForImageClas
     model_class: ClassVar[type] = HfMixerModel
 
 
-class HfMixerBackbone(HfBaseBackbone, HfMixerPreTrainedModel):
+class HfMixerBackbone(HfMixerPreTrainedModel, HfBaseBackbone):
     """The MLP-Mixer's blocks as feature maps, for detectors and segmenters that take images of one size.
 
     Config fields:
         out_features, out_indices: which of "stem" (the embedded patches), "stage1" ... (after each block); a stage's
             map is what the next block sees.
-
-    Checkpoints of the model and of its classifier load straight into its backbone, and the other way.
     """
 
-    config: HfMixerConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"classifier\."]
-
-    def __init__(self, config: HfMixerConfig) -> None:
-        super().__init__(config)
-        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
-        self.mixer = HfMixerModel(config)
-        self.post_init()
-
-    @can_return_tuple
-    @filter_output_hidden_states
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the mixin's own forward is a placeholder)
-        self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]
-    ) -> BackboneOutput:
-        """Images [B, C, H, W] -> one map [B, D, h, w] for each of `out_features`; hidden_states are the model's."""
-        outputs = self.mixer(pixel_values, return_dict=True, **kwargs)
-        stages = zip(self.stage_names, outputs.hidden_states, strict=True)
-        # transformers writes tuple[Tensor] for a tuple of any length.
-        feature_maps: Any = tuple(
-            state.transpose(1, 2).unflatten(2, self.config.grid).contiguous()
-            for name, state in stages
-            if name in self.out_features
-        )
-        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states)
+    model_class: ClassVar[type] = HfMixerModel

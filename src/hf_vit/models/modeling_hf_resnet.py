@@ -4,23 +4,22 @@ Legend: B batch, C channels, H x W px, h x w places of a map, K labels.
 """
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import nn
-from transformers.backbone_utils import filter_output_hidden_states
-from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
-from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import TransformersKwargs, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_resnet import HfResNetBaseConfig
 from .pretrained_hf_vit import (
     HfBaseBackbone,
-    HfPooledForImageClassification,
     HfPreTrainedModel,
     check_images,
-    refuse_missing,
+    check_values,
 )
 
 
@@ -77,57 +76,35 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
         if patch_attention_mask is not None:
             raise ValueError(f"patch_attention_mask does not go with {type(self).__name__}; give images of one size")
         check_images(pixel_values, self.config.num_channels)
-        if not pixel_values.is_meta and any(parameter.is_meta for parameter in self.parameters()):
-            refuse_missing(self)  # torch takes what is in memory for a kernel without values
+        check_values(pixel_values, self)
         features = self.last_map(pixel_values.to(self.dtype)).flatten(1, 2)
         return BaseModelOutputWithPooling(last_hidden_state=features, pooler_output=features.mean(dim=1))
 
 
-class HfResNetBaseForImageClassification(HfResNetPreTrainedModel, HfPooledForImageClassification):
-    """Abstract: a family's model with a zero-initialised linear head."""
-
-    model_class: ClassVar[type[HfResNetBaseModel]]
-
-
-class HfResNetBaseBackbone(HfBaseBackbone, HfResNetPreTrainedModel):
+class HfResNetBaseBackbone(HfResNetPreTrainedModel, HfBaseBackbone):
     """Abstract: root and stages of a family's model as feature maps, for detectors and segmenters.
 
     Config fields:
         out_features, out_indices: which of "stem" (the root), "stage1" ... (after each stage): strides 4, 4, 8, 16 ...
-
-    Checkpoints of a family's model and of its classifier load straight into its backbone, and the other way.
     """
-
-    model_class: ClassVar[type[HfResNetBaseModel]]
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"classifier\."]
 
     def __init__(self, config: HfResNetBaseConfig) -> None:
         super().__init__(config)
         stages = range(len(config.stage_depths))
         self.num_features = [config.stem_width, *(4 * config.stem_width * 2**index for index in stages)]
-        self.resnet = self.model_class(config)
-        self.post_init()
-
-    @can_return_tuple
-    @filter_output_hidden_states
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the mixin's own forward is a placeholder)
-        self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]
-    ) -> BackboneOutput:
-        """Images [B, C, H, W] -> one map [B, C', h, w] for each of `out_features`; hidden_states are the model's."""
-        if not self.config.stage_depths:  # the maps are what units are given and put out
-            raise ValueError("stage_depths=() is a root alone; a backbone needs at least one stage, such as (1,)")
-        outputs = self.resnet(pixel_values, return_dict=True, **kwargs)
-        ends = itertools.accumulate(self.config.stage_depths, initial=0)  # the root, and the last unit of every stage
-        stages = zip(self.stage_names, ends, strict=True)
-        # transformers writes tuple[Tensor] for a tuple of any length.
-        feature_maps: Any = tuple(
-            self.feature_map(outputs.hidden_states[end]) for name, end in stages if name in self.out_features
-        )
-        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states)
 
     @property
     def strides(self) -> list[int]:
         return [4 * 2 ** max(self.stage_names.index(name) - 1, 0) for name in self.out_features]
+
+    def _stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
+        """Return the root's state, and that of the last unit of every stage."""
+        if not self.config.stage_depths:  # the maps are what units are given and put out
+            raise ValueError("stage_depths=() is a root alone; a backbone needs at least one stage, such as (1,)")
+        return [hidden_states[end] for end in itertools.accumulate(self.config.stage_depths, initial=0)]
+
+    def _map(self, state: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        return self.feature_map(state)
 
     def feature_map(self, state: torch.Tensor) -> torch.Tensor:
         """A hidden state as [B, C, h, w]."""

@@ -9,7 +9,7 @@ initialisation).
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import nn
@@ -20,26 +20,24 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_bidi
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import TransformersKwargs, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
-from .embeddings_hf_vit import HfViTEmbeddings, HfViTPatchEmbeddings, Tokens, additive_mask
-from .loss_hf_vit import classifier_loss
-from .positions_hf_vit import RELATIVE_POSITIONS, Grid
-from .pretrained_hf_vit import HfPreTrainedModel, lecun_normal_, refuse_missing
-
-
-def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
-    """For convolutions and products without a bias: torch takes what is in memory for a weight on the meta device.
-
-    With every other layer it raises by itself.
-
-    Raises:
-        ValueError: a weight of the parts has no values, and the inputs have.
-    """
-    if not inputs.is_meta and any(parameter.is_meta for part in parts for parameter in part.parameters()):
-        refuse_missing(*parts)
+from .embeddings_hf_vit import (
+    RELATIVE_POSITIONS,
+    Grid,
+    HfViTEmbeddings,
+    HfViTPatchEmbeddings,
+    Tokens,
+    additive_mask,
+)
+from .pretrained_hf_vit import (
+    HfPooledForImageClassification,
+    HfPreTrainedModel,
+    check_values,
+    lecun_normal_,
+)
 
 
 def attention_mask_of(config: HfViTBaseConfig, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
@@ -101,10 +99,9 @@ class HfViTAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.is_causal = config.is_causal
         self.attention_dropout = config.attention_probs_dropout_prob
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        width, bias = config.hidden_size, config.qkv_bias
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
+        self.o_proj = nn.Linear(width, width)
         relative = RELATIVE_POSITIONS.get(config.position_embedding)
         self.relative_position = None if relative is None else relative(config)
 
@@ -205,8 +202,7 @@ class HfViTSwiGLU(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.gate_proj, self.up_proj = (nn.Linear(config.hidden_size, config.intermediate_size) for _ in range(2))
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -340,6 +336,7 @@ class HfViTPooler(nn.Module):
         super().__init__()
         size = config.representation_size
         self.dense = None if size is None else nn.Linear(config.hidden_size, size)
+        self.class_token, self.patch_tokens = class_token_index(config), patch_token_slice(config)
 
     def init_weights(self) -> None:
         if self.dense is not None:
@@ -357,20 +354,12 @@ class HfViTPooler(nn.Module):
 class HfViTTokenPooler(HfViTPooler):
     """The class token."""
 
-    def __init__(self, config: HfViTBaseConfig) -> None:
-        super().__init__(config)
-        self.class_token = class_token_index(config)
-
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         return hidden_states[:, self.class_token]
 
 
 class HfViTMeanPooler(HfViTPooler):
     """The mean of the patch tokens (GAP), without padding."""
-
-    def __init__(self, config: HfViTBaseConfig) -> None:
-        super().__init__(config)
-        self.patch_tokens = patch_token_slice(config)
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         patches = hidden_states[:, self.patch_tokens]
@@ -382,10 +371,6 @@ class HfViTMeanPooler(HfViTPooler):
 
 class HfViTFirstPatchPooler(HfViTPooler):
     """The token of the first patch, as big_vision's pool_type "0"."""
-
-    def __init__(self, config: HfViTBaseConfig) -> None:
-        super().__init__(config)
-        self.patch_tokens = patch_token_slice(config)
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         return hidden_states[:, self.patch_tokens][:, 0]
@@ -550,18 +535,19 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         tokens = self.embed(
             pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources
         )
-        hidden_states = tokens.hidden_states
-        attention_mask = self._attention_mask(tokens)
+        hidden_states, attention_mask, places = tokens.hidden_states, self._attention_mask(tokens), self._places(tokens)
         for layer in self.layer_sequence():
-            hidden_states = layer(
-                hidden_states, attention_mask, grid=tokens.grid, image_grids=tokens.image_grids, **kwargs
-            )
+            hidden_states = layer(hidden_states, attention_mask, **places, **kwargs)
         if not self.norm_after_pooling:
             hidden_states = self.layernorm(hidden_states)
         pooled = None if self.pooler is None else self.pooler(hidden_states, tokens.token_mask)
         if self.norm_after_pooling:
             pooled = self.layernorm(pooled)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+    def _places(self, tokens: Tokens) -> dict[str, Any]:
+        """Return what every layer is told of the tokens' places, once a pass."""
+        return {"grid": tokens.grid, "image_grids": tokens.image_grids}
 
     def _attention_mask(self, tokens: Tokens) -> Any:
         return attention_mask_of(self.config, tokens.hidden_states, tokens.token_mask)
@@ -609,13 +595,13 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         """
         wanted = self._wanted_layers(layers)
         tokens = self.embed(pixel_values, patch_attention_mask)
-        hidden_states, attention_mask = tokens.hidden_states, self._attention_mask(tokens)
+        hidden_states, attention_mask, places = tokens.hidden_states, self._attention_mask(tokens), self._places(tokens)
         maps: dict[int, Any] = {}
         for index, layer in enumerate(self.layer_sequence()[: max(wanted) + 1]):
             if index in wanted:
                 maps[index] = layer.attention_map(hidden_states, attention_mask, tokens)
             if index < max(wanted):
-                hidden_states = layer(hidden_states, attention_mask, grid=tokens.grid, image_grids=tokens.image_grids)
+                hidden_states = layer(hidden_states, attention_mask, **places)
         return AttentionMaps(maps, tokens.grid, patch_token_slice(self.config))
 
 
@@ -639,64 +625,42 @@ class HfViTImageClassifierOutput(ImageClassifierOutput):
     distillation_logits: torch.Tensor | None = None
 
 
-class HfViTBaseForImageClassification(HfViTPreTrainedModel):
+class HfViTBaseForImageClassification(HfViTPreTrainedModel, HfPooledForImageClassification):
     """Abstract: a family's model with a zero-initialised linear head (2010.11929, section 3.2)."""
 
     model_class: ClassVar[type[HfViTBaseModel]]
+    output_class = HfViTImageClassifierOutput
+    vit: HfViTBaseModel
 
-    def __init__(self, config: HfViTBaseConfig) -> None:
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.vit = self.model_class(config)
-        self.classifier = self._head(config, config.representation_size or config.hidden_size)
+    def _build_heads(self, config: HfViTBaseConfig) -> None:
+        super()._build_heads(config)
         if config.has_distillation_head:
-            self.distillation_classifier = self._head(config, config.hidden_size)
-        self.post_init()
-
-    @staticmethod
-    def _head(config: HfViTBaseConfig, width: int) -> nn.Module:
-        return nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
-
-    def init_heads(self) -> None:
-        for name in ("classifier", "distillation_classifier"):
-            head = getattr(self, name, None)
-            if isinstance(head, nn.Linear):
-                init.zeros_(head.weight)
+            num_labels = config.num_labels
+            self.distillation_classifier = nn.Linear(config.hidden_size, num_labels) if num_labels else nn.Identity()
 
     def attention_maps(self, pixel_values: torch.Tensor, **kwargs: Any) -> AttentionMaps:
         """See `HfViTModel.attention_maps`."""
         return self.vit.attention_maps(pixel_values, **kwargs)
 
-    @can_return_tuple
-    def forward(
-        self,
-        pixel_values: torch.Tensor,
-        labels: torch.Tensor | None = None,
-        patch_attention_mask: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> HfViTImageClassifierOutput:
-        """Classify images.
+    def _answers(self, outputs: Any) -> dict[str, torch.Tensor]:
+        answers = super()._answers(outputs)
+        if not self.config.has_distillation_head:
+            return answers
+        token = outputs.last_hidden_state[:, class_token_index(self.config) + 1]
+        heads = {"cls_logits": answers["logits"], "distillation_logits": self.distillation_classifier(token)}
+        return {"logits": (heads["cls_logits"] + heads["distillation_logits"]) / 2, **heads}
 
-        Args:
-            pixel_values: [B, C, H, W]; what makes no whole patch is not seen, with a warning.
-            labels: [B] class indices, or [B, K] probabilities (soft cross-entropy; 0/1 targets with
-                `problem_type="multi_label_classification"`).
-            patch_attention_mask: [B, h, w], as in `HfViTModel.forward`.
-
-        Returns:
-            logits [B, K] (the mean of both heads with a distillation head, arXiv 2012.12877), and loss with labels.
-        """
-        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
-        outputs = self.vit(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
-        logits, heads = self.classifier(outputs.pooler_output), {}
-        if self.config.has_distillation_head:
-            token = outputs.last_hidden_state[:, class_token_index(self.config) + 1]
-            heads = {"cls_logits": logits, "distillation_logits": self.distillation_classifier(token)}
-            logits = (heads["cls_logits"] + heads["distillation_logits"]) / 2
-        loss = classifier_loss(logits, labels, self.config, num_items_in_batch)
-        return HfViTImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **heads
-        )
+    @classmethod
+    def _from_fields_of(
+        cls, checkpoint: "str | HfViTForImageClassification", **overrides: Any
+    ) -> "tuple[Self, HfViTForImageClassification]":
+        """Return a model of this family, not yet filled, with a plain ViT's fields and `overrides`; and that ViT."""
+        vit = HfViTForImageClassification.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        foreign = ("model_type", "architectures", "auto_map")
+        fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
+        model = cls(cls.config_class.from_dict({**fields, **overrides}))
+        model.to(vit.dtype)  # pyright: ignore[reportCallIssue, reportArgumentType] (transformers wraps it untyped)
+        return model, vit
 
 
 class HfViTForImageClassification(HfViTBaseForImageClassification):

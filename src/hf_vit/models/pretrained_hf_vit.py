@@ -1,6 +1,6 @@
-"""What every model of the package inherits: initialising, saving, loading and resizing.
+"""What every model of the package inherits: initialising, saving, loading, resizing, and the heads that all share.
 
-Legend: H x W px, P patch side.
+Legend: B batch, C channels, H x W px, h x w places of a map, K labels.
 Sources: the original code's initialisation (arXiv 2010.11929); resizing: 2010.11929, section 3.2, and 2212.08013.
 """
 
@@ -12,15 +12,15 @@ from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.backbone_utils import BackboneMixin
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.modeling_outputs import ImageClassifierOutput
+from transformers.modeling_outputs import BackboneOutput, ImageClassifierOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
-from .configuration_hf_base import HfBaseConfig
-from .loss_hf_vit import classifier_loss
+from .configuration_hf_vit import HfBaseConfig
 
 SIZE_KEYS = ("image_size", "patch_size")
 HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
@@ -35,8 +35,16 @@ def lecun_normal_(kernel: torch.Tensor) -> None:
     init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
-def refuse_missing(*parts: nn.Module) -> None:
-    """Raises ValueError: a weight is on the meta device, and no hook of accelerate brings it when its module runs."""
+def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
+    """For convolutions and products without a bias: torch takes what is in memory for a weight on the meta device.
+
+    With every other layer it raises by itself.
+
+    Raises:
+        ValueError: the inputs have values, and a weight of the parts has none that a hook of accelerate brings.
+    """
+    if inputs.is_meta:
+        return
     modules = [module for part in parts for module in part.modules() if not hasattr(module, "_hf_hook")]
     if any(parameter.is_meta for module in modules for parameter in module.parameters(recurse=False)):
         raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
@@ -57,6 +65,97 @@ def check_images(pixel_values: torch.Tensor, num_channels: int) -> None:
         raise ValueError(
             f"pixel_values are {pixel_values.dtype}; the model needs normalized floats: use the image processor"
         )
+
+
+def classification_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    problem_type: str | None = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Mean loss over the batch, or over `num_items_in_batch` of all accumulated batches.
+
+    Args:
+        logits: [B, K].
+        labels: [B] or [B, 1] int: cross-entropy (-100 is ignored); [B, K]: soft cross-entropy of probabilities, or
+            binary cross-entropy if `problem_type` is "multi_label_classification", summed over classes as in the
+            original code (transformers' models take their mean); K = 1 or "regression": squared error.
+        num_items_in_batch: label elements of the accumulated batches, as transformers' Trainer counts them.
+
+    Raises:
+        ValueError: labels and logits do not fit each other, or soft labels are no probabilities.
+    """
+    if not isinstance(labels, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"labels are {type(labels).__name__}; give a tensor: class indices [B], or targets [B, K]")
+    labels = labels.to(logits.device)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    if problem_type is None and logits.shape[1] == 1:
+        problem_type = "regression"
+    one_an_image, one_a_logit = labels.shape == logits.shape[:1], labels.shape == logits.shape
+    indices = labels.shape in (logits.shape[:1], (len(logits), 1)) and not labels.is_floating_point()
+    if problem_type == "regression" and (one_a_logit or (one_an_image and logits.shape[1] == 1)):
+        each = ((wide - labels.to(wide.dtype).view_as(wide)) ** 2).mean(dim=1)
+    elif problem_type == "multi_label_classification" and one_a_logit:
+        each = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), reduction="none").sum(dim=1)
+    elif problem_type in (None, "single_label_classification") and one_a_logit:
+        _check_probabilities(labels)
+        each = F.cross_entropy(wide, labels.to(wide.dtype), reduction="none")
+    elif problem_type in (None, "single_label_classification") and indices:
+        labels = labels.flatten().long()
+        _check_indices(labels, logits.shape[1])
+        each = F.cross_entropy(wide, labels, reduction="none")
+        if num_items_in_batch is None:
+            return each.sum() / (labels != -100).sum().clamp(min=1)
+    else:
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} and {labels.dtype} for logits {tuple(logits.shape)} and "
+            f"problem_type={problem_type}; give class indices [B], or probabilities or targets [B, K]"
+        )
+    if num_items_in_batch is None:
+        return each.mean()
+    return each.sum() * labels[0].numel() / num_items_in_batch
+
+
+def _are_seen(labels: torch.Tensor) -> bool:
+    """Whether Python can look at values: a graph cannot, nor one image of those that `torch.func` maps over."""
+    return not torch.compiler.is_compiling() and torch.func.debug_unwrap(labels) is labels
+
+
+def _check_probabilities(labels: torch.Tensor) -> None:
+    if not _are_seen(labels):
+        return
+    sums = labels.sum(dim=1, dtype=torch.float32)
+    if bool(((sums - 1).abs() > 1e-2).any()):
+        raise ValueError(
+            f"labels [B, K] have rows that sum to {sums.min():.3g} ... {sums.max():.3g}, which are no probabilities; "
+            "set problem_type='multi_label_classification' in the config for several classes an image"
+        )
+
+
+def _check_indices(labels: torch.Tensor, num_labels: int) -> None:
+    if labels.device.type != "cpu" or not _are_seen(labels):  # GPUs tell it themselves
+        return
+    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
+    if len(wrong):
+        raise ValueError(f"labels hold {int(wrong[0])}; with {num_labels} classes they run from 0 to {num_labels - 1}")
+
+
+def classifier_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor | None,
+    config: PreTrainedConfig,
+    num_items_in_batch: torch.Tensor | int | None,
+) -> torch.Tensor | None:
+    """`classification_loss` of a classifier with this configuration; None without labels.
+
+    Raises:
+        ValueError: there is no head; see also `classification_loss`.
+    """
+    if labels is None:
+        return None
+    if not config.num_labels:
+        raise ValueError("labels were given to a model with num_labels=0, which has no head; set num_labels")
+    return classification_loss(logits, labels, config.problem_type, num_items_in_batch)
 
 
 class HfPublishedMixin:
@@ -235,17 +334,24 @@ class HfPooledForImageClassification(HfPreTrainedModel):
     """Abstract: a family's model, by its `base_model_prefix`, with a zero-initialised linear head on what it pools."""
 
     model_class: ClassVar[type[HfPreTrainedModel]]
+    output_class: ClassVar[type[ImageClassifierOutput]] = ImageClassifierOutput
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.model_class(config))
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels else nn.Identity()
+        self._build_heads(config)
         self.post_init()
 
+    def _build_heads(self, config: Any) -> None:
+        width = getattr(config, "representation_size", None) or config.hidden_size
+        self.classifier = nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
+
     def init_heads(self) -> None:
-        if isinstance(self.classifier, nn.Linear):
-            init.zeros_(self.classifier.weight)
+        for name in ("classifier", "distillation_classifier"):
+            head = getattr(self, name, None)
+            if isinstance(head, nn.Linear):
+                init.zeros_(head.weight)
 
     @can_return_tuple
     def forward(
@@ -255,16 +361,51 @@ class HfPooledForImageClassification(HfPreTrainedModel):
         patch_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
-        """Classify images [B, C, H, W]: logits [B, K], and the loss where there are labels (see the ViT's)."""
+        """Classify images.
+
+        Args:
+            pixel_values: [B, C, H, W]; of a ViT, what makes no whole patch is not seen, with a warning.
+            labels: [B] class indices, or [B, K] probabilities (soft cross-entropy; 0/1 targets with
+                `problem_type="multi_label_classification"`).
+            patch_attention_mask: [B, h, w], as in the forward of the family's model.
+
+        Returns:
+            logits [B, K] (with a distillation head the mean of both, arXiv 2012.12877), and loss with labels.
+        """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
-        logits = self.classifier(outputs.pooler_output)
-        loss = classifier_loss(logits, labels, self.config, num_items_in_batch)
-        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        answers = self._answers(outputs)
+        loss = classifier_loss(answers["logits"], labels, self.config, num_items_in_batch)
+        return self.output_class(
+            loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **answers
+        )
+
+    def _answers(self, outputs: Any) -> dict[str, torch.Tensor]:
+        """Return the logits, and what else the heads say, of what the model returned."""
+        return {"logits": self.classifier(outputs.pooler_output)}
 
 
 class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
-    """Abstract: a model as a backbone, whose `out_features` and `out_indices` are its configuration's."""
+    """Abstract: the stages of a family's model as feature maps; `out_features`, `out_indices` are the configuration's.
+
+    Checkpoints of a family's model and of its classifier load straight into its backbone, and the other way. Folders
+    load by the class's own `from_pretrained`: transformers' `AutoBackbone.from_pretrained` knows repositories of the
+    Hub alone. `type(AutoBackbone.from_config(AutoConfig.from_pretrained(folder)))` is the class of a folder.
+    """
+
+    model_class: ClassVar[type[HfPreTrainedModel]]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [
+        *(r"pooler\.", r"classifier\.", r"mask_token", r"prediction_head\."),
+    ]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.num_features = [config.hidden_size] * (config.num_stages + 1)
+        setattr(self, self.base_model_prefix, self._build_model(config))
+        self.post_init()
+
+    def _build_model(self, config: Any) -> HfPreTrainedModel:
+        return self.model_class(config)
 
     @property
     def out_features(self) -> list[str]:
@@ -286,3 +427,39 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
     def strides(self) -> list[int]:
         """Px of the image behind one place of each of the `feature_maps`, of its height where they differ."""
         return [self.config.patch_stride[0]] * len(self.out_features)
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the mixin's own forward is a placeholder)
+        self,
+        pixel_values: torch.Tensor,
+        patch_attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BackboneOutput:
+        """Encode images to feature maps.
+
+        Args:
+            pixel_values: [B, C, H, W].
+            patch_attention_mask: [B, h, w], as in the model's forward; what the maps hold on padding means nothing.
+
+        Returns:
+            feature_maps, one [B, D, h, w] for each of `out_features` (of a ViT see also its configuration);
+            hidden_states and attentions where asked for.
+        """
+        outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
+        # transformers writes tuple[Tensor] for a tuple of any length.
+        maps: Any = self._maps(outputs, self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3]))
+        return BackboneOutput(feature_maps=maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
+    def _maps(self, outputs: Any, grid: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+        """Return the maps of `out_features`, of what the model returned for an image of h x w patches."""
+        stages = zip(self.stage_names, self._stage_states(outputs.hidden_states), strict=True)
+        return tuple(self._map(state, grid) for name, state in stages if name in self.out_features)
+
+    def _stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
+        """Return the hidden state of every stage."""
+        return hidden_states
+
+    def _map(self, state: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        """Return a hidden state [B, N, D] as [B, D, h, w]."""
+        return state.transpose(1, 2).unflatten(2, grid).contiguous()

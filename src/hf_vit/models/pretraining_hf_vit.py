@@ -17,7 +17,6 @@ from transformers.modeling_outputs import MaskedImageModelingOutput
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig, as_pair
-from .embeddings_hf_vit import check_corruption
 from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, patch_token_slice
 
 LEVELS = 8  # 3 bits a channel
@@ -107,10 +106,8 @@ class ColourClasses:
 
     def _scale(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(mean, std) of the image processor, each [C or 1, 1, 1]."""
-        mean, std = (
-            like.new_tensor(given).reshape(-1, 1, 1) for given in (self.config.image_mean, self.config.image_std)
-        )
-        return mean, std
+        mean, std = self.config.image_mean, self.config.image_std
+        return like.new_tensor(mean).reshape(-1, 1, 1), like.new_tensor(std).reshape(-1, 1, 1)
 
 
 class PixelValues:
@@ -174,11 +171,7 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
     def resize_to(
         self, image_size: int | Iterable[int] | None = None, patch_size: int | Iterable[int] | None = None
     ) -> None:
-        """As every model's, where the head fits the new patch.
-
-        Raises:
-            ValueError: it does not.
-        """
+        """As every model's, where the head fits the new patch; a ValueError where it does not."""
         if patch_size is not None:
             self.target.check_patch(as_pair(patch_size if isinstance(patch_size, int) else list(patch_size)))
         super().resize_to(image_size, patch_size)
@@ -212,7 +205,7 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
             ValueError: a mask that does not fit the image; see also `check_corruption`.
         """
         if bool_masked_pos is not None:
-            self._check(pixel_values, bool_masked_pos, patch_sources, patch_attention_mask)
+            self._check(pixel_values, bool_masked_pos, patch_attention_mask)
         corruption = {"bool_masked_pos": bool_masked_pos, "patch_sources": patch_sources}
         outputs = self.vit(
             pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **corruption, **kwargs
@@ -220,37 +213,27 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         hidden = outputs.last_hidden_state[:, patch_token_slice(self.config)]
         if self.config.predict_next_patch:
             hidden = F.pad(hidden[:, :-1], (0, 0, 1, 0))
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         counting = None if bool_masked_pos is None else bool_masked_pos.bool()
         if counting is not None and self.training:
             chosen = wide(self.prediction_head(hidden[counting]))
         else:
             predicted = wide(self.prediction_head(hidden))
             found["logits"] = self.target.logits(predicted)
-            found["reconstruction"] = self._reconstruction(predicted, pixel_values)
+            grid = self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
+            images = join_patches(self.target.pictures(predicted), grid)
+            found["reconstruction"] = images[:, :, : pixel_values.shape[2], : pixel_values.shape[3]]
             chosen = predicted if counting is None else predicted[counting]
         if counting is not None:
             patches = image_patches(pixel_values.to(chosen.dtype), self.config.patch_stride)[counting]
             found["loss"] = self.target.loss(chosen, patches)
-        return HfViTMaskedPatchPredictionOutput(
-            hidden_states=outputs.hidden_states, attentions=outputs.attentions, **found
-        )
-
-    def _reconstruction(self, predicted: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
-        grid = self.vit.embeddings.patch_grid(pixel_values)
-        images = join_patches(self.target.pictures(predicted), grid)
-        return images[:, :, : pixel_values.shape[2], : pixel_values.shape[3]]
+        return HfViTMaskedPatchPredictionOutput(**found)
 
     def _check(
-        self,
-        pixel_values: torch.Tensor,
-        bool_masked_pos: torch.Tensor,
-        patch_sources: torch.Tensor | None,
-        patch_attention_mask: torch.Tensor | None,
+        self, pixel_values: torch.Tensor, bool_masked_pos: torch.Tensor, patch_attention_mask: torch.Tensor | None
     ) -> None:
-        """Refuse before anything is computed what no loss can be made of."""
+        """Refuse before anything is computed what no loss can be made of; the embeddings check the rest of a mask."""
         h, w = self.vit.embeddings.patch_grid(pixel_values)
-        masked = check_corruption((len(pixel_values), h * w), bool_masked_pos, patch_sources, patch_attention_mask)
         height, width = pixel_values.shape[2:]
         stride_h, stride_w = self.config.patch_stride
         if h * stride_h > height or w * stride_w > width:
@@ -258,14 +241,15 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
                 f"image {height}x{width} px is not a whole number of patches of {stride_h}x{stride_w} px: "
                 "the stem pads it, so not every patch has colors to predict; resize or pad it first"
             )
-        if self.config.predict_next_patch and patch_attention_mask is not None:
+        if not self.config.predict_next_patch:
+            return
+        if patch_attention_mask is not None:
             raise ValueError(
                 "predict_next_patch=True follows the raster order, which runs through the padding of "
                 "patch_attention_mask; give images of one size"
             )
-        if torch.compiler.is_compiling():  # a graph cannot look at values
-            return
-        if self.config.predict_next_patch and bool(masked[:, 0].any()):
+        # A graph cannot look at values.
+        if not torch.compiler.is_compiling() and bool(bool_masked_pos[..., :1].any()):
             raise ValueError("bool_masked_pos marks patch 0, which predict_next_patch=True has nothing to predict from")
 
 

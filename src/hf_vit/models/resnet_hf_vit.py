@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from .configuration_hf_base import HfBaseConfig
+from .configuration_hf_vit import HfBaseConfig
 
 GROUPS = 32
 
