@@ -224,7 +224,7 @@ def attention_obstacle(model: nn.Module) -> str | None:
     kind, known = kind_of(model), (*OUR_VITS, *PREFIX_TOKENS)
     if kind in known:
         return None
-    return f"it reads attention maps, which it knows how to find in {', '.join(known)}, not in {kind}"
+    return f"it needs attention maps, which can be read from {', '.join(known)}, not from {kind}"
 
 
 @final
@@ -240,7 +240,7 @@ class AttentionReader:
 
     def __init__(self, model: nn.Module) -> None:
         if obstacle := attention_obstacle(model):
-            raise UserError(f"attention cannot be analysed: {obstacle}; choose other analyses with --only")
+            raise UserError(f"attention cannot be analyzed: {obstacle}; choose other analyses with --only")
         self.encoder, self.layout = encoder_of(model), TokenLayout(model)
 
     def read(self, pixel_values: torch.Tensor, receive: Callable[[int, AttentionMaps], None]) -> None:
@@ -335,7 +335,7 @@ def feature_obstacle(model: nn.Module) -> str | None:
     if kind in (*KNOWN, *_RESNETS) or all(re.fullmatch(r"layer\d\.\d+", name) for name in layers_of(model)):
         return None
     known = ", ".join((*KNOWN, *_RESNETS))
-    return f"it reads feature maps, which it knows how to find in {known} and timm's ResNets, not in {kind}"
+    return f"it needs feature maps, which can be read from {known} and timm's ResNets, not from {kind}"
 
 
 class FeatureAnalysis(Analysis):

@@ -336,7 +336,7 @@ def analyze(
     """
     settings = replace(settings or AnalysisSettings(), **choices)
     if unknown := [name for name in only or () if name not in ANALYSES]:
-        raise UserError(f"there is no analysis {', '.join(unknown)}; there are {', '.join(ANALYSES)}")
+        raise UserError(f"unknown analysis {', '.join(unknown)}; choose from {', '.join(ANALYSES)}")
     refuse_output_in(images, output)
     if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
         Facts.load(model)  # damaged facts are told before the work, not after it

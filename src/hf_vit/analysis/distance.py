@@ -75,7 +75,7 @@ class AttentionDistance(HeadNumbers):
     )
     arrays = describe_arrays(
         distance=("layer head", "px", "attention to other tokens counts as distance 0; axial: composed map"),
-        distance_renormalized=("layer head", "px", "attention renormalised over the patches"),
+        distance_renormalized=("layer head", "px", "attention renormalized over the patches"),
         prefix_attention=("layer head", "share", "attention of patches that goes to class and other tokens"),
         distance_rows=("layer head", "px", "axial: along rows"),
         distance_columns=("layer head", "px", "axial: along columns"),

@@ -116,7 +116,11 @@ def _describe(kind: str, unit: str, meaning: str) -> Mapping[str, ArraySpec]:
         **{
             kind: ("move axis" if unit == "px" else "move", unit, meaning),
             f"{kind}_error": ("move depth", "1", "0: moves along; 1: no better than their mean"),
-            f"{kind}_cosine": ("move depth", "cosine", "of found and moved features, their mean out"),
+            f"{kind}_cosine": (
+                "move depth",
+                "cosine",
+                "between the features and the moved features, without their mean",
+            ),
         }
     )
 

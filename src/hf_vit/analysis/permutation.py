@@ -52,7 +52,7 @@ class PatchPermutation(FeatureAnalysis):
     arrays = describe_arrays(
         share=("case", "share", "of the patches that changed places"),
         feature_error=("case depth", "1", "0: features move along; 1: no better than their mean"),
-        feature_cosine=("case depth", "cosine", "of found and moved features, their mean out"),
+        feature_cosine=("case depth", "cosine", "between the features and the moved features, without their mean"),
         output_error=("case", "1", "of the logits (without: of the mean feature), as a share of their norm"),
         same_prediction=("case", "share", "classifiers: images whose best class stays"),
     )

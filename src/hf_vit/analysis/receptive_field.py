@@ -85,7 +85,7 @@ class ReceptiveField(FeatureAnalysis):
     arrays = describe_arrays(
         maps=("depth row column", "1", "gradient of the middle patch, the largest of a depth is 1"),
         size=("depth", "px", "root of the number of pixels with a gradient above 4.55% of the largest"),
-        radius=("depth", "px", "root mean square distance from the patch's centre"),
+        radius=("depth", "px", "root mean square distance from the patch's center"),
         outside=("depth", "share", "of the squared gradient, outside the patch itself"),
     )
 

@@ -15,7 +15,7 @@ def check_stem(stage_depths: tuple[int, ...] | list[int], stem_width: int, divis
     refuse(
         (
             any(depth < 1 for depth in stage_depths),
-            f"stage_depths={stage_depths}: every stage needs at least one unit; () is no stage",
+            f"stage_depths={stage_depths}: every stage needs at least one unit; () has none",
         ),
         (
             stem_width < divisor or stem_width % divisor,

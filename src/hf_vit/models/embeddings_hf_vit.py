@@ -170,7 +170,7 @@ class RelativePositions(nn.Module):
 
     def bias(self, query: torch.Tensor, grid: Grid) -> torch.Tensor:
         """Scaled queries of patches [B, A, h*w, K] -> [B or 1, A, h*w, h*w]."""
-        raise NotImplementedError(f"{type(self).__name__} is abstract: take it from RELATIVE_POSITIONS")
+        raise NotImplementedError(f"{type(self).__name__} is abstract: use a class of RELATIVE_POSITIONS")
 
     def forward(self, query: torch.Tensor, grid: Grid, scaling: float, image_grids: list[Grid] | None) -> torch.Tensor:
         """[B, A, N, K] queries (special tokens first) -> bias [B, A, N, N].

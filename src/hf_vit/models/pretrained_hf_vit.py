@@ -127,8 +127,9 @@ def _check_probabilities(labels: torch.Tensor) -> None:
     sums = labels.sum(dim=1, dtype=torch.float32)
     if bool(((sums - 1).abs() > 1e-2).any()):
         raise ValueError(
-            f"labels [B, K] have rows that sum to {sums.min():.3g} ... {sums.max():.3g}, which are no probabilities; "
-            "set problem_type='multi_label_classification' in the config for several classes an image"
+            f"labels [B, K] have rows that sum to {sums.min():.3g} ... {sums.max():.3g}, so they are not "
+            "probabilities; set problem_type='multi_label_classification' in the config for multi-label "
+            "images"
         )
 
 
