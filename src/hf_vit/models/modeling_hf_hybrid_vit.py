@@ -14,7 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_hybrid_vit import HfHybridViTConfig
 from .embeddings_hf_vit import Grid
-from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTLayer, HfViTPreTrainedModel
+from .modeling_hf_vit import HfViTBaseForImageClassification, HfViTBaseModel, HfViTPreTrainedModel
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 from .resnet_hf_vit import ResNetStem
 
@@ -51,9 +51,6 @@ class HfHybridViTModel(HfHybridViTPreTrainedModel, HfViTBaseModel):
 
     def build_patch_embeddings(self, config: HfHybridViTConfig) -> nn.Module:
         return HfHybridViTPatchEmbeddings(config)
-
-    def build_layer(self, config: HfHybridViTConfig, drop_path_rate: float) -> nn.Module:
-        return HfViTLayer(config, drop_path_rate)
 
 
 class HfHybridViTForImageClassification(HfHybridViTPreTrainedModel, HfViTBaseForImageClassification):

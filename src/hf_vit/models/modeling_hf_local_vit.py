@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_local_vit import HfLocalViTConfig
-from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Tokens, additive
+from .embeddings_hf_vit import Grid, Tokens, additive
 from .modeling_hf_vit import (
     HfViTAttention,
     HfViTBaseForImageClassification,
@@ -234,9 +234,6 @@ class HfLocalViTPreTrainedModel(HfViTPreTrainedModel):
 
 class HfLocalViTModel(HfLocalViTPreTrainedModel, HfViTBaseModel):
     """The bare Local-ViT: tokens and the pooled output. "eager" attention alone needs N x N memory."""
-
-    def build_patch_embeddings(self, config: HfLocalViTConfig) -> nn.Module:
-        return HfViTPatchEmbeddings(config)
 
     def build_layer(self, config: HfLocalViTConfig, drop_path_rate: float) -> nn.Module:
         layer = HfViTLayer(config, drop_path_rate)

@@ -461,7 +461,7 @@ class HfViTPreTrainedModel(HfPreTrainedModel):
 
 
 class HfViTBaseModel(HfViTPreTrainedModel):
-    """Abstract: image -> tokens -> blocks -> last LayerNorm -> pooled. A family supplies embeddings and blocks."""
+    """Abstract: image -> tokens -> blocks -> last LayerNorm -> pooled. A family may supply its own."""
 
     def __init__(self, config: HfViTBaseConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
         super().__init__(config)
@@ -482,10 +482,10 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             self._tp_plan = {**(self._tp_plan or {}), **shared}
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
-        raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its patch embeddings")
+        return HfViTPatchEmbeddings(config)
 
     def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
-        raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its block")
+        return HfViTLayer(config, drop_path_rate)
 
     def layer_sequence(self) -> list[Any]:
         """The blocks in the order they run; layers of one group share a block (ALBERT)."""
@@ -609,12 +609,6 @@ class HfViTModel(HfViTBaseModel):
     """The bare Vision Transformer: tokens and the pooled output. See `HfViTConfig` for every choice."""
 
     config: HfViTConfig
-
-    def build_patch_embeddings(self, config: HfViTConfig) -> nn.Module:
-        return HfViTPatchEmbeddings(config)
-
-    def build_layer(self, config: HfViTConfig, drop_path_rate: float) -> nn.Module:
-        return HfViTLayer(config, drop_path_rate)
 
 
 @dataclass
