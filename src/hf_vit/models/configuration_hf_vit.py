@@ -105,7 +105,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def out_features(self) -> list[str]:
-        return self._out_features or self.stage_names[-1:]
+        return self._out_features or [f"stage{self.num_stages}" if self.num_stages else "stem"]
 
     @out_features.setter
     def out_features(self, out_features: list[str] | None) -> None:
@@ -487,21 +487,23 @@ class HfViTBaseConfig(HfBaseConfig):
             )
 
     def validate_feature_pyramid(self) -> None:
-        height, width = self.patch_stride
         strides = tuple(stride for stride in PYRAMID_STRIDES if stride in self.pyramid_strides)
+        if not strides or strides != tuple(self.pyramid_strides):
+            raise ValueError(
+                f"pyramid_strides={self.pyramid_strides} must be some of {PYRAMID_STRIDES} px, the smallest first"
+            )
+        if not self.use_feature_pyramid:  # nothing is said of stages, of which a crafted config may have too many
+            return
+        height, width = self.patch_stride
         refuse(
             (
-                not strides or strides != tuple(self.pyramid_strides),
-                f"pyramid_strides={self.pyramid_strides} must be some of {PYRAMID_STRIDES} px, the smallest first",
-            ),
-            (
-                self.use_feature_pyramid and (height != width or height & (height - 1)),
+                height != width or height & (height - 1),
                 f"use_feature_pyramid=True makes maps of strides 4, 8, 16 and 32 px by doubling and halving, which a "
                 f"patch of {height}x{width} px does not fit; it needs a square patch whose side is a power of two "
                 "(load the model with patch_size=16 and save it: its kernel is resampled)",
             ),
             (
-                self.use_feature_pyramid and (not self.reshape_hidden_states or len(self.out_features or ()) != 1),
+                not self.reshape_hidden_states or len(self.out_features or ()) != 1,
                 f"use_feature_pyramid=True is built from one map [B, D, h, w]; got out_features={self.out_features} "
                 f"and reshape_hidden_states={self.reshape_hidden_states}; name one stage, keep reshape_hidden_states",
             ),
