@@ -6,15 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hf_vit.analysis.reading import AttentionReader
 from models.families import MIXERS, checkpoint_activations, training_loss
 from torch import nn
 
 from hf_vit import HfMixerForImageClassification, UserError
-<<<<<<< HEAD
-=======
 from hf_vit.analysis import AttentionReader
->>>>>>> 840585f (Read a plain forward pass in four files; state heads and validators once)
 from hf_vit.loading.start import build_classifier, find_model
 
 MIXER = MIXERS["mixer"]

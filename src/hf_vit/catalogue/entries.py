@@ -17,11 +17,7 @@ from hf_vit.families import family_of
 from hf_vit.hub.card_metadata import indexed_evaluations, load_facts
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import ACCURACIES
-<<<<<<< HEAD
 from hf_vit.repositories.hub import try_again
-=======
-from hf_vit.models.configuration_hf_vit import HfBaseConfig
->>>>>>> 840585f (Read a plain forward pass in four files; state heads and validators once)
 from hf_vit.repositories.reading import CONFIG, reading
 from hf_vit.results.facts import DataFact, Facts, fraction
 from hf_vit.variants import variant_config, variant_names

@@ -12,11 +12,7 @@ from torch.nn import functional as F
 from hf_vit.inference.layers import derive, scale_and_shift
 from hf_vit.inference.plan import Change, has_listeners
 from hf_vit.models.configuration_hf_axial_resnet import HEADS
-<<<<<<< HEAD
-from hf_vit.models.embeddings_hf_vit import Grid, HfViTEmbeddings, PositionTable, Rows
-=======
 from hf_vit.models.embeddings_hf_vit import Grid, HfViTEmbeddings, Rows
->>>>>>> 840585f (Read a plain forward pass in four files; state heads and validators once)
 from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
 from hf_vit.models.resnet_hf_vit import ResNetBottleneck, channels_last
 
