@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import time
+from base64 import b64encode
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -282,10 +283,14 @@ def _probe(url: str) -> tuple[int | None, str | None]:
 
 
 def _get(url: str, part: str = "") -> HTTPResponse:
-    address = GOOGLE_STORAGE + url.removeprefix("gs://") if url.startswith("gs://") else url
+    address = urlsplit(GOOGLE_STORAGE + url.removeprefix("gs://") if url.startswith("gs://") else url)
+    account, _, host = address.netloc.rpartition("@")  # urllib would take a password for a port, and name it
     headers = {"User-Agent": "hf_vit"} | ({"Range": part} if part else {})
+    request = Request(quote(address._replace(netloc=host).geturl(), safe="%/:=&?~#+!$,;'@()*[]"), headers=headers)
+    if account:  # not sent on to where the server redirects
+        request.add_unredirected_header("Authorization", f"Basic {b64encode(unquote(account).encode()).decode()}")
     with _sorting(url):
-        return urlopen(Request(quote(address, safe="%/:=&?~#+!$,;'@()*[]"), headers=headers), timeout=TIMEOUT)
+        return urlopen(request, timeout=TIMEOUT)
 
 
 def _describe(response: HTTPResponse) -> tuple[int | None, str | None]:

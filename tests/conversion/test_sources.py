@@ -1,5 +1,6 @@
 """Sources over the network, against a server on this machine that behaves as badly as real ones do."""
 
+import base64
 import hashlib
 import json
 import re
@@ -33,6 +34,7 @@ class Site:
     drops: list[int] = field(default_factory=list)  # bytes after which the next downloads break off
     before: Callable[[int], None] = lambda answered: None  # called with the number of answers, before the next one
     requests: list[str | None] = field(default_factory=list)  # the Range of each
+    accounts: list[str | None] = field(default_factory=list)  # the Authorization of each
     url: str = ""
 
     @property
@@ -55,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         site, part = self.site, self.headers.get("Range")
         site.before(len(site.requests))
         site.requests.append(part)
+        site.accounts.append(self.headers.get("Authorization"))
         if urlsplit(self.path).path == "/moved/model.npz":
             return self.only(302, Location="/model.npz")
         if urlsplit(self.path).path != "/model.npz":
@@ -189,6 +192,14 @@ def test_new_version_replaces_the_old_one_in_the_cache(site, tmp_path: Path):
 
 def test_redirect_is_followed(site):
     assert fetch(site.url.replace("/model", "/moved/model")).path.read_bytes() == site.data
+
+
+def test_the_account_of_an_address_is_sent_to_its_server_alone(site):
+    assert (
+        fetch(site.url.replace("//", "//ann:p%40ss@").replace("/model", "/moved/model")).path.read_bytes() == site.data
+    )
+    account = f"Basic {base64.b64encode(b'ann:p@ss').decode()}"
+    assert site.accounts == [account, None] * (len(site.accounts) // 2), "not to the server that it redirects to"
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
