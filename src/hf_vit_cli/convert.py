@@ -54,8 +54,12 @@ def convert(
     from hf_vit.conversion import api
     from hf_vit.conversion.origins.beside import read_labels
 
-    sizes = {"image_size": parse_size(image_size), "resize_to": parse_size(resize_to, "--resize-to")}
-    result = api.convert(model, output, recording=verify, **values | sizes | {"labels": labels and read_labels(labels)})
+    values |= {
+        "image_size": parse_size(image_size),
+        "resize_to": parse_size(resize_to, "--resize-to"),
+        "labels": labels and read_labels(labels),
+    }
+    result = api.convert(model, output, recording=verify, **values)
     if (assumption := api.assumption(result.plan)) is not None:
         typer.echo(assumption, err=True)
     typer.echo(api.describe(result))

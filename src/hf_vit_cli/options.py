@@ -93,6 +93,7 @@ def takes(*shared: "str | Field[Any]") -> Callable[[Callable[..., None]], Callab
 
 
 def _parameter(shared: "str | Field[Any]") -> inspect.Parameter:
+    kind: Any
     if isinstance(shared, str) and shared in SHARED:
         name, (kind, option) = shared, SHARED[shared]
     else:

@@ -232,12 +232,12 @@ class Part(NamedTuple):
 
     split: str
     number: int
-    count: int
+    total: int
 
     @property
     def name(self) -> str:
         """Of its file."""
-        return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
+        return f"{self.split}-{self.number:05d}-of-{self.total:05d}.parquet"
 
 
 def _parts(images: "ImageData", split: str, rows_per_file: int) -> list[Part]:
@@ -339,7 +339,7 @@ class Job:
         """Iterate over (index, image's name, class's name, RGB image) of a part."""
         if part.split in self.readers:
             stream, reader = self.readers[part.split]
-            for index, row in enumerate(reader.over(stream.shard(num_shards=part.count, index=part.number))):
+            for index, row in enumerate(reader.over(stream.shard(num_shards=part.total, index=part.number))):
                 yield index, None, self._label(row["label"]), row["image"]
             return
         from hf_vit.data.fingerprints import refuse_changed

@@ -140,7 +140,7 @@ class ClassificationMetrics(evaluate.Metric):
             hits[true] += number * (true == predicted)
         accuracy = (hits[images > 0] / images[images > 0]).tolist()
         references, predictions = np.array(list(self._pairs)).T
-        result = {
+        result: dict[str, Any] = {
             "accuracy": int(hits.sum()) / self.count,
             "loss": self._loss / self.count,
             "expected_calibration_error": self._bins.expected_error(),

@@ -176,7 +176,12 @@ class _Locating(_Files):
         """Return the class of every pixel [H, W] of each image, or its objects by name; on the CPU."""
         if not images:
             return []
-        given = subject.model, subject.processor, subject.pixel_values(images), [image.size[::-1] for image in images]
+        given = (
+            subject.model,
+            subject.processor,
+            subject.pixel_values(images),
+            [(image.height, image.width) for image in images],
+        )
         with torch.inference_mode(), enough_for(given[2]):
             if dense_task_of(subject.model) == "segmentation":
                 return [each.cpu() for each in segment(*given)]

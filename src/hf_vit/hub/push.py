@@ -369,10 +369,10 @@ class Push:
     def _make_place(self) -> None:
         """Make the repository and the branch, where they are not there yet."""
         if not self.exists:
-            given = {"space_sdk": "static"} if self.space else {}
-            given |= {"private": True} if self.private else {}  # else as the account's default
+            settings: dict[str, Any] = {"space_sdk": "static"} if self.space else {}
+            settings |= {"private": True} if self.private else {}  # else as the account's default
             self._attempt(
-                "creating the repository", lambda: self.api.create_repo(**self._place, **given, exist_ok=True)
+                "creating the repository", lambda: self.api.create_repo(**self._place, **settings, exist_ok=True)
             )
             self.parent = self._attempt("reading the repository", lambda: self.api.repo_info(**self._place).sha)
         if not self.branch_exists:
@@ -434,9 +434,9 @@ class Push:
         """Put the repository into the collection, by its slug or title, and return its address."""
         slug, owner = str(self.collection), self.repo_id.partition("/")[0]
         if "/" not in slug:
-            made = {"title": slug, "namespace": owner, "private": self.private}
+            settings: dict[str, Any] = {"title": slug, "namespace": owner, "private": self.private}
             slug = self._attempt(
-                "creating the collection", lambda: self.api.create_collection(**made, exists_ok=True).slug
+                "creating the collection", lambda: self.api.create_collection(**settings, exists_ok=True).slug
             )
         return self._attempt(
             "adding to the collection",

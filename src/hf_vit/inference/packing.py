@@ -54,11 +54,12 @@ def pack(part: nn.Module, in_int8: bool = False) -> nn.Module:
     for name, child in part.named_children():
         setattr(part, name, pack(child, in_int8 and not isinstance(part, PatchProduct)))
     if isinstance(part, FusedAttention):
-        quantized = isinstance(part.qkv, QuantizedDense)
-        is_half = getattr(part.qkv, "computed_in", None) == torch.bfloat16
+        qkv = part.qkv
+        quantized = isinstance(qkv, QuantizedDense)
+        is_half = getattr(qkv, "computed_in", None) == torch.bfloat16
         multiplies_tables = part.config.position_embedding.startswith("relative")  # by q, in their own dtype
         if (quantized or is_half) and attend_by_products(part) and quantized and not multiplies_tables:
-            part.qkv.outputs_dtype = torch.bfloat16
+            qkv.outputs_dtype = torch.bfloat16
     return part
 
 

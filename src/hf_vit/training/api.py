@@ -162,10 +162,10 @@ def _job(
     if isinstance(chosen.get("image_size"), int):
         chosen["image_size"] = as_pair(chosen["image_size"])
     options = replace(options or FinetuneOptions(), **chosen)
-    recipe = recipe or TASKS[task].recipe
-    recipe = find_recipe(recipe) if isinstance(recipe, str) else recipe
-    recipe = recipe.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
-    return Job(model, data, Path(output), recipe, options, command)
+    base = recipe or TASKS[task].recipe
+    base = find_recipe(base) if isinstance(base, str) else base
+    base = base.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
+    return Job(model, data, Path(output), base, options, command)
 
 
 def pretrain(

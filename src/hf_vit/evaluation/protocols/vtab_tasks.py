@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 from torchvision.datasets import (
     CIFAR100,
     DTD,
@@ -97,7 +97,7 @@ _AT_ONCE = 4096
 
 
 @final
-class DSprites:
+class DSprites(Dataset[tuple[Image.Image, int]]):
     """Pictures, white on black, and one of their factors in `num_classes` equal bins."""
 
     def __init__(self, folder: Path, factor: int, num_classes: int) -> None:
@@ -113,10 +113,10 @@ class DSprites:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, row: int, /) -> tuple[Image.Image, int]:
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         bits, (height, width) = _pictures(self.file)
-        pixels = np.unpackbits(bits[row], count=height * width).reshape(height, width) * np.uint8(255)
-        return Image.fromarray(pixels), int(self.labels[row])
+        pixels = np.unpackbits(bits[index], count=height * width).reshape(height, width) * np.uint8(255)
+        return Image.fromarray(pixels), int(self.labels[index])
 
 
 @lru_cache(maxsize=1)  # two tasks look at the same pictures, and reading them takes a while
@@ -390,7 +390,8 @@ def kitti(root: Path) -> Parts:
     if lost := [Path(name).name for name in data.targets if not Path(name).is_file()]:
         raise ValueError(f"{lost[0]} and {len(lost) - 1:,} other label files lack")
     pairs: list[tuple[Path, int]] = []
-    for file, (image, objects) in zip(data.images, data, strict=True):
+    for row, file in enumerate(data.images):
+        image, objects = data[row]
         image.close()
         pairs.append((Path(file), closest_vehicle(objects)))
     pairs.sort()
@@ -421,7 +422,7 @@ def _drives(mapping: Path, total: int) -> tuple[list[int], list[int], list[int]]
 
 
 @final
-class NorbImages:
+class NorbImages(Dataset[tuple[Image.Image, int]]):
     """Pictures of the first camera and one column of what is known of them; azimuths are numbered by twos."""
 
     def __init__(self, folder: Path, part: str, column: int, unit: int) -> None:
@@ -434,8 +435,8 @@ class NorbImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def __getitem__(self, row: int, /) -> tuple[Image.Image, int]:
-        return Image.fromarray(np.array(self.pixels[row])), int(self.labels[row])
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(np.array(self.pixels[index])), int(self.labels[index])
 
 
 def small_norb(root: Path, column: int, unit: int) -> Parts:
