@@ -98,7 +98,7 @@ def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
 
 
 def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """Return the model with exactly this state, in its dtype; no parameter is initialised first."""
+    """Return the model with exactly this state, in its dtype; no parameter is initialized first."""
     dtype = next(iter(state.values())).dtype
     loaded: Any = plan.model_class.from_pretrained(
         None, config=copy.deepcopy(plan.config), state_dict=state, dtype=dtype, output_loading_info=True

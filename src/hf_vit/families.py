@@ -96,7 +96,7 @@ class Family:
         return tuple(each.target_class for each in kinds) if isinstance(kinds, list) else (kinds,)
 
     def why_not(self, door: Door) -> str:
-        """Why there is nothing behind one of its doors, in a sentence."""
+        """Return why there is nothing behind one of its doors, in a sentence."""
         name = self.label.removeprefix("A ").removeprefix("An ")
         return f"there is no {name} for {door.replace('_', ' ')}: {self.not_applicable[door]}"
 

@@ -90,7 +90,8 @@ def looks_like_variant(name: str) -> bool:
 
 
 def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
-    """The configuration of a variant: "B/16", "R50+B/16", "Axial-B/32", "Local-B/8", "AxialResNet-S", "BiT-R50x1", ...
+    """Return the configuration of a variant: "B/16", "R50+B/16", "Axial-B/32", "Local-B/8", "AxialResNet-S",
+    "BiT-R50x1", ...
 
     Plain, axial and local variants and Mixers take any patch side in px ("Ti/4"); any field may be overridden.
 

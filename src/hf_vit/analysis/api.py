@@ -304,7 +304,7 @@ def analyze(
     report: Callable[[str], None] | None = None,
     **choices: Any,
 ) -> AnalysisRun:
-    """Look at how a model sees; what goes into an output folder, its own folder is told of: its facts and its card.
+    """Run analyses of a model: attention, filters, positions, CKA, inductive biases; also record them in its folder.
 
     Args:
         model: see `load_model`: a folder, a Hub id, "timm:NAME", or (model, image processor).
@@ -446,7 +446,7 @@ def _inputs(context: Context, analysis: type[Analysis]) -> AnalysisInputs:
 
 
 def _kept(folder: Path, context: Context) -> dict[str, AnalysisDocument]:
-    """The finished analyses of a folder.
+    """Return the finished analyses of a folder.
 
     Raises:
         UserError: one of another model, other images or other settings: a report must not mix them.
@@ -516,7 +516,7 @@ class StagesDocument(Document):
 
 
 def stage_folders(source: object) -> list[Path]:
-    """The checkpoints with weights in a folder of checkpoints, or in `checkpoints` inside, by step.
+    """Return the checkpoints with weights in a folder of checkpoints, or in `checkpoints` inside, by step.
 
     Empty for anything else, also for the folder of a model that holds checkpoints beside its own weights: give the
     folder of the checkpoints to look at them.

@@ -140,7 +140,7 @@ class CKABetween(CKA):
 
 
 def draw_cka(values: "NDArray[np.float32]", first: str, second: str) -> "Figure":
-    """A heat map of [L, L'], layer 0 at the bottom left."""
+    """Return a heat map of [L, L'], layer 0 at the bottom left."""
     figure = new_figure(5.2, 4.2)
     axes = figure.add_subplot()
     picture = axes.imshow(values, origin="lower", cmap="magma", vmin=0, vmax=1, aspect="auto", interpolation="nearest")

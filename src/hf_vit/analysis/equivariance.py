@@ -41,7 +41,7 @@ def shift(maps: torch.Tensor, down: float, right: float) -> torch.Tensor:
 
 
 def warp(maps: torch.Tensor, angle: float, scale: float, image: Size, padding: str = "reflection") -> torch.Tensor:
-    """Turn (degrees, counterclockwise) and zoom (factor) [B, C, h, w] about its centre, bilinear.
+    """Turn (degrees, counterclockwise) and zoom (factor) [B, C, h, w] about its center, bilinear.
 
     `image` is the (H, W) in px that it covers.
     """

@@ -34,7 +34,9 @@ def principal_components(
 
 
 def patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The filters [F, C, P, P'] by name: "embedding" of a ViT, "root" of a hybrid or ResNet, standardised as used."""
+    """Return the filters [F, C, P, P'] by name: "embedding" of a ViT, "root" of a hybrid or ResNet, standardized as
+    used.
+    """
     encoder = encoder_of(model)
     filters: dict[str, torch.Tensor] = {}
     patches = getattr(getattr(encoder, "embeddings", None), "patch_embeddings", None)
@@ -92,7 +94,7 @@ class PatchFilters(Analysis):
 
 
 def _draw_filters(components: NDArray[np.float32]) -> Any:
-    """Components [F, C, P, P']: as colour tiles for 3 channels, gray for 1; of more channels or 1x1, as one matrix."""
+    """Components [F, C, P, P']: as color tiles for 3 channels, gray for 1; of more channels or 1x1, as one matrix."""
     count, channels, height, width = components.shape
     if channels not in (1, 3) or height * width == 1:
         figure = new_figure(7, 4)

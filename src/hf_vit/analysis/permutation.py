@@ -71,7 +71,7 @@ class PatchPermutation(FeatureAnalysis):
         arrays = {
             "share": np.array(SHARES),
             **comparison.arrays("feature_"),
-            # A head as it is initialised answers nothing but zeros: what is left of them is undefined.
+            # A head as it is initialized answers nothing but zeros: what is left of them is undefined.
             "output_error": np.sqrt(sums[:, 0] / (norm or np.nan)),
         }
         if classifies and problem_type_of(self.context.subject.model) != "regression":

@@ -35,7 +35,9 @@ def position_similarity(table: torch.Tensor) -> torch.Tensor:
 
 
 def patch_positions(model: nn.Module) -> torch.Tensor | None:
-    """The position embeddings of the nominal patch grid, [h, w, D]; None where nothing is added to the patches."""
+    """Return the position embeddings of the nominal patch grid, [h, w, D]; None where nothing is added to the
+    patches.
+    """
     encoder = encoder_of(model)
     config: Any = getattr(encoder, "config", None)
     kind = getattr(config, "model_type", None)

@@ -37,7 +37,7 @@ def field_numbers(energy: torch.Tensor, grid: tuple[int, int]) -> dict[str, floa
 
     Returns:
         `size` (px): the root of the number of pixels whose gradient is above 1 - 0.9545 of the largest (the paper
-        compares with the middle pixel's). `radius` (px): the root mean square distance from the centre of the place,
+        compares with the middle pixel's). `radius` (px): the root mean square distance from the center of the place,
         pixels weighted by the squared gradient. `outside`: the share of the squared gradient outside the place itself.
     """
     (height, width), (h, w) = energy.shape, grid

@@ -56,7 +56,7 @@ class Shown:
 
 
 def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
-    """Look around in what a classifier makes of one image: classes, attention, rollout, features, positions.
+    """Show one image in a notebook: classes, attention, rollout, features and positions of a classifier.
 
     The same page as `hf-vit page` makes, of this image alone: everything is computed here, in half precision, so that
     it stays in the notebook and needs no network. Of a model that has no such page - of another library, no classifier,
@@ -88,7 +88,7 @@ def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
 
 
 def _obstacle(subject: LoadedModel) -> str | None:
-    """Why there is no page of a model; None where there is one."""
+    """Return why there is no page of a model; None where there is one."""
     config: Any = getattr(subject.model, "config", None)
     if family_of(str(getattr(config, "model_type", None))) is None or not subject.label_sets:
         return "only classifiers of hf_vit, and models that convert to them, have a page"
@@ -99,7 +99,7 @@ def _obstacle(subject: LoadedModel) -> str | None:
 
 
 def _pictures(subject: LoadedModel, image: "Image", obstacle: str) -> str:
-    """The attention of a model, drawn, as HTML that needs no other file."""
+    """Return the attention of a model, drawn, as HTML that needs no other file."""
     context = Context(subject, open_images([image], 1), AnalysisSettings(num_images=1, num_pictures=1, batch_size=1))
     drawn: list[str] = []
     for kind in (AttentionRollout, HeadMaps):

@@ -87,7 +87,7 @@ class PairedAccuracy:
 
     @property
     def p_value(self) -> float:
-        """Of McNemar's exact test, two-sided, that both are right equally often (Psychometrika 12, 1947)."""
+        """The two-sided p-value of McNemar's exact test (Psychometrika 12, 1947)."""
         from scipy.stats import binomtest
 
         apart = self.only_first + self.only_second

@@ -136,7 +136,7 @@ def _measure_again(
 
 
 def _verdict(name: str, published: float, measured: float, count: int, ties: "NearTies | None") -> tuple[Verdict, str]:
-    """Of one number, and why."""
+    """Return the verdict on one number, and the reason."""
     if ties is not None and name in ACCURACIES:
         images = abs(round(measured * count) - round(published * count))
         if not images:
@@ -153,7 +153,7 @@ def _verdict(name: str, published: float, measured: float, count: int, ties: "Ne
 
 
 def describe(findings: Sequence[Finding]) -> str:
-    """A line a number."""
+    """Return a line a number."""
     return "\n".join(map(str, findings))
 
 
@@ -179,7 +179,7 @@ class Claim(NamedTuple):
 
 
 def records_to_measure(facts: Facts) -> list[Record]:
-    """Of the weights as they are: the evaluations of the card's table, and the latest of every other protocol."""
+    """Return the records to evaluate again: those in the card's table, and the latest of every other protocol."""
     latest: dict[object, Record] = {}
     for record in current_records(facts):
         if record.kind == "evaluation" and isinstance(record.values.get("headline"), dict):
@@ -190,7 +190,7 @@ def records_to_measure(facts: Facts) -> list[Record]:
 
 
 def without_record(folder: Path, facts: Facts) -> tuple[list[Claim], list[str]]:
-    """The claims that no record of facts.json bears out, and the files that cannot be read."""
+    """Return the claims that no record of facts.json bears out, and the files that cannot be read."""
     borne_out = {
         (claim.what, claim.value)
         for record in current_records(facts)
@@ -219,7 +219,7 @@ def _entries_of_card(path: Path) -> Any:
 
 
 def _of_index(entries: Any) -> Iterator[Claim]:
-    """Of `EvalResult`s, whose fields may hold anything."""
+    """Return the claims in `EvalResult`s, whose fields may hold anything."""
     for entry in entries:
         data = f"{entry.dataset_name}, split {entry.dataset_split}"
         yield _claim(CARD_NAME, data, entry.metric_name, entry.metric_value)
@@ -235,7 +235,7 @@ def _of_results(path: Path) -> Iterator[Claim]:
 
 
 def _of_record(record: Record) -> Iterator[Claim]:
-    """What the record would stand for in `.eval_results`."""
+    """Yield what the record would stand for in `.eval_results`."""
     data, value = record.data, record.values.get("top1")
     if data is not None and isinstance(value, float | int) and (dataset := hub_dataset(data)) is not None:
         task = f"{dataset}, task {data.name.partition(':')[2] or 'default'}"
@@ -260,7 +260,7 @@ class SameData:
         self._loaded: dict[tuple[str, bool, Target], ImageData | UserError] = {}
 
     def of(self, fact: DataFact, target: Target = "label") -> tuple[ImageData | None, str]:
-        """The data with the record's fingerprint, whose images bear `target`; or None, and why there is none."""
+        """Return the data with the record's fingerprint, whose images bear `target`; or None, and why there is none."""
         if not fact.fingerprint:
             return None, "the record holds no fingerprint of its data"
         names = [*([fact.name] if is_public(fact) else []), *self.given]
@@ -292,7 +292,9 @@ class SameData:
 
 
 def is_public(fact: DataFact) -> bool:
-    """Whether a name, which a stranger may have written, is that of a public data set, and no path of this machine."""
+    """Return whether a name, which a stranger may have written, is that of a public data set, and no path of this
+    machine.
+    """
     if is_builtin(fact.name):
         return True
     is_name = _DATA_NAME.fullmatch(fact.name) is not None and hub_dataset(fact) is not None
@@ -315,7 +317,9 @@ class NearTies:
         return int(self._answers[f"tied_{place}"].sum())
 
     def may_give(self, metric: str, published: float, measured: float) -> bool:
-        """Whether "precision", "recall", "f1" or "ece" may be `published` elsewhere where it is `measured` here."""
+        """Return whether "precision", "recall", "f1" or "ece" may be `published` elsewhere where it is `measured`
+        here.
+        """
         if metric == "ece":  # an image that turns moves its bin's hits by one
             return abs(published - measured) <= self.count(1) / len(self._answers["references"])
         lowest, highest = self._extremes.get(metric, (measured, measured))
@@ -343,7 +347,9 @@ class NearTies:
 
     @cached_property
     def _answers(self) -> dict[str, NDArray[Any]]:
-        """Of every image the true class, the two most likely [2], and whether those places and 5 and 6 are tied."""
+        """Return for every image the true class, the two top classes, and whether ranks 1 and 2, or 5 and 6, are near
+        ties.
+        """
         batches = list[dict[str, NDArray[Any]]]()
         for logits, labels in self._examination.logits(self._examination.split):
             best = largest(logits, 6)

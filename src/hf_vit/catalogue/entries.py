@@ -152,7 +152,7 @@ def _repository(info: "ModelInfo") -> Entry:
 
 
 def _of_index(info: "ModelInfo") -> Iterator[Score]:
-    """Of `model-index`, whoever wrote it."""
+    """Return the results in a card's `model-index`."""
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
     told: Any = info.model_index or []
@@ -174,7 +174,7 @@ def _of_results(info: "ModelInfo") -> Iterator[Score]:
 
 
 def _score(data: str, metric: object, value: object, source: object) -> Iterator[Score]:
-    """Of accuracies alone; values above 1 are percents, and plain accuracy is top-1."""
+    """Return the score of an accuracy; values above 1 are percents, and plain accuracy is top-1."""
     name = _text(metric).lower()
     name = TOP1 if name == "accuracy" else name
     if "accuracy" not in name or isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= 100:

@@ -60,7 +60,7 @@ class Listing(Displayed):
         return {"places": ", ".join(self.places), "models": f"{len(self.entries):,}"}
 
     def leaderboards(self) -> list[tuple[str, list[tuple[Entry, Score]]]]:
-        """For every data set that somebody was judged by, top-1 accuracies, the best first; the fullest board first."""
+        """Return a leaderboard of top-1 accuracies per data set, the one with most models first."""
         boards: dict[str, list[tuple[Entry, Score]]] = {}
         for entry in self.entries:
             for score in entry.scores:
@@ -70,7 +70,7 @@ class Listing(Displayed):
         return [(data, sorted(rows, key=lambda row: -row[1].value)) for data, rows in ranked]
 
     def tables(self) -> list[Table]:
-        """What a terminal shows: the models, and their results."""
+        """Return what a terminal shows: the models, and their results."""
         models = [
             [
                 *(one_line(entry.name), entry.problem or entry.model_type, _amount(entry.parameters)),
@@ -89,7 +89,7 @@ class Listing(Displayed):
         return tables if results else tables[:1]
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return all of it."""
         return json.dumps([asdict(entry) for entry in self.entries], indent=2, ensure_ascii=False)
 
     def save_page(self, output: str | os.PathLike[str]) -> None:
@@ -112,10 +112,10 @@ def list_models(
     judged_on: str | None = None,
     max_parameters: float | None = None,
 ) -> Listing:
-    """What models there are, with what is known of each.
+    """Return what models there are, with what is known of each.
 
     Args:
-        places: folders, users or organisations of the Hub, and "papers" for the papers' variants; by default these.
+        places: folders, users or organizations of the Hub, and "papers" for the papers' variants; by default these.
         search: only those with this in their name, whatever its case.
         family: only those of this family ("hybrid") or model_type ("hf_hybrid_vit").
         judged_on: only results on data sets with this in their name, and models that have one.

@@ -142,7 +142,7 @@ class Spread(BaseModel):
 
     @classmethod
     def of(cls, quartiles: Quartiles) -> Self:
-        """With as many digits as mean something."""
+        """Return a value rounded to its meaningful digits."""
         return cls(**{name: float(f"{value:.4g}") for name, value in asdict(quartiles).items()})
 
 

@@ -30,7 +30,9 @@ _REPORT = """
 
 
 def shown_rows(results: Sequence[ModelResult], speed: SpeedResult | None) -> list[dict[str, str]]:
-    """A row a model, header -> text; what was not measured is an empty text, a header without any is left out."""
+    """Return a row a model, header -> text; what was not measured is an empty text, a header without any is left
+    out.
+    """
     rows = [_row(result, speed) for result in results]
     headers = [header for header in rows[0] if any(row.get(header) for row in rows)]
     headers += [header for row in rows for header in row if row[header] and header not in headers]
@@ -38,7 +40,7 @@ def shown_rows(results: Sequence[ModelResult], speed: SpeedResult | None) -> lis
 
 
 def sentences(results: Sequence[ModelResult], speed: SpeedResult | None) -> list[str]:
-    """What must be said beside the table."""
+    """Return what must be said beside the table."""
     first = results[0].inputs
     settings, data = first.settings, first.data
     size = data.size or 0
@@ -65,7 +67,7 @@ def sentences(results: Sequence[ModelResult], speed: SpeedResult | None) -> list
 
 
 def markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
-    """The table and what must be said beside it."""
+    """Return the table and what must be said beside it."""
     rows = shown_rows(results, speed)
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     lines += ["| " + " | ".join(value.replace("|", "\\|") for value in row.values()) + " |" for row in rows]
@@ -74,7 +76,7 @@ def markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
 
 
 def html(results: Sequence[ModelResult], speed: SpeedResult | None, picture: Path) -> str:
-    """A page of the table, the picture (a PNG file), and what must be said beside them."""
+    """Return a page of the table, the picture (a PNG file), and what must be said beside them."""
     return render_report(
         f"{len(results)} models on {results[0].inputs.data.name}",
         _REPORT,

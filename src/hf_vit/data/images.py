@@ -110,7 +110,9 @@ def _content(stored: Mapping[str, Any]) -> bytes:
 
 
 def image_problem(error: Exception) -> str:
-    """What is wrong with an image that could not be decoded; a failing store says nothing of it and is raised again."""
+    """Return what is wrong with an image that could not be decoded; a failing store says nothing of it and is
+    raised again.
+    """
     if isinstance(error, StoreError):
         raise error
     if isinstance(error, UserError):
@@ -125,7 +127,7 @@ def image_problem(error: Exception) -> str:
 
 
 def each_in_threads(function: Callable[..., Result], items: Sequence[Any], *others: Iterable[Any]) -> list[Result]:
-    """As `map`, in as many threads as torch computes in: in a loader's worker that is one.
+    """Map a function over items in as many threads as torch uses: one in a data loading worker.
 
     Pillow lets others work while it decodes and resizes. An item that is there twice is not for two threads at once.
     """
@@ -151,7 +153,7 @@ def tell_dark(highest: int, bits: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the scan learnt of one image: name, content hash, size in px, what is wrong with it if anything is, of dense
+    """What the scan learned of an image: name, content hash, size in px, what is wrong with it if anything is, of dense
     data its mask or objects, and the brightest pixel of 16 bits."""
 
     name: str
@@ -256,5 +258,5 @@ def raise_bad(seen: Seen, problem: str) -> NoReturn:
 
 
 def short_name(name: str) -> str:
-    """Return the last two parts of an image's path: enough to recognise it, nothing of the machine."""
+    """Return the last two parts of an image's path: enough to recognize it, nothing of the machine."""
     return "/".join(PurePath(name).parts[-2:])

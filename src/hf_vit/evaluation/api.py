@@ -38,7 +38,7 @@ def evaluate(
     command: str | Sequence[str] | None = None,
     **options: Any,
 ) -> "ProtocolRun":
-    """Measure a model, and keep the result: in the facts and the card of its folder, where it has one.
+    """Evaluate a model, and record the result in the facts and card of its folder.
 
     Args:
         model: see `load_model`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).

@@ -283,7 +283,7 @@ class Job:
     def answer(
         self, pixel_values: "torch.Tensor | BatchFeature | None", rest: Rows, subject: "LoadedModel"
     ) -> "Answer":
-        """The rows as a table."""
+        """Return the rows as a table."""
         import pyarrow as pa
         import torch
 
@@ -364,7 +364,7 @@ class Job:
 def _write_in_processes(
     job: Job, parts: Sequence[Part], count: int, device: str | None, folder: "OutputFolder"
 ) -> Iterator[list[str]]:
-    """As `Job.write` each of the parts, by so many processes of this machine."""
+    """Write the parts in several processes of this machine; see `Job.write`."""
     from multiprocessing import get_context
 
     if not parts:

@@ -1,4 +1,4 @@
-"""A model and labelled data that it is measured on, and the one loop over a split that every measurement runs."""
+"""A model and labeled data that it is measured on, and the one loop over a split that every measurement runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Examination:
 
     Attributes:
         subject: the model; see `load_model`.
-        data: labelled images; see `load_data`.
+        data: labeled images; see `load_data`.
         split: the one that judges.
         num_images: judge by so many images of it, drawn by `seed` (of a stream: its first); None for all.
         batch_size: images a forward.
@@ -90,7 +90,7 @@ class Examination:
 
     @cached_property
     def model_classes(self) -> list[int]:
-        """For every class of the data the model's class of that name."""
+        """Return the index of the model's class for every class of the data, matched by name."""
         return match_labels(self.data.label_names, self.answers)
 
     @property
@@ -134,7 +134,7 @@ class Examination:
     def pictured_logits(
         self, split: str | None = None, what: str = "evaluating"
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, "list[Image]"]]:
-        """As `logits`, and the images [B] themselves; by default of the split that judges."""
+        """Yield the logits of a batch with its images [B]; by default of the evaluated split."""
         return self.iterate(self._collate(self.model_classes), split, what=what, ask=_logits)
 
     def data_logits(self, rows: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -164,7 +164,7 @@ def enough_for(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextMa
 
 @contextmanager
 def answering(pixel_values: "torch.Tensor | BatchFeature") -> Generator[None]:
-    """As `enough_for`, and say so where the model takes no such images."""
+    """Turn errors of a forward pass into one line: too little memory, or an unsupported image size."""
     try:
         with enough_for(pixel_values):
             yield

@@ -131,7 +131,7 @@ def _document(run: ProtocolRun, pictures: Sequence[str]) -> str:
 def warnings_of(examination: Examination, protocol: str, folder: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a record of an evaluation says of it, given how the model of `folder` was trained.
 
-    Besides `warnings`: `trained_images`, how many were learnt from; `fed`, how images were fed otherwise than usual.
+    Besides `warnings`: `trained_images`, how many were learned from; `fed`, how images were fed otherwise than usual.
     Streams are compared by their files alone, and with the training of a stream alone.
     """
     digests, data = examination.judged_digests(), examination.data

@@ -87,7 +87,7 @@ class EngineEncoder(HfPreTrainedModel):
         return None
 
     def _is_plain(self, options: Mapping[str, Any]) -> bool:
-        """Whether nothing is asked for, or listened to, but the outputs of the graph."""
+        """Return whether nothing is asked for, or listened to, but the outputs of the graph."""
         config = self.config
         requests = [value for name, value in options.items() if name not in _OF_NO_EFFECT]
         return (
@@ -100,7 +100,7 @@ class EngineEncoder(HfPreTrainedModel):
         )
 
     def _takes(self, values: Any) -> bool:
-        """Whether they are a batch of what the graph takes, and nothing is asked for but the result."""
+        """Return whether they are a batch of what the graph takes, and nothing is asked for but the result."""
         shape = (self.config.num_channels, *as_pair(self.config.image_size))
         if type(values) is not torch.Tensor or tuple(values.shape[1:]) != shape or not values.is_floating_point():
             return False
@@ -140,7 +140,7 @@ class EngineClassifier(HfPreTrainedModel):
 
 
 def _are_usual(values: torch.Tensor) -> bool:
-    """Whether all are numbers of a usual size: runtimes drop NaN and infinity in some operators.
+    """Return whether all are numbers of a usual size: runtimes drop NaN and infinity in some operators.
 
     By NumPy, in one thread: torch's threads, woken for it, would wait for more on the engine's cores.
     """
@@ -159,7 +159,7 @@ def _encoders_in(model: nn.Module) -> list[nn.Module]:
 
 
 def _is_classifier(model: nn.Module) -> bool:
-    """Whether it is one of the package's, with its own heads."""
+    """Return whether it is one of the package's, with its own heads."""
     heads = (child for child in model.children() if child is not getattr(model, "base_model", None))
     return type(model) in _CLASSIFIERS and all(type(head) in (nn.Linear, nn.Identity) for head in heads)
 

@@ -17,7 +17,7 @@ from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
 from hf_vit.models.resnet_hf_vit import ResNetBottleneck, channels_last
 
 KEPT_GRIDS = 16  # sizes of images whose tables are kept; of more, the oldest is computed anew
-SMALL_MAP = 1024  # places, below which torch has another way to normalise
+SMALL_MAP = 1024  # places, below which torch has another way to normalize
 CACHED_LOGITS = 2**18  # computed at a time on a CPU: what fits into its cache
 
 

@@ -140,7 +140,9 @@ _KINDS = (HfViTModel, HfHybridViTModel)
 
 
 def _needs_no_grid(module: Any) -> bool:
-    """Whether its type, as loaded or optimized, needs no grid: without relative positions, whose bias is the grid's."""
+    """Return whether its type, as loaded or optimized, needs no grid: without relative positions, whose bias is the
+    grid's.
+    """
     kind: type = type(module)
     kind = kind.__bases__[-1] if issubclass(kind, Frozen) else kind
     return kind in _KINDS and not module.config.position_embedding.startswith("relative")

@@ -172,13 +172,13 @@ def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:
 
 
 def attends_otherwise(config: Any) -> bool:
-    """Whether a function computes the attention that is not known to give what all others do."""
+    """Return whether a function computes the attention that is not known to give what all others do."""
     name = config._attn_implementation
     return name not in ("eager", "sdpa", "flex_attention") and "flash" not in str(name)
 
 
 def has_listeners(module: nn.Module) -> bool:
-    """Whether somebody hears or changes what goes in or comes out, by a hook or as accelerate does it."""
+    """Return whether somebody hears or changes what goes in or comes out, by a hook or as accelerate does it."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return "forward" in vars(module) or any(hook.__module__ != RECORDING for hook in hooks)
 
@@ -274,7 +274,7 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
 
 
 def _is_plain(part: nn.Module | None, kind: type[nn.Module], *methods: str) -> bool:
-    """Whether its forward and other methods are those of a class of the package; others may read anything."""
+    """Return whether its forward and other methods are those of a class of the package; others may read anything."""
     return isinstance(part, kind) and all(
         getattr(getattr(part, name), "__func__", None) is getattr(kind, name) for name in ("forward", *methods)
     )

@@ -124,7 +124,7 @@ def build_classifier(
 
 
 def rows_of_head(source: Source, label_names: Sequence[str]) -> list[int] | None:
-    """For every one of these classes its row in the head of the checkpoint; None where that is for other classes."""
+    """Return for every class its row in the checkpoint's head; None if that head has other classes."""
     if source.door != "classification" or problem_type_of(source.config) == "regression":
         return None
     labels = cast(dict[int, str], source.config.id2label)
@@ -145,7 +145,8 @@ def build_model(
     drop_path: float | None = None,
     **fields: Any,
 ) -> PreTrainedModel:
-    """A bare model, a backbone or a patch predictor in float32; `fields` of its configuration replace the source's.
+    """Return a bare model, a backbone or a patch predictor in float32; `fields` of its configuration replace the
+    source's.
 
     A backbone's pyramid and a patch predictor's head are new.
 
@@ -156,7 +157,9 @@ def build_model(
 
 
 def own_head(name: object, task: str) -> str | None:
-    """The head of a checkpoint for this very task, which can be trained on; None for all others, and what is none."""
+    """Return the head of a checkpoint for this very task, which can be trained on; None for all others, and what is
+    none.
+    """
     path = Path(name).expanduser() if isinstance(name, str) else Path()
     if not (path / CONFIG).is_file() or not isinstance(name, str):
         return None
@@ -165,7 +168,7 @@ def own_head(name: object, task: str) -> str | None:
 
 
 def backbone_in(model: nn.Module) -> HfBaseBackbone:
-    """That of a model for masks or boxes."""
+    """Return the backbone of a segmentation or detection model."""
     (inside,) = (module for module in model.modules() if isinstance(module, HfBaseBackbone))
     return inside
 

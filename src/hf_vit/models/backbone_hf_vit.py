@@ -25,7 +25,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 def build_resize(config: HfViTBaseConfig, stride: int) -> tuple[nn.Sequential, int]:
-    """From the patch stride to `stride` px, and the channels that come out.
+    """Build the layers from the patch stride to `stride` px; also return their output channels.
 
     Each doubling is a 2x2 deconvolution to half the channels, with norm and GELU between two of them; a map is made
     smaller by max-pooling.
@@ -80,7 +80,7 @@ class SimpleFeaturePyramid(nn.Module):
         return tuple(level(feature_map) for level in self.levels)
 
     def check_size(self, config: HfViTBaseConfig) -> None:
-        """Raises ValueError: another patch."""
+        """Refuse another patch size with a ValueError."""
         if self.patch_stride != config.patch_stride:
             raise ValueError(
                 f"the feature pyramid is built for a patch of {self.patch_stride[0]} px, not for "
@@ -130,7 +130,7 @@ class HfViTBaseBackbone(HfViTPreTrainedModel, HfBaseBackbone):
         return self.pyramid(maps[0])
 
     def feature_maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
-        """The maps of `out_features`, of what the model returned."""
+        """Return the maps of `out_features`, of what the model returned."""
         return super()._maps(outputs, grid)
 
     def _map(self, state: torch.Tensor, grid: Grid) -> torch.Tensor:

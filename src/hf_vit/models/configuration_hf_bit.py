@@ -1,4 +1,4 @@
-"""Configuration of BiT's ResNets, with GroupNorm and standardised kernels (arXiv 1912.11370)."""
+"""Configuration of BiT's ResNets, with GroupNorm and standardized kernels (arXiv 1912.11370)."""
 
 from typing import ClassVar, Literal
 
@@ -16,8 +16,8 @@ class HfBitConfig(HfResNetBaseConfig):
         num_channels: of the image.
         stage_depths: bottleneck units in each stage: (3, 4, 6, 3) is R50, (3, 4, 23, 3) R101, (3, 8, 36, 3) R152.
         stem_width: channels of the root; stage i puts out 4 * stem_width * 2**i. A multiple of 32 (GroupNorm's groups).
-        pre_activation: True for the paper's ResNetV2, whose units normalise before each convolution (big_vision's
-            bit_paper.py); False for the network of the hybrids' stem, which normalises after it (its bit.py).
+        pre_activation: True for the paper's ResNetV2, whose units normalize before each convolution (big_vision's
+            bit_paper.py); False for the network of the hybrids' stem, which normalizes after it (its bit.py).
         zero_padded_pool: whether the root's max-pool of a pre-activation network sees zeros beyond the border, as in
             the code the released weights were trained with (big_transfer), in timm and in transformers, or nothing, as
             in big_vision.

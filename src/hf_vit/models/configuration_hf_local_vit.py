@@ -1,4 +1,4 @@
-"""Configuration of the Local-ViT: every token sees a neighbourhood, a row and a column, or a strided part of the image.
+"""Configuration of the Local-ViT: every token sees a neighborhood, a row and a column, or a strided part of the image.
 
 Sources: local attention, Ramachandran et al., arXiv 1906.05909; strided, Child et al., arXiv 1904.10509; criss-cross,
 Huang et al., arXiv 1811.11721.

@@ -11,7 +11,7 @@ def stem_stride(stage_depths: tuple[int, ...] | list[int]) -> int:
 
 
 def check_stem(stage_depths: tuple[int, ...] | list[int], stem_width: int, divisor: int, what: str) -> None:
-    """Raises ValueError: an empty stage, or a width that is no multiple of `divisor`, which `what` names."""
+    """Refuse an empty stage, or a width that is not a multiple of `divisor`, with a ValueError."""
     refuse(
         (
             any(depth < 1 for depth in stage_depths),

@@ -98,7 +98,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         return ["stem", *(f"stage{index}" for index in range(1, self.num_stages + 1))]
 
     def set_output_features_output_indices(self, out_features: list[str] | None, out_indices: Any) -> None:
-        """As transformers', but None stays None: the last stage, however many layers the model comes to have."""
+        """Set the output stages as transformers does, but keep None, which is the last stage."""
         self._out_features = self._out_indices = None
         if out_features is not None or out_indices is not None:
             super().set_output_features_output_indices(out_features, out_indices)
@@ -191,7 +191,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(f"hidden_act='{act}' is not an activation of transformers; {hint}")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """As transformers', with code and `auto_map`.
+        """Save the configuration with the model's code and `auto_map`.
 
         Classes of another module that `auto_map` names stay in it where their code stands in the folder; the family's
         fill in the others. A model that was loaded without the package brought along what its own class needs; the
@@ -246,7 +246,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         return ours | own
 
     def _is_own(self, target: object, folder: Path, modules: dict[str, bool]) -> bool:
-        """Whether `auto_map` names a class whose code is no part of the family and stands in the folder."""
+        """Return whether `auto_map` names a class whose code is no part of the family and stands in the folder."""
         module, _, name = str(target).partition(".")
         is_name = module.isidentifier() and name.isidentifier()
         return is_name and module not in modules and (folder / f"{module}.py").is_file()
@@ -263,7 +263,9 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         return modules
 
     def _copy_code(self, name: str, folder: Path, family: type) -> bool:
-        """Whether the file now stands in the folder: from beside the family's class, or where the config came from."""
+        """Return whether the file now stands in the folder: from beside the family's class, or where the config
+        came from.
+        """
         here = Path(str(sys.modules[family.__module__].__file__)).parent
         source = here / name
         if not source.is_file():
@@ -556,7 +558,7 @@ class HfViTConfig(HfViTBaseConfig):
         prediction_target: of `HfViTForMaskedPatchPrediction`: "mean_color", "downsampled" or "pixels" (B.1.2).
         predict_next_patch: its head predicts from each patch the next one in raster order; needs `is_causal`.
         image_mean, image_std: what the image processor subtracts and divides by, one number or one a channel; its
-            targets are colours, which are read back from `pixel_values` with these.
+            targets are colors, which are read back from `pixel_values` with these.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value is of a wrong type or does not go with another; the

@@ -24,7 +24,9 @@ Rows = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def is_grid(grid: Grid, other: Grid) -> bool:
-    """Whether two grids are one; no for sides that a trace holds as symbols or tensors, which stand for any size."""
+    """Return whether two grids are one; no for sides that a trace holds as symbols or tensors, which stand for any
+    size.
+    """
     sides: list[Any] = [*grid, *other]
     return all(isinstance(side, int) for side in sides) and tuple(grid) == tuple(other)
 
@@ -99,7 +101,7 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid, antialias: bool
 
 
 def replace_parameter(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
-    """A parameter of other values, and maybe another shape, that is frozen if the old one is."""
+    """Return a parameter of other values, and maybe another shape, that is frozen if the old one is."""
     return nn.Parameter(values.detach(), requires_grad=old.requires_grad)
 
 
@@ -322,7 +324,9 @@ class HfViTEmbeddings(nn.Module):
                 init.zeros_(parameter)
 
     def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
-        """The rows to add for a grid: patches [1, h*w, D] and special tokens [1, T, D]; None where nothing is added."""
+        """Return the rows to add for a grid: patches [1, h*w, D] and special tokens [1, T, D]; None where nothing
+        is added.
+        """
         kind = self.config.position_embedding
         if kind == "learned":
             special = self.num_special_rows
@@ -532,7 +536,7 @@ def corrupt_patches(
 
 
 def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to logits: 0 where attention is allowed, the lowest number elsewhere.
+    """Return what is added to logits: 0 where attention is allowed, the lowest number elsewhere.
 
     What may see nothing, padding, sees everything: nothing is NaN.
     """

@@ -2,7 +2,7 @@
 
 Legend: B batch, H x W px, h x w places of a map, C channels, A heads, L places of a line, M lines, K size of a query.
 Source: arXiv 2003.07853, section 3; maps are [B, h, w, C]. Where it is silent, as its code: columns before rows, stride
-by mean pooling after both, batch norms, initialisation (He's variance by fan-out, position-sensitive parts by fan-in,
+by mean pooling after both, batch norms, initialization (He's variance by fan-out, position-sensitive parts by fan-in,
 last norm of a unit zero). Ours: even paddings, halving up, resampled tables.
 """
 
@@ -55,7 +55,7 @@ class LogitNorm(nn.Module):
         init.ones_(self.running_var)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor) -> torch.Tensor:
-        """From q, k [M, A, L, K] and offsets [L, K, L] for each."""
+        """Compute position bias from q, k [M, A, L, K] and offsets [L, K, L] for each."""
         variance = self.running_var
         if self.training:
             mean_square, mean, number = self.moments(q, k, to_q, to_k)
@@ -127,7 +127,7 @@ class HfAxialResNetAttention(nn.Module):
             self.offset_embeddings = nn.Parameter(table.contiguous(), requires_grad=trains)
 
     def normed_sum(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Both through their batch norms and added, [M, L, A, V]."""
+        """Return both through their batch norms and added, [M, L, A, V]."""
         pairs = ((self.content_norm, content), (self.position_norm, position))
         first, second = (
             norm(part.flatten(2).flatten(0, 1).to(norm.weight.dtype)).view(part.shape) for norm, part in pairs
@@ -135,7 +135,7 @@ class HfAxialResNetAttention(nn.Module):
         return first + second
 
     def attend_lines(self, lines: torch.Tensor, *scales_and_offsets: torch.Tensor) -> torch.Tensor:
-        """What lines [M, A, L, 2K + V] read, see `attend`, through both batch norms: [M, L, A, V]."""
+        """Return what lines [M, A, L, 2K + V] read, see `attend`, through both batch norms: [M, L, A, V]."""
         attended = attend(lines.contiguous(), *scales_and_offsets)
         content, position = (each.unflatten(0, (-1, HEADS)).transpose(1, 2) for each in attended)
         return self.normed_sum(content, position)

@@ -107,7 +107,7 @@ class HfAxialViTStemEmbeddings(nn.Module):
         return self.projection(self.stem(pixel_values).permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)
 
     def check_size(self, config: HfAxialViTConfig) -> None:
-        """Raises ValueError: another patch."""
+        """Refuse another patch size with a ValueError."""
         if self.patch_stride != config.patch_stride:
             raise ValueError(
                 f"patch_size={config.patch_size}: patches of a stem's map keep their size, {self.patch_stride} px here"

@@ -1,4 +1,4 @@
-"""BiT: ResNets with GroupNorm and standardised kernels, as classifiers.
+"""BiT: ResNets with GroupNorm and standardized kernels, as classifiers.
 
 Legend: B batch, C channels, H x W px, h x w places of a map.
 Sources: arXiv 1912.11370; pre-activation units as in 1603.05027, with the constants and paddings of the original code.

@@ -78,7 +78,7 @@ class HfHybridViTBackbone(HfHybridViTPreTrainedModel, HfViTBaseBackbone):
     def forward(
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> BackboneOutput:
-        """As every backbone's.
+        """Return the feature maps.
 
         Raises:
             ValueError: `patch_attention_mask` beside `stem_stages`, as the stem sees each size on its own.

@@ -30,7 +30,9 @@ TILE = 8  # patches a side of a tile of queries; 4 and 16 are slower with a wind
 
 
 def sees(config: HfLocalViTConfig, query: torch.Tensor, key: torch.Tensor, width: int) -> torch.Tensor:
-    """Whether patches see others: numbers in raster order, on a grid of `width` columns, that broadcast -> bool."""
+    """Return whether patches see others: numbers in raster order, on a grid of `width` columns, that broadcast ->
+    bool.
+    """
     if config.attention_pattern == "strided":
         apart = (query - key).abs()
         return (apart < config.attention_stride) | (apart % config.attention_stride == 0)
@@ -218,7 +220,7 @@ class HfLocalViTAttention(HfViTAttention):
         grid: Grid,
         image_grids: list[Grid] | None,
     ) -> torch.Tensor:
-        """As the plain attention's, 0 where the pattern sees nothing."""
+        """Return attention probabilities; 0 where the pattern sees nothing."""
         query, key = self.query_and_key(hidden_states)
         mask = dense_mask(self.config, Tokens(query[:, 0], grid, token_mask))
         return attention_probabilities(query, key, self.scaling, mask)

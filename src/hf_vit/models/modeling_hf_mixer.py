@@ -2,7 +2,7 @@
 
 Legend: B batch, C channels, H x W px, h x w patch grid, N tokens (one a patch), D hidden size, K labels.
 Sources: Tolstikhin et al., arXiv 2105.01601 (section 2, table 1); stochastic depth 1603.09382. The original JAX code
-(vit_jax/models_mixer.py) fixes what the paper leaves open (tanh GELU, eps 1e-6, initialisation).
+(vit_jax/models_mixer.py) fixes what the paper leaves open (tanh GELU, eps 1e-6, initialization).
 """
 
 from typing import Any, ClassVar, Unpack
@@ -109,7 +109,9 @@ class HfMixerLayer(GradientCheckpointingLayer):
         return self.add(hidden_states, self.mlp(self.layernorm_after(hidden_states)))
 
     def add(self, hidden_states: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
-        """The sum; in training a branch is dropped for a whole image at the block's rate, and keeps its expectation."""
+        """Return the sum; in training a branch is dropped for a whole image at the block's rate, and keeps its
+        expectation.
+        """
         if self.training and self.drop_path_rate:
             keep = torch.empty(branch.shape[0], 1, 1, device=branch.device, dtype=branch.dtype)
             branch = branch * keep.bernoulli_(1.0 - self.drop_path_rate) / (1.0 - self.drop_path_rate)

@@ -107,5 +107,5 @@ class HfResNetBaseBackbone(HfResNetPreTrainedModel, HfBaseBackbone):
         return self.feature_map(state)
 
     def feature_map(self, state: torch.Tensor) -> torch.Tensor:
-        """A hidden state as [B, C, h, w]."""
+        """Return a hidden state as [B, C, h, w]."""
         return state.contiguous()

@@ -3,7 +3,7 @@
 Legend: B batch, C channels, H x W px, h x w patch grid, N tokens, D hidden size, A heads, K head size or labels.
 Sources: Dosovitskiy et al., arXiv 2010.11929 (section 3.1, appendix D.3, table 3); LayerScale 2103.17239; stochastic
 depth 1603.09382; MAP pooling 2106.04560. The original JAX code fixes what the paper leaves open (tanh GELU, eps 1e-6,
-initialisation).
+initialization).
 """
 
 import warnings
@@ -41,7 +41,7 @@ from .pretrained_hf_vit import (
 
 
 def attention_mask_of(config: HfViTBaseConfig, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
-    """What the attention implementation takes for a mask; None where it needs none.
+    """Return what the attention implementation takes for a mask; None where it needs none.
 
     transformers makes none for an attention function of one's own that has no mask function: it gets the one that is
     added to logits.
@@ -83,7 +83,7 @@ def eager_attention_forward(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The explicit formula; returns the output [B, N, A, K] and the probabilities [B, A, N, N]."""
+    """Return the explicit formula; returns the output [B, N, A, K] and the probabilities [B, A, N, N]."""
     probabilities = attention_probabilities(query, key, scaling, attention_mask, position_bias)
     probabilities = F.dropout(probabilities, p=dropout, training=module.training)
     return torch.matmul(probabilities, value).transpose(1, 2).contiguous(), probabilities
@@ -151,7 +151,9 @@ class HfViTAttention(nn.Module):
     def interface(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The attention implementation on [.., A, n, K] and [.., A, m, K]: [.., n, A, K], and its probabilities."""
+        """Return the attention implementation on [.., A, n, K] and [.., A, m, K]: [.., n, A, K], and its
+        probabilities.
+        """
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention_forward
         )
@@ -274,7 +276,9 @@ class HfViTLayer(GradientCheckpointingLayer):
         return self._add(hidden_states, self.mlp(self.layernorm_after(hidden_states)), self.layer_scale2)
 
     def _add(self, hidden_states: torch.Tensor, branch: torch.Tensor, scale: nn.Module | None) -> torch.Tensor:
-        """A module that does nothing is left out: called twice a layer, it shows in the time of a small batch."""
+        """Return a module that does nothing is left out: called twice a layer, it shows in the time of a small
+        batch.
+        """
         scaled = branch if scale is None else scale(branch)
         return hidden_states + (scaled if self.drop_path is None else self.drop_path(scaled))
 
@@ -287,12 +291,12 @@ class HfViTLayer(GradientCheckpointingLayer):
 
 
 def class_token_index(config: HfViTBaseConfig) -> int:
-    """Where the class token stands in the sequence; the distillation token follows it."""
+    """Return where the class token stands in the sequence; the distillation token follows it."""
     return -config.num_special_tokens if config.is_causal else 0
 
 
 def patch_token_slice(config: HfViTBaseConfig) -> slice:
-    """Where the patch tokens stand in the sequence: after the special tokens, or before them when causal."""
+    """Return where the patch tokens stand in the sequence: after the special tokens, or before them when causal."""
     special = config.num_special_tokens
     return slice(0, -special if special else None) if config.is_causal else slice(special, None)
 
@@ -488,7 +492,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         return HfViTLayer(config, drop_path_rate)
 
     def layer_sequence(self) -> list[Any]:
-        """The blocks in the order they run; layers of one group share a block (ALBERT)."""
+        """Return the blocks in the order they run; layers of one group share a block (ALBERT)."""
         depth, groups = self.config.num_hidden_layers, len(self.layers)
         return [self.layers[index * groups // depth] for index in range(depth)]
 

@@ -1,7 +1,7 @@
-"""What every model of the package inherits: initialising, saving, loading, resizing, and the heads that all share.
+"""What every model of the package inherits: initializing, saving, loading, resizing, and the heads that all share.
 
 Legend: B batch, C channels, H x W px, h x w places of a map, K labels.
-Sources: the original code's initialisation (arXiv 2010.11929); resizing: 2010.11929, section 3.2, and 2212.08013.
+Sources: the original code's initialization (arXiv 2010.11929); resizing: 2010.11929, section 3.2, and 2212.08013.
 """
 
 import copy
@@ -36,7 +36,7 @@ def lecun_normal_(kernel: torch.Tensor) -> None:
 
 
 def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
-    """For convolutions and products without a bias: torch takes what is in memory for a weight on the meta device.
+    """Refuse weights on the meta device, for which torch would read arbitrary memory.
 
     With every other layer it raises by itself.
 
@@ -51,7 +51,7 @@ def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
 
 
 def check_images(pixel_values: torch.Tensor, num_channels: int) -> None:
-    """Raises ValueError: no batch of images, with what was given and what is needed."""
+    """Refuse inputs that are not a batch of images, with a ValueError."""
     if not isinstance(pixel_values, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             f"pixel_values are {type(pixel_values).__name__}; the model needs a tensor [B, C, H, W]: use the image "
@@ -117,7 +117,7 @@ def classification_loss(
 
 
 def _are_seen(labels: torch.Tensor) -> bool:
-    """Whether Python can look at values: a graph cannot, nor one image of those that `torch.func` maps over."""
+    """Return whether Python can look at values: a graph cannot, nor one image of those that `torch.func` maps over."""
     return not torch.compiler.is_compiling() and torch.func.debug_unwrap(labels) is labels
 
 
@@ -172,7 +172,7 @@ class HfPublishedMixin:
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """False: initialise as transformers' own models.
+        """False: initialize as transformers' own models.
 
         For what it takes for custom code, transformers passes over modules without parameters of their own, so that
         their `init_weights` would never run. That guards code that writes weights in place; this one keeps to
@@ -181,7 +181,7 @@ class HfPublishedMixin:
         return False
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
-        """As transformers'; the configuration takes the code along (see `HfBaseConfig`).
+        """Save the model; the configuration saves its code too (see `HfBaseConfig`).
 
         A class of another module is published in the place of the one that it is derived from, by its own code where
         it is registered (`register_for_auto_class`); else that place stays empty.
@@ -191,7 +191,7 @@ class HfPublishedMixin:
         super().save_pretrained(save_directory, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _published(self) -> dict[str, str]:
-        """The family's classes by Auto class, with this model's own in its place."""
+        """Return the family's classes by Auto class, with this model's own in its place."""
         name = type(self).__name__.removeprefix("FSDP")  # of a sharded model, whose class torch derives
         own: Any = next((base for base in type(self).__mro__ if base.__name__ == name), type(self))
         names = [f"{base.__module__.rpartition('.')[2]}.{base.__name__}" for base in own.__mro__]
@@ -213,7 +213,7 @@ class HfPublishedMixin:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path | None, *args: Any, **kwargs: Any) -> Any:
-        """As transformers'; an Auto class loads a checkpoint's own class, where its code is trusted."""
+        """Load a model; an Auto class loads a checkpoint's own class if its code is trusted."""
         if cls._find_class is not None:
             model_class, kwargs = cls._find_class(cls, pretrained_model_name_or_path, kwargs)
             if model_class is not cls:
@@ -224,7 +224,7 @@ class HfPublishedMixin:
 
 
 class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
-    """Abstract: initialisation, sharing and resizing for every model of the package."""
+    """Abstract: initialization, sharing and resizing for every model of the package."""
 
     config: Any
     config_class: ClassVar[Any]
@@ -258,7 +258,7 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
             module.init_weights()  # pyright: ignore[reportCallIssue]
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """As transformers'; a family without a choice says so, where transformers says to ask it for one.
+        """Return the attention implementation; refuse one for a family without a choice.
 
         Raises:
             ValueError: the family does not have this implementation.
@@ -271,7 +271,7 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
     def init_heads(self) -> None:
-        """What a class of models initialises otherwise than its parts do; nothing by default."""
+        """What a class of models initializes otherwise than its parts do; nothing by default."""
 
     @classmethod
     def from_pretrained(
@@ -281,7 +281,7 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
         config: PreTrainedConfig | str | Path | None = None,
         **kwargs: Any,
     ) -> Self:
-        """As transformers'; another `image_size` or `patch_size` than the checkpoint's resamples its tables.
+        """Load a model; another `image_size` or `patch_size` than the checkpoint's resamples its tables.
 
         Position tables are stretched (arXiv 2010.11929, section 3.2), patch kernels by the pseudo-inverse of the
         resize (FlexiViT, arXiv 2212.08013). Both may come as keywords or in `config`.

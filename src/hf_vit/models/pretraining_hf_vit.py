@@ -32,7 +32,7 @@ def image_patches(pixel_values: torch.Tensor, stride: tuple[int, int]) -> torch.
 
 
 def join_patches(patches: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """The way back: [B, N, C, P, P'] to images [B, C, h*P, w*P']."""
+    """Return the way back: [B, N, C, P, P'] to images [B, C, h*P, w*P']."""
     return patches.unflatten(1, grid).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
@@ -96,7 +96,7 @@ class ColourClasses:
         return outputs if self.side == 1 else outputs.unflatten(-1, (self.side**2, self.num_classes))
 
     def pictures(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The likeliest colours as patches of pixel values: [B, N, num_outputs] -> [B, N, C, P, P']."""
+        """Return the likeliest colours as patches of pixel values: [B, N, num_outputs] -> [B, N, C, P, P']."""
         batch, channels = outputs.shape[:2], self.config.num_channels
         classes = outputs.reshape(-1, self.side**2, self.num_classes).argmax(-1)
         colours = class_colours(classes, channels).to(outputs.dtype).transpose(1, 2)
@@ -139,7 +139,7 @@ class PixelValues:
 
 
 def build_target(config: HfViTBaseConfig) -> ColourClasses | PixelValues:
-    """What `prediction_target` stands for."""
+    """Return what `prediction_target` stands for."""
     if config.prediction_target == "pixels":
         return PixelValues(config)
     return ColourClasses(config, side={"mean_color": 1, "downsampled": 4}[config.prediction_target])
@@ -147,7 +147,7 @@ def build_target(config: HfViTBaseConfig) -> ColourClasses | PixelValues:
 
 @dataclass
 class HfViTMaskedPatchPredictionOutput(MaskedImageModelingOutput):
-    """`MaskedImageModelingOutput`, and the scores of the colour classes [B, N, 8**C] or [B, N, 16, 8**C]."""
+    """`MaskedImageModelingOutput`, and the scores of the color classes [B, N, 8**C] or [B, N, 16, 8**C]."""
 
     logits: torch.Tensor | None = None
 
@@ -196,7 +196,7 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
 
         Returns:
             loss with `bool_masked_pos` (0 where it marks no patch); reconstruction [B, C, H, W] of what is seen, in the
-            units of `pixel_values`, of colour classes the middle of the likeliest; logits (see the output class).
+            units of `pixel_values`, of color classes the middle of the likeliest; logits (see the output class).
             While training with a mask the head runs on the patches that count alone, and there is only the loss. With
             `predict_next_patch` the prediction of a patch is made at the one before it; the first patch gets the head's
             bias.
@@ -254,7 +254,7 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
 
 
 def wide(outputs: torch.Tensor) -> torch.Tensor:
-    """In at least float32, which cross-entropies and colours need."""
+    """Return a tensor in at least float32, which cross-entropy and colors need."""
     return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 

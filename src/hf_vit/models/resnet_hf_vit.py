@@ -1,7 +1,7 @@
 """The parts of BiT's ResNets: under the stem of the hybrids, and under BiT itself.
 
 Legend: B batch, C channels, H x W px, h x w places of a map.
-Sources: BiT, arXiv 1912.11370, with weight standardisation (1903.10520) and GroupNorm, in the post-activation form of
+Sources: BiT, arXiv 1912.11370, with weight standardization (1903.10520) and GroupNorm, in the post-activation form of
 the original code, whose constants are kept.
 """
 
@@ -39,7 +39,7 @@ def pad_same(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tens
 
 
 def pad_evenly(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tensor, tuple[int, int]]:
-    """The same padding on all sides, whatever the input's size."""
+    """Return the same padding on all sides, whatever the input's size."""
     return images, (kernel // 2, kernel // 2)
 
 
@@ -74,7 +74,7 @@ PADDINGS = {"same": pad_same, "even": pad_evenly}
 
 
 class StdConv2d(nn.Conv2d):
-    """Padded convolution whose kernel is standardised at every pass.
+    """Padded convolution whose kernel is standardized at every pass.
 
     Args:
         padding: "same" (TensorFlow's, by the input's size) or "even" (the same on all sides).
@@ -98,7 +98,7 @@ class StdConv2d(nn.Conv2d):
         self._standardize, self._pad = STANDARDIZATIONS[standardization], PADDINGS[padding]
 
     def standardized(self) -> torch.Tensor:
-        """The kernel [O, I, k, k] that is used."""
+        """Return the kernel [O, I, k, k] that is used."""
         return self._standardize(self.weight)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ class StdConv2d(nn.Conv2d):
         return self.convolved(input, kernel)
 
     def convolved(self, input: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-        """What a standardised kernel makes of the input."""
+        """Return what a standardized kernel makes of the input."""
         padded, padding = self._pad(input, self.kernel_size[0], self.stride[0])
         return F.conv2d(padded, kernel, self.bias, stride=self.stride, padding=padding, groups=self.groups)
 
@@ -116,7 +116,7 @@ class StdConv2d(nn.Conv2d):
 def conv_and_norm(
     config: HfBaseConfig, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
 ) -> tuple[StdConv2d, nn.GroupNorm]:
-    """A convolution of the stem and the GroupNorm that follows it."""
+    """Return a convolution of the stem and the GroupNorm that follows it."""
     eps = config.layer_norm_eps if config.group_norm_eps is None else config.group_norm_eps
     style = config.weight_standardization
     conv = StdConv2d(in_channels, out_channels, kernel_size, stride, standardization=style)

@@ -24,7 +24,7 @@ _FILES = ("index.html", "style.css", "page.js")
 
 
 def still_page(model: PreTrainedModel, processor: Any, image: "Image", name: str, folder: Path | None = None) -> str:
-    """The page of a classifier of this package and one image, as HTML.
+    """Return the page of a classifier of this package and one image, as HTML.
 
     Numbers are rounded to half precision. All words are text to the browser, whatever they hold.
 
@@ -62,7 +62,7 @@ def _written(values: torch.Tensor) -> dict[str, Any]:
 
 
 def _assembled(data: str) -> str:
-    """The static files in one."""
+    """Return the static files in one."""
     index, style, script = ((resources.files("hf_vit.pages") / "static" / file).read_text("utf-8") for file in _FILES)
     beginning, _, rest = index.partition('content="default-src')
     index = f'{beginning}content="{_POLICY}{rest[rest.index(chr(34)) :]}'

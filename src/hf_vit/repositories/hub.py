@@ -156,7 +156,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _is_connection(error: BaseException) -> bool:
-    """Whether the network, or the server's silence, is behind an error."""
+    """Return whether the network, or the server's silence, is behind an error."""
     return any(
         isinstance(link, (_HTTP_ERROR, ConnectionError, TimeoutError))
         or (type(link) in (RuntimeError, OSError) and _BROKEN.search(str(link)))

@@ -215,7 +215,7 @@ def _recorded(value: object) -> JsonValue:
 
 
 def _plain(value: Any) -> JsonValue:
-    """A value as JSON knows it: arrays as lists, NaN and infinities as strings."""
+    """Return a value as JSON knows it: arrays as lists, NaN and infinities as strings."""
     if value is None:
         return value
     if isinstance(value, int):

@@ -86,7 +86,7 @@ def saying_why(path: Path) -> Generator[None]:
 
 @contextmanager
 def asking_why(*files: Path) -> Generator[None]:
-    """Around a library that may not say why it could not write: when it fails, Python writes as much at that place.
+    """Find out why a library could not write: if it fails, write as much at that place with Python.
 
     Args:
         files: about as large as what the library writes, and where it does.
@@ -106,7 +106,9 @@ def asking_why(*files: Path) -> Generator[None]:
 
 
 def is_address(place: str | Path) -> bool:
-    """Whether this begins as s3:// does, of which a `Path` has lost a slash; here it would become a folder "s3:"."""
+    """Return whether this begins as s3:// does, of which a `Path` has lost a slash; here it would become a folder
+    "s3:".
+    """
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(place)) is not None
 
 
@@ -117,7 +119,7 @@ def refuse_address(place: str | Path) -> None:
 
 
 def beside(path: Path, ending: str) -> Path:
-    """A hidden name beside `path` for what is to take its place ("tmp"), or took it ("former")."""
+    """Return a hidden name beside `path` for what is to take its place ("tmp"), or took it ("former")."""
     _MADE.add(token := uuid.uuid4().hex[:8])
     return path.with_name(f".{_stem(path.name)}.{_this_host()}-{os.getpid()}-{token}.{ending}")
 
@@ -156,12 +158,14 @@ def _permit_as(path: Path, new: Path) -> None:
 
 
 def _is_alive(process: int, token: str) -> bool:
-    """Whether a process still writes there: in a container every run may have the same number."""
+    """Return whether a process still writes there: in a container every run may have the same number."""
     return token in _MADE if process == os.getpid() else psutil.pid_exists(process)
 
 
 def _stem(name: str) -> str:
-    """A name as a part of a hidden one, which the system allows 255 bytes: cut, and told from others by a hash."""
+    """Return a name as a part of a hidden one, which the system allows 255 bytes: cut, and told from others by a
+    hash.
+    """
     whole = os.fsencode(name)
     if len(whole) <= _LONGEST:
         return name
@@ -169,7 +173,9 @@ def _stem(name: str) -> str:
 
 
 def _stems(name: str) -> str:
-    """A pattern of what stands for a name in hidden ones, those of earlier versions included that were not cut."""
+    """Return a pattern of what stands for a name in hidden ones, those of earlier versions included that were not
+    cut.
+    """
     return "|".join(re.escape(stem) for stem in {_stem(name), name} if len(stem) <= _LONGEST)
 
 

@@ -280,7 +280,7 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
         model = build("hf_vit" if is_optimized else plain, shape).eval()
         if is_optimized:  # packed for torch, it could not be exported
             make_plan(model, torch.float32).carry_out()
-        # OpenVINO 2026.4 crashes on kernels that are standardised in the graph, as its own converter has them.
+        # OpenVINO 2026.4 crashes on kernels that are standardized in the graph, as its own converter has them.
         through_onnx = only_whole_patches(shape.any_config())
         return OnEngine(model, shape.images(8, torch.float32, "cpu"), engine, in_int8, dtype, through_onnx)
     torch.manual_seed(0)

@@ -202,7 +202,7 @@ def _take_weights(model: Any, backbone: Any) -> None:
 
 
 def _processor(kind: DenseHead, source: Source, config: HfBaseConfig) -> Any:
-    """As a classifier's at this size, of the class that knows what the head predicts."""
+    """Return the image processor for this size, of the class that post-processes the head's outputs."""
     plain = build_processor(source, config).to_dict()
     fields = {name: plain[name] for name in ("size", "image_mean", "image_std", "resample", "do_convert_rgb")}
     unpadded = {"do_pad": False} if kind.name in ("detr", "deformable-detr", "mask2former") else {}

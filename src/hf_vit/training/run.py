@@ -6,7 +6,7 @@
     OUTPUT/checkpoints/checkpoint-<step>/  weights, optimizer, random states
     OUTPUT/.lock                           while a run lives, and after one that was killed
 
-The checkpoints are removed when the model is there, unless they are to be kept. What is learnt is a `Task`'s; how, a
+The checkpoints are removed when the model is there, unless they are to be kept. What is learned is a `Task`'s; how, a
 recipe's.
 """
 
@@ -104,7 +104,7 @@ def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
 
 @contextmanager
 def quiet_transformers() -> Generator[None]:
-    """Without transformers' bar for every file that it writes, and without its advice: a training has its own."""
+    """Silence transformers' progress bars and advice during a training."""
     verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

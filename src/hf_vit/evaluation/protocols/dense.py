@@ -161,7 +161,7 @@ class DetectionMeter:
         return values | {"objects": self.num_objects}
 
     def _plain(self, image: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What torchmetrics takes, on the CPU."""
+        """Return what torchmetrics takes, on the CPU."""
         keys = ["boxes", "labels", *(key for key in ("scores", "iscrowd", "area") if key in image)]
         plain = {key: image[key].detach().cpu() for key in keys}
         if self.with_masks:
@@ -206,7 +206,7 @@ class DenseRows(Collate, ABC):
 
     @abstractmethod
     def truth(self, row: Mapping[str, Any], image: "Image") -> Any:
-        """What is true of an image, in the model's numbers of classes."""
+        """Return what is true of an image, in the model's numbers of classes."""
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, list[Any], list[Image]]":
         images = self.decode(rows)
@@ -214,7 +214,7 @@ class DenseRows(Collate, ABC):
 
 
 def need_task(examination: Examination, task: str, target: str) -> list[str]:
-    """The classes of a model that does this task, on data for it."""
+    """Return the classes of a model that does this task, on data for it."""
     subject, data = examination.subject, examination.data
     answered = dense_task_of(subject.model)
     if answered != task:
@@ -284,7 +284,7 @@ class SegmentationResult(ProtocolResult):
         return {"mean IoU": self.mean_iou, "pixel accuracy": self.pixel_accuracy, "class accuracy": self.mean_accuracy}
 
     def tables(self, judged: str) -> list[Table]:
-        """The numbers, and the classes, the worst first."""
+        """Return the numbers, and the classes, the worst first."""
         rows = [[name, percent(value)] for name, value in self.headline().items()]
         classes = [
             [name, iou, percent(self.accuracy.get(name)), f"{self.pixels.get(name, 0):,}"]
@@ -311,7 +311,7 @@ class MaskRows(DenseRows):
 
 
 def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationResult:
-    """How well the class of every pixel is told, at the size of the images themselves."""
+    """Return how well the class of every pixel is told, at the size of the images themselves."""
     names = need_task(examination, "segmentation", MaskRows.target)
     if len(names) > IGNORED:
         raise UserError(f"the model has {len(names)} classes; masks tell {IGNORED} apart, as {IGNORED} is ignored")
@@ -371,7 +371,7 @@ class DetectionResult(ProtocolResult):
         return {name: value for name, value in shown.items() if value is not None}
 
     def tables(self, judged: str) -> list[Table]:
-        """The numbers, and the classes, the worst first."""
+        """Return the numbers, and the classes, the worst first."""
         has_masks = "mask_ap" in self.measures
         rows = [
             [text, *(percent(self.measures.get(f"{kind}{name}")) for kind in ("", "mask_")[: 1 + has_masks])]
@@ -419,7 +419,7 @@ def _stack(masks: Sequence[Any], image: "Image") -> torch.Tensor:
 
 
 def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
-    """How well objects are found, at the size of the images themselves."""
+    """Return how well objects are found, at the size of the images themselves."""
     names = need_task(examination, "detection", ObjectRows.target)
     kept, start, meter = Extremes[WorstImage](worst), time.perf_counter(), None
     for index, image, truth, answer in answered(examination, ObjectRows, names, detect):

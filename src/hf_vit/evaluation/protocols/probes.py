@@ -1,4 +1,4 @@
-"""What a simple classifier makes of frozen features: by depth, by nearest neighbours, and of a few images a class.
+"""What a simple classifier makes of frozen features: by depth, by nearest neighbors, and of a few images a class.
 
 Legend: n images, D features, L depths, K classes, S settings.
 Few-shot: arXiv 2010.11929, section 4.1 (a linear regression onto {-1, 1}^K, solved exactly); the numbers are those of
@@ -58,7 +58,7 @@ def linear_probe(
     learn_split: str = "train",
     choose_split: str | None = "validation",
 ) -> LinearProbeResult:
-    """Measure the accuracy of a logistic regression on the features of every depth, standardised.
+    """Measure the accuracy of a logistic regression on the features of every depth, standardized.
 
     Features are the class token, without one the mean over tokens or pixels; the last are the pre-logits. Those of all
     depths are in memory at once, n x D x L x 4 bytes.
@@ -85,7 +85,7 @@ def linear_probe(
 @final
 @dataclass(frozen=True)
 class Probe:
-    """A logistic regression on standardised features."""
+    """A logistic regression on standardized features."""
 
     pipeline: "Pipeline"  # scikit-learn's scaler and regression
     strength: float  # its C
@@ -125,8 +125,8 @@ class NeighborsResult(OneTableResult):
     source: ClassVar[str] = "weighted vote: arXiv 2104.14294, appendix F.1"
     num_images: int
     neighbors: list[int]  # that vote, [S]
-    plain: list[float]  # [S], accuracy where every neighbour has one vote
-    weighted: list[float]  # [S], accuracy where a neighbour of cosine similarity s has exp(s / 0.07) votes
+    plain: list[float]  # [S], accuracy where every neighbor has one vote
+    weighted: list[float]  # [S], accuracy where a neighbor of cosine similarity s has exp(s / 0.07) votes
 
     def values(self) -> dict[str, Any]:
         return {"neighbors": self.neighbors, "accuracy": self.plain, "weighted_accuracy": self.weighted}
@@ -215,7 +215,7 @@ class FewShotResult(OneTableResult):
     title: ClassVar[str] = "Few-shot linear regression"
     source: ClassVar[str] = "arXiv 2010.11929, section 4.1"
     num_images: int
-    shots: list[int]  # labelled images a class, [S]
+    shots: list[int]  # labeled images a class, [S]
     accuracy: list[list[float]]  # [S, trials], for every number of shots and draw
 
     def headline(self) -> dict[str, float]:
@@ -247,7 +247,7 @@ def few_shot(
     l2: float = L2,
     learn_split: str = "train",
 ) -> FewShotResult:
-    """Measure the accuracy of a closed-form linear regression on the pre-logits of a few labelled images a class.
+    """Measure the accuracy of a closed-form linear regression on the pre-logits of a few labeled images a class.
 
     Trial t draws by seed + t; what it draws for few shots is part of what it draws for more.
     """

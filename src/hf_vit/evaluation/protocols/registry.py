@@ -108,7 +108,7 @@ def evaluate_protocol(
     address: str | None = None,
     **options: Any,
 ) -> ProtocolRun:
-    """Measure a model by a protocol.
+    """Evaluate a model by a protocol.
 
     Args:
         protocol: of `PROTOCOLS`.

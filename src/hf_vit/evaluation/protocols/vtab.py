@@ -1,4 +1,4 @@
-"""VTAB-1k (arXiv 1910.04867): 19 tasks, 1,000 labelled images each. Here a linear probe of frozen features.
+"""VTAB-1k (arXiv 1910.04867): 19 tasks, 1,000 labeled images each. Here a linear probe of frozen features.
 
 Legend: n images, D features.
 """
@@ -193,7 +193,7 @@ def group_means(accuracy: dict[str, float]) -> dict[str, float]:
 
 
 def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) -> VtabResult:
-    """Measure the accuracy of a logistic regression on the pre-logits, standardised, for every task that is there.
+    """Measure the accuracy of a logistic regression on the pre-logits, standardized, for every task that is there.
 
     It learns from 800 images, the other 200 choose its strength, and it learns again from all 1,000, as in the paper;
     but the model stays as it is, where the paper fine-tunes all of it.

@@ -92,7 +92,7 @@ def cut_rows(total: int, first: int) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
-SIZES = (1, 3, 6, 40, 32, 32)  # values of colour, shape, scale, orientation, x, y
+SIZES = (1, 3, 6, 40, 32, 32)  # values of color, shape, scale, orientation, x, y
 _AT_ONCE = 4096
 
 
