@@ -95,7 +95,7 @@ def test_true_results_are_equal(judged: Path, colours: Path) -> None:
     before = {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
     found = verdicts(judged, colours)
     assert set(found.values()) == {"equal"}
-    names = ("Top-1 accuracy", "loss", "ece", "3-nearest-neighbor accuracy, weighted vote")
+    names = ("Top-1 accuracy", "loss", "ece", "3-nearest-neighbour accuracy, weighted vote")
     assert {f"{name} on colours, split test" for name in names} <= set(found)
     assert before == {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
     check(audit(judged, colours, batch_size=5))

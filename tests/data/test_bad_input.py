@@ -1,5 +1,6 @@
 """Bad input is one clear line before any training: what was given, what is needed, the remedy."""
 
+import base64
 import gc
 import hashlib
 import json
@@ -295,3 +296,23 @@ def test_big_sets_show_their_progress(folder, monkeypatch, capsys):
     shown = capsys.readouterr().err
     assert "Checking train images" in shown
     assert "40/40" in shown
+
+
+@EITHER
+def test_what_stands_in_for_an_image_or_its_class(tmp_path, streaming):
+    text = base64.b64encode(encoded(picture(0))).decode()
+    said = "^the text '.{,30}' .* is not the name of an image file; where it is an image in base64, store the bytes"
+    for number, stored in enumerate((text, "x" * 300)):
+        path = tmp_path / f"{number}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"image": [stored] * 2, "label": [0, 1]}), path)
+        refuses(path, said, streaming=streaming)
+    (tmp_path / "list.csv").write_text(f"image,label\n{text},a\n")
+    refuses(tmp_path / "list.csv", said)
+    make_tar(tmp_path / "names.tar", [{"png": encoded(picture(0)), "cls": b"cat"}])
+    refuses(tmp_path / "names.tar", "a .cls file holds a name .*cat.*--label-column txt", streaming=streaming)
+
+
+def test_captions_beside_class_folders(tmp_path):
+    make_folder(tmp_path / "data", dict.fromkeys(NAMES, 3))
+    (tmp_path / "data" / "metadata.csv").write_text("file_name,text\na.png,a cat\n")
+    refuses(tmp_path / "data", "move metadata.csv away if the names of its folders are the classes")

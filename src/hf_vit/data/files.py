@@ -1,6 +1,7 @@
 """Folders of images, listed in one way for data, predictions, embeddings and analyses."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
@@ -14,6 +15,8 @@ IMAGE_SUFFIXES = (
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".tga"),
 )
 Parts = tuple[str, ...]
+# How PNG, JPEG, GIF and WebP files begin in base64.
+_BASE64 = re.compile("data:image/|(^|/)(iVBORw0KG|9j/4|R0lGOD|UklGR)")
 
 
 def is_image(name: str) -> bool:
@@ -48,7 +51,7 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
 
 
 def refuse_name(path: str | os.PathLike[str]) -> None:
-    """Raise UserError where a file's name is not UTF-8, before any work: no table or report can hold it."""
+    """Raise UserError for what cannot name a file, before any work: not UTF-8, so that no report holds it, or text."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -56,6 +59,11 @@ def refuse_name(path: str | os.PathLike[str]) -> None:
         raise UserError(
             f"the name of {shown} is not UTF-8; rename it, or copy it from where it came with names in UTF-8"
         ) from error
+    if _BASE64.search(str(path)) or any(len(part) > 255 for part in str(path).split("/")):
+        raise UserError(
+            f"the text '{str(path)[:20]}...' ({len(str(path)):,} characters) is not the name of an image file; where "
+            "it is an image in base64, store the bytes that base64.b64decode returns"
+        )
 
 
 def images_in(folder: Path) -> tuple[list[Path], list[str]]:

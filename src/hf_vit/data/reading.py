@@ -156,9 +156,13 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
     try:
         loaded: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
     except Exception as error:  # pyarrow, tarfile and datasets each raise their own
-        raise UserError(
-            f"'{source.name}' cannot be read as {source.kind}: {_shown(error.__cause__ or error)}"
-        ) from error
+        cause = _shown(error.__cause__ or error)
+        if source.kind == "webdataset" and "invalid literal for int" in cause:
+            cause = (
+                f"a .cls file holds a name ({cause.rpartition(': ')[2]}), not a class number; write names into .txt "
+            )
+            cause += "files, and give --label-column txt"
+        raise UserError(f"'{source.name}' cannot be read as {source.kind}: {cause}") from error
     return RawTables({split: loaded[split] for split in SPLITS if split in loaded}, schemas=schemas)
 
 
@@ -323,8 +327,9 @@ def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, 
     if image is None or label is None:
         what = "image files, such as file_name" if image is None else "classes, such as label"
         option = "--image-column" if image is None else "--label-column"
+        remedy = f", or move {place.name} away if the names of its folders are the classes" if image else ""
         raise UserError(
-            f"{place.name} has the columns {', '.join(have)}; needed: one of {what}, or name one with {option}"
+            f"{place.name} has the columns {', '.join(have)}; needed: one of {what}, or name one with {option}{remedy}"
         )
     columns = Columns(image, (label,), named.indicators)
     for number, row in enumerate(rows, start=1):
@@ -489,7 +494,8 @@ def refuse_places(table: "Dataset", column: str, source: DataSource) -> None:
 
 
 def _refuse_foreign(source: DataSource, path: object) -> None:
-    """Refuse a place where a table of this source has no business."""
+    """Refuse a place where a table of this source has no business, and what is none."""
+    refuse_name(str(path))
     if not source.may_name_files or "://" in str(path):
         raise UserError(
             f"{source.name} names a file in place of an image ({str(path)[:80]!r}), which is not read; give data that "

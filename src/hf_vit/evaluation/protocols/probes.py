@@ -133,7 +133,8 @@ class NeighborsResult(OneTableResult):
 
     def headline(self) -> dict[str, float]:
         number = 20 if 20 in self.neighbors else self.neighbors[-1]
-        return {f"{number}-nearest-neighbor accuracy, weighted vote": self.weighted[self.neighbors.index(number)]}
+        # The name under which records of 0.2 are found again.
+        return {f"{number}-nearest-neighbour accuracy, weighted vote": self.weighted[self.neighbors.index(number)]}
 
     def table(self) -> Table:
         found = zip(self.neighbors, self.plain, self.weighted, strict=True)
