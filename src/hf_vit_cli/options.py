@@ -40,7 +40,8 @@ MODEL = arg(..., "Variant (S/16), or a checkpoint: folder, file, Hub id, timm:NA
 CHECKPOINT = arg(..., "Model: folder, Hub id, timm:NAME, or a checkpoint file.")
 DATA = opt(
     ...,
-    "digits, photos, fractals, scenes, class, COCO or ADE20K folders, .csv, .jsonl, parquet, .tar, a Hub id.",
+    "Data set: a built-in one (digits, photos, fractals, scenes), a folder (classes, COCO or ADE20K), a .csv, .jsonl, "
+    ".parquet or .tar file, or a Hub id.",
     show_default=False,
 )
 OUTPUT = opt(..., "New or empty folder for the finished model.", show_default=False)

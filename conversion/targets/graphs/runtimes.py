@@ -239,7 +239,7 @@ class OpenVino(Runtime):
     def open(self, file: Path) -> Graph:
         with file.open("rb") as opened:
             if b"<net" not in opened.read(1024):  # OpenVINO would try other libraries' files, and log how that goes
-                raise ValueError("it is no graph of OpenVINO's")
+                raise ValueError("it is not an OpenVINO model; export the model again with --to openvino")
         model = with_fast_gelus(openvino_core().read_model(file))
         names = [output.get_any_name() for output in model.outputs]
         keys = model.get_rt_info([FRAMEWORK]).value if model.has_rt_info([FRAMEWORK]) else {}

@@ -311,13 +311,16 @@ def _connect(address: str) -> None:
         os.environ.setdefault(name, value)
     if "://" in address:
         raise UserError(f"the address {address} is a Ray client address; give HOST:PORT, on a machine of the cluster")
+    host, _, port = address.rpartition(":")
+    if address not in ("local", "auto") and not (host and port.isdecimal()):
+        raise UserError(
+            f"--address {address} is not HOST:PORT; give the address that `ray start` printed, or leave --address out "
+            "to start Ray on this machine"
+        )
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main else None
     try:
         if address not in ("local", "auto"):  # where nobody answers Ray itself would try for minutes
-            host, _, port = address.rpartition(":")
-            if not (host and port.isdecimal()):
-                raise ValueError("no HOST:PORT")
             socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
         with _no_stderr():
             ray.init(address=address, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)

@@ -257,7 +257,7 @@ def _evaluations(folder: Path, facts: Facts) -> dict[str, Any]:
     return {
         "results": [_result(record, training, results) for record in results],
         "warnings": [
-            f"{_data_name(record, results)}, split {record.data.split if record.data else None}: {warning}."
+            f"{_distinct_data_name(record, results)}, split {record.data.split if record.data else None}: {warning}."
             for record in results
             if isinstance(warnings := record.values.get("warnings"), list)
             for warning in warnings
@@ -279,7 +279,7 @@ def _result(record: Record, training: Record | None, all_results: Sequence[Recor
     values, data = record.values, record.data
     seed = training.seed if training else None
     return {
-        "data": _data_name(record, all_results),
+        "data": _distinct_data_name(record, all_results),
         "split": (data.split if data else None) or "-",
         "images": _grouped(data.size if data else None) or "-",
         "training_seed": "-" if seed is None else seed,
@@ -289,12 +289,13 @@ def _result(record: Record, training: Record | None, all_results: Sequence[Recor
     }
 
 
-def _data_name(record: Record, all_results: Sequence[Record]) -> str:
-    """Return it with its fingerprint, where the data was another in another row."""
+def _distinct_data_name(record: Record, all_results: Sequence[Record]) -> str:
+    """Return the data set's name, with its fingerprint if results of another version of that data set are listed."""
     if record.data is None:
         return "unnamed"
-    states = {other.data.fingerprint for other in all_results if other.data and other.data.name == record.data.name}
-    return record.data.name if len(states) < 2 else f"{record.data.name} ({record.data.fingerprint})"
+    name = record.data.name
+    fingerprints = {other.data.fingerprint for other in all_results if other.data and other.data.name == name}
+    return name if len(fingerprints) < 2 else f"{name} ({record.data.fingerprint})"
 
 
 def _measurements(records: Sequence[Record]) -> list[tuple[str, str, str | None, str]]:

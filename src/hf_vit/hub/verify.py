@@ -103,7 +103,7 @@ def verify_repo(
         folder = try_again(lambda: Path(snapshot_download(repo_id, revision=commit)), "the download", say=say)
         repaired = find_damaged()  # the client accepts any bytes of the right number
         for path in repaired:
-            say(f"{path} is damaged; downloading it again")
+            say(f"{path} is missing or damaged; downloading it again")
             hf_hub_download(repo_id, path, revision=commit, force_download=True)
         if still := find_damaged() if repaired else []:
             raise UserError(

@@ -238,8 +238,9 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             ours = {}  # transformers refuses models of a configuration of another name
             if not own.keys() - {"AutoConfig"}:
                 warnings.warn(
-                    f"no model of {name} is registered, so {folder} loads no model without the package; derive one "
-                    f"with config_class = {name} and call its register_for_auto_class before saving",
+                    f"{folder} has no model class for {name}, so AutoModel cannot load it where hf_vit is not "
+                    f"installed; write a model class with config_class = {name}, call its register_for_auto_class() "
+                    "and save again",
                     UserWarning,
                     stacklevel=3,
                 )
