@@ -316,3 +316,14 @@ def test_captions_beside_class_folders(tmp_path):
     make_folder(tmp_path / "data", dict.fromkeys(NAMES, 3))
     (tmp_path / "data" / "metadata.csv").write_text("file_name,text\na.png,a cat\n")
     refuses(tmp_path / "data", "move metadata.csv away if the names of its folders are the classes")
+
+
+def test_files_may_be_named_as_base64_begins(tmp_path):
+    folder = make_folder(tmp_path / "data", {"9j": 3, "iVBORw0KG": 3})
+    for number, path in enumerate(sorted(folder.glob("*/*.png"))):
+        path.rename(path.with_name(f"4R0lGOD{number}.png"))
+    (folder / "9j" / "4").write_text("no image")
+    assert sum(map(len, load_data(str(folder)).splits.values())) == 6
+    rows = "".join(f"{path.relative_to(folder)},{path.parent.name}\n" for path in folder.glob("*/*.png"))
+    (folder / "list.csv").write_text(f"image,label\n{rows}")
+    assert sum(map(len, load_data(str(folder / "list.csv")).splits.values())) == 6

@@ -51,7 +51,7 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
 
 
 def refuse_name(path: str | os.PathLike[str]) -> None:
-    """Raise UserError for what cannot name a file, before any work: not UTF-8, so that no report holds it, or text."""
+    """Raise UserError where a file's name is not UTF-8, before any work: no table or report can hold it."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -59,9 +59,15 @@ def refuse_name(path: str | os.PathLike[str]) -> None:
         raise UserError(
             f"the name of {shown} is not UTF-8; rename it, or copy it from where it came with names in UTF-8"
         ) from error
-    if _BASE64.search(str(path)) or any(len(part) > 255 for part in str(path).split("/")):
+
+
+def refuse_text(path: str) -> None:
+    """Raise UserError where a row holds text that cannot name an image file, such as the image in base64."""
+    refuse_name(path)
+    *_, name = parts = path.split("/")
+    if (_BASE64.search(path) and "." not in name) or any(len(part) > 255 for part in parts):
         raise UserError(
-            f"the text '{str(path)[:20]}...' ({len(str(path)):,} characters) is not the name of an image file; where "
+            f"the text '{path[:20]}...' ({len(path):,} characters) is not the name of an image file; where "
             "it is an image in base64, store the bytes that base64.b64decode returns"
         )
 

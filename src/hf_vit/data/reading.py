@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_vit.data.files import FileNames, refuse_name
+from hf_vit.data.files import FileNames, refuse_text
 from hf_vit.data.images import Seen, open_image, raise_bad, short_name, tell_dark
 from hf_vit.data.labels import LabelMap, first_of, plain_label, plain_name, typed_labels
 from hf_vit.data.sources import DataSource
@@ -136,7 +136,7 @@ def image_table(paths: "Iterable[str | Path]") -> "Dataset":
 
     stored = [{"bytes": None, "path": str(path)} for path in paths]
     for row in stored:
-        refuse_name(str(row["path"]))
+        refuse_text(str(row["path"]))
     return Dataset.from_dict({"image": stored}, features=Features({"image": Image(decode=False)}))
 
 
@@ -495,7 +495,7 @@ def refuse_places(table: "Dataset", column: str, source: DataSource) -> None:
 
 def _refuse_foreign(source: DataSource, path: object) -> None:
     """Refuse a place where a table of this source has no business, and what is none."""
-    refuse_name(str(path))
+    refuse_text(str(path))
     if not source.may_name_files or "://" in str(path):
         raise UserError(
             f"{source.name} names a file in place of an image ({str(path)[:80]!r}), which is not read; give data that "
