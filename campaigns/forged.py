@@ -14,28 +14,22 @@ import io
 import json
 import random
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
-from originals.cases import CASES, FORMATS, Case, converted, files_of_model
+from originals.cases import CASES, FORMATS, converted, files_of_model
 from originals.google import make_checkpoint
 
 import hf_vit
+from campaigns import forgeries
 from campaigns.engine import Campaign
-from campaigns.forgeries.archives import forge_archive
-from campaigns.forgeries.damage import damage_bytes, edit_arrays
-from campaigns.forgeries.folders import forge_json, forge_places, forge_shards
-from campaigns.forgeries.forgery import Arrays, Forgery
-from campaigns.forgeries.headers import forge_npy, forge_safetensors
-from campaigns.forgeries.heavy import forge_heavy
-from campaigns.forgeries.pickles import Payload, forge_pickle
-from campaigns.forgeries.storages import forge_storages
+from campaigns.forgeries import TRACE, Bench, Forge, Forgery
+from campaigns.formats import Arrays
 from hf_vit.conversion.origins.registry import ORIGINS
 from hf_vit.conversion.readers import CheckpointReader, NpzReader, SafetensorsReader, ShardedReader, TorchReader
 from hf_vit.errors import UserError
@@ -46,48 +40,17 @@ LONGEST = 1200  # characters of a refusal: eight keys of some length are named
 FREE_MEMORY = 64 * 2**20
 EARLIER_FACTS = b'[{"kind": "conversion", "command": "hf-vit convert", "date": "2031-02-03T00:00:00Z"}]'
 EARLIER = {"facts.json": EARLIER_FACTS, "model.safetensors": b"an earlier model"}
-TRACE = Path(tempfile.gettempdir()) / "hf_vit_forged_trace"  # what payloads would create
 Outcome = Mapping[str, bytes] | str
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A good checkpoint in one format, and the model that it becomes."""
-
-    name: str
-    format: str
-    arrays: Arrays
-    data: bytes
-    model: Mapping[str, bytes]
-
-    @property
-    def case(self) -> Case:
-        return CASES[self.name]
-
-    @property
-    def suffix(self) -> str:
-        return FORMATS[self.format].suffix
-
-    def files(self, data: bytes | None = None) -> dict[str, bytes]:
-        return self.case.files(self.data if data is None else data, self.suffix)
-
-    def forged(self, data: bytes, arrays: Arrays | None = None) -> Forgery:
-        return Forgery(self.files(data), self.source, arrays)
-
-    @property
-    def source(self) -> str:
-        return next(iter(self.files(b""))).partition("/")[0]
 
 
 @functools.cache
 def bench_of(name: str, form: str) -> Bench:
-    case = CASES[name]
-    arrays = case.make(make_checkpoint)
+    arrays = CASES[name].make(make_checkpoint)
     bench = Bench(name, form, arrays, FORMATS[form].dump(arrays), {})
     with TemporaryDirectory() as folder:
         model = put_and_convert(bench, bench.forged(bench.data), Path(folder), convert)
     assert not isinstance(model, str), model
-    return Bench(name, form, arrays, bench.data, model)
+    return replace(bench, model=model)
 
 
 def convert(bench: Bench, source: Path, output: Path) -> Mapping[str, bytes]:
@@ -229,77 +192,31 @@ def leaves(content: Any) -> dict[str, Any]:
     return {f"{key}/{place}": value for key, one in inner for place, value in leaves(one).items()}
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of forgery: for which checkpoints, how many of each, and how."""
+class Kind(NamedTuple):
+    """A kind of forgery: how many of each checkpoint, how, of which files and which reader."""
 
     number: int
-    reader: type[CheckpointReader] | None
+    forge: Forge
     formats: tuple[str, ...]
-    forge: Callable[[Bench, Payload, random.Random], Forgery]
-    folders: bool = False
+    reader: type[CheckpointReader] | None = None
+    of_folders: bool = False
     only: tuple[str, ...] = tuple(CASES)
-
-
-def of_bytes(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return bench.forged(damage_bytes(bench.data, FORMATS[bench.format].checked(bench.data), rng))
-
-
-def of_keys(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    form = FORMATS[bench.format]
-    return bench.forged(form.dump(edit_arrays(bench.arrays, form.dtypes, bench.case.silent, rng)))
-
-
-def of_archives(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return bench.forged(forge_archive(bench.data, rng))
-
-
-def of_members(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return bench.forged(forge_npy(bench.data, payload, rng))
-
-
-def of_headers(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return bench.forged(*forge_safetensors(bench.data, bench.arrays, rng))
-
-
-def of_storages(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return bench.forged(*forge_storages(bench.arrays, rng))
-
-
-def of_pickles(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return bench.forged(forge_pickle(bench.arrays, payload, rng))
-
-
-def of_shards(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return forge_shards(bench.files(), bench.arrays, FORMATS[bench.format].dump, bench.suffix, rng)
-
-
-def of_json(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return forge_json(bench.files(), rng.choice([name for name in bench.files() if name.endswith(".json")]), rng)
-
-
-def of_heavy(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return forge_heavy(bench.arrays, rng)
-
-
-def of_places(bench: Bench, payload: Payload, rng: random.Random) -> Forgery:
-    return forge_places(bench.files(), bench.source, rng)
 
 
 NPZ, TORCH = ("stored", "deflated"), ("safetensors", "pth")
 KINDS = {
-    "damaged bytes": Kind(55, None, NPZ + TORCH, of_bytes),
-    "edited arrays": Kind(55, None, NPZ + TORCH, of_keys),
-    "archives of npz": Kind(75, NpzReader, NPZ, of_archives),
-    "archives of torch": Kind(80, TorchReader, ("pth",), of_archives),
-    "members of npz": Kind(80, NpzReader, NPZ, of_members),
-    "headers of safetensors": Kind(105, SafetensorsReader, ("safetensors",), of_headers),
-    "storages": Kind(170, TorchReader, ("pth",), of_storages),
-    "pickles": Kind(115, TorchReader, ("pth",), of_pickles),
-    "shards": Kind(85, ShardedReader, TORCH, of_shards, folders=True),
-    "configs and processors": Kind(180, None, TORCH, of_json, folders=True),
-    "heavy": Kind(120, None, ("stored", "pth"), of_heavy, only=("vit_jax", "timm_vit")),
-    "names of files": Kind(15, None, NPZ + TORCH, of_places),
+    "damaged bytes": Kind(55, forgeries.damage_bytes, NPZ + TORCH),
+    "edited arrays": Kind(55, forgeries.edit_arrays, NPZ + TORCH),
+    "archives of npz": Kind(75, forgeries.forge_archive, NPZ, NpzReader),
+    "archives of torch": Kind(80, forgeries.forge_archive, ("pth",), TorchReader),
+    "members of npz": Kind(80, forgeries.forge_npy, NPZ, NpzReader),
+    "headers of safetensors": Kind(105, forgeries.forge_safetensors, ("safetensors",), SafetensorsReader),
+    "storages": Kind(170, forgeries.forge_storages, ("pth",), TorchReader),
+    "pickles": Kind(115, forgeries.forge_pickle, ("pth",), TorchReader),
+    "shards": Kind(85, forgeries.forge_shards, TORCH, ShardedReader, of_folders=True),
+    "configs and processors": Kind(180, forgeries.forge_json, TORCH, of_folders=True),
+    "heavy": Kind(120, forgeries.forge_heavy, ("stored", "pth"), only=("vit_jax", "timm_vit")),
+    "names of files": Kind(15, forgeries.forge_names, NPZ + TORCH),
 }
 
 
@@ -310,7 +227,7 @@ def cases() -> list[str]:
         for kind, how in KINDS.items()
         for name, case in CASES.items()
         for form in case.formats
-        if form in how.formats and (case.beside is not None or not how.folders) and name in how.only
+        if form in how.formats and (case.beside is not None or not how.of_folders) and name in how.only
         for number in range(how.number)
     ]
 
@@ -319,8 +236,7 @@ def attempt(case: str) -> str:
     kind, name, form, _ = case.split("/")
     rng, bench = random.Random(f"{SEED}/{case}"), bench_of(name, form)
     with TemporaryDirectory() as place:
-        payload = Payload(TRACE)
-        forgery = KINDS[kind].forge(bench, payload, rng)
+        forgery = KINDS[kind].forge(bench, rng)
         doors = ["convert"] * 8 + ["command", "from_hub"] if bench.case.run is converted else ["convert"]
         try:
             outcome = put_and_convert(bench, forgery, Path(place), DOORS[rng.choice(doors)])

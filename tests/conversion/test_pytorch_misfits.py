@@ -14,7 +14,7 @@ from originals.pytorch import of_timm, of_transformers, old_spelling, save_timm
 from transformers import ViTImageProcessor
 
 import hf_vit.conversion as conversion
-from campaigns.forgeries.folders import places, with_value
+from campaigns.forgeries import places, with_value
 from hf_vit.conversion.fill import build_processor
 from hf_vit.conversion.origins.beside import CARRIED
 from hf_vit.conversion.readers import Companions, open_checkpoint

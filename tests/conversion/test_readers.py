@@ -18,8 +18,7 @@ from originals.google import make_checkpoint
 from safetensors.torch import save_file
 
 import hf_vit.conversion as conversion
-from campaigns.forgeries.headers import npy_header, safetensors_of
-from campaigns.forgeries.pickles import Call, pickled, tensors_of, torch_file
+from campaigns.formats import call, npy_header, pickled, safetensors_of, tensors_of, torch_file, whole
 from hf_vit.conversion import readers
 from hf_vit.conversion.readers import (
     Companions,
@@ -542,13 +541,13 @@ def test_pickle_of_countless_objects(tmp_path: Path):
     assert_unreadable(path, "its pickle has more than 250000 opcodes")
     big = b"](" + b"N" * 1000 + b"eq\1"  # a list to be copied again and again
     for opcodes, told in (
-        (pickled(Call("builtins bytearray", (2**30,))), "its pickle calls bytearray"),
-        (pickled(Call("_codecs encode", ("x" * 9999, "utf-32"))), "its pickle calls encode"),
+        (pickled(call("builtins bytearray", (2**30,))), "its pickle calls bytearray"),
+        (pickled(call("_codecs encode", ("x" * 9999, "utf-32"))), "its pickle calls encode"),
         (big + b"cbuiltins\nset\nq\2(h\1tR", "its pickle copies into set"),
         (big + b"0cbuiltins\nset\nq\0020h\2h\1\x85R", "its pickle copies into set"),
-        (pickled([Call("collections OrderedDict", (), {}) for _ in range(20)]), "its pickle calls BUILD"),
+        (pickled([call("collections OrderedDict", (), {}) for _ in range(20)]), "its pickle calls BUILD"),
     ):
-        path.write_bytes(torch_file(opcodes=b"\x80\2" + opcodes + b"."))
+        path.write_bytes(torch_file(pickle=whole(opcodes)))
         assert_unreadable(path, told)
 
 

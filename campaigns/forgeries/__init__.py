@@ -1,1 +1,0 @@
-"""Ways to damage and forge checkpoints, used by `campaigns.forged` and by tests of readers."""
