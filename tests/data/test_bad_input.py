@@ -102,6 +102,8 @@ FOLDERS = {
                         "class 'c' of .* is in test but not in train"),
     "parquet *": (lambda root: write(root, "x.parquet") / "x.parquet", "'x.parquet' cannot be read as parquet"),
     "tar *": (lambda root: write(root, "x.tar") / "x.tar", "'x.tar' cannot be read as webdataset"),
+    "saved to disk": (lambda root: make_table(folders(root / "a")).save_to_disk(root / "x") or root / "x",
+                      r"was written by save_to_disk; write parquet files: dataset.to_parquet"),
     "other files": (lambda root: write(root, "x.zip") / "x.zip", "is not a data set file; needed: .parquet files"),
     "no match": (lambda root: root / "*.jpg", "no file matches"),
 }  # fmt: skip
@@ -202,6 +204,21 @@ def test_names_that_are_not_utf_8_are_refused_before_any_work(folder, place):
 
 # ---- bad images
 
+
+@EITHER
+@pytest.mark.parametrize("kind", ["bytes", "struct"])
+def test_rows_without_an_image_are_named_or_left_out(kind, folder, tmp_path, streaming):
+    stored = [file.read_bytes() for file in sorted(folder.glob("*/*.png"))]
+    rows = [None if row == 7 else {"bytes": each, "path": None} if kind == "struct" else each
+            for row, each in enumerate(stored)]  # fmt: skip
+    table = pyarrow.table({"image": rows, "label": [row % 2 for row in range(40)]})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    refuses(tmp_path / "x.parquet", "is missing: its row of the table is empty", streaming=streaming)
+    data = load_data(str(tmp_path / "x.parquet"), streaming=streaming, skip_bad_images=True)
+    assert len(everything(data)) == 39
+    assert len(data.skipped) == 1
+
+
 SPOILT = ["cat/000.png", "dog/001.png", "dog/002.png"]
 
 
@@ -250,6 +267,13 @@ def test_size_is_counted_upright_and_positive(folder):
     assert [(each.height, each.width) for each in seen if each.name.endswith("turned.png")] == [(40, 11)]
     Image.new("LAB", (12, 12)).save(folder / "owl" / "lab.tif")
     refuses(folder, r"image '.*lab.tif': images of mode LAB cannot be converted")
+
+
+def test_files_that_stand_for_images_and_images_too_large_are_called_so(folder, monkeypatch):
+    (folder / "owl" / "000.png").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}")
+    refuses(folder, r"image '.*owl/000.png' is a pointer of Git LFS; fetch the image by git lfs pull")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
+    refuses(folder, r"image '.*' has more pixels than are decoded \(.*120 pixels.*\); cut it into smaller images")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tar"])

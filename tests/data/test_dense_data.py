@@ -116,12 +116,19 @@ def test_the_training_images_are_dealt_out_and_those_without_objects_are_counted
     assert load_data(str(coco), target=None).fingerprint == data.fingerprint
 
 
-@pytest.mark.parametrize("layout", ["beside", "images", "one file", "roboflow"])
+@pytest.mark.parametrize("layout", ["beside", "images", "one file", "roboflow", "windows"])
 def test_images_are_found_where_people_put_them(coco, tmp_path, layout):
     data = load_data(str(coco), target="objects")
     source = root = tmp_path / "other"
     root.mkdir()
-    if layout == "roboflow":
+    if layout == "windows":
+        (coco / "annotations").rename(root / "annotations")
+        for split in ("train2017", "val2017"):
+            (coco / split).rename(root / split)
+            rewrite(root, lambda told, split=split: [
+                image.update(file_name=f"{split}\\{image['file_name']}") for image in told["images"]
+            ], split)  # fmt: skip
+    elif layout == "roboflow":
         for old, new in (("train2017", "train"), ("val2017", "valid")):
             (coco / old).rename(root / new)
             (coco / "annotations" / f"instances_{old}.json").rename(root / new / "_annotations.coco.json")
@@ -135,8 +142,9 @@ def test_images_are_found_where_people_put_them(coco, tmp_path, layout):
             source = root / "labels.json"
     other = load_data(str(source), target="objects")
     images, found = ({image.digest for seen in each.seen.values() for image in seen} for each in (data, other))
-    assert found == images if layout == "roboflow" else found < images
-    assert (other.fingerprint == data.fingerprint) == (layout == "roboflow")
+    is_whole = layout in ("roboflow", "windows")
+    assert found == images if is_whole else found < images
+    assert (other.fingerprint == data.fingerprint) == is_whole
 
 
 def test_the_fingerprint_is_of_images_boxes_and_masks(coco):
@@ -165,6 +173,8 @@ def masked(size, counts):
 
 BAD_COCO = [
     (set_first(bbox=[3, 4, 0, 5]), "'train2017/001.png' has object 1 with an empty box of 0x5 px"),
+    (lambda told: [each.update(bbox=[0.1, 0.2, 0.5, 0.4]) for each in told["annotations"]],
+     "all boxes of train lie in the first pixel, as shares of width and height do; needed: px"),
     (set_first(bbox=[30, 4, 20, 5]), "with a box from (30, 4) to (50, 9) px, outside the image of 40x30"),
     (set_first(bbox=[1, 2, 3]), "with the box [1, 2, 3]; needed: x, y, width and height in px"),
     (set_first(bbox=[1, 2, 3, "x"]), "with the box [1, 2, 3, 'x']"),
@@ -357,6 +367,7 @@ BAD_MASKS = [
     (filled(9, np.uint8), "has a mask with the class 8; there are classes 0 to 2 (wall, building, sky), and 255 for"),
     (lambda path: Image.new("RGB", (20, 16)).save(path), "has a color mask (mode RGB); needed: one channel of"),
     (filled(999, np.uint16), "has a mask with the value 999; needed: classes 0 to 254, or 255 for ignored pixels"),
+    (lambda path: Image.fromarray(mask(0)).save(path, "JPEG"), "has a mask saved as JPEG, which changes class numbers"),
     (lambda path: path.write_text("a mask"), "has a mask that is not an image"),
     (lambda path: path.write_bytes(path.read_bytes()[:60]), "has a mask that is corrupt or cannot be read"),
     (lambda path: path.unlink(), "has no mask; add one of the same name"),
@@ -370,6 +381,28 @@ def test_bad_masks_are_refused_in_one_line_or_left_out(ade, change, said):
     assert message.startswith("image 'training/000.jpg' has ")
     assert message.endswith("(--skip-bad-images) to go on without it")
     assert load_data(str(ade), target="mask", skip_bad_images=True).skipped == ["training/000.jpg"]
+
+
+@pytest.mark.parametrize(("drawn", "said"), [(255, "255 is ignored, so save objects as 1"), (1, "annotate")])
+def test_masks_of_one_class_are_refused(ade, drawn, said):
+    (ade / "objectInfo150.txt").unlink()
+    for path in ade.rglob("*.png"):
+        Image.fromarray(np.where(mask(int(path.stem)) == 3, drawn, 1).astype(np.uint8)).save(path)
+    refuses(ade, "mask", f"the training masks hold one class only (1); {said}")
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_annotations_of_images_that_exif_turns_are_told(ade, coco, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for path in (*ade.glob("images/training/*"), *coco.glob("train2017/*")):
+        Image.open(path).save(path, exif=exif)
+    for source, target in ((ade, "mask"), (coco, "objects")):
+        if orientation == 6:
+            refuses(source, target, "px after its EXIF orientation turned it")
+        else:
+            notes = load_data(str(source), target=target).notes
+            assert sum("12 images are turned upright by the EXIF orientation" in note for note in notes) == 1
 
 
 def test_classes_that_no_training_image_has_are_told(ade):

@@ -1,6 +1,7 @@
 """to_rgb against values computed by hand or by NumPy, never by Pillow's own conversion."""
 
 import io
+import struct
 import threading
 
 import numpy as np
@@ -56,6 +57,16 @@ def in_one_color():
     return reopened(Image.fromarray(values), "PNG", transparency=(1, 2, 3)), expected
 
 
+def tiff(values: Image.Image, tag: int, value: int, pixels: bytes = b"") -> Image.Image:
+    """An image of one channel as TIFF, with another value of this tag (SHORT), and other bytes for its last pixels."""
+    buffer = io.BytesIO()
+    values.save(buffer, "TIFF")
+    content = buffer.getvalue()
+    (old,) = struct.unpack_from("<H", content, content.index(struct.pack("<HHI", tag, 3, 1)) + 8)
+    content = content.replace(struct.pack("<HHIH", tag, 3, 1, old), struct.pack("<HHIH", tag, 3, 1, value))
+    return Image.open(io.BytesIO(content[: len(content) - len(pixels)] + pixels))
+
+
 BITS, FOUR, TWO = noise(5, 7) > 127, noise(6, 5, 4), noise(6, 5, 2)
 SIXTEEN, WIDE = np.asarray([[0, 256], [770, 65535]]), np.asarray([[0, 128, 129], [257, 32768, 65535]])
 EVERY = np.arange(65536).reshape(256, 256)
@@ -84,6 +95,11 @@ MODES = {
     **{f"sixteen bits in {kind}": (reopened(array(WIDE, np.uint16), kind), gray(np.rint(WIDE / 65535 * 255)), 0)
        for kind in ("PNG", "TIFF")},
     "every value of sixteen bits": (array(EVERY, np.uint16), gray(np.rint(EVERY / 257)), 0),
+    # Of X-rays and scans, which count from white: Pillow inverts those of 8 bits alone.
+    **{f"{kind} from white": (tiff(array(full * WIDE / 65535, kind), 262, 0), gray(255 - WIDE / 257), 1)
+       for kind, full in (("uint8", 255), ("uint16", 65535), ("float32", 1))},
+    "twelve bits": (tiff(array([[0, 0, 0, 0]], np.uint16), 258, 12, b"\x00\x08\x00\xff\xf0\x11\0\0"),
+                    gray(np.rint(np.asarray([[0, 2048, 4095, 17]]) / 4095 * 255)), 0),
     "I": (array([[0, 257], [514, 65535]], np.int32), gray([[0, 1], [2, 255]]), 0),
     "floats to 1": (array([[0.0, 0.5, 1.0]], np.float32), gray([[0, 128, 255]]), 0),
     "floats to 255": (array([[0.0, 1.4, 255.0]], np.float32), gray([[0, 1, 255]]), 0),

@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import shutil
+import struct
+import zlib
 
 import datasets
 import numpy as np
@@ -286,6 +288,20 @@ def test_dark_numbers_are_told(tmp_path, highest, bits, full):
     notes = load_data(numbers_table(tmp_path / "x.parquet", pixels)).notes
     said = f"images of {bits} bits reach {highest:,} of {full}, so they look dark (6%"
     assert sum(said in note for note in notes) == 1
+
+
+@pytest.mark.parametrize("kind", ["gray", "color"])
+def test_dark_images_of_16_bits_are_told(folder, kind):
+    """Colors as the PNG standard has them: Pillow writes none."""
+    for number, file in enumerate(sorted(folder.glob("*/*.png"))):
+        values = np.random.RandomState(number).randint(0, 4096, (12, 12, 3 if kind == "color" else 1))
+        rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+        head = struct.pack(">IIBBBBB", 12, 12, 16, 2 if kind == "color" else 0, 0, 0, 0)
+        chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+        parts = (struct.pack(">I", len(part)) + name + part + struct.pack(">I", zlib.crc32(name + part))
+                 for name, part in chunks)  # fmt: skip
+        file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    assert sum("images of 16 bits reach" in note for note in load_data(str(folder)).notes) == 1
 
 
 # ---- lists of images and their labels, by any names of columns

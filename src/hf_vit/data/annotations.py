@@ -44,6 +44,8 @@ def class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArray[np
     Raises:
         UserError: it is in color, or has numbers that are no classes.
     """
+    if mask.format == "JPEG":
+        raise UserError("a mask saved as JPEG, which changes class numbers; save it as PNG")
     if mask.mode not in ("1", "L", "P") and not mask.mode.startswith("I"):
         raise UserError(f"a color mask (mode {mask.mode}); needed: one channel of class numbers, such as mode L")
     numbers = np.asarray(mask).astype(np.int64)

@@ -98,7 +98,7 @@ def kinds_of(names: Iterable[str], most: int = 3) -> str:
 
 
 class FileNames:
-    """Finds files that are there in another Unicode form, or with blanks around their names."""
+    """Finds files that are there in another Unicode form, with blanks around their names, or with Windows' slashes."""
 
     def __init__(self) -> None:
         self._listed: dict[Path, tuple[Path, dict[str, str]]] = {}
@@ -110,6 +110,8 @@ class FileNames:
             self._listed[folder] = self._list(folder)
         place, names = self._listed[folder]
         name = names.get(path.name) or names.get(plain_name(path.name))
+        if name is None and "\\" in path.name and not in_store(path):
+            return self.find(Path(str(path).replace("\\", "/")))
         return path if name is None or (name == path.name and place == folder) else place / name
 
     def _list(self, folder: Path) -> tuple[Path, dict[str, str]]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Pillow converts these exactly: bilevel, 8-bit gray, palette, CMYK, YCbCr, HSV, padded RGB.
 _CONVERTED_BY_PILLOW = ("1", "L", "P", "CMYK", "YCbCr", "HSV", "RGBX")
+# Tags of TIFF files and of EXIF.
+_BITS, _PHOTOMETRIC, _ORIENTATION = 0x0102, 0x0106, 0x0112
 # Below this many images the scan is over before a progress bar would help.
 PROGRESS_FROM = 2000
 _REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to go on without it"
@@ -33,8 +35,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any photograph to 8-bit RGB as a viewer would show it.
 
     The EXIF orientation is applied. Transparency (LA, RGBA, palettes, a transparent color) is composited on white, as
-    transformers' image processors do. 16-bit gray is scaled by 255/65535, where Pillow's own conversion clips at 255.
-    Of animations the first frame counts. An RGB image without either is returned as it is.
+    transformers' image processors do. 12-bit and 16-bit gray is scaled to 0..255, where Pillow's own conversion clips
+    at 255, and inverted where a TIFF file counts from white. Of animations the first frame counts. An RGB image
+    without any of this is returned as it is.
 
     Raises:
         UserError: a mode without a defined way to RGB (LAB), or numbers outside the 16-bit (mode I) or the 0..1 and
@@ -42,28 +45,35 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """
     # Some plug-ins know width and height, but no orientation, before the pixels are loaded.
     image.load()
-    if image.getexif().get(0x0112, 1) != 1:
+    tags = getattr(image, "tag_v2", {})
+    if image.getexif().get(_ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     if image.mode.startswith("I"):  # I;16, I;16L, I;16B; and I, in which Pillow also opens some 16-bit files
-        values = np.asarray(image).astype(np.int64)
+        full = 4095 if tags.get(_BITS) == (12,) else 65535
+        values = _black_is_zero(np.asarray(image).astype(np.int64), tags, full)
         low, high = int(values.min()), int(values.max())
-        if low < 0 or high > 65535:
-            raise UserError(f"a {image.mode} image holds numbers from {low} to {high}; needed: 0..65535 (16 bits)")
-        return _gray((values * 255 + 32767) // 65535)
+        if low < 0 or high > full:
+            raise UserError(f"an image of mode {image.mode} holds numbers from {low} to {high}; needed: 0..{full}")
+        return _gray((values * 255 + full // 2) // full)
     if image.mode == "F":
         values = np.asarray(image).astype(np.float64)
         low, high = float(values.min()), float(values.max())
         if not (low >= 0 and high <= 255):
             raise UserError(f"a floating-point image holds numbers from {low:g} to {high:g}; 0..1 or 0..255 is needed")
-        return _gray(np.rint(values * 255 if high <= 1 else values))
+        return _gray(np.rint(_black_is_zero(values * 255 if high <= 1 else values, tags, 255)))
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
     if image.mode not in _CONVERTED_BY_PILLOW:
         raise UserError(f"images of mode {image.mode} cannot be converted to RGB; save them as RGB or grayscale first")
     return image.convert("RGB")
+
+
+def _black_is_zero(values: Any, tags: Mapping[int, Any], full: int) -> Any:
+    """Return the numbers of a TIFF file counted from black: Pillow inverts those of 8 bits alone."""
+    return full - values if tags.get(_PHOTOMETRIC) == 0 else values
 
 
 def _gray(values: "NDArray[np.generic]") -> Image.Image:
@@ -92,20 +102,30 @@ def decode_image(
     return _decoded(image, draft_side)[0]
 
 
-def _decoded(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) -> tuple[Image.Image, int]:
-    """Return the image, and its brightest pixel if it has 16 bits."""
+def _decoded(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) -> tuple[Image.Image, int, bool]:
+    """Return the image, its brightest pixel if it has 16 bits, and whether its EXIF orientation turned it."""
     with Image.open(file) as picture:
         drafted = None if draft_side is None else picture.draft(None, (draft_side, draft_side))
         if drafted is not None and drafted[1][2:] != picture.size:
             # Of 511 px halved the last is half filling, which would shift and stretch the picture.
-            return to_rgb(picture.resize(picture.size, Image.Resampling.BILINEAR, box=drafted[1])), 0
-        return to_rgb(picture), int(np.asarray(picture).max()) if picture.mode.startswith("I") else 0
+            return to_rgb(picture.resize(picture.size, Image.Resampling.BILINEAR, box=drafted[1])), 0, False
+        # Pillow keeps the upper 8 bits of colors with 16, and turns TIFF files itself: both shows before pixels alone.
+        has_16_bits = any(";16" in str(tile.args) for tile in picture.tile)
+        before = picture.getexif().get(_ORIENTATION, 1)
+        image = to_rgb(picture)
+        turned = {before, picture.getexif().get(_ORIENTATION, 1)} - {0, 1}
+        tags = getattr(picture, "tag_v2", {})
+        if picture.mode.startswith("I") and tags.get(_PHOTOMETRIC) != 0 and tags.get(_BITS) != (12,):
+            return image, int(np.asarray(picture).max()), bool(turned)
+        return image, int(np.asarray(image).max()) * 257 if has_16_bits else 0, bool(turned)
 
 
 def _content(stored: Mapping[str, Any]) -> bytes:
-    content, path = stored.get("bytes"), str(stored.get("path"))
+    content, path = stored.get("bytes"), stored.get("path")
     if content is not None:
         return content
+    if path is None:
+        raise UserError("is missing: its row of the table is empty")
     return read(place_of(path)) if in_store(path) else Path(path).read_bytes()
 
 
@@ -121,6 +141,8 @@ def image_problem(error: Exception) -> str:
         return "is not an image, or has a format that Pillow does not support"
     if isinstance(error, FileNotFoundError):
         return "is not there"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"has more pixels than are decoded ({error}); cut it into smaller images"
     # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
     detail = " ".join(str(error).split()) or type(error).__name__
     return f"is corrupt or cannot be read ({detail:.200})"
@@ -154,7 +176,7 @@ def tell_dark(highest: int, bits: int) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What the scan learned of an image: name, content hash, size in px, what is wrong with it if anything is, of dense
-    data its mask or objects, and the brightest pixel of 16 bits."""
+    data its mask or objects, the brightest pixel of 16 bits, and whether its EXIF orientation turned it."""
 
     name: str
     digest: str
@@ -163,6 +185,7 @@ class Seen:
     problem: str | None = None
     annotation: Annotation | None = None
     peak: int = 0
+    is_turned: bool = False
 
     def problem_below(self, min_size: tuple[int, int]) -> str | None:
         """Return the problem, given that the image must have at least min_size (height, width) px."""
@@ -174,7 +197,9 @@ class Seen:
         return self.problem
 
 
-def open_image(stored: Mapping[str, Any], place: str, draft_side: int | None = None) -> tuple[Seen, Image.Image | None]:
+def open_image(
+    stored: Mapping[str, Any] | None, place: str, draft_side: int | None = None
+) -> tuple[Seen, Image.Image | None]:
     """Read one undecoded image ({"bytes", "path"}), wholly: a truncated file shows only when its pixels are read.
 
     Args:
@@ -184,14 +209,17 @@ def open_image(stored: Mapping[str, Any], place: str, draft_side: int | None = N
     Returns:
         What was seen, and the image as RGB; None in its stead where there was a problem.
     """
-    name, digest = str(stored.get("path") or place), hashlib.sha256(b"").hexdigest()
+    stored = stored or {}  # None in an empty row of a table
+    name, digest, content = str(stored.get("path") or place), hashlib.sha256(b"").hexdigest(), b""
     try:
         content = _content(stored)
         digest = hashlib.sha256(content).hexdigest()
-        image, peak = _decoded(io.BytesIO(content), draft_side)
+        image, peak, is_turned = _decoded(io.BytesIO(content), draft_side)
     except Exception as error:
-        return Seen(name, digest, problem=image_problem(error)), None
-    return Seen(name, digest, image.height, image.width, peak=peak), image
+        is_pointer = content.startswith(b"version https://git-lfs")
+        problem = "is a pointer of Git LFS; fetch the image by git lfs pull" if is_pointer else image_problem(error)
+        return Seen(name, digest, problem=problem), None
+    return Seen(name, digest, image.height, image.width, peak=peak, is_turned=is_turned), image
 
 
 def scan(table: "Dataset", split: str, annotate: Callable[[int, Seen], Seen] | None = None) -> list[Seen]:

@@ -294,6 +294,8 @@ def _read_list(source: DataSource, named: NamedColumns) -> RawTables:
                 raise UserError(f"{place.name}: unknown split '{split}'; needed: train, validation or test")
             if in_store(place) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
                 raise UserError(f"{place.name} names {path[:80]!r}, which is outside its folder; correct it")
+            if "://" in path:
+                raise UserError(f"{place.name} names the address {path[:80]!r}; download the images and name the files")
             paths.setdefault(part, []).append(names.find(place.parent / path))
             labels.setdefault(part, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
@@ -636,7 +638,8 @@ class StreamReader:
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         images: list[Any] = []
         labels: list[int] = []
-        for stored, raw in zip(batch[self.columns.image], self.columns.labels(batch), strict=True):
+        rows = (row or {} for row in batch[self.columns.image])
+        for stored, raw in zip(rows, self.columns.labels(batch), strict=True):
             if self.missing:
                 content: bytes | None = stored.get("bytes")
                 if content is None:  # of a file that cannot be read its name must do: whose part it is will tell of it
@@ -644,7 +647,7 @@ class StreamReader:
                 digest = hashlib.sha256(content).hexdigest()
                 if part_of(digest, self.missing, seed=self.seed) != self.split:
                     continue
-            if stored.get("bytes") is None and self.source is not None:
+            if stored.get("bytes") is None and stored.get("path") is not None and self.source is not None:
                 _refuse_foreign(self.source, stored.get("path"))
             seen, image = open_image(stored, "")
             problem = seen.problem_below(self.min_size)

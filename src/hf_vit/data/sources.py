@@ -210,6 +210,8 @@ def _folder(root: Path, source: str, name: str) -> DataSource:
         if chosen:
             return DataSource(kind, name, files=_by_split((root.joinpath(*parts), parts) for parts in chosen))  # pyright: ignore[reportArgumentType]
     images = list(filter(_is_image, files))
+    if any(parts[-1].endswith(".arrow") for parts in files) and not images:
+        raise UserError(f"'{source}' was written by save_to_disk; write parquet files: dataset.to_parquet(FILE)")
     if not images:
         instead = f"no images (found: {kinds_of(parts[-1] for parts in files)})" if files else "no files"
         raise UserError(

@@ -83,6 +83,11 @@ class ImageTables:
         if not there.get("train", {0}):
             things = "objects" if self.target == "objects" else "pixels of any class"
             raise UserError(f"no training image has {things}; annotate some")
+        if turned := sum(image.is_turned for images in seen.values() for image in images):
+            many = "1 image is" if turned == 1 else f"{turned:,} images are"
+            self.notes.append(
+                f"{many} turned upright by the EXIF orientation; what was annotated without it belongs elsewhere"
+            )
 
 
 @dataclass
@@ -105,7 +110,7 @@ class MaskTables(ImageTables):
         if mask is None:
             return replace(seen, problem="has no mask; add one of the same name")
         if (mask.height, mask.width) != (seen.height, seen.width):
-            sizes = f"{mask.height}x{mask.width} px, but is {seen.height}x{seen.width} px"
+            sizes = f"{mask.height}x{mask.width} px, but is {seen.height}x{seen.width} px{_cause(seen)}"
             return replace(seen, problem=f"has a mask of {sizes}; both must be of one size")
         annotation = mask_annotation(np.asarray(mask))
         names = self.label_names or []
@@ -119,6 +124,14 @@ class MaskTables(ImageTables):
         from datasets import concatenate_datasets
 
         return concatenate_datasets([super().table(split, rows), self.masks[split].select(rows)], axis=1)
+
+    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
+        super().conclude(seen)
+        train = [(image, image.annotation.amounts) for image in seen.get("train", ()) if image.annotation]
+        if len(classes := {number for _, amounts in train for number in amounts}) == 1:
+            ignored = any(sum(amounts.values()) < image.height * image.width for image, amounts in train)
+            remedy = "255 is ignored, so save objects as 1 where they are 255" if ignored else "annotate another one"
+            raise UserError(f"the training masks hold one class only ({classes.pop()}); {remedy}")
 
 
 @dataclass
@@ -155,7 +168,7 @@ class ObjectTables(ImageTables):
         if isinstance(raw, str):
             return replace(seen, problem=raw)
         if size is not None and size != (seen.height, seen.width):
-            what = f"is {seen.height}x{seen.width} px, but its annotations are for {size[0]}x{size[1]} px"
+            what = f"is {seen.height}x{seen.width} px{_cause(seen)}, but its annotations are for {size[0]}x{size[1]} px"
             return replace(seen, problem=f"{what}; use the images that were annotated")
         try:
             objects = self._checked(raw, seen)
@@ -195,10 +208,20 @@ class ObjectTables(ImageTables):
 
     def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
         super().conclude(seen)
+        for split in seen:
+            boxes = [box for (of_split, _), row in self._good.items() if of_split == split for box in row["bbox"]]
+            if boxes and max(max(box[0] + box[2], box[1] + box[3]) for box in boxes) <= 1:
+                raise UserError(
+                    f"all boxes of {split} lie in the first pixel, as shares of width and height do; needed: px"
+                )
         for split, images in seen.items():
             without = sum(image.annotation is not None and not image.annotation.amounts for image in images)
             if without:
                 self.notes.append(f"{without:,} of {len(images):,} images of {split} have no objects")
+
+
+def _cause(seen: Seen) -> str:
+    return " after its EXIF orientation turned it" if seen.is_turned else ""
 
 
 def tell_unseen(train: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
