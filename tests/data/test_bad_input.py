@@ -332,8 +332,9 @@ def test_what_stands_in_for_an_image_or_its_class(tmp_path, streaming):
         refuses(path, said, streaming=streaming)
     (tmp_path / "list.csv").write_text(f"image,label\n{text},a\n")
     refuses(tmp_path / "list.csv", said)
-    make_tar(tmp_path / "names.tar", [{"png": encoded(picture(0)), "cls": b"cat"}])
-    refuses(tmp_path / "names.tar", "a .cls file holds a name .*cat.*--label-column txt", streaming=streaming)
+    for text in ("cat", "01"):
+        make_tar(tmp_path / "names.tar", [{"png": encoded(picture(0)), "cls": name} for name in (b"1", text.encode())])
+        refuses(tmp_path / "names.tar", f"a .cls file holds '{text}'.*--label-column txt", streaming=streaming)
 
 
 def test_captions_beside_class_folders(tmp_path):

@@ -194,6 +194,13 @@ BAD_COCO = [
      "instances_train2017.json of 'beasts': entry 3 of 'annotations' has no category_id"),
     (lambda told: told["images"][1].update(id=100), "two images have the id 100"),
     (lambda told: told["categories"].append({"id": 8, "name": "cat"}), "two categories are named 'cat'"),
+    (set_first(image_id={}), "entry 0 of 'annotations' has the image_id {}; needed: a whole number or text"),
+    (set_first(category_id=[1]), "entry 0 of 'annotations' has the category_id [1]; needed"),
+    (set_first(area="9"), "object 1 with the area '9' and iscrowd 0; needed: a number, and 0 or 1"),
+    (set_first(iscrowd="0"), "and iscrowd '0'; needed: a number, and 0 or 1"),
+    (set_first(bbox=[1, 2, 3, 10**400]), "needed: x, y, width and height in px"),
+    (set_first(segmentation=[[1, 1, 1e8, 1, 1e8, 1e8]]), "a polygon far outside the image of 30x40 px"),
+    (masked([30, 40], [-1, 1201]), "run lengths that do not fill 30x40"),
     (lambda told: told.update(annotations={}), "is not a COCO annotation file; needed: lists of images"),
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ import zlib
 
 import datasets
 import numpy as np
+import pyarrow.parquet
 import pytest
 from data.conftest import contents, everything, make_folder, make_table, make_tar, picture
 from datasets import Array2D, Array3D, Dataset, Features, LargeList, List, Value
@@ -80,7 +81,7 @@ def test_what_counts_of_a_folder(tmp_path):
     picture(77).save(root / "bus" / "photo.JpEg", "JPEG")
     for name in ("train/.DS_Store", ".DS_Store", "train/._000.PNG", "train/Thumbs.db", "readme.txt"):
         (root / name).write_bytes(b"no image")
-    for name in (".git", "__MACOSX/a"):
+    for name in (".git", "__MACOSX/a", "@eaDir", "bus/@eaDir", "$RECYCLE.BIN"):
         make_folder(root / name, {"c": 1})
     make_folder(tmp_path / "store", {"x": 4}, seed=900)
     os.symlink(tmp_path / "store" / "x", root / "x")
@@ -252,6 +253,19 @@ def test_lists_of_0_to_255_are_pixels_of_8_bits(tmp_path, shape, feature):
 
 
 @EITHER
+@pytest.mark.parametrize(("shape", "full"), [((8, 8), 1), ((8, 8), 255), ((8, 8, 3), 1), ((3, 8, 8), 255.0)])
+def test_floats_are_fractions_where_none_of_any_split_is_above_1(tmp_path, shape, full, streaming):
+    """A dark image among bright ones stays dark."""
+    pixels = noise(48, *shape)
+    pixels[3], pixels[-1].flat[0] = pixels[3] > 200, 255
+    for split, part in (("train", pixels[:24]), ("test", pixels[24:])):
+        numbers_table(tmp_path / f"{split}.parquet", part * (full / 255))
+    last = np.moveaxis(pixels, 1, -1) if shape[0] == 3 else pixels.reshape(48, 8, 8, -1)
+    expected = {image.tobytes() for image in np.broadcast_to(last, (48, 8, 8, 3)).astype(np.uint8)}
+    assert images(load_data(str(tmp_path), streaming=streaming)) == expected
+
+
+@EITHER
 def test_lists_with_a_number_above_255_are_of_16_bits(tmp_path, streaming):
     """In whichever split it is."""
     pixels = noise(48, 8, 8)
@@ -268,10 +282,10 @@ def test_lists_with_a_number_above_255_are_of_16_bits(tmp_path, streaming):
     [
         (np.ones((24, 784), int), r"lists of 784, numbers from 1 to 1; needed: height x width .* such as 28x28x1"),
         (np.ones((24, 3072), int), r"lists of 3072, .* such as 32x32x3"),
-        (np.ones((24, 10), int), r"lists of 10, .* from 0 to 255; change them$"),
+        (np.ones((24, 10), int), r"lists of 10, .* from 0 to 255 or 0 to 1; change them$"),
         (np.ones((24, 5, 8, 8), int), "lists of 5x8x8, "),
         (np.full((24, 8, 8, 3), 256), "lists of 8x8x3, numbers from 256 to 256"),
-        (np.full((24, 8, 8, 3), 0.5), r"lists of 8x8x3 \(float64\)"),
+        (np.full((24, 8, 8, 3), 255.5), "lists of 8x8x3, numbers from 255.5 to 255.5"),
     ],
 )
 def test_lists_that_are_no_images_are_refused(tmp_path, pixels, match):
@@ -443,12 +457,22 @@ def named_images(root, names):
         (["1.0", "2", "other"], ["1.0", "2", "other"]),
         (["9" * 20, "1e5"], ["1e5", "9" * 20]),
         ([NFC, NFD, " b ", "b"], ["b", NFC]),
+        (["a b", "a\u00a0b", "c", "c\u200b", "\u00adc"], ["a b", "c"]),
     ],
 )
 def test_labels_are_text_and_numbers_where_all_are(tmp_path, write, labels, names):
     rows = named_images(tmp_path / "d", labels)
     path = write(tmp_path / "d" / f"metadata.{write.__name__[6:]}", ("file_name", "label"), rows)
     assert load_data(str(path)).label_names == names
+
+
+@pytest.mark.parametrize(("one", "other"), [("Cat", "cat"), ("1", "\uff11"), ("red fox", "red_fox")])
+def test_classes_whose_names_look_alike_are_told(tmp_path, one, other):
+    rows = named_images(tmp_path / "d", [one, other, "b"])
+    data = load_data(str(write_csv(tmp_path / "d" / "l.csv", ("file_name", "label"), rows)))
+    assert data.label_names == sorted([one, other, "b"])
+    first, second = sorted([one, other])
+    assert f"classes '{first}' and '{second}' look alike; give both one name if they are one class" in data.notes
 
 
 @pytest.mark.parametrize(
@@ -501,6 +525,11 @@ def test_a_column_that_is_there_twice_is_refused_if_it_counts(flat, column):
             load_data(str(place / name))
     plain = [row[:-1] for row in rows]
     assert load_data(str(write_csv(place / "l.csv", header[:-1], plain))).label_names == NAMES
+    columns = [pyarrow.array(values) for values in zip(*rows, strict=True)]
+    names = ["image", "label", "split", "x", "y", column.strip().replace("file_name", "image")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, names=names), place / "l.parquet")
+    with pytest.raises(UserError, match=rf"^train/l\.parquet of 'l\.parquet' has the column '{names[-1]}' twice"):
+        load_data(str(place / "l.parquet"))
 
 
 def test_other_columns_and_line_ends_do_not_count(flat, folder):
@@ -514,6 +543,14 @@ def test_other_columns_and_line_ends_do_not_count(flat, folder):
     write_jsonl(place / "l.jsonl", ("file_name", "label", "note"), noted)
     for name in ("l.csv", "l.jsonl"):
         assert everything(load_data(str(place / name))) == everything(load_data(str(folder)))
+
+
+def test_lists_as_windows_and_excel_write_them(flat, folder):
+    """A line that names the separator, rows of empty cells at the end, and backslashes in paths."""
+    place, rows = flat
+    lines = [f"..\\{place.name}\\{file};{label};" for file, label in rows]
+    (place / "l.csv").write_bytes("\r\n".join(["sep=;", "file_name;label;", *lines, ";;", ";;", ""]).encode())
+    assert everything(load_data(str(place / "l.csv"))) == everything(load_data(str(folder)))
 
 
 # ---- splits: in proportion, others by content; refused where a class is too small

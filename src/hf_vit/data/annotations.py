@@ -128,7 +128,7 @@ def _encode_lengths(coded: Any, mask: dict[str, Any], height: int, width: int) -
     whole = {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
     try:
         if isinstance(counts, list):
-            if sum(counts) != height * width:
+            if not all(type(each) is int and each >= 0 for each in counts) or sum(counts) != height * width:
                 raise ValueError
             return coded.frPyObjects(whole, height, width)
         return coded.encode(np.asfortranarray(coded.decode(whole)))  # decoding checks that they fill the image
@@ -140,10 +140,12 @@ def _encode_polygons(coded: Any, mask: Any, height: int, width: int) -> Any:
     polygons = mask if isinstance(mask, list) and mask and isinstance(mask[0], list) else [mask]
     try:
         corners = [np.asarray(polygon, dtype=np.float64).ravel() for polygon in polygons]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         corners = [np.zeros(0)]
     if any(len(each) < 6 or len(each) % 2 or not np.isfinite(each).all() for each in corners):
         raise UserError("a polygon that is not three or more corners x, y")
+    if any(np.abs(each).max() > 10 * (height + width) for each in corners):  # whose memory grows with its length
+        raise UserError(f"a polygon far outside the image of {height}x{width} px")
     return coded.merge(coded.frPyObjects([each.tolist() for each in corners], height, width))
 
 

@@ -15,6 +15,8 @@ IMAGE_SUFFIXES = (
     *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".tga"),
 )
 Parts = tuple[str, ...]
+# What systems put beside images: resource forks of a zip from macOS, thumbnails of a Synology disk, trash.
+_OF_SYSTEMS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 # How PNG, JPEG, GIF and WebP files begin in base64.
 _BASE64 = re.compile("data:image/|(^|/)(iVBORw0KG|9j/4|R0lGOD|UklGR)")
 
@@ -27,7 +29,8 @@ def is_image(name: str) -> bool:
 def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]]:
     """Return all files and folders below `root` (no deeper than `depth`) as name tuples, sorted.
 
-    Hidden ones and __MACOSX are left out, links are followed; one that leads nowhere is a file that is not there.
+    Hidden ones and those of systems are left out, links are followed; one that leads nowhere is a file that is not
+    there.
     """
     if in_store(root):
         inside = (parts for parts in find(root) if not any(map(_is_hidden, parts)))
@@ -88,7 +91,7 @@ def tell_ignored(names: Sequence[str], folder: str) -> list[str]:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"
+    return name.startswith(".") or name in _OF_SYSTEMS
 
 
 def kinds_of(names: Iterable[str], most: int = 3) -> str:

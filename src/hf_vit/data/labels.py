@@ -10,12 +10,28 @@ from hf_vit.errors import UserError
 
 # Text that is str(int(text)), as far as 64 bits reach; and text of any number.
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+# Blanks that are not U+0020 but look so, and what nobody sees: soft hyphen, zero-width space, marks of direction, BOM.
+_BLANK = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
+_NO_WIDTH = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def plain_name(text: str) -> str:
-    """Return the one spelling of names that look alike: composed (Unicode's NFC), without blanks around it."""
-    return unicodedata.normalize("NFC", text).strip()
+    """Return the one spelling of names that look alike: composed (Unicode's NFC), with plain blanks, none around it.
+
+    Signs without width are left out, except the joiners that words of some scripts need.
+    """
+    return _BLANK.sub(" ", _NO_WIDTH.sub("", unicodedata.normalize("NFC", text))).strip()
+
+
+def tell_alike(names: Sequence[str]) -> list[str]:
+    """Return a note on classes whose names differ by case, width, or kind of separator alone."""
+    spellings: dict[str, str] = {}
+    for name in names:
+        key = re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).casefold())
+        if (other := spellings.setdefault(key, name)) != name:
+            return [f"classes '{other}' and '{name}' look alike; give both one name if they are one class"]
+    return []
 
 
 def plain_label(raw: Any) -> Any:

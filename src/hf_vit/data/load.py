@@ -13,7 +13,7 @@ from hf_vit.data.fingerprints import content_fingerprint, digests_of, file_state
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, as_streams, tables_of
 from hf_vit.data.images import Seen, keep_good, scan, short_name, tell_dark
-from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled
+from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabelled, tell_alike
 from hf_vit.data.reading import (
     Columns,
     NamedColumns,
@@ -240,7 +240,8 @@ def _streamed_tables(source: DataSource, tables: ImageTables, skip_bad_images: b
 
 
 def _data_of(source: DataSource, tables: ImageTables, files: dict[str, str]) -> ImageData:
-    data = ImageData(source.name, "", {}, tables.label_names or [], notes=[*source.notes, *tables.notes])
+    names = tables.label_names or []
+    data = ImageData(source.name, "", {}, names, notes=[*source.notes, *tables.notes, *tell_alike(names)])
     data.source, data.revision, data.files = source, tables.revision, files
     data.multi_label, data.target = tables.multi_label, tables.target
     return data

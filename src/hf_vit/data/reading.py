@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import re
 import tarfile
 import textwrap
 from collections import Counter
@@ -151,19 +152,30 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
 
     schemas = _check_files(source)
     _refuse_other_classes(source.name, schemas)
+    if source.kind == "webdataset":
+        from datasets.packaged_modules.webdataset.webdataset import WebDataset
+
+        WebDataset.DECODERS["cls"] = _class_number  # else int, which makes one class of 1 and 01
     # load_dataset takes patterns: a bracket in a file name must not become one.
     files = {split: [glob.escape(str(path.resolve())) for path in paths] for split, paths in source.files.items()}
     try:
         loaded: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
     except Exception as error:  # pyarrow, tarfile and datasets each raise their own
         cause = _shown(error.__cause__ or error)
-        if source.kind == "webdataset" and "invalid literal for int" in cause:
-            cause = (
-                f"a .cls file holds a name ({cause.rpartition(': ')[2]}), not a class number; write names into .txt "
-            )
-            cause += "files, and give --label-column txt"
-        raise UserError(f"'{source.name}' cannot be read as {source.kind}: {cause}") from error
+        remedy = "; give all values of a field the same type" if "incompatible types" in cause else ""
+        raise UserError(f"'{source.name}' cannot be read as {source.kind}: {cause}{remedy}") from error
     return RawTables({split: loaded[split] for split in SPLITS if split in loaded}, schemas=schemas)
+
+
+def _class_number(content: bytes) -> int:
+    """Return the number in a .cls file of webdataset."""
+    text = content.decode("utf-8", "backslashreplace").strip()
+    if not re.fullmatch("0|-?[1-9][0-9]{0,17}", text):
+        raise UserError(
+            f"a .cls file holds {text!r:.40}, which is not written as a class number; write such classes into .txt "
+            "files, and give --label-column txt"
+        )
+    return int(text)
 
 
 def read_labels(source: DataSource, opened: RawTables | None, named: NamedColumns, *, streaming: bool) -> RawTables:
@@ -197,7 +209,9 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
         try:
             with path.open("rb") as file:
                 if source.kind == "parquet":
-                    schemas.append((name, parquet.read_schema(file)))
+                    schemas.append((name, schema := parquet.read_schema(file)))
+                    if twice := [column for column, count in Counter(schema.names).items() if count > 1]:
+                        raise UserError(f"{name} of '{source.name}' has the column '{twice[0]}' twice; rename one")
                     continue
                 with tarfile.open(fileobj=file):  # reads the first header
                     pass
@@ -205,6 +219,8 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
                     file.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
                     if any(file.read()):
                         raise tarfile.ReadError("cut off: the two empty blocks at its end are missing")
+        except UserError:
+            raise
         except Exception as error:  # pyarrow, tarfile and gzip each raise their own
             raise UserError(
                 f"'{source.name}' cannot be read as {source.kind}: the file {name} is damaged ({_shown(error):.120}); "
@@ -351,13 +367,15 @@ def _csv_rows(place: Path) -> Iterator[dict[str, Any]]:
     """Yield every row of a CSV file by its columns, as text."""
     with place.open(encoding="utf-8-sig", newline="") as file:
         first = next((line for line in file if line.strip()), "")
-        delimiter = max("\t;,", key=first.count)
+        if stated := re.fullmatch("sep=([\t;,])", first.strip("\r\n")):  # for Excel
+            first = next(file, "")
+        delimiter = stated[1] if stated else max("\t;,", key=first.count)
         cells = csv.reader(chain([first], file), delimiter=delimiter, skipinitialspace=True, strict=True)
         header = [plain_name(name) for name in next(cells)]
         if not header:
             raise ValueError("it is empty")
         twice = {name: _TWICE for name, count in Counter(header).items() if count > 1}
-        for number, row in enumerate(filter(None, cells), start=1):
+        for number, row in enumerate(filter(any, cells), start=1):  # Excel writes rows of empty cells
             if len(row) != len(header):
                 raise ValueError(f"row {number} has {len(row)} cells, the header {len(header)}")
             yield {**dict(zip(header, row, strict=True)), **twice}
@@ -538,8 +556,9 @@ def undecoded(
 ) -> dict[str, Any]:
     """Return tables or streams with an undecoded column of images; lists of pixels become PNG or TIFF files.
 
-    Integers are 8-bit values where no split has one outside of 0..255, however wide their type is: a first pass looks
-    for the highest number, if it `may_read_twice`. Lists that are no images are refused.
+    A first pass, if it `may_read_twice`, looks for the lowest and highest number of all splits. Within 0..255 numbers
+    are 8-bit values, however wide their type is; floats within 0..1 are fractions of 255. Lists that are no images are
+    refused.
     """
     import pyarrow as pa
     import pyarrow.compute
@@ -555,14 +574,15 @@ def undecoded(
     if leaf == kind:
         return {split: table.cast_column(column, image) for split, table in splits.items()}
     where, low, high = f"the column '{column}' of '{name}'", 0, 255
-    if not may_read_twice and pa.types.is_integer(leaf) and leaf != pa.uint8():
-        raise UserError(f"{where} holds pixels as numbers of 8 or of 16 bits; load it without streaming")
-    if may_read_twice and pa.types.is_integer(leaf):
+    if not may_read_twice and not (leaf == pa.uint8() or pa.types.is_boolean(leaf)):
+        raise UserError(f"{where} holds pixels as {leaf}, whose range all rows must tell; load it without streaming")
+    if may_read_twice and (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)):
         stored = (part for table in splits.values() for part in table.with_format("arrow").iter(1000))
         flat = (pc.list_flatten(part.column(column).cast(kind), recursive=True) for part in stored)
+        flat = (part.cast(pa.float64()) if pa.types.is_floating(leaf) else part for part in flat)
         ends = [end for part in flat for end in pc.min_max(part).as_py().values() if end is not None]
         low, high = min(ends, default=0), max(ends, default=0)
-        notes += tell_dark(high, 8)
+        notes += tell_dark(high, 8) if pa.types.is_integer(leaf) else []
     encode = functools.partial(_encoded, column=column, where=where, low=low, high=high)
     encoded: dict[str, Any] = {}
     for split, table in splits.items():
@@ -592,15 +612,17 @@ def _encoded(batch: Mapping[str, Any], *, column: str, where: str, low: int, hig
         if pixels.ndim == 3 and pixels.shape[2] == 1:
             pixels = pixels[:, :, 0]
         is_whole, is_byte = pixels.dtype.kind in "ui", low >= 0 and high <= 255
-        has_colors = pixels.ndim == 3 and pixels.shape[2] <= _CHANNELS and is_whole and is_byte
+        if pixels.dtype.kind == "f" and is_byte and np.isfinite(pixels).all():
+            pixels = np.rint(pixels * (255 if high <= 1 else 1)).astype(np.uint8)
+        has_colors = pixels.ndim == 3 and pixels.shape[2] <= _CHANNELS and pixels.dtype.kind in "ui" and is_byte
         if not (has_colors or (pixels.ndim == 2 and pixels.dtype.kind in "uifb")) or not pixels.size:
             shape = "x".join(map(str, pixels.shape)) or "different lengths"
-            ends = f", numbers from {low:,} to {high:,}" if is_whole else f" ({pixels.dtype})"
+            ends = f", numbers from {low:,} to {high:,}" if pixels.dtype.kind in "uif" else f" ({pixels.dtype})"
             sides = ((math.isqrt(pixels.size // depth), depth) for depth in (1, 3))
             fit = [f"{side}x{side}x{depth}" for side, depth in sides if side * side * depth == pixels.size]
             raise UserError(
                 f"{where} holds lists of {shape}{ends}; needed: height x width numbers, or height x width x channels "
-                f"whole numbers from 0 to 255{f', such as {fit[0]}' if pixels.ndim == 1 and fit else ''}; change them"
+                f"from 0 to 255 or 0 to 1{f', such as {fit[0]}' if pixels.ndim == 1 and fit else ''}; change them"
             )
         if is_whole:
             whole = np.iinfo(np.int32)

@@ -34,12 +34,13 @@ _FIELDS = {
     "iscrowd": ("iscrowd", "is_crowd", "crowd"),
     "segmentation": ("segmentation", "segmentations", "mask", "masks"),
 }
-# What entries of the lists in a file of COCO have at least.
-_ENTRIES = {
-    "images": ("id", "file_name"),
-    "annotations": ("image_id", "category_id", "bbox"),
-    "categories": ("id", "name"),
+# What entries of the lists in a file of COCO have at least, with its types.
+_ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
+    "images": {"id": (int, str), "file_name": (str,)},
+    "annotations": {"image_id": (int, str), "category_id": (int, str), "bbox": (list,)},
+    "categories": {"id": (int,), "name": (str, int)},
 }
+_KINDS = {int: "a whole number", str: "text", list: "a list"}
 # What rounding may put a box outside of its image, px; it is cut off.
 _ROUNDING = 1.0
 RawObjects = dict[str, list[Any]]
@@ -185,9 +186,15 @@ class ObjectTables(ImageTables):
                 classes = f"{len(self.numbers)} ({first_of(list(map(str, self.numbers)))})"
                 raise UserError(f"object {number} of the unknown class {category!r}; there are {classes}")
         objects["category"] = [self.numbers[category] for category in raw["category"]]
-        areas = zip(objects["bbox"], raw["area"], strict=True)
-        objects["area"] = [box[2] * box[3] if area is None else float(area) for box, area in areas]
-        objects["iscrowd"] = [int(bool(crowd)) for crowd in raw["iscrowd"]]
+        objects["area"], objects["iscrowd"] = [], []
+        fields = zip(objects["bbox"], raw["area"], raw["iscrowd"], strict=True)
+        for number, (box, area, crowd) in enumerate(fields, start=1):
+            size = box[2] * box[3] if area is None else _float(area)
+            if not math.isfinite(size) or crowd not in (None, 0, 1):
+                given = f"area {area!r:.40} and iscrowd {crowd!r:.40}"
+                raise UserError(f"object {number} with the {given}; needed: a number, and 0 or 1")
+            objects["area"].append(size)
+            objects["iscrowd"].append(int(bool(crowd)))
         if self.with_masks:
             objects["segmentation"] = [
                 run_lengths(mask, seen.height, seen.width, f"object {number}")
@@ -237,14 +244,22 @@ def _numbers(seen: Sequence[Seen]) -> set[int]:
     return {number for image in seen if image.annotation for number in image.annotation.amounts}
 
 
+def _float(value: Any) -> float:
+    """Return a number as a float; NaN for what is none, or too large."""
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
+
+
 def _box(box: Any, number: int, seen: Seen) -> list[float]:
     """Return [x, y, width, height] px inside the image, cut where rounding put it outside; refuse any other box."""
     try:
-        left, top, width, height = (float(value) for value in box)
+        left, top, width, height = map(_float, box)
     except (TypeError, ValueError):
         left, top, width, height = (math.nan,) * 4
     if not all(map(math.isfinite, (left, top, width, height))):
-        raise UserError(f"object {number} with the box {box}; needed: x, y, width and height in px")
+        raise UserError(f"object {number} with the box {box!r:.80}; needed: x, y, width and height in px")
     if width <= 0 or height <= 0:
         raise UserError(f"object {number} with an empty box of {width:g}x{height:g} px (width x height)")
     right, bottom = left + width, top + height
@@ -548,9 +563,14 @@ def _parsed(place: Path, where: str) -> Mapping[str, list[Any]]:
         raise UserError(f"{where} is not a COCO annotation file; needed: lists of {', '.join(_ENTRIES)}")
     for key, needed in _ENTRIES.items():
         for row, entry in enumerate(read[key]):
-            missing = [name for name in needed if not isinstance(entry, dict) or name not in entry]
-            if missing:
-                raise UserError(f"{where}: entry {row} of '{key}' has no {missing[0]}; add it, or remove the entry")
+            for name, kinds in needed.items():
+                if not isinstance(entry, dict) or name not in entry:
+                    raise UserError(f"{where}: entry {row} of '{key}' has no {name}; add it, or remove the entry")
+                if not isinstance(entry[name], kinds):
+                    kind = " or ".join(_KINDS[each] for each in kinds)
+                    raise UserError(
+                        f"{where}: entry {row} of '{key}' has the {name} {entry[name]!r:.80}; needed: {kind}"
+                    )
     return read
 
 
@@ -558,8 +578,6 @@ def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, A
     """Add a split's categories; an id has one name, and a name one id, over all splits."""
     for entry in entries:
         number, name = entry["id"], plain_name(str(entry["name"]))
-        if not isinstance(number, int):
-            raise UserError(f"{where}: the category '{name}' has the id {number!r}; needed: a whole number")
         if categories.setdefault(number, name) != name:
             raise UserError(
                 f"{where}: category {number} is '{name}' here and '{categories[number]}' before; use one name"
@@ -572,8 +590,6 @@ def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, A
 def _listed_images(entries: Sequence[dict[str, Any]], where: str) -> dict[Any, dict[str, Any]]:
     listed: dict[Any, dict[str, Any]] = {}
     for entry in entries:
-        if not isinstance(entry["file_name"], str) or not isinstance(entry["id"], int | str):
-            raise UserError(f"{where}: the image {entry['id']!r} has no usable id or file_name; correct it")
         if entry["id"] in listed:
             raise UserError(f"{where}: two images have the id {entry['id']}; give each its own")
         listed[entry["id"]] = entry
