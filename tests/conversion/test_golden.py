@@ -282,7 +282,7 @@ def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path
             "logits": recording["logits"][:, :9],
         },
         "do not fit the model: image 6x64": {"images": images[:, :6], "logits": recording["logits"]},
-        "do not fit the model: pixel_values of shape": {"images": images[..., :1], "logits": recording["logits"]},
+        "do not fit the model: pixel_values have shape": {"images": images[..., :1], "logits": recording["logits"]},
         "NaN or infinite": {"images": images * np.float32(np.nan), "logits": recording["logits"]},
     }
     for told, arrays in bad.items():

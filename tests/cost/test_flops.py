@@ -116,7 +116,7 @@ def test_a_mixer_by_hand() -> None:
         "MLPs": layers * 2 * tokens * width * mlp,
         "head": 3 * width,
     }
-    with pytest.raises(UserError, match="takes no other size"):
+    with pytest.raises(UserError, match="takes images of 48x48 px only"):
         forward_macs(MIXERS["mixer"].config(), 32)
 
 

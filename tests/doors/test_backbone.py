@@ -217,10 +217,13 @@ def test_another_size_resamples_and_a_pyramid_stays_with_its_patch(tiny_config, 
     backbone = HfViTBackbone.from_pretrained(tmp_path / "plain", image_size=(32, 96), patch_size=8)
     assert backbone.config.grid == (4, 12)
     assert backbone(torch.randn(1, 3, 32, 96)).feature_maps[0].shape == (1, 32, 4, 12)
-    with pytest.raises(ValueError, match=r"built for a patch of 16 px.*load the model without a pyramid"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs patch_size=16, got 8; load the checkpoint with patch_size=8 and use_feature_pyramid=False",
+    ):
         HfViTBackbone.from_pretrained(tmp_path / "plain", patch_size=8, use_feature_pyramid=True)
     built = HfViTBackbone(tiny_config(use_feature_pyramid=True))
-    with pytest.raises(ValueError, match=r"built for a patch of 16 px, not for patch_size=8"):
+    with pytest.raises(ValueError, match=r"needs patch_size=16, got 8"):
         built.resize_to(patch_size=8)
     assert built.config.patch_size == 16
     assert built.vit.embeddings.patch_embeddings.projection.weight.shape[2:] == (16, 16), "before anything changes"
@@ -264,5 +267,5 @@ def test_a_shortened_model_has_the_stages_of_its_layers(family, tiny_config, tmp
 @pytest.mark.parametrize("family", ["hf_bit", "hf_axial_resnet"])
 def test_a_root_alone_is_no_backbone(family: str) -> None:
     backbone = AutoBackbone.from_config(AutoConfig.for_model(family, stage_depths=()))
-    with pytest.raises(ValueError, match=r"stage_depths=\(\) is a root alone; a backbone needs at least one stage"):
+    with pytest.raises(ValueError, match=r"stage_depths=\(\) has no stages; a backbone needs at least one"):
         backbone(torch.zeros(1, 3, 32, 32))

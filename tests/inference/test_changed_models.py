@@ -289,7 +289,7 @@ def test_mapped_over_images_asked_for_a_mask_and_exported(pair: tuple[Any, Any],
     wanted = model(IMAGES).logits
     assert_near(torch.vmap(lambda image: fast(image[None]).logits[0])(IMAGES), wanted)
     recwarn.clear()
-    with pytest.raises(ValueError, match=r"bool_masked_pos was given to a model without a \[mask\] embedding"):
+    with pytest.raises(ValueError, match=r"bool_masked_pos needs a model with a \[mask\] embedding"):
         fast(IMAGES, bool_masked_pos=torch.ones(3, 4, dtype=torch.bool))
     with pytest.raises(hf_vit.UserError, match="cannot be traced or exported"):
         torch.export.export(fast, (IMAGES,))

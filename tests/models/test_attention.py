@@ -234,7 +234,7 @@ def test_attention_maps_of_some_layers(family: Family):
     with pytest.raises(KeyError, match=r"layer 1 was not requested; available: \[0, 3\]"):
         some[1]
     for wrong in ([4], [-5], []):
-        with pytest.raises(ValueError, match=r"of a model with 4 layers; indices run from -4 to 3"):
+        with pytest.raises(ValueError, match=r"does not fit a model with 4 layers; give indices from -4 to 3"):
             model.attention_maps(images, layers=wrong)
 
 
@@ -282,7 +282,7 @@ def test_families_without_a_choice_of_attention(name: str):
     model = OTHERS[name].build("classification", attn_implementation="eager")
     assert not model(OTHERS[name].images(model.config), output_attentions=True).attentions
     for implementation in ("sdpa", "flash_attention_2", "flex_attention"):
-        message = f'no choice of attention; leave attn_implementation="{implementation}" out'
+        message = f'a single attention implementation; leave attn_implementation="{implementation}" out'
         with pytest.raises(ValueError, match=message):
             OTHERS[name].build("backbone", attn_implementation=implementation)
         if name != "axial_resnet":  # which transformers leaves as it is, with a warning
@@ -531,5 +531,5 @@ def test_an_axial_model_from_a_folder(tmp_path: Path):
 def test_from_a_vit_that_has_what_they_have_not(choice: str):
     vit = PLAIN.build("classification", choice)
     for kind, name in {"axial": "HfAxialViT", "local": "HfLocalViT"}.items():
-        with pytest.raises(StrictDataclassError, match=f"does not go with an? {kind} model"):
+        with pytest.raises(StrictDataclassError, match=f"does not go with an? {kind.capitalize()}-ViT"):
             getattr(hf_vit, f"{name}ForImageClassification").from_vit(vit)

@@ -39,12 +39,15 @@ def test_wrong_images_and_masks(family: Family, head: str, subtests: pytest.Subt
             model(torch.zeros(shape, dtype=dtype))
         assert "\n" not in str(error.value)
     for images in (None, np.zeros((2, 3, 16, 16), np.float32), [[0.0]]):
-        message = f"pixel_values are {type(images).__name__}; .* image processor"
+        message = f"pixel_values have the type {type(images).__name__}; .* image processor"
         with subtests.test(images=type(images)), pytest.raises(ValueError, match=message):
             model(images)
     images = family.images(model.config)
     for index, (mask, message) in enumerate(MASKS):
-        with subtests.test(index=index), pytest.raises(ValueError, match=message if is_vit else "does not go with"):
+        with (
+            subtests.test(index=index),
+            pytest.raises(ValueError, match=message if is_vit else "does not take patch_attention_mask"),
+        ):
             model(images, patch_attention_mask=mask)
 
 
@@ -74,10 +77,10 @@ LABELS = [
     (torch.rand(2), "regression", r"shape \(2,\).*logits \(2, 3\) and problem_type=regression"),
     (torch.tensor([[1.0, 0, 1], [0, 1, 0]]), None, r"rows that sum to 1 ... 2.*multi_label_classification"),
     (torch.tensor([[0.0, 0, 0], [0, 1, 0]]), None, r"rows that sum to 0 ... 1.*multi_label_classification"),
-    (torch.tensor([0, 3]), None, r"labels hold 3; with 3 classes they run from 0 to 2"),
+    (torch.tensor([0, 3]), None, r"labels hold 3; a model with 3 classes needs 0 to 2"),
     (torch.tensor([[0], [3]], dtype=torch.uint16), None, "labels hold 3"),
-    (torch.tensor([-1, 0]), None, r"labels hold -1; with 3 classes"),
-    ([0, 1], None, r"labels are list; give a tensor"),
+    (torch.tensor([-1, 0]), None, r"labels hold -1; a model with 3 classes"),
+    ([0, 1], None, r"labels have the type list; give a tensor"),
 ]
 
 
@@ -86,7 +89,7 @@ def test_wrong_labels(family: Family, subtests: pytest.Subtests):
         model = family.build("classification", problem_type=problem_type)
         with subtests.test(index=index), pytest.raises(ValueError, match=f"(?s){message}"):
             model(family.images(model.config), labels=labels)
-    with pytest.raises(ValueError, match=r"num_labels=0.*no head"):
+    with pytest.raises(ValueError, match=r"a head, but num_labels=0"):
         family.build("classification", num_labels=0)(family.images(model.config), labels=torch.tensor([0, 1]))
 
 

@@ -172,9 +172,7 @@ def test_class_whose_code_is_not_saved(
     if case == "in __main__":
         own_class.register_for_auto_class(AUTO)
         monkeypatch.setattr(own_class, "__module__", "__main__")
-    with pytest.warns(
-        UserWarning, match=rf"the code of \w+ is not saved, so {AUTO} does not load it; .* before saving"
-    ):
+    with pytest.warns(UserWarning, match=rf"the code of \w+ is not saved, so {AUTO} cannot load it; .* before saving"):
         save_with_processor(fill(own_class(tiny_config())), tmp_path / "saved")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "saved")
     config.save_pretrained(tmp_path / "saved")  # people change labels so
@@ -206,7 +204,7 @@ def test_own_configuration_for_the_package_s_model(write: Write, stranger: Clien
     """Its fields travel; without its code it is the family's."""
     own_class = write("own", CONFIG).OwnConfig
     model = fill(HfViTForImageClassification(tiny_config(own_class)))
-    with pytest.warns(UserWarning, match="OwnConfig is not registered, so .* loads with HfViTConfig in its place"):
+    with pytest.warns(UserWarning, match="OwnConfig is not registered for AutoConfig, so .* loads as HfViTConfig"):
         wanted = save_with_processor(model, tmp_path / "saved")
     found = stranger.run("hub.jobs:logits", repo_id=str(tmp_path / "saved"), trust_remote_code=True)
     assert found == pytest.approx(wanted.tolist(), abs=1e-6)

@@ -148,7 +148,7 @@ def test_relative_bias_is_timms(grid):
     assert not given[..., 0].any()
     wanted = theirs.get_bias().expand(2, -1, -1, -1)
     torch.testing.assert_close(given[:, :, 1:, 1:], wanted, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match=r"a column for each of 4 heads, of which 2 are here; .* run without it"):
+    with pytest.raises(ValueError, match=r"needs all 4 heads in one process, which has 2 .* without tp_plan"):
         ours(torch.randn(2, 2, 1 + h * w, 8, dtype=torch.float64), grid, 0.5, None)
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedImageModeling
 
 from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTModel
 from hf_vit.models.embeddings_hf_vit import corrupt_patches
-from hf_vit.models.pretraining_hf_vit import build_target, class_colours, colour_classes, image_patches, join_patches
+from hf_vit.models.pretraining_hf_vit import build_target, class_colors, color_classes, image_patches, join_patches
 
 TARGETS = ("mean_color", "downsampled", "pixels")
 MEAN, STD = (0.4, 0.5, 0.6), (0.25, 0.5, 0.3)
@@ -153,21 +153,21 @@ def test_padded_batch_is_corrupted_as_each_image_alone():
     for name in ("bool_masked_pos", "patch_sources"):
         wrong = {"bool_masked_pos": masked.clone(), "patch_sources": sources.clone()}
         wrong[name][0, 4 if name == "patch_sources" else 3] = 11 if name == "patch_sources" else True
-        with pytest.raises(ValueError, match="name padding"):
+        with pytest.raises(ValueError, match="name a patch of padding"):
             model(images, patch_attention_mask=padding, **wrong)
 
 
 def test_classes_and_colours():
     every = torch.arange(512)
-    colours = class_colours(every, 3)
-    assert torch.equal(colour_classes(colours), every)
-    assert [int(colour_classes(torch.tensor(c))) for c in ([0.0, 0, 0], [1.0, 1, 1], [1.0, 0, 0], [0, 0, 0.125])] == [
+    colours = class_colors(every, 3)
+    assert torch.equal(color_classes(colours), every)
+    assert [int(color_classes(torch.tensor(c))) for c in ([0.0, 0, 0], [1.0, 1, 1], [1.0, 0, 0], [0, 0, 0.125])] == [
         0,
         511,
         7 * 64,
         1,
     ]
-    assert int(colour_classes(torch.tensor([-0.1, 1.5, 0.5]))) == 7 * 8 + 4, "beyond either end: the last level"
+    assert int(color_classes(torch.tensor([-0.1, 1.5, 0.5]))) == 7 * 8 + 4, "beyond either end: the last level"
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 3), (4, 4)], ids=str)
@@ -196,7 +196,7 @@ def test_reconstruction_of_a_perfect_prediction(target: str):
         middle = (middle.clamp(0, 7) + 0.5) / 8
         repeated = middle.repeat_interleave(8 // side, -1).repeat_interleave(8 // side, -2)
         wanted = (repeated - mean) / std
-    torch.testing.assert_close(model.target.pictures(outputs), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model.target.to_patches(outputs), wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -270,12 +270,12 @@ def test_no_masked_patch_is_no_loss(target: str, training: bool):
 
 
 MASKS = [
-    (torch.ones(2, 15), None, r"bool_masked_pos of shape \(2, 15\); it needs \[2, 16\]"),
-    (torch.ones(1, 16), None, r"bool_masked_pos of shape \(1, 16\); it needs \[2, 16\]"),
-    (torch.ones(2, 4, 4), None, r"bool_masked_pos of shape \(2, 4, 4\); it needs \[2, 16\]"),
-    (torch.ones(2, 16), torch.zeros(2, 9, dtype=torch.long), r"patch_sources of shape \(2, 9\); it needs \[2, 16\]"),
+    (torch.ones(2, 15), None, r"bool_masked_pos has shape \(2, 15\); it needs \[2, 16\]"),
+    (torch.ones(1, 16), None, r"bool_masked_pos has shape \(1, 16\); it needs \[2, 16\]"),
+    (torch.ones(2, 4, 4), None, r"bool_masked_pos has shape \(2, 4, 4\); it needs \[2, 16\]"),
+    (torch.ones(2, 16), torch.zeros(2, 9, dtype=torch.long), r"patch_sources has shape \(2, 9\); it needs \[2, 16\]"),
     (torch.ones(2, 16), torch.zeros(2, 16), "patch_sources are torch.float32.*int64"),
-    (torch.ones(2, 16), torch.full((2, 16), 16), "run from 16 to 16; they need -1.*0 to 15"),
+    (torch.ones(2, 16), torch.full((2, 16), 16), "run from 16 to 16; give -1.*0 to 15"),
     (torch.ones(2, 16), torch.full((2, 16), -2), "run from -2 to -2"),
 ]
 
@@ -293,10 +293,10 @@ def test_mask_for_models_that_cannot_take_it():
     sources = torch.zeros(2, 16, dtype=torch.long)
     with pytest.raises(ValueError, match="needs bool_masked_pos"):
         build()(images, patch_sources=sources)
-    with pytest.raises(ValueError, match=r"without a \[mask\] embedding; load.*AutoModelForMaskedImageModeling"):
+    with pytest.raises(ValueError, match=r"with a \[mask\] embedding; load.*AutoModelForMaskedImageModeling"):
         HfViTModel(FAMILIES["plain"].config())(images.float(), bool_masked_pos=torch.ones(2, 16))
     model = build(is_causal=True, predict_next_patch=True)
-    with pytest.raises(ValueError, match=r"patch 0.*nothing to predict from"):
+    with pytest.raises(ValueError, match=r"patch 0, which has no patch before it"):
         model(images, bool_masked_pos=torch.ones(2, 16))
     with pytest.raises(ValueError, match=r"raster order.*one size"):
         model(images, bool_masked_pos=torch.arange(16).expand(2, 16) > 0, patch_attention_mask=torch.ones(2, 4, 4))
@@ -307,8 +307,8 @@ def test_mask_for_models_that_cannot_take_it():
 
 
 TARGETS_THAT_CANNOT_BE = [
-    ({"num_channels": 5}, r"8\*\*5 classes with num_channels=5.*prediction_target='pixels'"),
-    ({"num_channels": 13, "prediction_target": "downsampled"}, r"8\*\*13 classes"),
+    ({"num_channels": 5}, r"with num_channels=5 .* 8\*\*5 color classes; use prediction_target='pixels'"),
+    ({"num_channels": 13, "prediction_target": "downsampled"}, r"8\*\*13 color classes"),
     ({"prediction_target": "downsampled", "patch_size": 2}, "shrinks patches to 4x4; a patch of 2x2 px.*'mean_color'"),
 ]
 
@@ -329,7 +329,7 @@ def test_other_patch_sizes(tmp_path):
     images = images_of(model).float()
     assert model(images, bool_masked_pos=torch.ones(2, 16)).reconstruction.shape == images.shape
     build(dtype=torch.float32, prediction_target="pixels").save_pretrained(tmp_path / "pixels")
-    with pytest.raises(ValueError, match="all pixels of patches of 4x4 px and does not fit patch_size=8x8"):
+    with pytest.raises(ValueError, match="all pixels of patches of 4x4 px, which does not fit patch_size=8x8"):
         HfViTForMaskedPatchPrediction.from_pretrained(tmp_path / "pixels", patch_size=8, image_size=32)
     assert HfViTBackbone.from_pretrained(tmp_path / "pixels", patch_size=8, image_size=32).config.grid == (4, 4)
 

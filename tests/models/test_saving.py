@@ -196,10 +196,12 @@ def refuses_another_size(model, folder: Path) -> None:
         lambda: loader.from_pretrained(folder, config=config),
         lambda: model.resize_to(image_size=(height, 2 * width)),
     ):
-        with pytest.raises(ValueError, match="cannot be resized: its token MLP has a weight for every patch") as error:
+        with pytest.raises(
+            ValueError, match="cannot be resized to .* as its token MLP has a weight for every patch"
+        ) as error:
             attempt()
         assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="takes no other size"):
+    with pytest.raises(ValueError, match="px only, as its token MLP"):
         model(torch.zeros(1, model.config.num_channels, 2 * height, width))
 
 

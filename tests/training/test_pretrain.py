@@ -181,7 +181,7 @@ def test_targets_and_attention_that_cannot_be(train, tmp_path):
     sizes = dict(image_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     with pytest.raises(UserError, match="shrinks patches to 4x4; a patch of 2x2 px"):
         train(tmp_path / "out", config=HfViTConfig(patch_size=2, **sizes), target="downsampled")
-    with pytest.raises(UserError, match="is_causal=True does not go with an axial model"):
+    with pytest.raises(UserError, match="is_causal=True does not go with an Axial-ViT"):
         train(tmp_path / "out", "next-patch", config=HfAxialViTConfig(patch_size=4, **sizes))
     assert not (tmp_path / "out").exists()
 

@@ -50,9 +50,9 @@ class PortionedAttention(HfAxialResNetAttention):
     Both of its batch norms are one sum, unless somebody listens to them.
     """
 
-    def normed_sum(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    def add_normalized(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         if has_listeners(self.content_norm) or has_listeners(self.position_norm):
-            return super().normed_sum(content, position)
+            return super().add_normalized(content, position)
         (scale, shift), (other_scale, other_shift) = (
             [each.view(content.shape[2:]) for each in scale_and_shift(norm)]
             for norm in (self.content_norm, self.position_norm)

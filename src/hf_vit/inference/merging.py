@@ -146,7 +146,7 @@ class MergingModel(HfViTBaseModel):
     ) -> AttentionMaps:
         """See `HfViTModel.attention_maps`; the maps are over all patches of the image, also where some were merged."""
         _refuse_padding(patch_attention_mask)
-        wanted = self._wanted_layers(layers)
+        wanted = self._layer_indices(layers)
         tokens, groups = self.embed(pixel_values, None), self.groups()
         hidden_states, maps = tokens.hidden_states, dict[int, Any]()
         for index, layer in enumerate(self.layer_sequence()):

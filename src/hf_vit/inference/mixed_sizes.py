@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 from hf_vit.inference.freezing import Frozen, precede
 from hf_vit.inference.layers import derive
 from hf_vit.inference.plan import attends_otherwise, has_listeners
-from hf_vit.models.embeddings_hf_vit import Grid, image_grids_of, own_places
+from hf_vit.models.embeddings_hf_vit import Grid, image_grids_of, top_left_indices
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 from hf_vit.models.modeling_hf_vit import HfViTBaseModel, HfViTModel, patch_token_slice
 
@@ -131,7 +131,7 @@ class UnpaddedModel(HfViTBaseModel):
 
         for part, (own, images) in zip(parts, sizes.items(), strict=True):
             rows = torch.tensor(images, device=part.device)
-            padded[:, of_patches][rows[:, None], own_places(own, grid, part.device)] = part[:, of_patches]
+            padded[:, of_patches][rows[:, None], top_left_indices(own, grid, part.device)] = part[:, of_patches]
             padded[rows, of_special(*grid)] = part[:, of_special(*own)]
         return padded
 

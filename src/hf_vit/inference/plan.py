@@ -264,7 +264,7 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
     Layers that share a block have no last one, and a bias of relative positions is that of all tokens.
     """
     config, vit = classifier.config, classifier.vit
-    plain = _is_plain(classifier, HfViTBaseForImageClassification, "_answers") and _is_plain(vit, HfViTBaseModel)
+    plain = _is_plain(classifier, HfViTBaseForImageClassification, "_head_outputs") and _is_plain(vit, HfViTBaseModel)
     if not (plain and _is_plain(vit.pooler, HfViTTokenPooler, "pool")):
         return None
     shared = len(set(vit.layers)) < config.num_hidden_layers

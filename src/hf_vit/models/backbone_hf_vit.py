@@ -1,4 +1,4 @@
-"""The Vision Transformer as a backbone: feature maps for detection, segmentation and depth.
+"""Define the Vision Transformer as a backbone: feature maps for detection, segmentation and depth.
 
 Legend: B batch, C channels, H x W px, h x w patch grid, N tokens, D hidden size, L layers.
 Sources: transformers' backbone contract; the simple feature pyramid of ViTDet (arXiv 2203.16527, section 3).
@@ -18,33 +18,33 @@ from .pretrained_hf_vit import HfBaseBackbone, check_values
 
 
 class ChannelNorm(nn.LayerNorm):
-    """LayerNorm over the channels of every place of a map [B, C, h, w]."""
+    """LayerNorm over the channels of every cell of a map [B, C, h, w]."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous()
 
 
 def build_resize(config: HfViTBaseConfig, stride: int) -> tuple[nn.Sequential, int]:
-    """Build the layers from the patch stride to `stride` px; also return their output channels.
+    """Build the layers that resize a map from the patch stride to `stride` px; also return their output channels.
 
-    Each doubling is a 2x2 deconvolution to half the channels, with norm and GELU between two of them; a map is made
-    smaller by max-pooling.
+    Each doubling is a 2x2 deconvolution to half the channels, with norm and GELU between two of them; max-pooling makes
+    a map smaller.
     """
-    steps, width = nn.Sequential(), config.hidden_size
+    layers, width = nn.Sequential(), config.hidden_size
     doublings = int(math.log2(config.patch_stride[0] / stride))
     for index in range(doublings):
         if index:
-            steps.extend([ChannelNorm(width, eps=config.layer_norm_eps), nn.GELU()])
-        steps.append(nn.ConvTranspose2d(width, max(width // 2, 1), kernel_size=2, stride=2))
+            layers.extend([ChannelNorm(width, eps=config.layer_norm_eps), nn.GELU()])
+        layers.append(nn.ConvTranspose2d(width, max(width // 2, 1), kernel_size=2, stride=2))
         width = max(width // 2, 1)
     if doublings < 0:
         # An odd side keeps its last row or column, so that a map is never empty.
-        steps.append(nn.MaxPool2d(2**-doublings, ceil_mode=True))
-    return steps, width
+        layers.append(nn.MaxPool2d(2**-doublings, ceil_mode=True))
+    return layers, width
 
 
 class PyramidLevel(nn.Module):
-    """One scale of the pyramid: resize, 1x1 and 3x3 convolution, each with a norm. [B, D, h, w] -> [B, F, h', w']."""
+    """One scale of the pyramid: resize, 1x1 and 3x3 convolution, each with a norm: [B, D, h, w] -> [B, F, h', w']."""
 
     def __init__(self, config: HfViTBaseConfig, stride: int) -> None:
         super().__init__()
@@ -56,7 +56,9 @@ class PyramidLevel(nn.Module):
         self.convolution_norm = ChannelNorm(size, eps=config.layer_norm_eps)
 
     def init_weights(self) -> None:
-        """Kernel and stride of a deconvolution are equal: each output sees every input channel once (LeCun)."""
+        """Initialize deconvolutions like LeCun: kernel and stride are equal, so an output reads every input channel
+        once.
+        """
         for module in self.resize:
             if isinstance(module, nn.ConvTranspose2d):
                 init.normal_(module.weight, std=module.in_channels**-0.5)
@@ -68,7 +70,7 @@ class PyramidLevel(nn.Module):
 
 
 class SimpleFeaturePyramid(nn.Module):
-    """ViTDet's pyramid from the last map alone: strides 4, 8, 16 and 32 px, or some (arXiv 2203.16527, section 3)."""
+    """ViTDet's pyramid from the last map: some of the strides 4, 8, 16 and 32 px (arXiv 2203.16527, section 3)."""
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
@@ -76,28 +78,29 @@ class SimpleFeaturePyramid(nn.Module):
         self.levels = nn.ModuleList([PyramidLevel(config, stride) for stride in config.pyramid_strides])
 
     def forward(self, feature_map: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """[B, D, h, w] -> maps [B, fpn_hidden_size, .., ..], one a stride, the finest first."""
+        """Return maps [B, fpn_hidden_size, .., ..] of one map [B, D, h, w], one per stride, the finest first."""
         return tuple(level(feature_map) for level in self.levels)
 
     def check_size(self, config: HfViTBaseConfig) -> None:
-        """Refuse another patch size with a ValueError."""
+        """Raise a ValueError if the patch size changes, as the layers are built for its stride."""
         if self.patch_stride != config.patch_stride:
             raise ValueError(
-                f"the feature pyramid is built for a patch of {self.patch_stride[0]} px, not for "
-                f"patch_size={config.patch_size}; load the model without a pyramid and with the new patch_size, save "
-                "it, and load that with use_feature_pyramid=True"
+                f"the feature pyramid needs patch_size={self.patch_stride[0]}, got {config.patch_size}; load the "
+                f"checkpoint with patch_size={config.patch_size} and use_feature_pyramid=False, save it, and load the "
+                "saved model with use_feature_pyramid=True"
             )
 
 
 class HfViTBaseBackbone(HfViTPreTrainedModel, HfBaseBackbone):
-    """Abstract: the stages of a family's model as feature maps.
+    """Abstract: return the stages of a family's model as feature maps.
 
     Config fields:
-        out_features, out_indices: which of "stem" (the embedded patches), "stage1" ... "stageL" (after each block).
-        apply_layernorm: whether each stage passes the model's last LayerNorm.
-        reshape_hidden_states: maps [B, D, h, w] of the patches alone; False: all tokens [B, N, D], as the model's.
-        use_feature_pyramid: instead of stages, ViTDet's four maps of strides 4, 8, 16 and 32 px, or those of
-            `pyramid_strides`, made of the one stage of `out_features`, each of `fpn_hidden_size` channels.
+        out_features, out_indices: the output stages among "stem" (the embedded patches), "stage1" ... "stageL" (after
+            each block).
+        apply_layernorm: whether to apply the model's last LayerNorm to each stage.
+        reshape_hidden_states: True: maps [B, D, h, w] of the patches; False: all tokens [B, N, D].
+        use_feature_pyramid: whether to return ViTDet's four maps of strides 4, 8, 16 and 32 px (or those of
+            `pyramid_strides`), made from the one stage of `out_features`, each with `fpn_hidden_size` channels.
     """
 
     model_class: ClassVar[type[HfViTBaseModel]]
@@ -113,7 +116,7 @@ class HfViTBaseBackbone(HfViTPreTrainedModel, HfBaseBackbone):
 
     @property
     def channels(self) -> list[int]:
-        """Channels of each of the `feature_maps`."""
+        """Return the channels of each of the `feature_maps`."""
         if self.pyramid is not None:
             return [self.config.fpn_hidden_size] * len(self.config.pyramid_strides)
         return super().channels
@@ -130,14 +133,16 @@ class HfViTBaseBackbone(HfViTPreTrainedModel, HfBaseBackbone):
         return self.pyramid(maps[0])
 
     def feature_maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
-        """Return the maps of `out_features`, of what the model returned."""
+        """Return the maps of `out_features` from the model's outputs."""
         return super()._maps(outputs, grid)
 
     def _map(self, state: torch.Tensor, grid: Grid) -> torch.Tensor:
         return self.feature_map(state, grid)
 
     def feature_map(self, hidden_state: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """One stage's tokens [B, N, D] -> [B, D, h, w], or all tokens when they are not to be reshaped."""
+        """Turn one stage's tokens [B, N, D] into a map [B, D, h, w]; keep all tokens if `reshape_hidden_states` is
+        False.
+        """
         if self.config.apply_layernorm:
             hidden_state = self.vit.layernorm(hidden_state)
         if not self.config.reshape_hidden_states:

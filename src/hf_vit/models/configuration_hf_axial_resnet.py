@@ -1,4 +1,4 @@
-"""Configuration of AxialResNet: a ResNet whose 3x3 convolutions are row and column attention (arXiv 2003.07853)."""
+"""Define the configuration of AxialResNet: axial attention replaces a ResNet's 3x3 convolutions (arXiv 2003.07853)."""
 
 from typing import ClassVar
 
@@ -14,12 +14,12 @@ class HfAxialResNetConfig(HfResNetBaseConfig):
     """Configuration of `HfAxialResNetModel` and its classifier; the default is AxialResNet-L at 224 px.
 
     Args:
-        image_size: nominal image in px, int or (height, width): each layer's span of relative positions is its whole
-            map at this size. Other sizes work too, of any number of px.
-        num_channels: of the image.
+        image_size: nominal image in px, int or (height, width). At this size the relative positions of each layer span
+            its whole map. Other sizes work too, of any number of px.
+        num_channels: channels of the image.
         stage_depths: bottleneck units in each stage.
-        stem_width: channels of the root; stage i attends with 2 * stem_width * 2**i and puts out twice as many. 32 is
-            AxialResNet-S, 48 is M, 64 is L. A multiple of 8, the number of heads.
+        stem_width: channels of the root, a multiple of 8 (the number of heads): 32 is AxialResNet-S, 48 M, 64 L.
+            Stage i attends with 2 * stem_width * 2**i channels and has twice as many output channels.
     """
 
     model_type = "hf_axial_resnet"

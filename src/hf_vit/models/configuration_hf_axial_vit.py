@@ -1,4 +1,4 @@
-"""Configuration of the Axial-ViT: attention along rows, then along columns (arXiv 2010.11929, appendix D.6)."""
+"""Define the configuration of the Axial-ViT: attention along rows, then columns (arXiv 2010.11929, appendix D.6)."""
 
 from typing import ClassVar
 
@@ -13,14 +13,14 @@ from .configuration_hf_vit import HfViTBaseConfig, Pooling, PositionEmbedding, r
 class HfAxialViTConfig(HfViTBaseConfig):
     """Configuration of `HfAxialViTModel` and its heads; the default is Axial-ViT-B/16 at 224 px.
 
-    The paper names neither the class token nor the position table: mean pooling and two learned tables (rows and
-    columns) are the default here, and a choice. All fields of `HfViTConfig`, with these differences:
+    The paper does not say how the model pools or which positions it has; the defaults here are mean pooling and two
+    learned tables (rows and columns). It has all fields of `HfViTConfig`, with these differences:
 
     Args:
         pooling: "gap" or "map"; there is no class token on a grid.
         position_embedding: "learned_2d", "learned", "sincos_2d", "sincos_1d" or "none".
-        stage_depths: units in each stage of an AxialResNet (arXiv 2003.07853) before the Transformer, () for its root
-            alone; None for no stem. `patch_size` stays the total stride, a multiple of the stem's.
+        stage_depths: units in each stage of an AxialResNet stem (arXiv 2003.07853), () for its root alone; None for no
+            stem. `patch_size` remains the total stride, a multiple of the stem's.
         stem_width: channels of that stem's root; see `HfAxialResNetConfig`.
     """
 
@@ -40,13 +40,13 @@ class HfAxialViTConfig(HfViTBaseConfig):
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
-        """Of the two blocks of a layer each."""
+        """Return the tensor parallel plan for both blocks of every layer."""
         plan = super().base_model_tp_plan
         axes = ("row", "column")
         return {name.replace("*", f"*.{axis}"): style for axis in axes for name, style in plan.items()}
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """(h, w) of an image: a stem rounds every halving up; what makes no whole patch is left out.
+        """Return the (h, w) in patches of an image in px: a stem rounds halvings up, incomplete patches are ignored.
 
         Raises:
             ValueError: the image is smaller than a patch.
@@ -61,8 +61,8 @@ class HfAxialViTConfig(HfViTBaseConfig):
         stride = stem_stride(self.stage_depths)
         if any(side % stride for side in self.patch_stride):
             raise ValueError(
-                f"patch_size={self.patch_size} is cut from the map of a stem with stage_depths={self.stage_depths}; "
-                f"it must be a multiple of its stride, {stride} px"
+                f"patch_size={self.patch_size} must be a multiple of {stride} px, the stride of the stem with "
+                f"stage_depths={self.stage_depths}"
             )
 
     def validate_axial(self) -> None:
@@ -70,21 +70,24 @@ class HfAxialViTConfig(HfViTBaseConfig):
         refuse(
             (
                 self.pooling == "token" or self.has_class_token,
-                f"pooling='{self.pooling}' with use_class_token={self.use_class_token}: an axial model keeps its "
-                "tokens on a grid, which has no place for a class token; use pooling='gap' or 'map'",
+                f"pooling='{self.pooling}' with use_class_token={self.use_class_token} needs a class token, which an "
+                "Axial-ViT does not have; use pooling='gap' or 'map', and leave use_class_token out",
             ),
             (
                 self.use_distillation_token,
-                "use_distillation_token=True needs a class token, which an axial model has no place for",
+                "use_distillation_token=True needs a class token, which an Axial-ViT does not have; leave it out",
             ),
             (
                 registers > 0,
-                f"num_register_tokens={registers}: an axial model keeps its tokens on a grid, which has no place for "
-                "registers; leave them out",
+                f"num_register_tokens={registers} does not go with an Axial-ViT, whose tokens are all patches of a "
+                "grid; leave it out",
             ),
-            (self.is_causal, "is_causal=True does not go with an axial model, whose lines see only themselves"),
+            (
+                self.is_causal,
+                "is_causal=True does not go with an Axial-ViT, which attends along single lines; leave it out",
+            ),
             (
                 positions.startswith("relative"),
-                f"position_embedding='{positions}' does not go with an axial model; use 'learned_2d'",
+                f"position_embedding='{positions}' does not go with an Axial-ViT; use 'learned_2d'",
             ),
         )

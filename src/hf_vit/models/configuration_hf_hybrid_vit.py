@@ -1,4 +1,4 @@
-"""Configuration of the Hybrid-ViT: a ResNet stem before the Transformer (arXiv 2010.11929, section 3.1; 2106.10270)."""
+"""Define the configuration of the Hybrid-ViT: a ResNet stem before the Transformer (arXiv 2010.11929, section 3.1)."""
 
 import math
 from typing import Any, ClassVar, Literal
@@ -13,16 +13,16 @@ from .configuration_hf_vit import HfViTBaseConfig, refuse
 class HfHybridViTConfig(HfViTBaseConfig):
     """Configuration of `HfHybridViTModel` and its heads; the default is R50+ViT-B/16 at 224 px (2010.11929).
 
-    All fields of `HfViTConfig` but `patch_size`, which follows from the stem and cannot be set, and:
+    It has all fields of `HfViTConfig` but `patch_size`, which follows from the stem and cannot be set, and these:
 
     Args:
         stage_depths: bottleneck units in each stage of the ResNet; () is the root alone.
-        stem_width: channels of the root; stage i has 4 * stem_width * 2**i. A multiple of 32 (GroupNorm's groups).
-        stem_patch_size: side of the patches that are cut from the stem's feature map, in places of that map.
-        group_norm_eps: of the stem's GroupNorms; None means `layer_norm_eps`, as in the original.
-        weight_standardization: of the stem's kernels: "std" (w - mean) / (std + 1e-5), the original's, or "variance"
-            (w - mean) / sqrt(var + 1e-8), that of timm and transformers.
-        stem_stages: of `HfHybridViTBackbone`, see there.
+        stem_width: channels of the root, a multiple of 32 (GroupNorm's groups); stage i has 4 * stem_width * 2**i.
+        stem_patch_size: side of the patches that are cut from the stem's feature map, in cells of that map.
+        group_norm_eps: epsilon of the stem's GroupNorms; None means `layer_norm_eps`, as in the original code.
+        weight_standardization: how the stem's kernels are standardized: "std" (w - mean) / (std + 1e-5), as in the
+            original code, or "variance" (w - mean) / sqrt(var + 1e-8), as in timm and transformers.
+        stem_stages: see `HfHybridViTBackbone`.
     """
 
     model_type = "hf_hybrid_vit"
@@ -44,33 +44,34 @@ class HfHybridViTConfig(HfViTBaseConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if "patch_size" in kwargs:
             raise ValueError(
-                f"patch_size={kwargs['patch_size']} cannot be set for a hybrid: it is the total stride of the stem; "
-                "choose stage_depths and stem_patch_size instead"
+                f"patch_size={kwargs['patch_size']} cannot be set for a Hybrid-ViT, as it is the total stride of the "
+                "stem; set stage_depths and stem_patch_size instead"
             )
         super().__post_init__(**kwargs)
 
     @property
     def patch_size(self) -> int:
-        """Total stride in px: 4 for the root, 2 for every stage after the first, times `stem_patch_size`."""
+        """Return the total stride in px, that of the stem times `stem_patch_size`."""
         return stem_stride(self.stage_depths) * self.stem_patch_size
 
     @property
     def output_stem_maps(self) -> bool:
-        """Whether the model returns the maps of the stem's stages, in `stem_maps`."""
+        """Return whether the model returns the maps of the stem's stages, in `stem_maps`."""
         return bool(self.stem_stages)
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """(h, w) of an image: SAME padding rounds every halving up; of the map, what makes no whole patch is left out.
+        """Return the (h, w) in patches of an image in px: SAME padding rounds halvings up, incomplete patches are
+        ignored.
 
         Raises:
             ValueError: the image is smaller than a patch.
         """
         stride = stem_stride(self.stage_depths)
         h, w = (-(-side // stride) // self.stem_patch_size for side in (height, width))
-        return (h, w) if h > 0 and w > 0 else super().grid_of(height, width)  # which refuses
+        return (h, w) if h > 0 and w > 0 else super().grid_of(height, width)  # raises the error
 
     def validate_image_fits_patch(self) -> None:
-        self.validate_stem()  # first, as the patch follows from it
+        self.validate_stem()  # before the patch size, which follows from the stem
         super().validate_image_fits_patch()
 
     def validate_stem(self) -> None:
@@ -80,12 +81,12 @@ class HfHybridViTConfig(HfViTBaseConfig):
             (self.stem_patch_size < 1, f"stem_patch_size={self.stem_patch_size} must be at least 1"),
             (
                 tuple(self.stem_stages) != tuple(stage for stage in stages if stage in self.stem_stages),
-                f"stem_stages={self.stem_stages} must be some of the stem's stages {stages}, the first one first",
+                f"stem_stages={self.stem_stages} must be some of the stem's stages {stages}, in ascending order",
             ),
             (
                 self.stem_stages and (self.use_feature_pyramid or not self.reshape_hidden_states),
-                f"stem_stages={self.stem_stages} gives maps of several strides by itself; it goes neither with "
-                "use_feature_pyramid=True nor with reshape_hidden_states=False",
+                f"stem_stages={self.stem_stages} does not go with use_feature_pyramid=True or "
+                "reshape_hidden_states=False; leave stem_stages out, or the other two at their defaults",
             ),
             (
                 eps is not None and not (eps > 0 and math.isfinite(eps)),

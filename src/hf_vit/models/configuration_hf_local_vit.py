@@ -1,4 +1,4 @@
-"""Configuration of the Local-ViT: every token sees a neighborhood, a row and a column, or a strided part of the image.
+"""Define the configuration of the Local-ViT: every token attends to a window, a row and column, or strided patches.
 
 Sources: local attention, Ramachandran et al., arXiv 1906.05909; strided, Child et al., arXiv 1904.10509; criss-cross,
 Huang et al., arXiv 1811.11721.
@@ -15,15 +15,15 @@ from .configuration_hf_vit import HfViTBaseConfig, refuse
 class HfLocalViTConfig(HfViTBaseConfig):
     """Configuration of `HfLocalViTModel` and its heads; the default is Local-ViT-B/16 at 224 px.
 
-    The special tokens (class, distillation, registers) see all tokens and are seen by all. All fields of `HfViTConfig`,
-    but no causal attention and no relative positions, and:
+    The special tokens (class, distillation, registers) attend to all tokens, and all tokens attend to them. It has all
+    fields of `HfViTConfig`, without causal attention and relative positions, and these:
 
     Args:
-        attention_pattern: which patches a patch sees: "local", those of the window around it; "criss_cross", those of
-            its row and its column; "strided", in raster order the ones up to `attention_stride` away, and those a
-            multiple of it away (1904.10509, section 4.2; both in one softmax, and here in both directions).
-        attention_window: side of the window in tokens, odd. At a border a patch sees what is there of it.
-        attention_stride: tokens; that paper's choice is a row of the image.
+        attention_pattern: the patches that a patch attends to: "local", those in the window around it; "criss_cross",
+            those in its row and column; "strided", those whose distance in raster order is less than `attention_stride`
+            or a multiple of it (1904.10509, section 4.2; here in one softmax and in both directions).
+        attention_window: side of the window in tokens, an odd number. The window is cut off at the border.
+        attention_stride: stride in tokens; the paper sets it to the length of an image row.
     """
 
     model_type = "hf_local_vit"
@@ -43,12 +43,15 @@ class HfLocalViTConfig(HfViTBaseConfig):
         refuse(
             (
                 self.attention_window < 1 or self.attention_window % 2 == 0,
-                f"attention_window={self.attention_window} must be an odd number of tokens, so that a token stands in "
-                "its middle: 1, 3, 5, ...",
+                f"attention_window={self.attention_window} must be an odd number of tokens, such as 7, so that the "
+                "window has a center",
             ),
-            (self.is_causal, "is_causal=True does not go with a local model, which sees in all directions"),
+            (
+                self.is_causal,
+                "is_causal=True does not go with a Local-ViT, which attends in all directions; leave it out",
+            ),
             (
                 self.position_embedding.startswith("relative"),
-                f"position_embedding='{self.position_embedding}' does not go with a local model; use 'learned_2d'",
+                f"position_embedding='{self.position_embedding}' does not go with a Local-ViT; use 'learned_2d'",
             ),
         )

@@ -1,4 +1,4 @@
-"""Configuration of the MLP-Mixer: no attention, two MLPs a block (Tolstikhin et al., arXiv 2105.01601)."""
+"""Define the configuration of the MLP-Mixer: no attention, two MLPs per block (Tolstikhin et al., arXiv 2105.01601)."""
 
 from typing import ClassVar
 
@@ -12,21 +12,21 @@ class HfMixerConfig(HfBaseConfig):
     """Configuration of `HfMixerModel` and its heads; the default is Mixer-B/16 at 224 px (arXiv 2105.01601, table 1).
 
     Args:
-        image_size: int or (height, width) in px. It is the only size that a model takes: the token MLP has a weight for
-            every patch. What is no multiple of the patch is padded with zeros on both sides (SAME), as in the original.
+        image_size: int or (height, width) in px. The model takes no other size, as the token MLP has a weight for every
+            patch. Incomplete patches are padded with zeros on both sides (SAME), as in the original code.
         patch_size: px, int or (height, width).
-        num_channels: of the image.
+        num_channels: channels of the image.
         hidden_size: channels of a token, the paper's C.
-        num_hidden_layers: blocks.
+        num_hidden_layers: number of blocks.
         token_intermediate_size: hidden width of the MLP across the tokens, the paper's D_S.
         intermediate_size: hidden width of the MLP across the channels, the paper's D_C.
-        hidden_act: between the two layers of an MLP; the original's tanh GELU by default, timm's is the exact one.
-        layer_norm_eps: 1e-6, the original's value.
+        hidden_act: activation of the MLPs; default: the original code's tanh GELU (timm's is the exact GELU).
+        layer_norm_eps: 1e-6 is the original code's value.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 with depth.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: a value is of a wrong type or does not go with another; the
-            message names field, value and remedy.
+        huggingface_hub.errors.StrictDataclassError: a value has a wrong type or does not go with another; the message
+            names field, value and remedy.
     """
 
     model_type = "hf_mixer"
@@ -47,16 +47,16 @@ class HfMixerConfig(HfBaseConfig):
     drop_path_rate: float | int = 0.0
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """(h, w): the patches of an image of height x width px.
+        """Return (h, w), how many patches an image of height x width px has.
 
         Raises:
-            ValueError: the image is of another size than `image_size`.
+            ValueError: the image has another size than `image_size`.
         """
         if (height, width) != self.nominal_size:
             nominal = "x".join(map(str, self.nominal_size))
             raise ValueError(
-                f"image {height}x{width} px for an MLP-Mixer of {nominal} px, which takes no other size: its token MLP "
-                "has a weight for every patch; resize the image first"
+                f"this MLP-Mixer takes images of {nominal} px only, as its token MLP has a weight for every patch; the "
+                f"image has {height}x{width} px: resize it first"
             )
         stride_h, stride_w = self.patch_stride
         return -(-height // stride_h), -(-width // stride_w)

@@ -1,7 +1,7 @@
-"""What dense predictors share: a head of transformers or torchvision on one of the package's backbones.
+"""Define what dense predictors share: a head of transformers or torchvision on one of the package's backbones.
 
-Configuration and model of a head stand in one file: of a local folder, transformers loads each file that `auto_map`
-names as a module of its own, with siblings of its own.
+Configuration and model of a head are in one file, because transformers loads each file that `auto_map` names in a
+local folder as a separate module, with its own copies of the sibling modules.
 """
 
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from .modeling_hf_local_vit import HfLocalViTBackbone
 from .modeling_hf_mixer import HfMixerBackbone
 from .pretrained_hf_vit import HfPublishedMixin
 
-KNOWN: tuple[Any, ...] = (
+BACKBONE_CLASSES: tuple[Any, ...] = (
     HfViTBackbone,
     HfHybridViTBackbone,
     HfAxialViTBackbone,
@@ -28,40 +28,40 @@ KNOWN: tuple[Any, ...] = (
     HfBitBackbone,
     HfMixerBackbone,
 )
-BACKBONES = {backbone.config_class.model_type: backbone for backbone in KNOWN}
-for backbone in KNOWN:  # transformers' heads look there; with the package it is done already
+BACKBONES = {backbone.config_class.model_type: backbone for backbone in BACKBONE_CLASSES}
+for backbone in BACKBONE_CLASSES:  # transformers' heads look them up; importing hf_vit registers them too
     AutoBackbone.register(backbone.config_class, backbone, exist_ok=True)
 
 
 class HfDenseConfig(PreTrainedConfig):
-    """Abstract: the configuration of a head, whose `backbone_config` is one of the package's."""
+    """Abstract: the configuration of a head, whose `backbone_config` belongs to one of the package's backbones."""
 
     _auto_class = "AutoConfig"
-    # Its dtype and its attention are the head's.
+    # Makes dtype and attention implementation of the head apply to the backbone too.
     sub_configs: ClassVar[dict[str, Any]] = {"backbone_config": AutoConfig}  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self, **kwargs: Any) -> None:
-        given: Any = self.backbone_config
-        if given is None:
+        backbone_config: Any = self.backbone_config
+        if backbone_config is None:
             self.backbone_config = HfViTConfig(use_feature_pyramid=True)
-        elif isinstance(given, dict):
-            model_type = given.get("model_type")
+        elif isinstance(backbone_config, dict):
+            model_type = backbone_config.get("model_type")
             if model_type not in BACKBONES:
                 raise ValueError(
                     f"backbone_config has the model_type '{model_type}'; it needs one of {', '.join(BACKBONES)}"
                 )
-            self.backbone_config = BACKBONES[model_type].config_class.from_dict(given)
+            self.backbone_config = BACKBONES[model_type].config_class.from_dict(backbone_config)
         super().__post_init__(**kwargs)
 
     @property
     def image_size(self) -> int | tuple[int, int] | list[int]:
-        """The backbone's, in px, int or (height, width)."""
+        """Return the backbone's image size in px, int or (height, width)."""
         return self.backbone_config.image_size
 
 
 class HfDenseMixin(HfPublishedMixin):
-    """Abstract: how a head is initialized, saved and trained."""
+    """Abstract: define how a head is initialized, saved and trained."""
 
     main_input_name = "pixel_values"
     input_modalities = "image"
-    accepts_loss_kwargs: ClassVar[bool] = False  # the mean over a batch is the loss; the Trainer scales it
+    accepts_loss_kwargs: ClassVar[bool] = False  # the loss is a mean over the batch, which the Trainer scales

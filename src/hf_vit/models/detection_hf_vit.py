@@ -1,4 +1,5 @@
-"""Object detection: torchvision's Mask R-CNN, and transformers' DETR and Deformable DETR, on the package's backbones.
+"""Define object detection: torchvision's Mask R-CNN, and transformers' DETR and Deformable DETR, on the package's
+backbones.
 
 Legend: B batch, C channels, H x W px, n objects.
 Sources: Mask R-CNN: arXiv 1703.06870, on a plain backbone as in ViTDet (2203.16527); feature pyramid: 1612.03144;
@@ -31,16 +32,17 @@ class HfMaskRCNNConfig(HfDenseConfig):
     """Configuration of `HfMaskRCNNForObjectDetection`; the defaults are torchvision's.
 
     Args:
-        backbone_config: of one of the package's backbones, which must give several maps.
-        use_masks: whether it has a branch for masks; without one it is Faster R-CNN.
-        fpn_hidden_size: channels of the feature pyramid on maps whose channels differ (ResNets', the hybrid's stem);
-            maps of equal channels, as those of `use_feature_pyramid`, are used as they are.
-        anchor_sizes: side of the anchors in px, one for each map; anchor_ratios: their heights over widths.
+        backbone_config: configuration of one of the package's backbones, which must return several maps.
+        use_masks: whether the model predicts masks; without them it is Faster R-CNN.
+        fpn_hidden_size: channels of the feature pyramid on maps with different channels (ResNets', the hybrid's stem);
+            maps with equal channels, as those of `use_feature_pyramid`, are used as they are.
+        anchor_sizes: side of the anchors in px, one for each map.
+        anchor_ratios: height over width of the anchors.
         representation_size: width of the two dense layers of the box head.
-        mask_channels: of each convolution of the mask head.
-        rpn_pre_nms_top_n, rpn_post_nms_top_n: proposals of an image before and after suppression, (training, testing).
-        rpn_batch_size, box_batch_size: anchors and proposals of an image that the losses look at.
-        box_score_threshold, box_nms_threshold, detections_per_image: what is detected.
+        mask_channels: channels of each convolution of the mask head.
+        rpn_pre_nms_top_n, rpn_post_nms_top_n: proposals per image before and after suppression, (training, testing).
+        rpn_batch_size, box_batch_size: anchors and proposals per image that the losses use.
+        box_score_threshold, box_nms_threshold, detections_per_image: filters of the detected boxes.
     """
 
     model_type = "hf_mask_rcnn"
@@ -63,13 +65,13 @@ class HfMaskRCNNConfig(HfDenseConfig):
 
 @dataclass
 class HfMaskRCNNOutput(ModelOutput):
-    """What Mask R-CNN returns.
+    """Output of Mask R-CNN.
 
     Attributes:
         loss: in training, the sum of `loss_dict`.
         loss_dict: in training, torchvision's losses by name.
         detections: otherwise, for every image: boxes [n, 4] (x1, y1, x2, y2 in px), labels [n], scores [n], the best
-            first, and masks [n, 1, H, W] between 0 and 1 where there is a branch for them.
+            first, and with `use_masks` masks [n, 1, H, W] between 0 and 1.
     """
 
     loss: torch.Tensor | None = None
@@ -78,7 +80,7 @@ class HfMaskRCNNOutput(ModelOutput):
 
 
 class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
-    """torchvision's Mask R-CNN on the maps of one of the package's backbones; images come resized and normalized."""
+    """torchvision's Mask R-CNN on one of the package's backbones; images must be resized and normalized already."""
 
     config: Any
     config_class = HfMaskRCNNConfig
@@ -92,23 +94,25 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         channels = self.backbone.channels
         if len(config.anchor_sizes) != len(channels):
             raise ValueError(
-                f"anchor_sizes={tuple(config.anchor_sizes)} names {len(config.anchor_sizes)} sizes, one a map; the "
-                f"backbone gives {len(channels)} maps"
+                f"anchor_sizes={tuple(config.anchor_sizes)} has {len(config.anchor_sizes)} sizes, but the backbone "
+                f"returns {len(channels)} maps; give one size for each map"
             )
-        equal = len(set(channels)) == 1
-        self.fpn = None if equal else FeaturePyramidNetwork(channels, config.fpn_hidden_size)
-        detector = build_detector(config, channels[0] if equal else config.fpn_hidden_size)
+        has_equal_channels = len(set(channels)) == 1
+        self.fpn = None if has_equal_channels else FeaturePyramidNetwork(channels, config.fpn_hidden_size)
+        detector = build_detector(config, channels[0] if has_equal_channels else config.fpn_hidden_size)
         self.rpn, self.roi_heads, self.in_image = detector.rpn, detector.roi_heads, detector.transform
         self.post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Detectron2's: small weights where anchors and boxes are judged, He's by fan-out for masks; zero biases."""
+        """Initialize as Detectron2: small weights to score anchors and boxes, He's by fan-out for
+        masks, zero biases.
+        """
         if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
-            place = next(name for name, each in self.named_modules() if each is module)
-            if place.startswith(("rpn.", "roi_heads.box_predictor.")):
+            module_name = next(name for name, child in self.named_modules() if child is module)
+            if module_name.startswith(("rpn.", "roi_heads.box_predictor.")):
                 init.normal_(module.weight, std=0.01)
-            elif place.startswith("roi_heads.mask"):
+            elif module_name.startswith("roi_heads.mask"):
                 init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             else:
                 init.kaiming_uniform_(module.weight, a=1)
@@ -123,65 +127,67 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         target_sizes: list[tuple[int, int]] | None = None,
         **kwargs: Any,
     ) -> HfMaskRCNNOutput:
-        """Detect objects; in training, learn from them.
+        """Detect objects; in training, return the losses.
 
         Args:
             pixel_values: [B, C, H, W].
-            labels: in training, for every image: "boxes" [n, 4] (x1, y1, x2, y2 in px of `pixel_values`),
-                "class_labels" [n] and, for the branch of masks, "masks" [n, H, W] of 0 and 1. Else they are not read.
-            target_sizes: (height, width) of the images that boxes and masks are for; else those of `pixel_values`.
+            labels: for training, for every image: "boxes" [n, 4] (x1, y1, x2, y2 in px of `pixel_values`),
+                "class_labels" [n] and, with `use_masks`, "masks" [n, H, W] of 0 and 1. Otherwise ignored.
+            target_sizes: (height, width) in px to scale boxes and masks to; default: the size of `pixel_values`.
 
         Raises:
-            ValueError: training without labels, or without the masks of objects.
+            ValueError: training without labels, or without masks although `use_masks` is set.
         """
         from torchvision.models.detection.image_list import ImageList
 
         sizes = [(pixel_values.shape[2], pixel_values.shape[3])] * len(pixel_values)
         images, targets = ImageList(pixel_values, sizes), self.targets(labels) if self.training else None
         maps = self.backbone(pixel_values, return_dict=True, **kwargs).feature_maps
-        named = OrderedDict((str(index), each) for index, each in enumerate(maps))
+        named_maps = OrderedDict((str(index), feature_map) for index, feature_map in enumerate(maps))
         if self.fpn is not None:
-            named = self.fpn(named)
-        proposals, losses = self.rpn(images, named, targets)
-        detections, box_losses = self.roi_heads(named, proposals, sizes, targets)
+            named_maps = self.fpn(named_maps)
+        proposals, losses = self.rpn(images, named_maps, targets)
+        detections, box_losses = self.roi_heads(named_maps, proposals, sizes, targets)
         if self.training:
             loss_dict = losses | box_losses
             return HfMaskRCNNOutput(loss=sum(loss_dict.values()), loss_dict=loss_dict)  # pyright: ignore[reportArgumentType]
         detections = self.in_image.postprocess(detections, sizes, target_sizes or sizes)
-        return HfMaskRCNNOutput(detections=[{**each, "labels": each["labels"] - 1} for each in detections])
+        return HfMaskRCNNOutput(detections=[{**image, "labels": image["labels"] - 1} for image in detections])
 
     def targets(self, labels: list[dict[str, torch.Tensor]] | None) -> list[dict[str, torch.Tensor]]:
-        """Labels as torchvision has them, which counts the background as class 0."""
+        """Convert labels to torchvision's form, in which class 0 is the background."""
         if labels is None:
-            raise ValueError("training needs labels: the boxes and classes of every image")
-        if self.config.use_masks and not all("masks" in each for each in labels):
-            raise ValueError("labels have no masks, which use_masks=True learns from; set use_masks=False")
+            raise ValueError("training needs labels; give the boxes and classes of every image")
+        if self.config.use_masks and not all("masks" in image for image in labels):
+            raise ValueError("use_masks=True needs labels with masks; give masks, or set use_masks=False")
         return [
             {
-                "boxes": each["boxes"],
-                "labels": each["class_labels"] + 1,
-                **({"masks": each["masks"]} if self.config.use_masks else {}),
+                "boxes": image["boxes"],
+                "labels": image["class_labels"] + 1,
+                **({"masks": image["masks"]} if self.config.use_masks else {}),
             }
-            for each in labels
+            for image in labels
         ]
 
 
 def build_detector(config: Any, channels: int) -> Any:
-    """torchvision's Mask R-CNN, or Faster R-CNN, whose parts are used, on maps of so many channels."""
+    """Build torchvision's Mask R-CNN or Faster R-CNN for maps with `channels` channels; the model
+    here uses its parts.
+    """
     from torchvision.models.detection import FasterRCNN, MaskRCNN
     from torchvision.models.detection.anchor_utils import AnchorGenerator
     from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
     from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
     from torchvision.ops import MultiScaleRoIAlign
 
-    maps: Any = nn.Identity()
-    maps.out_channels = channels
-    names, classes = [str(index) for index in range(len(config.anchor_sizes))], config.num_labels + 1
-    ratios = (tuple(config.anchor_ratios),) * len(names)
+    backbone: Any = nn.Identity()
+    backbone.out_channels = channels
+    map_names, classes = [str(index) for index in range(len(config.anchor_sizes))], config.num_labels + 1
+    ratios = (tuple(config.anchor_ratios),) * len(map_names)
     width = config.representation_size
-    parts: dict[str, Any] = {
+    options: dict[str, Any] = {
         "rpn_anchor_generator": AnchorGenerator(tuple((size,) for size in config.anchor_sizes), ratios),
-        "box_roi_pool": MultiScaleRoIAlign(names, output_size=7, sampling_ratio=2),
+        "box_roi_pool": MultiScaleRoIAlign(map_names, output_size=7, sampling_ratio=2),
         "box_head": nn.Sequential(
             nn.Flatten(), nn.Linear(channels * 7 * 7, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
         ),
@@ -193,24 +199,27 @@ def build_detector(config: Any, channels: int) -> Any:
         "box_detections_per_img": config.detections_per_image,
     }
     for name in ("rpn_pre_nms_top_n", "rpn_post_nms_top_n"):
-        parts[f"{name}_train"], parts[f"{name}_test"] = getattr(config, name)
+        options[f"{name}_train"], options[f"{name}_test"] = getattr(config, name)
     if not config.use_masks:
-        return FasterRCNN(maps, **parts)
+        return FasterRCNN(backbone, **options)
     mask_head, width = nn.Sequential(), channels
     for size in config.mask_channels:
         mask_head.extend([nn.Conv2d(width, size, 3, padding=1), nn.ReLU()])
         width = size
     return MaskRCNN(
-        maps,
-        **parts,
-        mask_roi_pool=MultiScaleRoIAlign(names, output_size=14, sampling_ratio=2),
+        backbone,
+        **options,
+        mask_roi_pool=MultiScaleRoIAlign(map_names, output_size=14, sampling_ratio=2),
         mask_head=mask_head,
         mask_predictor=MaskRCNNPredictor(width, width, classes),
     )
 
 
 class HfDetrMixin(HfDenseMixin):
-    """Abstract: a DETR. transformers freezes what is called a ResNet, but for stages of other names than here."""
+    """Abstract: a DETR whose backbone trains.
+
+    transformers freezes backbones whose stages lack the names of its own ResNet; this undoes it.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # pyright: ignore[reportCallIssue]

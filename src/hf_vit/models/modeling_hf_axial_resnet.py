@@ -1,9 +1,10 @@
-"""AxialResNet: a ResNet whose 3x3 convolutions are column and row attention with relative positions.
+"""Define AxialResNet: a ResNet whose 3x3 convolutions are column and row attention with relative positions.
 
-Legend: B batch, H x W px, h x w places of a map, C channels, A heads, L places of a line, M lines, K size of a query.
-Source: arXiv 2003.07853, section 3; maps are [B, h, w, C]. Where it is silent, as its code: columns before rows, stride
-by mean pooling after both, batch norms, initialization (He's variance by fan-out, position-sensitive parts by fan-in,
-last norm of a unit zero). Ours: even paddings, halving up, resampled tables.
+Legend: B batch, H x W px, h x w cells of a map, C channels, A heads, L positions of a line (row or column), M = B *
+lines of all images, K channels of a query or key, V = 2K channels of a value (each per head). Maps are [B, h, w, C].
+Source: arXiv 2003.07853, section 3. Details that it leaves open follow its code: columns before rows, stride by mean
+pooling after both, batch norms, initialization (He's variance by fan-out, position-sensitive parts by fan-in, last norm
+of a unit zero). Choices made here: even paddings, halving rounds up, resampled tables.
 """
 
 from contextlib import nullcontext
@@ -25,7 +26,10 @@ from .pretrained_hf_vit import HfPooledForImageClassification
 
 
 class DenseNorm(nn.Module):
-    """1x1 convolution and batch norm on [..., C]; flat, as a product of more axes depends on who wants gradients."""
+    """1x1 convolution and batch norm on [..., C].
+
+    The features are flattened first, as the result of a product with more axes depends on which inputs need gradients.
+    """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -40,7 +44,7 @@ class DenseNorm(nn.Module):
 
 
 class LogitNorm(nn.Module):
-    """Batch norm of q.k, q.r^q and k.r^k, each head apart, as its scales [3, A]: its shifts cancel in the softmax."""
+    """Batch norm of the logits q.k, q.r^q and k.r^k per head, as scales [3, A]; its shifts cancel in the softmax."""
 
     running_var: torch.Tensor
     momentum, eps = 0.1, 1e-5
@@ -55,7 +59,7 @@ class LogitNorm(nn.Module):
         init.ones_(self.running_var)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor) -> torch.Tensor:
-        """Compute position bias from q, k [M, A, L, K] and offsets [L, K, L] for each."""
+        """Return the scales [3, A] of the three logits of q, k [M, A, L, K] and offsets to_q, to_k [L, K, L]."""
         variance = self.running_var
         if self.training:
             mean_square, mean, number = self.moments(q, k, to_q, to_k)
@@ -65,20 +69,26 @@ class LogitNorm(nn.Module):
         return self.weight * torch.rsqrt(variance + self.eps)
 
     def moments(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor):
-        """Mean squares and means [3, A] of how many logits; from Gram matrices, not from the logits."""
+        """Return the mean squares and means [3, A] of the logits, and their number.
+
+        Gram matrices give these sums without computing the logits.
+        """
         number = q.shape[0] * q.shape[2] ** 2
-        x, offsets = torch.stack([q, k]), torch.stack([to_q, to_k])
-        of_line, of_place = x.transpose(3, 4) @ x, x.permute(0, 2, 3, 4, 1) @ x.permute(0, 2, 3, 1, 4)
+        qk, offsets = torch.stack([q, k]), torch.stack([to_q, to_k])
+        of_line, of_place = qk.transpose(3, 4) @ qk, qk.permute(0, 2, 3, 4, 1) @ qk.permute(0, 2, 3, 1, 4)
         of_offsets = (offsets @ offsets.transpose(2, 3))[:, None]
         squares = [of_line.prod(0).sum((0, 2, 3))[None], (of_place * of_offsets).sum((2, 3, 4))]
-        sums = [x.sum(3).prod(0).sum((0, 2))[None], (x.sum(1) * offsets.sum(3)[:, None]).sum((2, 3))]
+        sums = [qk.sum(3).prod(0).sum((0, 2))[None], (qk.sum(1) * offsets.sum(3)[:, None]).sum((2, 3))]
         return torch.cat(squares) / number, torch.cat(sums) / number, number
 
 
 def attend(qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, to_v: torch.Tensor):
-    """Equation 4 as products of matrices: what queries read from values and from positions, both [M*A, L, V].
+    """Compute equation 4 as matrix products; return what queries read from values and from positions, both [M*A, L, V].
 
-    qkv is [M, A, L, 2K + V], scales [3, A, 1, 1], and to_q, to_k, to_v [L, K or V, L] for every query, key and query.
+    Args:
+        qkv: [M, A, L, 2K + V].
+        scales: [3, A, 1, 1], see `LogitNorm`.
+        to_q, to_k, to_v: embeddings of the offsets [L, K or V, L], for every query, key and query.
     """
     size = to_q.shape[1]
     q, k, v = qkv.split([size, size, to_v.shape[1]], dim=3)
@@ -93,7 +103,7 @@ def attend(qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: to
 class HfAxialResNetAttention(nn.Module):
     """Position-sensitive attention along axis 1 (columns) or 2 (rows) of [B, h, w, C], in at least float32.
 
-    The table holds r^q, r^k and r^v [2L-1, 2K + V] for every offset of the key from the query; heads share it.
+    The table holds r^q, r^k and r^v [2L-1, 2K + V] for every offset of the key from the query; the heads share it.
     """
 
     def __init__(self, config: HfBaseConfig, width: int, axis: int, stride: int) -> None:
@@ -109,25 +119,25 @@ class HfAxialResNetAttention(nn.Module):
         init.normal_(self.offset_embeddings, std=(2 * self.key_size) ** -0.5)
 
     def span(self, config: HfBaseConfig) -> int:
-        """Places of a line at the nominal image size."""
+        """Return the number of positions of a line at the nominal image size."""
         return -(-config.nominal_size[self.axis - 1] // self.stride)
 
     def table(self, length: int) -> torch.Tensor:
-        """[2L-1, 2K + V] for lines of any length, stretched with the corners aligned."""
+        """Return the offset embeddings [2L-1, 2K + V] for lines of any length, resampled with aligned corners."""
         if self.offset_embeddings.shape[0] == 2 * length - 1:
             return self.offset_embeddings
-        wide = self.offset_embeddings.to(torch.promote_types(self.offset_embeddings.dtype, torch.float32))
-        stretched = F.interpolate(wide.T[None], size=2 * length - 1, mode="linear", align_corners=True)
+        weights = self.offset_embeddings.to(torch.promote_types(self.offset_embeddings.dtype, torch.float32))
+        stretched = F.interpolate(weights.T[None], size=2 * length - 1, mode="linear", align_corners=True)
         return stretched[0].T.to(self.offset_embeddings.dtype)
 
     def resize_to(self, config: HfBaseConfig) -> None:
         """Resample the table to the image size of another config."""
         if 2 * self.span(config) - 1 != self.offset_embeddings.shape[0]:
-            table, trains = self.table(self.span(config)).detach(), self.offset_embeddings.requires_grad
-            self.offset_embeddings = nn.Parameter(table.contiguous(), requires_grad=trains)
+            table, requires_grad = self.table(self.span(config)).detach(), self.offset_embeddings.requires_grad
+            self.offset_embeddings = nn.Parameter(table.contiguous(), requires_grad=requires_grad)
 
-    def normed_sum(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Return both through their batch norms and added, [M, L, A, V]."""
+    def add_normalized(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Apply both batch norms and add the results, [M, L, A, V]."""
         pairs = ((self.content_norm, content), (self.position_norm, position))
         first, second = (
             norm(part.flatten(2).flatten(0, 1).to(norm.weight.dtype)).view(part.shape) for norm, part in pairs
@@ -135,25 +145,27 @@ class HfAxialResNetAttention(nn.Module):
         return first + second
 
     def attend_lines(self, lines: torch.Tensor, *scales_and_offsets: torch.Tensor) -> torch.Tensor:
-        """Return what lines [M, A, L, 2K + V] read, see `attend`, through both batch norms: [M, L, A, V]."""
-        attended = attend(lines.contiguous(), *scales_and_offsets)
-        content, position = (each.unflatten(0, (-1, HEADS)).transpose(1, 2) for each in attended)
-        return self.normed_sum(content, position)
+        """Run `attend` on lines [M, A, L, 2K + V]; return the normalized sum of content and position parts [M, L, A,
+        V].
+        """
+        parts = attend(lines.contiguous(), *scales_and_offsets)
+        content, position = (part.unflatten(0, (-1, HEADS)).transpose(1, 2) for part in parts)
+        return self.add_normalized(content, position)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(features if self.axis == 2 else features.transpose(1, 2))  # [B, lines, L, 2C]
         length, channels, size = qkv.shape[2], features.shape[3], self.key_size
-        wide = torch.promote_types(qkv.dtype, torch.float32)
-        # The meta device, where FLOPs are counted, knows no autocast.
+        dtype = torch.promote_types(qkv.dtype, torch.float32)
+        # The meta device, on which FLOPs are counted, does not support autocast.
         with nullcontext() if qkv.is_meta else torch.autocast(qkv.device.type, enabled=False):
-            lines = qkv.to(wide).flatten(0, 1).unflatten(2, (HEADS, 4 * size)).transpose(1, 2)  # [M, A, L, 4K]
-            to_q, to_k, to_v = self.table(length).to(wide).split([size, size, 2 * size], dim=1)
-            # Where the key j stands from the query i, [i, :, j]: row j - i + L - 1 of the table; to_k is [j, :, i].
+            lines = qkv.to(dtype).flatten(0, 1).unflatten(2, (HEADS, 4 * size)).transpose(1, 2)  # [M, A, L, 4K]
+            to_q, to_k, to_v = self.table(length).to(dtype).split([size, size, 2 * size], dim=1)
+            # to_q and to_v are [i, :, j] for query i and key j, from row j - i + L - 1 of the table; to_k is [j, :, i].
             to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (to_q, to_k.flip(0), to_v))
-            scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(wide)
-            summed = self.attend_lines(lines, scales[..., None, None], to_q, to_k, to_v)
-        whole = summed.to(qkv.dtype).reshape(*qkv.shape[:3], channels)
-        return whole if self.axis == 2 else whole.transpose(1, 2)
+            scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(dtype)
+            attended = self.attend_lines(lines, scales[..., None, None], to_q, to_k, to_v)
+        output = attended.to(qkv.dtype).reshape(*qkv.shape[:3], channels)
+        return output if self.axis == 2 else output.transpose(1, 2)
 
 
 class HfAxialResNetBottleneck(nn.Module):
@@ -211,7 +223,7 @@ class HfAxialResNetStem(nn.Module):
 
 
 class HfAxialResNetPreTrainedModel(HfResNetPreTrainedModel):
-    """Abstract: what both models share."""
+    """Abstract: what AxialResNet's models share."""
 
     config: HfAxialResNetConfig
     config_class = HfAxialResNetConfig
@@ -220,7 +232,7 @@ class HfAxialResNetPreTrainedModel(HfResNetPreTrainedModel):
 
 
 class HfAxialResNetModel(HfAxialResNetPreTrainedModel, HfResNetBaseModel):
-    """The bare AxialResNet."""
+    """The bare AxialResNet, which returns the cells of its last map and their mean."""
 
     def build_encoder(self, config: HfAxialResNetConfig) -> nn.Module:
         return HfAxialResNetStem(config)
@@ -238,8 +250,8 @@ class HfAxialResNetForImageClassification(HfAxialResNetPreTrainedModel, HfPooled
 class HfAxialResNetBackbone(HfAxialResNetPreTrainedModel, HfResNetBaseBackbone):
     """AxialResNet as a backbone.
 
-    transformers' DETR looks for stages by the names of its own ResNet, and finding none freezes all of this one:
-    `detr.model.backbone.model.requires_grad_(True)` lets it learn.
+    transformers' DETR trains only stages with the names of its own ResNet and freezes all of this backbone; call
+    `detr.model.backbone.model.requires_grad_(True)` to train it.
     """
 
     model_class: ClassVar[type] = HfAxialResNetModel

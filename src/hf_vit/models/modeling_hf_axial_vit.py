@@ -1,7 +1,7 @@
-"""The Axial-ViT: every block attends along rows, then along columns, each followed by an MLP.
+"""Define the Axial-ViT: every block attends along rows, then along columns, each followed by an MLP.
 
-Legend: B batch, N = h*w tokens of the patch grid, D hidden size, A heads.
-Sources: arXiv 2010.11929 appendix D.6; axial attention is arXiv 1912.12180's.
+Legend: B batch, N = h*w tokens of the patch grid, D hidden size, A heads. A line is a row or a column of the grid.
+Sources: arXiv 2010.11929 appendix D.6; axial attention is from arXiv 1912.12180.
 """
 
 import copy
@@ -27,16 +27,19 @@ from .modeling_hf_vit import (
 )
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
-LineMasks = tuple[torch.Tensor | None, torch.Tensor | None]  # of rows, of columns
+LineMasks = tuple[torch.Tensor | None, torch.Tensor | None]  # for rows, for columns
 
 
 def transpose_grid(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """[B, h*w, ...] row by row -> [B, w*h, ...] column by column."""
+    """Reorder tokens [B, h*w, ...], row by row, to [B, w*h, ...], column by column."""
     return tokens.unflatten(1, grid).transpose(1, 2).flatten(1, 2)
 
 
 def line_masks(token_mask: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, N] bool -> one line a row, ([B*h, w], [B*w, h]); a line of padding alone sees itself, so nothing is NaN."""
+    """Split a mask [B, N] bool into masks of rows [B*h, w] and columns [B*w, h].
+
+    A line of padding alone attends to itself, so that nothing is NaN.
+    """
     rows = token_mask.reshape(-1, grid[1])
     columns = transpose_grid(token_mask, grid).reshape(-1, grid[0])
     return tuple(lines | ~lines.any(dim=1, keepdim=True) for lines in (rows, columns))  # pyright: ignore[reportReturnType]
@@ -45,8 +48,8 @@ def line_masks(token_mask: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torc
 class HfAxialViTLayer(nn.Module):
     """Row attention and MLP, then column attention and MLP: [B, N, D] -> [B, N, D], tokens row by row.
 
-    Lines are folded into the batch, and the grid is turned once after either half. Each half is a plain ViT block,
-    and is what activation checkpointing recomputes.
+    Lines are folded into the batch, and the grid is transposed after each half. Each half is a plain ViT block;
+    activation checkpointing recomputes one half at a time.
     """
 
     def __init__(self, config: HfAxialViTConfig, drop_path_rate: float) -> None:
@@ -56,7 +59,7 @@ class HfAxialViTLayer(nn.Module):
 
     @property
     def layernorm_before(self) -> nn.LayerNorm:
-        """Of what the layer is given."""
+        """Return the first LayerNorm, that of the row block."""
         return self.row.layernorm_before
 
     def forward(
@@ -64,19 +67,19 @@ class HfAxialViTLayer(nn.Module):
     ) -> torch.Tensor:
         row_mask, column_mask = attention_mask
         hidden_states = self.along(self.row, hidden_states, grid[1], row_mask, **kwargs)
-        turned = self.along(self.column, transpose_grid(hidden_states, grid), grid[0], column_mask, **kwargs)
-        return transpose_grid(turned, (grid[1], grid[0]))
+        columns = self.along(self.column, transpose_grid(hidden_states, grid), grid[0], column_mask, **kwargs)
+        return transpose_grid(columns, (grid[1], grid[0]))
 
     def along(
         self, block: nn.Module, tokens: torch.Tensor, length: int, mask: torch.Tensor | None, **kwargs: Any
     ) -> torch.Tensor:
-        """Run a block on every line of `length` tokens; [B, N, D] in and out."""
+        """Run a block on every line of `length` tokens; input and output are [B, N, D]."""
         return block(tokens.reshape(-1, length, tokens.shape[-1]), mask, **kwargs).reshape(tokens.shape)
 
     def attention_map(
         self, hidden_states: torch.Tensor, attention_mask: LineMasks, tokens: Tokens
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows [B, A, h, w, w], columns [B, A, w, h, h]) of this block on its input [B, N, D]."""
+        """Return the maps of this block for its input [B, N, D]: rows [B, A, h, w, w] and columns [B, A, w, h, h]."""
         h, w = tokens.grid
         masks = (None, None) if tokens.token_mask is None else line_masks(tokens.token_mask, tokens.grid)
         rows = self._line_maps(self.row, hidden_states, (h, w), masks[0])
@@ -87,6 +90,9 @@ class HfAxialViTLayer(nn.Module):
     def _line_maps(
         self, block: HfViTLayer, tokens: torch.Tensor, grid: Grid, mask: torch.Tensor | None
     ) -> torch.Tensor:
+        """Return one block's maps [B, A, lines, length, length] for tokens [B, N, D], whose `grid`
+        is (lines, length).
+        """
         lines = block.layernorm_before(tokens.reshape(-1, grid[1], tokens.shape[-1]))
         return block.attention.probabilities(lines, mask, grid, None).unflatten(0, (-1, grid[0])).transpose(1, 2)
 
@@ -107,10 +113,11 @@ class HfAxialViTStemEmbeddings(nn.Module):
         return self.projection(self.stem(pixel_values).permute(0, 3, 1, 2)).flatten(2).transpose(1, 2)
 
     def check_size(self, config: HfAxialViTConfig) -> None:
-        """Refuse another patch size with a ValueError."""
+        """Raise a ValueError if the patch size changes, as the projection of a stem's map cannot be resized."""
         if self.patch_stride != config.patch_stride:
             raise ValueError(
-                f"patch_size={config.patch_size}: patches of a stem's map keep their size, {self.patch_stride} px here"
+                f"an Axial-ViT with a stem cannot change its patch size from {self.patch_stride} px to "
+                f"patch_size={config.patch_size}; leave patch_size out"
             )
 
 
@@ -130,7 +137,7 @@ class HfAxialViTPreTrainedModel(HfViTPreTrainedModel):
 
 
 class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
-    """The bare Axial-ViT: `last_hidden_state` is the grid flattened row by row. Takes rectangular and large grids."""
+    """The bare Axial-ViT; `last_hidden_state` is the grid, row by row, and may be rectangular and large."""
 
     def build_patch_embeddings(self, config: HfAxialViTConfig) -> nn.Module:
         return HfViTPatchEmbeddings(config) if config.stage_depths is None else HfAxialViTStemEmbeddings(config)
@@ -157,32 +164,36 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
     def from_vit(cls, checkpoint: str | HfViTForImageClassification, **overrides: Any) -> Self:
         """Start from a plain ViT: its blocks are copied into both axes, for fine-tuning at high resolution.
 
-        The class token, its position row and registers have no place on a grid and are dropped; token pooling becomes
-        GAP. The image size may be overridden afterwards with `resize_to`.
+        A grid has no class token and no registers, so these are dropped with their positions, and token pooling becomes
+        GAP. Use `resize_to` to change the image size afterwards.
 
         Args:
-            checkpoint: a `HfViTForImageClassification`, or what its `from_pretrained` takes.
+            checkpoint: a `HfViTForImageClassification`, or an argument of its `from_pretrained`.
             overrides: fields of the new config, for example drop_path_rate.
 
         Raises:
-            StrictDataclassError: the ViT has what an axial model cannot hold (causal attention, relative positions).
+            StrictDataclassError: an axial model cannot have all the ViT's features (causal attention, relative
+                positions).
             ValueError: `stage_depths` is given.
         """
         if overrides.get("stage_depths") is not None:
-            raise ValueError("a ViT's patch kernel does not fit a stem; leave stage_depths out")
+            raise ValueError(
+                f"stage_depths={overrides['stage_depths']} does not go with from_vit, as a ViT's patch kernel does not "
+                "fit a stem; leave stage_depths out"
+            )
         plain: Any = HfViTForImageClassification
         vit = plain.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
         pooling = "map" if vit.config.pooling.startswith("map") else "gap"
         dropped = {"use_class_token": None, "use_distillation_token": False, "num_register_tokens": 0}
         model, vit = cls._from_fields_of(vit, **{"pooling": pooling, **dropped, **overrides})
-        source = vit.state_dict()
-        special = vit.config.num_special_positions
-        state: dict[str, torch.Tensor] = {}
+        vit_weights = vit.state_dict()
+        num_special_positions = vit.config.num_special_positions
+        weights: dict[str, torch.Tensor] = {}
         for name in model.state_dict():
             plain = name.replace(".row.", ".").replace(".column.", ".")
-            rows = special if name.endswith("embeddings.position_embeddings") else 0
-            state[name] = source[plain][:, rows:] if rows else source[plain]
-        model.load_state_dict(copy.deepcopy(state))
+            num_dropped_rows = num_special_positions if name.endswith("embeddings.position_embeddings") else 0
+            weights[name] = vit_weights[plain][:, num_dropped_rows:] if num_dropped_rows else vit_weights[plain]
+        model.load_state_dict(copy.deepcopy(weights))
         return model
 
 

@@ -1,8 +1,8 @@
-"""BiT: ResNets with GroupNorm and standardized kernels, as classifiers.
+"""Define BiT: ResNets with GroupNorm and standardized kernels, as classifiers.
 
-Legend: B batch, C channels, H x W px, h x w places of a map.
+Legend: B batch, C channels, C' channels of the last map, H x W px, h x w cells of a map.
 Sources: arXiv 1912.11370; pre-activation units as in 1603.05027, with the constants and paddings of the original code.
-The post-activation form is also the stem of the hybrids, and stands in `resnet_hf_vit`.
+The post-activation form, also the stem of the hybrids, is in `resnet_hf_vit`.
 """
 
 import functools
@@ -28,15 +28,15 @@ EPS = 1e-5
 
 def build_conv(config: Any, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> StdConv2d:
     """Return a convolution of the paper's ResNetV2."""
-    style = "paper" if config.weight_standardization == "original" else config.weight_standardization
-    return StdConv2d(in_channels, out_channels, kernel_size, stride, padding="even", standardization=style)
+    standardization = "paper" if config.weight_standardization == "original" else config.weight_standardization
+    return StdConv2d(in_channels, out_channels, kernel_size, stride, padding="even", standardization=standardization)
 
 
 class HfBitPreActivationUnit(nn.Module):
     """Residual unit 1x1, 3x3, 1x1, each after GroupNorm and ReLU; nothing follows the sum.
 
-    [B, C, H, W] -> [B, 4 * width, H / stride, W / stride]; where the shape changes, the shortcut is a projection of
-    what the first convolution sees.
+    [B, C, H, W] -> [B, 4 * width, H / stride, W / stride]. If the shape changes, the shortcut projects the first
+    convolution's input.
     """
 
     def __init__(self, config: HfBaseConfig, in_channels: int, width: int, stride: int) -> None:
@@ -45,8 +45,8 @@ class HfBitPreActivationUnit(nn.Module):
         self.norm1, self.conv1 = nn.GroupNorm(GROUPS, in_channels, EPS), conv(in_channels, width, 1)
         self.norm2, self.conv2 = nn.GroupNorm(GROUPS, width, EPS), conv(width, width, 3, stride)
         self.norm3, self.conv3 = nn.GroupNorm(GROUPS, width, EPS), conv(width, out_channels, 1)
-        changed = stride != 1 or in_channels != out_channels
-        self.projection = conv(in_channels, out_channels, 1, stride) if changed else None
+        shape_changes = stride != 1 or in_channels != out_channels
+        self.projection = conv(in_channels, out_channels, 1, stride) if shape_changes else None
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         hidden = F.relu(self.norm1(features))
@@ -75,7 +75,7 @@ class HfBitPreActivationEncoder(nn.Module):
 
 
 class HfBitPreTrainedModel(HfResNetPreTrainedModel):
-    """Abstract: what both models share."""
+    """Abstract: what BiT's models share."""
 
     config: HfBitConfig
     config_class = HfBitConfig
@@ -86,7 +86,7 @@ class HfBitPreTrainedModel(HfResNetPreTrainedModel):
 
 
 class HfBitModel(HfBitPreTrainedModel, HfResNetBaseModel):
-    """The bare ResNet."""
+    """The bare BiT ResNet, which returns the cells of its last map and their mean."""
 
     def build_encoder(self, config: HfBitConfig) -> nn.Module:
         return HfBitPreActivationEncoder(config) if config.pre_activation else ResNetStem(config)
@@ -102,6 +102,8 @@ class HfBitForImageClassification(HfBitPreTrainedModel, HfPooledForImageClassifi
 
 
 class HfBitBackbone(HfBitPreTrainedModel, HfResNetBaseBackbone):
-    """BiT as a backbone; a stage's map is what the next one sees, before the last GroupNorm of a pre-activation one."""
+    """BiT as a backbone; a stage's map is the next stage's input, without the last GroupNorm of a pre-activation
+    network.
+    """
 
     model_class: ClassVar[type] = HfBitModel

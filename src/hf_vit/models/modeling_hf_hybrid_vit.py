@@ -1,4 +1,4 @@
-"""The Hybrid-ViT: a ResNet stem (root and bottleneck stages) whose feature map is cut into patches.
+"""Define the Hybrid-ViT: a ResNet stem (root and bottleneck stages) whose feature map is cut into patches.
 
 Legend: B batch, C channels, H x W px, h x w patch grid, D hidden size.
 Sources: arXiv 2010.11929 section 3.1 and table 6; the stem is BiT's (arXiv 1912.11370, see `resnet_hf_vit`).
@@ -47,7 +47,7 @@ class HfHybridViTPreTrainedModel(HfViTPreTrainedModel):
 
 
 class HfHybridViTModel(HfHybridViTPreTrainedModel, HfViTBaseModel):
-    """The bare Hybrid-ViT: tokens and the pooled output."""
+    """The bare Hybrid-ViT, which returns tokens and a pooled output."""
 
     def build_patch_embeddings(self, config: HfHybridViTConfig) -> nn.Module:
         return HfHybridViTPatchEmbeddings(config)
@@ -69,8 +69,8 @@ class HfHybridViTBackbone(HfHybridViTPreTrainedModel, HfViTBaseBackbone):
     """The Hybrid-ViT as a backbone; see `HfViTBackbone`.
 
     Config field:
-        stem_stages: before the maps of `out_features`, the maps of these stages of the stem (1, 2, ...), of strides
-            4, 8, 16 px and 4, 8, 16 times `stem_width` channels. They are of images of one size alone.
+        stem_stages: stages of the stem (1, 2, ...) whose maps precede those of `out_features`, with strides 4, 8, 16 px
+            and 4, 8, 16 times `stem_width` channels. All images must have one size.
     """
 
     model_class = HfHybridViTModel
@@ -81,12 +81,12 @@ class HfHybridViTBackbone(HfHybridViTPreTrainedModel, HfViTBaseBackbone):
         """Return the feature maps.
 
         Raises:
-            ValueError: `patch_attention_mask` beside `stem_stages`, as the stem sees each size on its own.
+            ValueError: `patch_attention_mask` is given with `stem_stages`, as the stem processes each size separately.
         """
         if patch_attention_mask is not None and self.config.stem_stages:
             raise ValueError(
                 f"patch_attention_mask does not go with stem_stages={self.config.stem_stages}; give images of one "
-                "size, or stem_stages=()"
+                "size without a mask, or set stem_stages=()"
             )
         return super().forward(pixel_values, patch_attention_mask, **kwargs)
 

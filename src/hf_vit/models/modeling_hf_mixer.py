@@ -1,8 +1,8 @@
-"""The MLP-Mixer, downward: patches, MLP, block, the bare model, classifier and backbone.
+"""Define the MLP-Mixer from the bottom up: patches, MLP, block, the bare model, classifier and backbone.
 
-Legend: B batch, C channels, H x W px, h x w patch grid, N tokens (one a patch), D hidden size, K labels.
-Sources: Tolstikhin et al., arXiv 2105.01601 (section 2, table 1); stochastic depth 1603.09382. The original JAX code
-(vit_jax/models_mixer.py) fixes what the paper leaves open (tanh GELU, eps 1e-6, initialization).
+Legend: B batch, C channels, H x W px, h x w patch grid, N tokens (one per patch), D hidden size, K labels.
+Sources: Tolstikhin et al., arXiv 2105.01601 (section 2, table 1); stochastic depth 1603.09382. Details that the paper
+leaves open follow the original JAX code, vit_jax/models_mixer.py (tanh GELU, eps 1e-6, initialization).
 """
 
 from typing import Any, ClassVar, Unpack
@@ -37,14 +37,22 @@ class HfMixerPatchEmbeddings(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         (height, width), (stride_h, stride_w) = pixel_values.shape[2:], self.projection.stride
-        down, right = -height % stride_h, -width % stride_w
-        if down or right:  # SAME of TensorFlow: what is uneven is added at the end
-            pixel_values = F.pad(pixel_values, (right // 2, right - right // 2, down // 2, down - down // 2))
+        missing_rows, missing_columns = -height % stride_h, -width % stride_w
+        if missing_rows or missing_columns:  # TensorFlow's SAME padding, which adds an odd px at the end
+            pixel_values = F.pad(
+                pixel_values,
+                (
+                    missing_columns // 2,
+                    missing_columns - missing_columns // 2,
+                    missing_rows // 2,
+                    missing_rows - missing_rows // 2,
+                ),
+            )
         return self.projection(pixel_values.to(self.projection.weight.dtype)).flatten(2).transpose(1, 2)
 
 
 class HfMixerEmbeddings(nn.Module):
-    """Images of the one size that the model takes, to tokens: [B, C, H, W] -> [B, N, D]; there are no positions."""
+    """Turn images of the model's one size into tokens: [B, C, H, W] -> [B, N, D]; there are no positions."""
 
     def __init__(self, config: HfMixerConfig) -> None:
         super().__init__()
@@ -56,16 +64,16 @@ class HfMixerEmbeddings(nn.Module):
         return self.patch_embeddings(pixel_values)
 
     def check_size(self, config: HfMixerConfig) -> None:
-        """Raises ValueError: another size than the model's."""
+        """Raise a ValueError if the image or patch size changes."""
         if (config.nominal_size, config.patch_stride) != (self.config.nominal_size, self.config.patch_stride):
             raise ValueError(
-                f"image_size={config.image_size}, patch_size={config.patch_size} for an MLP-Mixer of image_size="
-                f"{self.config.image_size}, patch_size={self.config.patch_size}, which cannot be resized: its token "
-                "MLP has a weight for every patch; keep its sizes, or train a new model"
+                f"this MLP-Mixer cannot be resized to image_size={config.image_size} and "
+                f"patch_size={config.patch_size}, as its token MLP has a weight for every patch; keep image_size="
+                f"{self.config.image_size} and patch_size={self.config.patch_size}, or train a new model"
             )
 
     def check(self, pixel_values: torch.Tensor) -> None:
-        """Raise a ValueError for what is no batch of images of the model's one size, or without weights."""
+        """Raise a ValueError for anything but images of the model's one size, and for weights without values."""
         check_images(pixel_values, self.config.num_channels)
         self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
         check_values(pixel_values, self.patch_embeddings)
@@ -89,9 +97,10 @@ class HfMixerMLP(nn.Module):
 
 
 class HfMixerLayer(GradientCheckpointingLayer):
-    """Pre-norm block: an MLP across the tokens, then one across the channels, each with a residual.
+    """Pre-norm block: an MLP across the tokens, then one across the channels, each with a residual: [B, N, D] -> [B, N,
+    D].
 
-    [B, N, D] -> [B, N, D]; the token MLP is the same for every channel, the other for every token (equation 1).
+    The token MLP is the same for every channel, the channel MLP for every token (equation 1).
     """
 
     def __init__(self, config: HfMixerConfig, drop_path_rate: float) -> None:
@@ -104,14 +113,12 @@ class HfMixerLayer(GradientCheckpointingLayer):
         self.drop_path_rate = drop_path_rate
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        mixed = self.token_mlp(self.layernorm_before(hidden_states).transpose(1, 2)).transpose(1, 2)
-        hidden_states = self.add(hidden_states, mixed)
+        token_branch = self.token_mlp(self.layernorm_before(hidden_states).transpose(1, 2)).transpose(1, 2)
+        hidden_states = self.add(hidden_states, token_branch)
         return self.add(hidden_states, self.mlp(self.layernorm_after(hidden_states)))
 
     def add(self, hidden_states: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
-        """Return the sum; in training a branch is dropped for a whole image at the block's rate, and keeps its
-        expectation.
-        """
+        """Return the residual sum; in training, drop the branch of whole images at random and keep its expectation."""
         if self.training and self.drop_path_rate:
             keep = torch.empty(branch.shape[0], 1, 1, device=branch.device, dtype=branch.dtype)
             branch = branch * keep.bernoulli_(1.0 - self.drop_path_rate) / (1.0 - self.drop_path_rate)
@@ -119,7 +126,7 @@ class HfMixerLayer(GradientCheckpointingLayer):
 
 
 class HfMixerPreTrainedModel(HfPreTrainedModel):
-    """Abstract: what transformers is told of every model with these blocks."""
+    """Abstract: what transformers needs to know about models with these blocks."""
 
     config: HfMixerConfig
     config_class: ClassVar[type] = HfMixerConfig
@@ -153,13 +160,16 @@ class HfMixerModel(HfMixerPreTrainedModel):
         """Encode images [B, C, H, W] of the configuration's `image_size`.
 
         Returns:
-            last_hidden_state [B, N, D], row by row; pooler_output [B, D], their mean; hidden_states where asked for.
+            last_hidden_state [B, N, D], row by row; pooler_output [B, D], their mean; hidden_states if requested.
 
         Raises:
-            ValueError: images of another size, or a `patch_attention_mask`, which other families take for padding.
+            ValueError: images have another size, or `patch_attention_mask` is given, which other families use for
+                padding.
         """
         if patch_attention_mask is not None:
-            raise ValueError(f"patch_attention_mask does not go with {type(self).__name__}; give images of one size")
+            raise ValueError(
+                f"{type(self).__name__} does not take patch_attention_mask; give images of one size without padding"
+            )
         hidden_states = self.embeddings(pixel_values)
         for layer in self.layers:
             hidden_states = layer(hidden_states)
@@ -168,7 +178,7 @@ class HfMixerModel(HfMixerPreTrainedModel):
 
 
 class HfMixerForImageClassification(HfMixerPreTrainedModel, HfPooledForImageClassification):
-    """The MLP-Mixer with a zero-initialised linear classifier on the mean of its tokens."""
+    """The MLP-Mixer with a zero-initialized linear classifier on the mean of its tokens."""
 
     model_class: ClassVar[type] = HfMixerModel
 
@@ -177,8 +187,8 @@ class HfMixerBackbone(HfMixerPreTrainedModel, HfBaseBackbone):
     """The MLP-Mixer's blocks as feature maps, for detectors and segmenters that take images of one size.
 
     Config fields:
-        out_features, out_indices: which of "stem" (the embedded patches), "stage1" ... (after each block); a stage's
-            map is what the next block sees.
+        out_features, out_indices: the output stages among "stem" (the embedded patches), "stage1" ... (after each
+            block); a stage's map is the next block's input.
     """
 
     model_class: ClassVar[type] = HfMixerModel

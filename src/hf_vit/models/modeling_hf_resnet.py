@@ -1,6 +1,6 @@
-"""What ResNets share as models: an encoder, the mean of its last map, and a linear classifier on that.
+"""Define what ResNets share as models: an encoder, the mean of its last map, and a linear classifier on that.
 
-Legend: B batch, C channels, H x W px, h x w places of a map, K labels.
+Legend: B batch, C channels, C' channels of the last map, H x W px, h x w cells of a map, K labels.
 """
 
 import itertools
@@ -24,13 +24,13 @@ from .pretrained_hf_vit import (
 
 
 class HfResNetPreTrainedModel(HfPreTrainedModel):
-    """Abstract: no Transformer, no tokens."""
+    """Abstract: a model without tokens."""
 
     base_model_prefix = "resnet"
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path | None, *args: Any, **kwargs: Any) -> Self:
-        """As every model's.
+        """Load a model, as for every model of the package.
 
         Raises:
             OSError: the weights have the names of version 0.1.0, before the first release.
@@ -40,14 +40,14 @@ class HfResNetPreTrainedModel(HfPreTrainedModel):
         model, info = loaded
         if any(name.startswith(("vit.", "stem.")) for name in info["unexpected_keys"]):
             raise OSError(
-                f"{pretrained_model_name_or_path} was saved by hf_vit 0.1.0, whose {cls.__name__} named its parameters "
-                "otherwise; convert its source again with `hf-vit convert`, or train it again with this version"
+                f"{pretrained_model_name_or_path} was saved by hf_vit 0.1.0, whose {cls.__name__} has other parameter "
+                "names; convert the original checkpoint again with `hf-vit convert`, or train the model again"
             )
         return loaded if with_info else model
 
 
 class HfResNetBaseModel(HfResNetPreTrainedModel):
-    """Abstract: a family supplies the network, as `encoder`."""
+    """Abstract: pool the last map of a network that the family defines in `build_encoder`."""
 
     def __init__(self, config: HfResNetBaseConfig) -> None:
         super().__init__(config)
@@ -55,11 +55,12 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
         self.post_init()
 
     def build_encoder(self, config: Any) -> nn.Module:
-        raise NotImplementedError(f"{type(self).__name__} is abstract: a family supplies its encoder")
+        """Return the network of the family: [B, C, H, W] -> its last map."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract: define build_encoder")
 
     def last_map(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W] -> [B, h, w, C']."""
-        raise NotImplementedError(f"{type(self).__name__} is abstract: a family knows the axes of its map")
+        """Encode images [B, C, H, W] as the last map [B, h, w, C']."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract: define last_map")
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -69,12 +70,20 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
         patch_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """[B, C, H, W] -> last_hidden_state [B, h*w, C'] row by row, pooler_output [B, C'], their mean.
+        """Encode images [B, C, H, W].
 
-        hidden_states, where asked for, are the maps of the root and of every unit, with the axes the family has inside.
+        Returns:
+            last_hidden_state [B, h*w, C'], row by row; pooler_output [B, C'], its mean; if requested, hidden_states:
+                the maps
+            of the root and of every unit, with the family's internal order of axes.
+
+        Raises:
+            ValueError: `patch_attention_mask` is given, which other families use for padding.
         """
         if patch_attention_mask is not None:
-            raise ValueError(f"patch_attention_mask does not go with {type(self).__name__}; give images of one size")
+            raise ValueError(
+                f"{type(self).__name__} does not take patch_attention_mask; give images of one size without padding"
+            )
         check_images(pixel_values, self.config.num_channels)
         check_values(pixel_values, self)
         features = self.last_map(pixel_values.to(self.dtype)).flatten(1, 2)
@@ -82,10 +91,11 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
 
 
 class HfResNetBaseBackbone(HfResNetPreTrainedModel, HfBaseBackbone):
-    """Abstract: root and stages of a family's model as feature maps, for detectors and segmenters.
+    """Abstract: return root and stages of a family's model as feature maps, for detectors and segmenters.
 
     Config fields:
-        out_features, out_indices: which of "stem" (the root), "stage1" ... (after each stage): strides 4, 4, 8, 16 ...
+        out_features, out_indices: the output stages among "stem" (the root), "stage1" ... (after each stage), with the
+            strides 4, 4, 8, 16, ... px.
     """
 
     def __init__(self, config: HfResNetBaseConfig) -> None:
@@ -98,9 +108,9 @@ class HfResNetBaseBackbone(HfResNetPreTrainedModel, HfBaseBackbone):
         return [4 * 2 ** max(self.stage_names.index(name) - 1, 0) for name in self.out_features]
 
     def _stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
-        """Return the root's state, and that of the last unit of every stage."""
-        if not self.config.stage_depths:  # the maps are what units are given and put out
-            raise ValueError("stage_depths=() is a root alone; a backbone needs at least one stage, such as (1,)")
+        """Return the states of the root and of the last unit of every stage."""
+        if not self.config.stage_depths:  # hidden states are recorded at the units, of which there are none
+            raise ValueError("stage_depths=() has no stages; a backbone needs at least one, such as stage_depths=(1,)")
         return [hidden_states[end] for end in itertools.accumulate(self.config.stage_depths, initial=0)]
 
     def _map(self, state: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:

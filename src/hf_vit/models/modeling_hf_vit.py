@@ -1,9 +1,9 @@
-"""The Vision Transformer, downward: attention, MLP, block, pooler, the bare model, the classifier.
+"""Define the Vision Transformer from the bottom up: attention, MLP, block, pooler, the bare model, the classifier.
 
 Legend: B batch, C channels, H x W px, h x w patch grid, N tokens, D hidden size, A heads, K head size or labels.
 Sources: Dosovitskiy et al., arXiv 2010.11929 (section 3.1, appendix D.3, table 3); LayerScale 2103.17239; stochastic
-depth 1603.09382; MAP pooling 2106.04560. The original JAX code fixes what the paper leaves open (tanh GELU, eps 1e-6,
-initialization).
+depth 1603.09382; MAP pooling 2106.04560. Details that the paper leaves open follow the original JAX code (tanh GELU,
+eps 1e-6, initialization).
 """
 
 import warnings
@@ -41,13 +41,13 @@ from .pretrained_hf_vit import (
 
 
 def attention_mask_of(config: HfViTBaseConfig, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
-    """Return what the attention implementation takes for a mask; None where it needs none.
+    """Return the mask in the form that the attention implementation takes; None where it needs no mask.
 
-    transformers makes none for an attention function of one's own that has no mask function: it gets the one that is
-    added to logits.
+    transformers makes masks only for implementations that have a mask function; custom attention functions get the mask
+    that is added to logits.
     """
     if not config.is_causal and token_mask is None:
-        return None  # an exporter would be given a mask that forbids nothing, to be added in every layer
+        return None  # otherwise an exported graph would add a mask of zeros in every layer
     if config._attn_implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
         return additive_mask(hidden_states, token_mask, config.is_causal)
     if config.is_causal:
@@ -62,7 +62,7 @@ def attention_probabilities(
     attention_mask: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(q k' * scaling + bias + mask), [B, A, N, N], in the dtype of `query`; torch sums in at least float32."""
+    """Return softmax(q k' * scaling + bias + mask), [B, A, N, N], in the dtype of `query`."""
     logits = torch.matmul(query * scaling, key.transpose(2, 3))
     if position_bias is not None:
         logits = logits + position_bias
@@ -83,7 +83,7 @@ def eager_attention_forward(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the explicit formula; returns the output [B, N, A, K] and the probabilities [B, A, N, N]."""
+    """Compute attention by its formula; return the output [B, N, A, K] and the probabilities [B, A, N, N]."""
     probabilities = attention_probabilities(query, key, scaling, attention_mask, position_bias)
     probabilities = F.dropout(probabilities, p=dropout, training=module.training)
     return torch.matmul(probabilities, value).transpose(1, 2).contiguous(), probabilities
@@ -106,12 +106,19 @@ class HfViTAttention(nn.Module):
         self.relative_position = None if relative is None else relative(config)
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
-        """[B, N, A*K] -> [B, A, N, K]; A may be a shard of the heads under tensor parallelism."""
+        """Split [B, N, A*K] into heads [B, A, N, K]; under tensor parallelism A is this process's
+        share of the heads.
+        """
         return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
     def position_bias(
         self, query: torch.Tensor, grid: Grid | None, image_grids: list[Grid] | None
     ) -> torch.Tensor | None:
+        """Return the bias [B, A, N, N] of relative positions; None if the layer has none.
+
+        Raises:
+            ValueError: flash attention is set, which takes no bias.
+        """
         if self.relative_position is None:
             return None
         if "flash" in (self.config._attn_implementation or ""):
@@ -123,13 +130,13 @@ class HfViTAttention(nn.Module):
         return self.relative_position(query, grid, self.scaling, image_grids)
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[B, N, D] -> query, key and value [B, A, N, K]."""
+        """Project tokens [B, N, D] to query, key and value [B, A, N, K]."""
         if not self.config.qkv_bias:
             check_values(hidden_states, self.q_proj, self.k_proj, self.v_proj)
         return (*self.query_and_key(hidden_states), self.heads(self.v_proj(hidden_states)))
 
     def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, N, D] -> query and key [B, A, N, K]: all that attention probabilities need."""
+        """Project tokens [B, N, D] to query and key [B, A, N, K], which is all that attention probabilities need."""
         return self.heads(self.q_proj(hidden_states)), self.heads(self.k_proj(hidden_states))
 
     def attend(
@@ -140,19 +147,23 @@ class HfViTAttention(nn.Module):
         image_grids: list[Grid] | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Everything but the output projection: [B, N, D], and the probabilities where the implementation has them."""
+        """Run attention without the output projection; return [B, N, D], and the probabilities if the implementation
+        has them.
+        """
         query, key, value = self.project(hidden_states)
         bias = self.position_bias(query, grid, image_grids)
         if bias is not None:
             kwargs["position_bias"] = bias
-        attended, probabilities = self.interface(query, key, value, attention_mask, **kwargs)
-        return attended.flatten(2), probabilities
+        output, probabilities = self.interface(query, key, value, attention_mask, **kwargs)
+        return output.flatten(2), probabilities
 
     def interface(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the attention implementation on [.., A, n, K] and [.., A, m, K]: [.., n, A, K], and its
-        probabilities.
+        """Run the attention implementation on query [.., A, n, K] and key and value [.., A, m, K].
+
+        Returns:
+            The output [.., n, A, K], and the probabilities or None.
         """
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention_forward
@@ -163,8 +174,8 @@ class HfViTAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        attended, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
-        return self.o_proj(attended), probabilities
+        output, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
+        return self.o_proj(output), probabilities
 
     def probabilities(
         self,
@@ -173,7 +184,9 @@ class HfViTAttention(nn.Module):
         grid: Grid,
         image_grids: list[Grid] | None,
     ) -> torch.Tensor:
-        """[B, A, N, N] from q and k alone, whatever the attention implementation; `token_mask` is [B, N] bool."""
+        """Return the probabilities [B, A, N, N] from q and k, under any attention implementation; `token_mask` is [B,
+        N] bool.
+        """
         query, key = self.query_and_key(hidden_states)
         mask = additive_mask(query[:, 0], token_mask, self.is_causal)
         bias = self.position_bias(query, grid, image_grids)
@@ -191,12 +204,13 @@ class HfViTMLP(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        activated = self.activation_fn(self.fc1(hidden_states))
-        return self.dropout(self.fc2(self.dropout(activated)))
+        hidden = self.activation_fn(self.fc1(hidden_states))
+        return self.dropout(self.fc2(self.dropout(hidden)))
 
     def init_weights(self) -> None:
-        for dense in (self.fc1, self.fc2):
-            init.normal_(dense.bias, std=1e-6)
+        """Initialize the biases with small random values, as the original code."""
+        for layer in (self.fc1, self.fc2):
+            init.normal_(layer.bias, std=1e-6)
 
 
 class HfViTSwiGLU(nn.Module):
@@ -209,15 +223,15 @@ class HfViTSwiGLU(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        gated = F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
-        return self.dropout(self.down_proj(self.dropout(gated)))
+        hidden = F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
+        return self.dropout(self.down_proj(self.dropout(hidden)))
 
 
 MLPS: dict[str, type[nn.Module]] = {"dense": HfViTMLP, "swiglu": HfViTSwiGLU}
 
 
 class HfViTLayerScale(nn.Module):
-    """A learned factor a channel on a residual branch (CaiT, arXiv 2103.17239)."""
+    """Learned factors, one per channel, that scale a residual branch (CaiT, arXiv 2103.17239)."""
 
     def __init__(self, hidden_size: int, initial_value: float) -> None:
         super().__init__()
@@ -232,12 +246,13 @@ class HfViTLayerScale(nn.Module):
 
 
 def build_layer_scale(config: HfViTBaseConfig) -> HfViTLayerScale | None:
+    """Return a LayerScale if the config sets an initial value, else None."""
     value = config.layer_scale_init_value
     return None if value is None else HfViTLayerScale(config.hidden_size, float(value))
 
 
 class HfViTDropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): drops a whole residual branch for an image, keeps its expectation."""
+    """Stochastic depth (arXiv 1603.09382): drop a residual branch for whole images, keep its expectation."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -267,7 +282,7 @@ class HfViTLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        # What attention gives has no name here: the MLP, which needs the most memory, would hold it meanwhile.
+        # The attention output gets no name, which would keep it in memory while the MLP, which needs most, runs.
         hidden_states = self._add(
             hidden_states,
             self.dropout(self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)[0]),
@@ -276,8 +291,9 @@ class HfViTLayer(GradientCheckpointingLayer):
         return self._add(hidden_states, self.mlp(self.layernorm_after(hidden_states)), self.layer_scale2)
 
     def _add(self, hidden_states: torch.Tensor, branch: torch.Tensor, scale: nn.Module | None) -> torch.Tensor:
-        """Return a module that does nothing is left out: called twice a layer, it shows in the time of a small
-        batch.
+        """Return the residual sum with LayerScale and drop path, which are skipped if absent.
+
+        Identity modules, called twice per layer, would slow down small batches.
         """
         scaled = branch if scale is None else scale(branch)
         return hidden_states + (scaled if self.drop_path is None else self.drop_path(scaled))
@@ -285,24 +301,28 @@ class HfViTLayer(GradientCheckpointingLayer):
     def attention_map(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, tokens: Tokens
     ) -> torch.Tensor:
-        """[B, A, N, N] of this block on its input [B, N, D]."""
-        normed = self.layernorm_before(hidden_states)
-        return self.attention.probabilities(normed, tokens.token_mask, tokens.grid, tokens.image_grids)
+        """Return the attention probabilities [B, A, N, N] of this block for its input [B, N, D]."""
+        normalized = self.layernorm_before(hidden_states)
+        return self.attention.probabilities(normalized, tokens.token_mask, tokens.grid, tokens.image_grids)
 
 
 def class_token_index(config: HfViTBaseConfig) -> int:
-    """Return where the class token stands in the sequence; the distillation token follows it."""
+    """Return the index of the class token in the sequence; the distillation token follows it."""
     return -config.num_special_tokens if config.is_causal else 0
 
 
 def patch_token_slice(config: HfViTBaseConfig) -> slice:
-    """Return where the patch tokens stand in the sequence: after the special tokens, or before them when causal."""
+    """Return the slice of patch tokens in the sequence: after the special tokens, or before them if attention is
+    causal.
+    """
     special = config.num_special_tokens
     return slice(0, -special if special else None) if config.is_causal else slice(special, None)
 
 
 class AttentionPooling(nn.Module):
-    """One learned query (probe [1, 1, D]) attends to all tokens, then an MLP with a residual: [B, N, D] -> [B, D]."""
+    """Attention of one learned query (probe [1, 1, D]) to all tokens, then an MLP with a residual:
+    [B, N, D] -> [B, D].
+    """
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
@@ -316,7 +336,7 @@ class AttentionPooling(nn.Module):
         self.mlp = HfViTMLP(config)
 
     def init_weights(self) -> None:
-        """Flax's xavier-uniform takes 1 and D for the fans of [1, 1, D], torch's would take D and D."""
+        """Initialize the probe xavier-uniform with Flax's fans 1 and D of [1, 1, D]; torch would take D and D."""
         bound = (6 / (1 + self.probe.shape[2])) ** 0.5
         init.uniform_(self.probe, -bound, bound)
 
@@ -328,13 +348,15 @@ class AttentionPooling(nn.Module):
             for name, tokens in inputs.items()
         )
         mask = None if token_mask is None else token_mask[:, None, None, :]
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        pooled = self.attention["o_proj"](attended.transpose(1, 2).flatten(2))[:, 0]
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        pooled = self.attention["o_proj"](output.transpose(1, 2).flatten(2))[:, 0]
         return pooled + self.mlp(self.layernorm(pooled))
 
 
 class HfViTPooler(nn.Module):
-    """Abstract: tokens [B, N, D] -> [B, D], or [B, R] with a representation layer (`dense`, tanh; `pre_logits`)."""
+    """Abstract: pool tokens [B, N, D] to [B, D], or [B, R] after a representation layer (`dense`,
+    tanh; `pre_logits`).
+    """
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
@@ -347,7 +369,7 @@ class HfViTPooler(nn.Module):
             lecun_normal_(self.dense.weight)
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """[B, D] before the representation layer; `token_mask` [B, N] is True where a token is not padding."""
+        """Return [B, D], without the representation layer; `token_mask` [B, N] is False on padding."""
         raise NotImplementedError(f"{type(self).__name__} is abstract: use a class of POOLERS")
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -356,14 +378,14 @@ class HfViTPooler(nn.Module):
 
 
 class HfViTTokenPooler(HfViTPooler):
-    """The class token."""
+    """Pool by the class token."""
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         return hidden_states[:, self.class_token]
 
 
 class HfViTMeanPooler(HfViTPooler):
-    """The mean of the patch tokens (GAP), without padding."""
+    """Pool by the mean of the patch tokens (GAP), without padding."""
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         patches = hidden_states[:, self.patch_tokens]
@@ -374,22 +396,25 @@ class HfViTMeanPooler(HfViTPooler):
 
 
 class HfViTFirstPatchPooler(HfViTPooler):
-    """The token of the first patch, as big_vision's pool_type "0"."""
+    """Pool by the first patch's token, as big_vision's pool_type "0"."""
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
         return hidden_states[:, self.patch_tokens][:, 0]
 
 
 class HfViTAttentionPooler(HfViTPooler):
-    """A learned query attends to all tokens, or to all but registers, which stand first (MAP)."""
+    """Pool by a learned query (MAP) that attends to all tokens, or to all but the registers, which come first."""
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__(config)
         self.map = AttentionPooling(config)
-        self.unread = config.num_register_tokens if config.pooling == "map" else 0
+        self.num_skipped_tokens = config.num_register_tokens if config.pooling == "map" else 0
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
-        return self.map(hidden_states[:, self.unread :], None if token_mask is None else token_mask[:, self.unread :])
+        return self.map(
+            hidden_states[:, self.num_skipped_tokens :],
+            None if token_mask is None else token_mask[:, self.num_skipped_tokens :],
+        )
 
 
 POOLERS: dict[str, type[HfViTPooler]] = {
@@ -403,13 +428,13 @@ POOLERS: dict[str, type[HfViTPooler]] = {
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Attention probabilities of the asked layers, with their axes named.
+    """Attention probabilities of the requested layers.
 
     Attributes:
         maps: layer index -> [B, A, N, N] (plain and hybrid), or the pair (rows [B, A, h, w, w], columns
             [B, A, w, h, h]) of an axial layer.
         grid: (h, w) in patches.
-        patch_tokens: where the patch tokens stand among the N tokens, row by row.
+        patch_tokens: which of the N tokens are patches, in raster order.
     """
 
     maps: dict[int, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
@@ -418,7 +443,7 @@ class AttentionMaps:
 
     @property
     def axes(self) -> tuple[str, ...] | tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of a map's axes (of both maps of a pair)."""
+        """Return the names of a map's axes (of both maps of a pair)."""
         if isinstance(next(iter(self.maps.values())), tuple):
             return ("batch", "head", "row", "query", "key"), ("batch", "head", "column", "query", "key")
         return "batch", "head", "query", "key"
@@ -435,21 +460,22 @@ class AttentionMaps:
         return len(self.maps)
 
     def dense(self, layer: int) -> torch.Tensor:
-        """[B, A, N, N]: from every token to every token; of an axial layer, columns after rows.
+        """Return the map [B, A, N, N] from every token to every token; an axial layer's is the product of columns and
+        rows.
 
-        A token (i, j) sees (i', j') through (i', j): first along row i', then along column j. Residuals and MLPs
+        A token (i, j) attends to (i', j') through (i', j): first along row i', then along column j. Residuals and MLPs
         between the two are left out, as in attention rollout.
         """
-        found = self[layer]
-        if isinstance(found, torch.Tensor):
-            return found
-        rows, columns = found
-        composed = torch.einsum("bawqk,bakwv->baqwkv", columns, rows)
-        return composed.flatten(4, 5).flatten(2, 3)
+        layer_map = self[layer]
+        if isinstance(layer_map, torch.Tensor):
+            return layer_map
+        rows, columns = layer_map
+        product = torch.einsum("bawqk,bakwv->baqwkv", columns, rows)
+        return product.flatten(4, 5).flatten(2, 3)
 
 
 class HfViTPreTrainedModel(HfPreTrainedModel):
-    """Abstract: what transformers is told of every model with these blocks."""
+    """Abstract: what transformers needs to know about models with these blocks."""
 
     config_class: ClassVar[type] = HfViTConfig
     base_model_prefix = "vit"
@@ -465,7 +491,9 @@ class HfViTPreTrainedModel(HfPreTrainedModel):
 
 
 class HfViTBaseModel(HfViTPreTrainedModel):
-    """Abstract: image -> tokens -> blocks -> last LayerNorm -> pooled. A family may supply its own."""
+    """Abstract: image -> tokens -> blocks -> last LayerNorm -> pooled output. Families replace the
+    parts that differ.
+    """
 
     def __init__(self, config: HfViTBaseConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
         super().__init__(config)
@@ -481,14 +509,16 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         self.norm_after_pooling = bool(config.norm_after_pooling) and add_pooling_layer
         self.post_init()
         if config.position_embedding == "relative":
-            # One table for all heads, of which each process of tensor parallelism sees some.
+            # The heads share one table, but under tensor parallelism each process has only some of the heads.
             shared = {"layers.*.attention.relative_position": "replicated_with_grad_allreduce"}
             self._tp_plan = {**(self._tp_plan or {}), **shared}
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
+        """Return the module that turns images into patch embeddings; families may replace it."""
         return HfViTPatchEmbeddings(config)
 
     def build_layer(self, config: Any, drop_path_rate: float) -> nn.Module:
+        """Return one block; families may replace it."""
         return HfViTLayer(config, drop_path_rate)
 
     def layer_sequence(self) -> list[Any]:
@@ -499,6 +529,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
     def embed(
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None, **corruption: torch.Tensor | None
     ) -> Tokens:
+        """Return the tokens of images, converted to the model's dtype; for `corruption` see `corrupt_patches`."""
         dtype = self.layer_sequence()[0].layernorm_before.weight.dtype
         if isinstance(pixel_values, torch.Tensor) and pixel_values.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
             pixel_values = pixel_values.to(dtype)
@@ -519,29 +550,36 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         """Encode images.
 
         Args:
-            pixel_values: [B, C, H, W]; what makes no whole patch is not seen, with a warning.
-            patch_attention_mask: [B, h, w], 1 on the image and 0 on padding, for batches of mixed sizes; every image
-                stands at the top left and gets the outputs it has on its own.
-            interpolate_pos_encoding: accepted for transformers' sake; positions always follow the image's grid.
+            pixel_values: [B, C, H, W]; incomplete patches at the bottom and right are ignored, with a warning.
+            patch_attention_mask: [B, h, w], 1 on the image and 0 on padding, for batches of mixed sizes; every image is
+                at the top left and gets the same outputs as without padding.
+            interpolate_pos_encoding: ignored; accepted because transformers' ViT has it. Positions always fit the
+                image.
             bool_masked_pos, patch_sources: [B, h*w], see `corrupt_patches`; for models with a [mask] embedding.
 
         Returns:
             last_hidden_state [B, N, D], special tokens first (last when `is_causal`); pooler_output [B, D or R], None
-            without a pooling layer.
+                without a
+            pooling layer.
 
         Raises:
             ValueError: an image is smaller than a patch.
 
         Warns:
-            UserWarning: `output_attentions` under an implementation that gives none; see `attention_maps`.
+            UserWarning: `output_attentions` is set, but the attention implementation returns none; see
+                `attention_maps`.
         """
         self._warn_without_attentions(kwargs.get("output_attentions", self.config.output_attentions))
         tokens = self.embed(
             pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources
         )
-        hidden_states, attention_mask, places = tokens.hidden_states, self._attention_mask(tokens), self._places(tokens)
+        hidden_states, attention_mask, arguments = (
+            tokens.hidden_states,
+            self._attention_mask(tokens),
+            self._layer_arguments(tokens),
+        )
         for layer in self.layer_sequence():
-            hidden_states = layer(hidden_states, attention_mask, **places, **kwargs)
+            hidden_states = layer(hidden_states, attention_mask, **arguments, **kwargs)
         if not self.norm_after_pooling:
             hidden_states = self.layernorm(hidden_states)
         pooled = None if self.pooler is None else self.pooler(hidden_states, tokens.token_mask)
@@ -549,37 +587,39 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             pooled = self.layernorm(pooled)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
-    def _places(self, tokens: Tokens) -> dict[str, Any]:
-        """Return what every layer is told of the tokens' places, once a pass."""
+    def _layer_arguments(self, tokens: Tokens) -> dict[str, Any]:
+        """Return the keyword arguments that all layers get: where the tokens are on the grid."""
         return {"grid": tokens.grid, "image_grids": tokens.image_grids}
 
     def _attention_mask(self, tokens: Tokens) -> Any:
+        """Return the mask that all layers get, in the form that their attention takes."""
         return attention_mask_of(self.config, tokens.hidden_states, tokens.token_mask)
 
     def _warn_without_attentions(self, output_attentions: bool | None) -> None:
+        """Warn that the attention implementation does not return the requested attentions."""
         implementation = self.config._attn_implementation or "eager"
         if output_attentions and any(word in implementation for word in ("sdpa", "flash", "flex")):
             warnings.warn(
-                f"output_attentions=True gives no attentions under attn_implementation='{implementation}'; use "
-                "model.attention_maps(pixel_values), which works under every implementation, or "
+                f"output_attentions=True returns no attentions with attn_implementation='{implementation}'; use "
+                "model.attention_maps(pixel_values), which works with every implementation, or "
                 "model.set_attn_implementation('eager')",
                 UserWarning,
                 stacklevel=2,
             )
 
-    def _wanted_layers(self, layers: Iterable[int] | None) -> set[int]:
-        """Indices from 0 on; negative ones count from the end, None means all.
+    def _layer_indices(self, layers: Iterable[int] | None) -> set[int]:
+        """Return the indices of layers, from 0 on; negative ones count from the end, None means all.
 
         Raises:
-            ValueError: there is no such layer.
+            ValueError: the model has no such layer.
         """
         depth = self.config.num_hidden_layers
-        wanted = set(range(depth)) if layers is None else {i + depth if i < 0 else i for i in layers}
-        if not wanted or not wanted <= set(range(depth)):
+        indices = set(range(depth)) if layers is None else {i + depth if i < 0 else i for i in layers}
+        if not indices or not indices <= set(range(depth)):
             raise ValueError(
-                f"layers={layers} of a model with {depth} layers; indices run from {-depth} to {depth - 1}"
+                f"layers={layers} does not fit a model with {depth} layers; give indices from {-depth} to {depth - 1}"
             )
-        return wanted
+        return indices
 
     def attention_maps(
         self,
@@ -587,7 +627,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         layers: Iterable[int] | None = None,
         patch_attention_mask: torch.Tensor | None = None,
     ) -> AttentionMaps:
-        """Attention probabilities under every attention implementation, recomputed from q and k for `layers` only.
+        """Recompute the attention probabilities of `layers` from q and k, whatever the attention implementation.
 
         Args:
             pixel_values: [B, C, H, W].
@@ -595,36 +635,40 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             patch_attention_mask: [B, h, w], as in `forward`.
 
         Raises:
-            ValueError: there is no such layer.
+            ValueError: the model has no such layer.
         """
-        wanted = self._wanted_layers(layers)
+        indices = self._layer_indices(layers)
         tokens = self.embed(pixel_values, patch_attention_mask)
-        hidden_states, attention_mask, places = tokens.hidden_states, self._attention_mask(tokens), self._places(tokens)
+        hidden_states, attention_mask, arguments = (
+            tokens.hidden_states,
+            self._attention_mask(tokens),
+            self._layer_arguments(tokens),
+        )
         maps: dict[int, Any] = {}
-        for index, layer in enumerate(self.layer_sequence()[: max(wanted) + 1]):
-            if index in wanted:
+        for index, layer in enumerate(self.layer_sequence()[: max(indices) + 1]):
+            if index in indices:
                 maps[index] = layer.attention_map(hidden_states, attention_mask, tokens)
-            if index < max(wanted):
-                hidden_states = layer(hidden_states, attention_mask, **places)
+            if index < max(indices):
+                hidden_states = layer(hidden_states, attention_mask, **arguments)
         return AttentionMaps(maps, tokens.grid, patch_token_slice(self.config))
 
 
 class HfViTModel(HfViTBaseModel):
-    """The bare Vision Transformer: tokens and the pooled output. See `HfViTConfig` for every choice."""
+    """The bare Vision Transformer, which returns tokens and a pooled output; `HfViTConfig` describes its options."""
 
     config: HfViTConfig
 
 
 @dataclass
 class HfViTImageClassifierOutput(ImageClassifierOutput):
-    """`ImageClassifierOutput`, and with a distillation head the logits of each head [B, K]."""
+    """`ImageClassifierOutput` with the logits [B, K] of both heads if the model has a distillation head."""
 
     cls_logits: torch.Tensor | None = None
     distillation_logits: torch.Tensor | None = None
 
 
 class HfViTBaseForImageClassification(HfViTPreTrainedModel, HfPooledForImageClassification):
-    """Abstract: a family's model with a zero-initialised linear head (2010.11929, section 3.2)."""
+    """Abstract: a family's model with a zero-initialized linear head (2010.11929, section 3.2)."""
 
     model_class: ClassVar[type[HfViTBaseModel]]
     output_class = HfViTImageClassifierOutput
@@ -637,22 +681,22 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel, HfPooledForImageClas
             self.distillation_classifier = nn.Linear(config.hidden_size, num_labels) if num_labels else nn.Identity()
 
     def attention_maps(self, pixel_values: torch.Tensor, **kwargs: Any) -> AttentionMaps:
-        """See `HfViTModel.attention_maps`."""
+        """Return attention maps; see `HfViTModel.attention_maps`."""
         return self.vit.attention_maps(pixel_values, **kwargs)
 
-    def _answers(self, outputs: Any) -> dict[str, torch.Tensor]:
-        answers = super()._answers(outputs)
+    def _head_outputs(self, outputs: Any) -> dict[str, torch.Tensor]:
+        head_outputs = super()._head_outputs(outputs)
         if not self.config.has_distillation_head:
-            return answers
+            return head_outputs
         token = outputs.last_hidden_state[:, class_token_index(self.config) + 1]
-        heads = {"cls_logits": answers["logits"], "distillation_logits": self.distillation_classifier(token)}
+        heads = {"cls_logits": head_outputs["logits"], "distillation_logits": self.distillation_classifier(token)}
         return {"logits": (heads["cls_logits"] + heads["distillation_logits"]) / 2, **heads}
 
     @classmethod
     def _from_fields_of(
         cls, checkpoint: "str | HfViTForImageClassification", **overrides: Any
     ) -> "tuple[Self, HfViTForImageClassification]":
-        """Return a model of this family, not yet filled, with a plain ViT's fields and `overrides`; and that ViT."""
+        """Return an initialized model of this family with a plain ViT's fields and `overrides`, and that ViT."""
         vit = HfViTForImageClassification.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
         foreign = ("model_type", "architectures", "auto_map")
         fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}

@@ -1,6 +1,6 @@
-"""What every model of the package inherits: initializing, saving, loading, resizing, and the heads that all share.
+"""Define what every model of the package inherits: initialization, saving, loading, resizing, and the shared heads.
 
-Legend: B batch, C channels, H x W px, h x w places of a map, K labels.
+Legend: B batch, C channels, H x W px, h x w cells of a map, K labels.
 Sources: the original code's initialization (arXiv 2010.11929); resizing: 2010.11929, section 3.2, and 2212.08013.
 """
 
@@ -27,39 +27,39 @@ HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revisio
 
 
 def lecun_normal_(kernel: torch.Tensor) -> None:
-    """Flax's default for dense layers and convolutions: variance 1 / fan-in, truncated at two deviations.
+    """Initialize a kernel as Flax's dense layers and convolutions: variance 1 / fan-in, truncated at two deviations.
 
     transformers' function of this name truncates at +-2 instead, which makes the deviation 14% too large.
     """
-    deviation = kernel[0].numel() ** -0.5 / 0.87962566103423978  # what the truncation takes away
+    deviation = kernel[0].numel() ** -0.5 / 0.87962566103423978  # make up for what the truncation takes away
     init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
-def check_values(inputs: torch.Tensor, *parts: nn.Module) -> None:
+def check_values(inputs: torch.Tensor, *parents: nn.Module) -> None:
     """Refuse weights on the meta device, for which torch would read arbitrary memory.
 
-    With every other layer it raises by itself.
+    Most layers raise an error for such weights by themselves; call this for those that do not.
 
     Raises:
-        ValueError: the inputs have values, and a weight of the parts has none that a hook of accelerate brings.
+        ValueError: the inputs have values, but a weight has none and no accelerate hook loads it later.
     """
     if inputs.is_meta:
         return
-    modules = [module for part in parts for module in part.modules() if not hasattr(module, "_hf_hook")]
+    modules = [module for parent in parents for module in parent.modules() if not hasattr(module, "_hf_hook")]
     if any(parameter.is_meta for module in modules for parameter in module.parameters(recurse=False)):
-        raise ValueError("a weight is on the meta device, without values; load all of the model's weights first")
+        raise ValueError("a weight is on the meta device, without values; load all weights of the model first")
 
 
 def check_images(pixel_values: torch.Tensor, num_channels: int) -> None:
-    """Refuse inputs that are not a batch of images, with a ValueError."""
+    """Raise a ValueError for inputs that are not a batch of images."""
     if not isinstance(pixel_values, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
-            f"pixel_values are {type(pixel_values).__name__}; the model needs a tensor [B, C, H, W]: use the image "
-            'processor with return_tensors="pt"'
+            f"pixel_values have the type {type(pixel_values).__name__}; the model needs a tensor [B, C, H, W]: use the "
+            'image processor with return_tensors="pt"'
         )
     if pixel_values.ndim != 4 or pixel_values.shape[1] != num_channels:
         raise ValueError(
-            f"pixel_values of shape {tuple(pixel_values.shape)}; the model needs [B, {num_channels}, H, W]"
+            f"pixel_values have shape {tuple(pixel_values.shape)}; the model needs [B, {num_channels}, H, W]"
         )
     if not pixel_values.is_floating_point():
         raise ValueError(
@@ -73,7 +73,7 @@ def classification_loss(
     problem_type: str | None = None,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Mean loss over the batch, or over `num_items_in_batch` of all accumulated batches.
+    """Compute the mean loss over the batch, or over `num_items_in_batch` of all accumulated batches.
 
     Args:
         logits: [B, K].
@@ -83,46 +83,49 @@ def classification_loss(
         num_items_in_batch: label elements of the accumulated batches, as transformers' Trainer counts them.
 
     Raises:
-        ValueError: labels and logits do not fit each other, or soft labels are no probabilities.
+        ValueError: labels and logits do not fit each other, or soft labels are not probabilities.
     """
     if not isinstance(labels, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"labels are {type(labels).__name__}; give a tensor: class indices [B], or targets [B, K]")
+        raise ValueError(
+            f"labels have the type {type(labels).__name__}; give a tensor of class indices [B] or targets [B, K]"
+        )
     labels = labels.to(logits.device)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
+    scores = logits if logits.dtype == torch.float64 else logits.float()
     if problem_type is None and logits.shape[1] == 1:
         problem_type = "regression"
-    one_an_image, one_a_logit = labels.shape == logits.shape[:1], labels.shape == logits.shape
-    indices = labels.shape in (logits.shape[:1], (len(logits), 1)) and not labels.is_floating_point()
-    if problem_type == "regression" and (one_a_logit or (one_an_image and logits.shape[1] == 1)):
-        each = ((wide - labels.to(wide.dtype).view_as(wide)) ** 2).mean(dim=1)
-    elif problem_type == "multi_label_classification" and one_a_logit:
-        each = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), reduction="none").sum(dim=1)
-    elif problem_type in (None, "single_label_classification") and one_a_logit:
+    has_image_shape, has_logits_shape = labels.shape == logits.shape[:1], labels.shape == logits.shape
+    are_indices = labels.shape in (logits.shape[:1], (len(logits), 1)) and not labels.is_floating_point()
+    if problem_type == "regression" and (has_logits_shape or (has_image_shape and logits.shape[1] == 1)):
+        losses = ((scores - labels.to(scores.dtype).view_as(scores)) ** 2).mean(dim=1)
+    elif problem_type == "multi_label_classification" and has_logits_shape:
+        losses = F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="none").sum(dim=1)
+    elif problem_type in (None, "single_label_classification") and has_logits_shape:
         _check_probabilities(labels)
-        each = F.cross_entropy(wide, labels.to(wide.dtype), reduction="none")
-    elif problem_type in (None, "single_label_classification") and indices:
+        losses = F.cross_entropy(scores, labels.to(scores.dtype), reduction="none")
+    elif problem_type in (None, "single_label_classification") and are_indices:
         labels = labels.flatten().long()
         _check_indices(labels, logits.shape[1])
-        each = F.cross_entropy(wide, labels, reduction="none")
+        losses = F.cross_entropy(scores, labels, reduction="none")
         if num_items_in_batch is None:
-            return each.sum() / (labels != -100).sum().clamp(min=1)
+            return losses.sum() / (labels != -100).sum().clamp(min=1)
     else:
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} and {labels.dtype} for logits {tuple(logits.shape)} and "
+            f"labels of shape {tuple(labels.shape)} and {labels.dtype} do not fit logits {tuple(logits.shape)} and "
             f"problem_type={problem_type}; give class indices [B], or probabilities or targets [B, K]"
         )
     if num_items_in_batch is None:
-        return each.mean()
-    return each.sum() * labels[0].numel() / num_items_in_batch
+        return losses.mean()
+    return losses.sum() * labels[0].numel() / num_items_in_batch
 
 
-def _are_seen(labels: torch.Tensor) -> bool:
-    """Return whether Python can look at values: a graph cannot, nor one image of those that `torch.func` maps over."""
+def _are_readable(labels: torch.Tensor) -> bool:
+    """Return whether Python can read values: not in a compiled graph, nor for the images `torch.func` maps over."""
     return not torch.compiler.is_compiling() and torch.func.debug_unwrap(labels) is labels
 
 
 def _check_probabilities(labels: torch.Tensor) -> None:
-    if not _are_seen(labels):
+    """Raise a ValueError if soft labels [B, K] are not probabilities."""
+    if not _are_readable(labels):
         return
     sums = labels.sum(dim=1, dtype=torch.float32)
     if bool(((sums - 1).abs() > 1e-2).any()):
@@ -134,11 +137,15 @@ def _check_probabilities(labels: torch.Tensor) -> None:
 
 
 def _check_indices(labels: torch.Tensor, num_labels: int) -> None:
-    if labels.device.type != "cpu" or not _are_seen(labels):  # GPUs tell it themselves
+    """Raise a ValueError if a class index is out of range."""
+    if labels.device.type != "cpu" or not _are_readable(labels):  # a GPU's cross-entropy raises an error by itself
         return
-    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
-    if len(wrong):
-        raise ValueError(f"labels hold {int(wrong[0])}; with {num_labels} classes they run from 0 to {num_labels - 1}")
+    invalid = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
+    if len(invalid):
+        raise ValueError(
+            f"labels hold {int(invalid[0])}; a model with {num_labels} classes needs 0 to {num_labels - 1}, or -100 to "
+            "ignore an image"
+        )
 
 
 def classifier_loss(
@@ -147,24 +154,24 @@ def classifier_loss(
     config: PreTrainedConfig,
     num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor | None:
-    """`classification_loss` of a classifier with this configuration; None without labels.
+    """Return the `classification_loss` of a classifier with this configuration; None without labels.
 
     Raises:
-        ValueError: there is no head; see also `classification_loss`.
+        ValueError: the model has no head; see also `classification_loss`.
     """
     if labels is None:
         return None
     if not config.num_labels:
-        raise ValueError("labels were given to a model with num_labels=0, which has no head; set num_labels")
+        raise ValueError("labels need a model with a head, but num_labels=0; load the model with num_labels")
     return classification_loss(logits, labels, config.problem_type, num_items_in_batch)
 
 
 class HfPublishedMixin:
-    """Abstract: what is saved is published as the class that it is, and loaded as that.
+    """Abstract: save a model so that Auto classes load it as the same class.
 
     Class attributes:
-        _find_class: set by the package, as its Auto classes know no class but its own: (class, source, options of
-            `from_pretrained`) -> (class to load, its options).
+        _find_class: set by the package, since its Auto classes know only its own classes: (class, checkpoint, options
+            of `from_pretrained`) -> (class to load, its options).
     """
 
     config: Any
@@ -172,43 +179,48 @@ class HfPublishedMixin:
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """False: initialize as transformers' own models.
+        """Return False, so that transformers initializes these models as its own.
 
-        For what it takes for custom code, transformers passes over modules without parameters of their own, so that
-        their `init_weights` would never run. That guards code that writes weights in place; this one keeps to
-        `transformers.initialization`, which leaves loaded weights alone.
+        In custom code, transformers would skip modules without parameters of their own, and their `init_weights` would
+        never run. It does so to protect loaded weights, which functions of `transformers.initialization` leave alone
+        anyway.
         """
         return False
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
         """Save the model; the configuration saves its code too (see `HfBaseConfig`).
 
-        A class of another module is published in the place of the one that it is derived from, by its own code where
-        it is registered (`register_for_auto_class`); else that place stays empty.
+        A subclass from another module takes its parent's entry in `auto_map` if it is registered
+        (`register_for_auto_class`); otherwise that entry is left out.
         """
         kwargs.setdefault("save_original_format", False)
-        self.config.auto_map = self._published()
+        self.config.auto_map = self._auto_map()
         super().save_pretrained(save_directory, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _published(self) -> dict[str, str]:
-        """Return the family's classes by Auto class, with this model's own in its place."""
-        name = type(self).__name__.removeprefix("FSDP")  # of a sharded model, whose class torch derives
-        own: Any = next((base for base in type(self).__mro__ if base.__name__ == name), type(self))
-        names = [f"{base.__module__.rpartition('.')[2]}.{base.__name__}" for base in own.__mro__]
+    def _auto_map(self) -> dict[str, str]:
+        """Return "module.Class" for each Auto class: the family's classes, and this model's class in place of its
+        parent.
+        """
+        name = type(self).__name__.removeprefix("FSDP")  # torch derives a class for sharded models
+        model_class: Any = next((base for base in type(self).__mro__ if base.__name__ == name), type(self))
+        names = [f"{base.__module__.rpartition('.')[2]}.{base.__name__}" for base in model_class.__mro__]
         classes: dict[str, str] = dict(getattr(self.config, "auto_classes", {}))
-        place = next((key for each in names for key, target in classes.items() if target == each), own._auto_class)
-        if place is None or classes.get(place) == names[0]:
+        auto_class = next(
+            (key for name_in_mro in names for key, target in classes.items() if target == name_in_mro),
+            model_class._auto_class,
+        )
+        if auto_class is None or classes.get(auto_class) == names[0]:
             return classes
-        if own._auto_class is not None and own.__module__ != "__main__":
-            return {**classes, place: names[0]}
-        if own.__module__ == "__main__" or place in classes:
+        if model_class._auto_class is not None and model_class.__module__ != "__main__":
+            return {**classes, auto_class: names[0]}
+        if model_class.__module__ == "__main__" or auto_class in classes:
             warnings.warn(
-                f"the code of {name} is not saved, so {place} does not load it; put the class in a module of its own "
-                f'and call {name}.register_for_auto_class("{place}") before saving',
+                f"the code of {name} is not saved, so {auto_class} cannot load it; put the class in a module of its "
+                f'own and call {name}.register_for_auto_class("{auto_class}") before saving',
                 UserWarning,
                 stacklevel=3,
             )
-            classes.pop(place, None)
+            classes.pop(auto_class, None)
         return classes
 
     @classmethod
@@ -232,18 +244,18 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
     input_modalities = "image"
 
     def __init__(self, config: HfBaseConfig) -> None:
-        # Fields may have been set since it was made; of labels with JSON's strings for indices.
-        names: Any = config.id2label
-        if isinstance(names, dict):
-            config.id2label = {int(i) if str(i).isdecimal() else i: name for i, name in names.items()}
+        # Validate again, as fields may have been set since; label indices read from JSON are strings.
+        labels: Any = config.id2label
+        if isinstance(labels, dict):
+            config.id2label = {int(i) if str(i).isdecimal() else i: label for i, label in labels.items()}
         config.validate()
         super().__init__(config)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """torch's layers as the original code (vit_jax): xavier-uniform and LeCun's kernels, zero biases.
+        """Initialize a module as the original code (vit_jax): xavier-uniform dense layers, LeCun kernels, zero biases.
 
-        Every other module says how by a method `init_weights`, which runs after those of its children.
+        A module of another kind initializes itself in its method `init_weights`, which runs after its children's.
         """
         if isinstance(module, nn.Linear | nn.Conv2d):
             (init.xavier_uniform_ if isinstance(module, nn.Linear) else lecun_normal_)(module.weight)
@@ -258,20 +270,20 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
             module.init_weights()  # pyright: ignore[reportCallIssue]
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Return the attention implementation; refuse one for a family without a choice.
+        """Return the attention implementation.
 
         Raises:
-            ValueError: the family does not have this implementation.
+            ValueError: the family has no attention implementations to choose from.
         """
         if not self._supports_sdpa and requested_attention not in (None, "eager"):
             raise ValueError(
-                f"{type(self).__name__} has no choice of attention; leave "
+                f"{type(self).__name__} has a single attention implementation; leave "
                 f'attn_implementation="{requested_attention}" out'
             )
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
     def init_heads(self) -> None:
-        """What a class of models initializes otherwise than its parts do; nothing by default."""
+        """Initialize the heads of a class of models; by default there is nothing to do."""
 
     @classmethod
     def from_pretrained(
@@ -281,24 +293,31 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
         config: PreTrainedConfig | str | Path | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Load a model; another `image_size` or `patch_size` than the checkpoint's resamples its tables.
+        """Load a model; resample its tables if `image_size` or `patch_size` differs from the checkpoint's.
 
-        Position tables are stretched (arXiv 2010.11929, section 3.2), patch kernels by the pseudo-inverse of the
-        resize (FlexiViT, arXiv 2212.08013). Both may come as keywords or in `config`.
+        Position tables are resampled (arXiv 2010.11929, section 3.2), patch kernels fitted by the pseudo-inverse of the
+        resize (FlexiViT, arXiv 2212.08013). Give the sizes as keywords or in `config`.
         """
         sizes = {name: kwargs.pop(name) for name in SIZE_KEYS if name in kwargs}
         if config is not None and pretrained_model_name_or_path is not None:
-            hub = {name: kwargs[name] for name in HUB_KEYS if name in kwargs}
-            given = config if isinstance(config, PreTrainedConfig) else cls.config_class.from_pretrained(config, **hub)
-            stored = type(given).from_pretrained(pretrained_model_name_or_path, **hub)
-            own = {name: getattr(stored, name) for name in SIZE_KEYS if getattr(given, name) != getattr(stored, name)}
-            sizes = {**{name: getattr(given, name) for name in own}, **sizes}
-            if given is config:
+            hub_options = {name: kwargs[name] for name in HUB_KEYS if name in kwargs}
+            requested = (
+                config
+                if isinstance(config, PreTrainedConfig)
+                else cls.config_class.from_pretrained(config, **hub_options)
+            )
+            stored = type(requested).from_pretrained(pretrained_model_name_or_path, **hub_options)
+            stored_sizes = {
+                name: getattr(stored, name) for name in SIZE_KEYS if getattr(requested, name) != getattr(stored, name)
+            }
+            # Load with the checkpoint's sizes, which its weights have; the model is resized below.
+            sizes = {**{name: getattr(requested, name) for name in stored_sizes}, **sizes}
+            if requested is config:
                 config = copy.deepcopy(config)
-                for name, value in own.items():
+                for name, value in stored_sizes.items():
                     setattr(config, name, value)
             else:
-                kwargs |= own  # with a path, transformers reads them as fields of the configuration
+                kwargs |= stored_sizes  # if `config` is a path, transformers sets these keywords as its fields
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
         if sizes:
             model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -322,7 +341,7 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
             if value is not None:
                 setattr(new, name, value if isinstance(value, int) else tuple(value))
         new.validate()
-        for step in ("check_size", "resize_to"):  # what refuses does so before anything is changed
+        for step in ("check_size", "resize_to"):  # all checks come before the first change
             for module in self.modules():
                 if hasattr(module, step) and not isinstance(module, PreTrainedModel):
                     getattr(module, step)(new)
@@ -332,7 +351,9 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
 
 
 class HfPooledForImageClassification(HfPreTrainedModel):
-    """Abstract: a family's model, by its `base_model_prefix`, with a zero-initialised linear head on what it pools."""
+    """Abstract: a family's model (named `base_model_prefix`) with a zero-initialized linear head on
+    its pooled output.
+    """
 
     model_class: ClassVar[type[HfPreTrainedModel]]
     output_class: ClassVar[type[ImageClassifierOutput]] = ImageClassifierOutput
@@ -345,6 +366,7 @@ class HfPooledForImageClassification(HfPreTrainedModel):
         self.post_init()
 
     def _build_heads(self, config: Any) -> None:
+        """Add the classifier; an identity if there are no labels."""
         width = getattr(config, "representation_size", None) or config.hidden_size
         self.classifier = nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
 
@@ -365,7 +387,7 @@ class HfPooledForImageClassification(HfPreTrainedModel):
         """Classify images.
 
         Args:
-            pixel_values: [B, C, H, W]; of a ViT, what makes no whole patch is not seen, with a warning.
+            pixel_values: [B, C, H, W]; a ViT ignores incomplete patches at the bottom and right, with a warning.
             labels: [B] class indices, or [B, K] probabilities (soft cross-entropy; 0/1 targets with
                 `problem_type="multi_label_classification"`).
             patch_attention_mask: [B, h, w], as in the forward of the family's model.
@@ -375,23 +397,23 @@ class HfPooledForImageClassification(HfPreTrainedModel):
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
-        answers = self._answers(outputs)
-        loss = classifier_loss(answers["logits"], labels, self.config, num_items_in_batch)
+        head_outputs = self._head_outputs(outputs)
+        loss = classifier_loss(head_outputs["logits"], labels, self.config, num_items_in_batch)
         return self.output_class(
-            loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **answers
+            loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **head_outputs
         )
 
-    def _answers(self, outputs: Any) -> dict[str, torch.Tensor]:
-        """Return the logits, and what else the heads say, of what the model returned."""
+    def _head_outputs(self, outputs: Any) -> dict[str, torch.Tensor]:
+        """Return the logits and other outputs of the heads, by the name of the output field."""
         return {"logits": self.classifier(outputs.pooler_output)}
 
 
 class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
-    """Abstract: the stages of a family's model as feature maps; `out_features`, `out_indices` are the configuration's.
+    """Abstract: return the stages of a family's model as feature maps; the config's `out_features` selects them.
 
-    Checkpoints of a family's model and of its classifier load straight into its backbone, and the other way. Folders
-    load by the class's own `from_pretrained`: transformers' `AutoBackbone.from_pretrained` knows repositories of the
-    Hub alone. `type(AutoBackbone.from_config(AutoConfig.from_pretrained(folder)))` is the class of a folder.
+    Checkpoints of a family's model and classifier load as its backbone, and the other way round. To load a folder, call
+    the class's own `from_pretrained`, as transformers' `AutoBackbone.from_pretrained` only loads repositories of the
+    Hub; `type(AutoBackbone.from_config(AutoConfig.from_pretrained(folder)))` is the class.
     """
 
     model_class: ClassVar[type[HfPreTrainedModel]]
@@ -406,6 +428,7 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
         self.post_init()
 
     def _build_model(self, config: Any) -> HfPreTrainedModel:
+        """Return the family's model, whose stages become the feature maps."""
         return self.model_class(config)
 
     @property
@@ -426,7 +449,7 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
 
     @property
     def strides(self) -> list[int]:
-        """Px of the image behind one place of each of the `feature_maps`, of its height where they differ."""
+        """Return the stride in px of each of the `feature_maps`; the vertical one if the two differ."""
         return [self.config.patch_stride[0]] * len(self.out_features)
 
     @can_return_tuple
@@ -437,23 +460,24 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
         patch_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BackboneOutput:
-        """Encode images to feature maps.
+        """Encode images as feature maps.
 
         Args:
             pixel_values: [B, C, H, W].
-            patch_attention_mask: [B, h, w], as in the model's forward; what the maps hold on padding means nothing.
+            patch_attention_mask: [B, h, w], as in the model's forward; the maps are meaningless on padding.
 
         Returns:
             feature_maps, one [B, D, h, w] for each of `out_features` (of a ViT see also its configuration);
-            hidden_states and attentions where asked for.
+                hidden_states and
+            attentions if requested.
         """
         outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
-        # transformers writes tuple[Tensor] for a tuple of any length.
+        # transformers annotates a tuple of any length as tuple[Tensor].
         maps: Any = self._maps(outputs, self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3]))
         return BackboneOutput(feature_maps=maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
     def _maps(self, outputs: Any, grid: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-        """Return the maps of `out_features`, of what the model returned for an image of h x w patches."""
+        """Return the maps of `out_features` from the model's outputs for an image of h x w patches."""
         stages = zip(self.stage_names, self._stage_states(outputs.hidden_states), strict=True)
         return tuple(self._map(state, grid) for name, state in stages if name in self.out_features)
 
@@ -462,5 +486,5 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
         return hidden_states
 
     def _map(self, state: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        """Return a hidden state [B, N, D] as [B, D, h, w]."""
+        """Reshape a hidden state [B, N, D] to [B, D, h, w]."""
         return state.transpose(1, 2).unflatten(2, grid).contiguous()

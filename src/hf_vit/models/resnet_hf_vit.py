@@ -1,8 +1,8 @@
-"""The parts of BiT's ResNets: under the stem of the hybrids, and under BiT itself.
+"""Define the parts of BiT's ResNets, which also form the stem of the hybrids.
 
-Legend: B batch, C channels, H x W px, h x w places of a map.
+Legend: B batch, C channels, H x W px, h x w cells of a map; a kernel is [O, I, k, k]: output and input channels, side.
 Sources: BiT, arXiv 1912.11370, with weight standardization (1903.10520) and GroupNorm, in the post-activation form of
-the original code, whose constants are kept.
+the original code and with its constants.
 """
 
 import functools
@@ -19,18 +19,18 @@ GROUPS = 32
 
 
 def channels_last(images: torch.Tensor) -> torch.Tensor:
-    """[B, C, H, W] in the memory layout that convolutions run fastest in, on CPUs and GPUs alike."""
+    """Return images [B, C, H, W] in the memory layout in which convolutions run fastest, on CPUs and GPUs alike."""
     return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
-    """(before, after) of TensorFlow's SAME padding, which depends on the input's size and may be uneven."""
+    """Return TensorFlow's SAME padding (before, after) of one side, which depends on the side and may be uneven."""
     total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
     return total // 2, total - total // 2
 
 
 def pad_same(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Pad unevenly where needed; what is even is left to the operator, returned as its (height, width) padding."""
+    """Pad images if SAME padding is uneven; return them with the (height, width) padding left to the operator."""
     top, bottom = same_padding(images.shape[2], kernel, stride)
     left, right = same_padding(images.shape[3], kernel, stride)
     if top == bottom and left == right:
@@ -39,47 +39,51 @@ def pad_same(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tens
 
 
 def pad_evenly(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Return the same padding on all sides, whatever the input's size."""
+    """Return the images unchanged with the (height, width) padding left to the operator, the same for every size."""
     return images, (kernel // 2, kernel // 2)
 
 
 def max_pool_same(features: torch.Tensor) -> torch.Tensor:
-    """3x3 max-pool of stride 2 with SAME padding, which is even or lacks one place at the end: `ceil_mode` adds it."""
+    """Run a 3x3 max-pool of stride 2 with SAME padding.
+
+    The padding is even or one cell longer at the end; `ceil_mode` adds that cell.
+    """
     padding = (same_padding(features.shape[2], 3, 2)[0], same_padding(features.shape[3], 3, 2)[0])
     return F.max_pool2d(features, kernel_size=3, stride=2, padding=padding, ceil_mode=True)
 
 
 def standardize_by_std(kernel: torch.Tensor) -> torch.Tensor:
-    """[O, I, k, k] an output channel: 1e-5 is added to the standard deviation, as in the original code."""
+    """Standardize a kernel per output channel; add 1e-5 to the standard deviation, as in the original code."""
     rows = kernel.flatten(1)
-    # Twice as fast on CPUs as torch.std_mean, and in bfloat16 as torch.mean, which copies all to float32.
-    centred = rows - rows.sum(dim=1, keepdim=True) / rows.shape[1]
-    deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) * rows.shape[1] ** -0.5
-    return (centred / (deviation + 1e-5)).view_as(kernel)
+    # On CPUs twice as fast as torch.std_mean, and in bfloat16 as torch.mean, which makes a float32 copy.
+    centered = rows - rows.sum(dim=1, keepdim=True) / rows.shape[1]
+    deviation = torch.linalg.vector_norm(centered, dim=1, keepdim=True) * rows.shape[1] ** -0.5
+    return (centered / (deviation + 1e-5)).view_as(kernel)
 
 
 def standardize_by_variance(kernel: torch.Tensor, eps: float = 1e-8) -> torch.Tensor:
-    """[O, I, k, k] an output channel: 1e-8 is added to the variance, as timm and transformers do."""
+    """Standardize a kernel per output channel; add `eps` to the variance (1e-8 in timm and transformers)."""
     rows = kernel.flatten(1)
     return F.layer_norm(rows, rows.shape[1:], eps=eps).view_as(kernel)
 
 
 STANDARDIZATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
-    **dict.fromkeys(("std", "original"), standardize_by_std),  # the latter of BiT's post-activation units
+    **dict.fromkeys(("std", "original"), standardize_by_std),  # "original" is HfBitConfig's name for it
     "variance": standardize_by_variance,
-    "paper": functools.partial(standardize_by_variance, eps=1e-10),  # BiT's (arXiv 1912.11370)
+    "paper": functools.partial(standardize_by_variance, eps=1e-10),  # arXiv 1912.11370
     None: nn.Identity(),
 }
 PADDINGS = {"same": pad_same, "even": pad_evenly}
 
 
 class StdConv2d(nn.Conv2d):
-    """Padded convolution whose kernel is standardized at every pass.
+    """Padded convolution that standardizes its kernel in every forward pass.
 
     Args:
-        padding: "same" (TensorFlow's, by the input's size) or "even" (the same on all sides).
-        standardization: "std" (w - mean) / (std + 1e-5), the original's; "variance", timm's and transformers'; "paper",
-            BiT's; None leaves the kernel as it is, which is how adapters build their low-rank updates from this class.
+        padding: "same" (TensorFlow's, which depends on the input's size) or "even" (the same on all sides).
+        standardization: "std" (w - mean) / (std + 1e-5), as in the original code; "variance", as in timm and
+            transformers; "paper", as in BiT; None leaves the kernel as it is (adapters build their low-rank updates
+            from this class).
     """
 
     def __init__(
@@ -98,17 +102,17 @@ class StdConv2d(nn.Conv2d):
         self._standardize, self._pad = STANDARDIZATIONS[standardization], PADDINGS[padding]
 
     def standardized(self) -> torch.Tensor:
-        """Return the kernel [O, I, k, k] that is used."""
+        """Return the standardized kernel [O, I, k, k]."""
         return self._standardize(self.weight)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         kernel = self.standardized()
-        if self.kernel_size == self.stride == (1, 1) and self.groups == 1:  # a dense layer, and run faster as one
+        if self.kernel_size == self.stride == (1, 1) and self.groups == 1:  # faster as a dense layer
             return F.linear(input.permute(0, 2, 3, 1), kernel.flatten(1), self.bias).permute(0, 3, 1, 2)
         return self.convolved(input, kernel)
 
     def convolved(self, input: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-        """Return what a standardized kernel makes of the input."""
+        """Pad the input and convolve it with a standardized kernel."""
         padded, padding = self._pad(input, self.kernel_size[0], self.stride[0])
         return F.conv2d(padded, kernel, self.bias, stride=self.stride, padding=padding, groups=self.groups)
 
@@ -118,16 +122,16 @@ def conv_and_norm(
 ) -> tuple[StdConv2d, nn.GroupNorm]:
     """Return a convolution of the stem and the GroupNorm that follows it."""
     eps = config.layer_norm_eps if config.group_norm_eps is None else config.group_norm_eps
-    style = config.weight_standardization
-    conv = StdConv2d(in_channels, out_channels, kernel_size, stride, standardization=style)
+    standardization = config.weight_standardization
+    conv = StdConv2d(in_channels, out_channels, kernel_size, stride, standardization=standardization)
     return conv, nn.GroupNorm(GROUPS, out_channels, eps)
 
 
 class ResNetBottleneck(nn.Module):
     """Residual unit 1x1, 3x3, 1x1, each with GroupNorm; the ReLU comes after the sum (post-activation).
 
-    [B, C, H, W] -> [B, 4 * width, H / stride, W / stride]; a projection where the shape changes, which is the first
-    unit of every stage.
+    [B, C, H, W] -> [B, 4 * width, H / stride, W / stride]. The shortcut has a projection if the shape changes, as in
+    the first unit of every stage.
     """
 
     def __init__(self, config: HfBaseConfig, in_channels: int, width: int, stride: int) -> None:
@@ -155,7 +159,12 @@ class ResNetBottleneck(nn.Module):
 def residual_stages(
     config: HfBaseConfig, build_unit: Callable[[HfBaseConfig, int, int, int], nn.Module]
 ) -> tuple[nn.ModuleList, int]:
-    """(stages of units, which are built from config, channels, width and stride; channels of the last one)."""
+    """Return the stages of residual units, and the channels of the last one.
+
+    Args:
+        config: names `stage_depths` and `stem_width`.
+        build_unit: makes a unit from config, input channels, width and stride.
+    """
     channels, stages = config.stem_width, nn.ModuleList()
     for index, depth in enumerate(config.stage_depths):
         width, units = config.stem_width * 2**index, nn.Sequential()
@@ -167,7 +176,7 @@ def residual_stages(
 
 
 class ResNetStem(nn.Module):
-    """Root (7x7/2 convolution, GroupNorm, ReLU, 3x3/2 max-pool) and stages: [B, C, H, W] -> [B, C', H', W']."""
+    """Root (7x7/2 convolution, GroupNorm, ReLU, 3x3/2 max-pool) and stages: [B, C, H, W] -> [B, C', h, w]."""
 
     def __init__(self, config: HfBaseConfig) -> None:
         super().__init__()
@@ -176,7 +185,7 @@ class ResNetStem(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         features = self.root_conv(channels_last(pixel_values))
-        features = F.relu(max_pool_same(self.root_norm(features)))  # either order is the same; this one touches less
+        features = F.relu(max_pool_same(self.root_norm(features)))  # ReLU after pooling: same result, fewer values
         for stage in self.stages:
             features = stage(features)
         return features

@@ -1,7 +1,7 @@
-"""Semantic segmentation: a linear head of ours, and transformers' UperNet and Mask2Former on the package's backbones.
+"""Define semantic segmentation: a linear head, and transformers' UperNet and Mask2Former, on the package's backbones.
 
-Legend: B batch, C channels, H x W px, h x w places of a map, K labels.
-Sources: the linear decoder of Segmenter (arXiv 2105.05633, section 3.2); maps of several stages together as in
+Legend: B batch, C channels, H x W px, h x w cells of a map, K labels.
+Sources: the linear decoder of Segmenter (arXiv 2105.05633, section 3.2); concatenated maps of several stages as in
 hypercolumns (1411.5752); UperNet: 1807.10221; Mask2Former: 2112.01527.
 """
 
@@ -31,9 +31,9 @@ class HfLinearSegmentationConfig(HfDenseConfig):
     """Configuration of `HfLinearForSemanticSegmentation`.
 
     Args:
-        backbone_config: of one of the package's backbones; all maps that it gives are read.
-        use_norm: a LayerNorm over the channels before the head, for maps that come without one (ResNets').
-        loss_ignore_index: the label of pixels that are not judged.
+        backbone_config: configuration of one of the package's backbones; the head reads all its maps.
+        use_norm: whether a LayerNorm over the channels precedes the head, for maps without one (ResNets').
+        loss_ignore_index: label of pixels that the loss ignores.
     """
 
     model_type = "hf_linear_segmentation"
@@ -44,7 +44,7 @@ class HfLinearSegmentationConfig(HfDenseConfig):
 
 
 class HfLinearForSemanticSegmentation(HfDenseMixin, PreTrainedModel):
-    """A class for every place of a map, from its channels alone, enlarged to the image."""
+    """Classify every cell of a map by a linear layer on its channels, and enlarge the scores to the image."""
 
     config: HfLinearSegmentationConfig
     config_class = HfLinearSegmentationConfig
@@ -69,18 +69,22 @@ class HfLinearForSemanticSegmentation(HfDenseMixin, PreTrainedModel):
             labels: [B, H, W], the class of every pixel, or `loss_ignore_index`.
 
         Returns:
-            logits [B, K, H, W], and the mean cross-entropy of the judged pixels where there are labels; 0 of no pixel.
+            logits [B, K, H, W], and with labels the loss: the mean cross-entropy of the labeled pixels, 0 if there are
+                none.
         """
         outputs = self.backbone(pixel_values, return_dict=True, **kwargs)
-        first, *others = outputs.feature_maps
-        resized = [F.interpolate(each, first.shape[2:], mode="bilinear", align_corners=False) for each in others]
-        logits = self.classifier(self.norm(torch.cat([first, *resized], dim=1)))
+        largest, *smaller = outputs.feature_maps
+        resized = [
+            F.interpolate(feature_map, largest.shape[2:], mode="bilinear", align_corners=False)
+            for feature_map in smaller
+        ]
+        logits = self.classifier(self.norm(torch.cat([largest, *resized], dim=1)))
         logits = F.interpolate(logits, pixel_values.shape[2:], mode="bilinear", align_corners=False)
         loss = None
         if labels is not None:
-            ignored = self.config.loss_ignore_index
-            loss = F.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="sum")
-            loss = loss / (labels != ignored).sum().clamp(min=1)
+            ignore_index = self.config.loss_ignore_index
+            loss = F.cross_entropy(logits.float(), labels, ignore_index=ignore_index, reduction="sum")
+            loss = loss / (labels != ignore_index).sum().clamp(min=1)
         return SemanticSegmenterOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -94,7 +98,7 @@ class HfUperNetConfig(HfDenseConfig, UperNetConfig):
 
 
 class HfUperNetForSemanticSegmentation(HfDenseMixin, UperNetForSemanticSegmentation):
-    """transformers' UperNet on one of the package's backbones, which must give several maps."""
+    """transformers' UperNet on one of the package's backbones, which must return several maps."""
 
     config: HfUperNetConfig
     config_class = HfUperNetConfig
@@ -108,7 +112,7 @@ class HfMask2FormerConfig(HfDenseConfig, Mask2FormerConfig):
     model_type = "hf_mask2former"
 
     def validate_architecture(self) -> None:
-        """transformers' warns of backbones other than its Swin."""
+        """Skip transformers' check, which warns about all backbones but its Swin."""
 
 
 class HfMask2FormerForUniversalSegmentation(HfDenseMixin, Mask2FormerForUniversalSegmentation):
