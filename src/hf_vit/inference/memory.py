@@ -59,12 +59,14 @@ class PortionedAttention(HfAxialResNetAttention):
         )
         return torch.addcmul(torch.addcmul(shift + other_shift, content, scale), position, other_scale)
 
-    def attend_lines(self, lines: torch.Tensor, *scales_and_offsets: torch.Tensor) -> torch.Tensor:
-        compute = super().attend_lines
-        if lines.device.type != "cpu":
-            return compute(lines, *scales_and_offsets)
-        few = max(CACHED_LOGITS // (HEADS * lines.shape[2] ** 2), 1)
-        return torch.cat([compute(part, *scales_and_offsets) for part in lines.split(few)])
+    def attend_lines(
+        self, qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, to_v: torch.Tensor
+    ) -> torch.Tensor:
+        compute, offsets = super().attend_lines, (to_q, to_k, to_v)
+        if qkv.device.type != "cpu":
+            return compute(qkv, scales, *offsets)
+        lines_per_portion = max(CACHED_LOGITS // (HEADS * qkv.shape[2] ** 2), 1)
+        return torch.cat([compute(portion, scales, *offsets) for portion in qkv.split(lines_per_portion)])
 
 
 @final

@@ -144,11 +144,11 @@ class HfAxialResNetAttention(nn.Module):
         )
         return first + second
 
-    def attend_lines(self, lines: torch.Tensor, *scales_and_offsets: torch.Tensor) -> torch.Tensor:
-        """Run `attend` on lines [M, A, L, 2K + V]; return the normalized sum of content and position parts [M, L, A,
-        V].
-        """
-        parts = attend(lines.contiguous(), *scales_and_offsets)
+    def attend_lines(
+        self, qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, to_v: torch.Tensor
+    ) -> torch.Tensor:
+        """Run `attend`, which explains the arguments; return the sum of its normalized outputs [M, L, A, V]."""
+        parts = attend(qkv.contiguous(), scales, to_q, to_k, to_v)
         content, position = (part.unflatten(0, (-1, HEADS)).transpose(1, 2) for part in parts)
         return self.add_normalized(content, position)
 
