@@ -83,10 +83,10 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         self.take_stages(kwargs)
         super().__post_init__(**kwargs)
 
-    def take_stages(self, kwargs: dict[str, Any]) -> None:
-        """Set the output stages from `kwargs`, and remove their keys from it."""
-        kwargs.pop("stage_names", None)  # a config file may hold them, but they follow from the number of stages
-        self.set_output_features_output_indices(kwargs.pop("out_features", None), kwargs.pop("out_indices", None))
+    def take_stages(self, given: dict[str, Any]) -> None:
+        """Set the output stages from `given`, and remove their keys from it."""
+        given.pop("stage_names", None)  # a config file may hold them, but they follow from the number of stages
+        self.set_output_features_output_indices(given.pop("out_features", None), given.pop("out_indices", None))
 
     @property
     def num_stages(self) -> int:
