@@ -228,7 +228,7 @@ def test_another_size_resamples_and_a_pyramid_stays_with_its_patch(tiny_config, 
     assert built.config.patch_size == 16
     assert built.vit.embeddings.patch_embeddings.projection.weight.shape[2:] == (16, 16), "before anything changes"
     built.config.out_features = ["stage1", "stage4"]
-    with pytest.raises(StrictDataclassError, match="one map"):
+    with pytest.raises(StrictDataclassError, match="one stage"):
         HfViTBackbone(built.config)
     backbone.save_pretrained(tmp_path / "patch8")  # the remedy that the message names
     pyramid = HfViTBackbone.from_pretrained(tmp_path / "patch8", use_feature_pyramid=True)
