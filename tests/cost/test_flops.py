@@ -116,7 +116,7 @@ def test_a_mixer_by_hand() -> None:
         "MLPs": layers * 2 * tokens * width * mlp,
         "head": 3 * width,
     }
-    with pytest.raises(UserError, match="takes images of 48x48 px only"):
+    with pytest.raises(UserError, match="takes images of 16x16 px only"):
         forward_macs(MIXERS["mixer"].config(), 32)
 
 
@@ -160,7 +160,7 @@ def test_the_image_counts_and_not_how_attention_is_computed() -> None:
 
 def test_what_makes_no_whole_patch_costs_nothing() -> None:
     config = FAMILIES["plain"].config()
-    with pytest.warns(UserWarning, match="images of 18x27 px hold 4x6 patches of 4x4 px"):
+    with pytest.warns(UserWarning, match="images of 18x27 px hold 4x6 whole patches of 4x4 px"):
         assert forward_macs(config, (18, 27)) == forward_macs(config, (16, 24))
 
 
