@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, finished_parts, stoppable
+from hf_vit_cli.command import command_line, finished_parts, stoppable, tell
 from hf_vit_cli.options import arg, opt
 
 
@@ -64,7 +64,7 @@ def analyze(
         settings=settings,
         split=split,
         picture_format=picture_format,
-        report=typer.echo,
+        report=tell,
         **shared,
     )
     with stoppable(lambda: finished_parts(output)):
@@ -73,14 +73,14 @@ def analyze(
             source = load_data(images, streaming=True, skip_bad_images=True)
         run = make(model, source, output)
     if is_run:
-        typer.echo(f"report in {output / 'report.html'}")
+        tell(f"report in {output / 'report.html'}")
         return
     for note in run.images.notes:
-        typer.echo(f"note: {note}", err=True)
+        tell(f"note: {note}", err=True)
     for name, reason in run.left_out.items():
-        typer.echo(f"{name}: left out, {reason}")
+        tell(f"{name}: left out, {reason}")
     if run.images.skipped:
-        typer.echo(f"{len(run.images.skipped)} unreadable images left out: {', '.join(run.images.skipped)}")
+        tell(f"{len(run.images.skipped)} unreadable images left out: {', '.join(run.images.skipped)}")
     if run.record is not None:
-        typer.echo(f"recorded in {run.subject.folder / 'facts.json'}")
-    typer.echo(f"report in {output / 'report.html'}")
+        tell(f"recorded in {run.subject.folder / 'facts.json'}")
+    tell(f"report in {output / 'report.html'}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import Command, command_line, print_table
+from hf_vit_cli.command import Command, command_line, print_table, tell
 from hf_vit_cli.options import arg, opt
 from hf_vit_settings import FinetuneOptions
 
@@ -86,12 +86,12 @@ def model_speed(
         speeds.add(asdict(measured), measured.load)
         print_cell(measured)
     if load > BUSY:
-        typer.echo(
+        tell(
             f"note: other processes used {load:.1f} cores, so ratios vary; measure again when the machine is idle",
             err=True,
         )
     if output is not None:
-        typer.echo(f"written to {output}")
+        tell(f"written to {output}")
 
 
 def print_cell(measured: "MeasuredCell") -> None:
@@ -110,7 +110,7 @@ def print_cell(measured: "MeasuredCell") -> None:
     header = ["", "images/s", f"x {base} (quartiles)", "peak memory", *(["utilization"] if shows_use else [])]
     print_table(rows, *header, title=title)
     for name, reason in measured.absent.items():
-        typer.echo(f"without {name}: {reason}")
+        tell(f"without {name}: {reason}")
 
 
 @bench.command("saved", cls=Command)
@@ -143,12 +143,12 @@ def saved_speed(
         print_speeds(measured, size)
     if not speeds.is_quiet:
         load = max(speeds.loads)
-        typer.echo(
+        tell(
             f"note: other processes used {load:.1f} cores, so ratios vary; measure again when the machine is idle",
             err=True,
         )
     if output is not None:
-        typer.echo(f"written to {output}")
+        tell(f"written to {output}")
 
 
 def print_speeds(measured: "Mapping[str, ForwardSpeed]", batch: int) -> None:
@@ -188,11 +188,9 @@ def print_input_speed(found: "InputSpeed") -> None:
     title = f"micro-batches of {found.micro_batch_size}, {workers}"
     print_table([(name, f"{rate:,.1f}") for name, rate in rates.items()], title=title)
     if found.limit == "model":
-        typer.echo(
-            f"the model is the bottleneck: the input could supply {found.data / found.model:.1f} times as many images"
-        )
+        tell(f"the model is the bottleneck: the input could supply {found.data / found.model:.1f} times as many images")
     else:
         times = f"{found.model / found.data:.1f} times as many images"
-        typer.echo(f"the input is the bottleneck: the model could train on {times}; try more --num-workers")
+        tell(f"the input is the bottleneck: the model could train on {times}; try more --num-workers")
     if found.is_cached:
-        typer.echo("prepared images are cached in memory: the first epoch is slower")
+        tell("prepared images are cached in memory: the first epoch is slower")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit_cli import options
+from hf_vit_cli.command import tell
 from hf_vit_cli.options import arg, opt
 
 
@@ -34,4 +35,4 @@ def card(
         state_power(model, power, carbon_intensity)
     elif carbon_intensity is not None:
         raise UserError("--carbon-intensity needs --power; add it, or leave both out")
-    print(f"wrote {write_card(model, repo_id=repo, license=license, **shared)}")
+    tell(f"wrote {write_card(model, repo_id=repo, license=license, **shared)}")

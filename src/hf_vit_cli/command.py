@@ -18,6 +18,7 @@ import re
 import shlex
 import sys
 import tempfile
+import unicodedata
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -58,7 +59,7 @@ def stoppable(way_on: Callable[[], str]) -> Generator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"hf-vit: stopped; {way_on()}", err=True)
+        tell(f"hf-vit: stopped; {way_on()}", err=True)
         raise typer.Exit(130) from None
 
 
@@ -310,26 +311,41 @@ def pass_on(values: Mapping[str, Any], *without: str) -> dict[str, Any]:
     return own | values.get("shared", {})
 
 
+def tell(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text for people, without secrets, as it may be kept in a log; it may hold words of strangers: names of
+    classes and files, records of a model.
+    """
+    from hf_vit.results.redaction import redact_message
+
+    typer.echo(plain_text(redact_message(text)), err=err, nl=nl)
+
+
+def plain_text(text: str) -> str:
+    """Return a text without what controls a terminal or turns the direction of writing; lines and columns stay."""
+    kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return "".join(sign if sign in "\n\t" or unicodedata.category(sign) not in kinds else " " for sign in text)
+
+
 def print_table(rows: "Iterable[Sequence[str] | None]", *header: "str | Column", title: str | None = None) -> None:
     """Print rows of text; None draws a line between two of them."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    columns = [escape(each) if isinstance(each, str) else each for each in header]
-    table = Table(*columns, title=title and escape(title), title_justify="left", show_header=bool(header))
+    columns = [escape(plain_text(each)) if isinstance(each, str) else each for each in header]
+    table = Table(*columns, title=title and escape(plain_text(title)), title_justify="left", show_header=bool(header))
     for row in rows:
         if row is None:
             table.add_section()
         else:
-            table.add_row(*map(escape, row))
+            table.add_row(*(escape(plain_text(cell)) for cell in row))
     Console().print(table)
 
 
 def print_tables(tables: "Iterable[Table]") -> None:
     """Print tables, each below its title."""
     for table in tables:
-        typer.echo(table.title)
+        tell(table.title)
         print_table(table.rows, *table.header)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, finished_parts, print_table, stoppable
+from hf_vit_cli.command import command_line, finished_parts, print_table, stoppable, tell
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
@@ -71,17 +71,17 @@ def compare(
             probe=probe,
             settings=settings,
             image_size=options.parse_size(image_size),
-            report=typer.echo,
+            report=tell,
             **shared,
         )
     for note in run.data.notes:
-        typer.echo(f"note: {note}", err=True)
+        tell(f"note: {note}", err=True)
     if run.data.skipped:
-        typer.echo(f"{len(run.data.skipped)} unreadable images left out: {', '.join(run.data.skipped)}")
+        tell(f"{len(run.data.skipped)} unreadable images left out: {', '.join(run.data.skipped)}")
     if recorded := save_comparison(run, command=command_line(context), seed=seed):
-        typer.echo(f"recorded in facts.json of {', '.join(recorded)}")
+        tell(f"recorded in facts.json of {', '.join(recorded)}")
     _print_table(run.results, run.speed)
-    typer.echo(f"tables, plot and page in {output}")
+    tell(f"tables, plot and page in {output}")
 
 
 def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> None:

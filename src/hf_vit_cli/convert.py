@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import typer
-
-from hf_vit_cli.command import pass_on
+from hf_vit_cli.command import pass_on, tell
 from hf_vit_cli.options import arg, opt, parse_size
 
 
@@ -61,5 +59,5 @@ def convert(
     }
     result = api.convert(model, output, recording=verify, **values)
     if (assumption := api.assumption(result.plan)) is not None:
-        typer.echo(assumption, err=True)
-    typer.echo(api.describe(result))
+        tell(assumption, err=True)
+    tell(api.describe(result))

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
-import typer
-
 from hf_vit_cli import options
-from hf_vit_cli.command import print_table
+from hf_vit_cli.command import print_table, tell
 from hf_vit_cli.options import arg, opt
 
 _LISTED = 10
@@ -40,18 +38,18 @@ def data(
     rows.append(["all" if seen.unit == "images" else "images", *(f"{number:,}" for number in numbers.values())])
     print_table(rows, "class", *splits, title=f"{images.name}: {sum(numbers.values()):,} images")
     smallest, middle, largest = (f"{height}x{width}" for height, width in seen.sizes)
-    typer.echo(f"sizes: {smallest} to {largest} px (height x width), median {middle}")
+    tell(f"sizes: {smallest} to {largest} px (height x width), median {middle}")
     modes = ", ".join(f"{mode} {count:,}" for mode, count in seen.modes.items())
-    typer.echo(f"modes: {modes} (of {sum(seen.modes.values()):,} images inspected)")
+    tell(f"modes: {modes} (of {sum(seen.modes.values()):,} images inspected)")
     for remark in (*images.notes, *tell_uneven(images)):
-        typer.echo(f"note: {remark}")
+        tell(f"note: {remark}")
     if images.skipped:
         more = ", ..." if len(images.skipped) > _LISTED else ""
         advice = "" if are_skipped else "; other commands need --skip-bad-images to skip them"
-        typer.echo(f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_LISTED])}{more}){advice}")
+        tell(f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_LISTED])}{more}){advice}")
     if output is not None:
         sheet = io.BytesIO()
         contact_sheet(images).save(sheet, "PNG")
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / "contact_sheet.png", sheet.getvalue())
-        typer.echo(f"contact sheet: {output / 'contact_sheet.png'}")
+        tell(f"contact sheet: {output / 'contact_sheet.png'}")

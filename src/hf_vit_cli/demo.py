@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from hf_vit_cli.command import command_line, print_table
+from hf_vit_cli.command import command_line, print_table, tell
 from hf_vit_cli.options import opt
 
 
@@ -22,22 +22,22 @@ def demo(
     start = time.perf_counter()
     accuracies: list[float] = []
     folders: list[str] = []
-    runs = demonstrate(output, seeds, command=command_line(context), report=typer.echo, epochs=epochs)
+    runs = demonstrate(output, seeds, command=command_line(context), report=tell, epochs=epochs)
     for seed, (folder, result, look) in enumerate(runs):
         test = result.test
         assert isinstance(test, ClassificationResult)
-        typer.echo(
+        tell(
             f"seed {seed}: validation {result.validation['accuracy']:.2%}, test {test.top1:.2%} "
             f"({test.num_wrong} of {test.num_images} wrong), trained in {result.seconds:.0f} s"
         )
         rows = [["predicted here", *look.here], ["predicted there", *look.fresh]]
         print_table(rows, "test image of", *look.truth)
         difference = f"probabilities differ by at most {look.largest_difference:.0e}"
-        typer.echo(f'there, "import hf_vit" says: {look.barred}; {difference}')
+        tell(f'there, "import hf_vit" says: {look.barred}; {difference}')
         accuracies.append(test.top1)
         folders.append(str(folder))
-    typer.echo(f"model, processor, facts.json, README.md: {', '.join(folders)}")
-    typer.echo(f"try: hf-vit evaluate {folders[0]} --data digits")
+    tell(f"model, processor, facts.json, README.md: {', '.join(folders)}")
+    tell(f"try: hf-vit evaluate {folders[0]} --data digits")
     mean = sum(accuracies) / len(accuracies)
     over = "" if seeds == 1 else f" (mean of {seeds} seeds)"
-    typer.echo(f"accuracy {mean:.2%} in {time.perf_counter() - start:.0f} s{over}")
+    tell(f"accuracy {mean:.2%} in {time.perf_counter() - start:.0f} s{over}")

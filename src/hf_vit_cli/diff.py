@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from hf_vit_cli import options
-from hf_vit_cli.command import print_tables
+from hf_vit_cli.command import print_tables, tell
 from hf_vit_cli.options import arg, opt
 
 _OneMore = "folder, Hub id, user/name@REVISION, timm:NAME, or a file that hf-vit convert reads."
@@ -35,4 +33,4 @@ def diff(
     print_tables(difference.tables())
     if output is not None:
         difference.save(output)
-        typer.echo(f"metrics and plots in {output}")
+        tell(f"metrics and plots in {output}")

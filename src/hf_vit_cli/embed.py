@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import typer
-
 from hf_vit_cli import options
-from hf_vit_cli.command import finished_parts, pass_on, stoppable
+from hf_vit_cli.command import finished_parts, pass_on, stoppable, tell
 from hf_vit_cli.options import opt
 
 
@@ -39,10 +37,10 @@ def embed(
         task = bar.add_task("", total=None)
         result = run(**values, splits=split, report=lambda done, files: bar.update(task, completed=done, total=files))
     if result.engine is not None:
-        typer.echo(f"note: {engine_note(result.engine)}", err=True)
+        tell(f"note: {engine_note(result.engine)}", err=True)
     for note in result.notes:
-        typer.echo(f"note: {note}", err=True)
+        tell(f"note: {note}", err=True)
     if result.skipped:
-        typer.echo(f"left out {len(result.skipped)} unreadable images: {', '.join(result.skipped[:10])}", err=True)
+        tell(f"left out {len(result.skipped)} unreadable images: {', '.join(result.skipped[:10])}", err=True)
     before = f" ({result.done_before} were there already)" if result.done_before else ""
-    typer.echo(f"{result.rows:,} rows in {len(result.files)} files{before} and manifest.json in {result.folder}")
+    tell(f"{result.rows:,} rows in {len(result.files)} files{before} and manifest.json in {result.folder}")

@@ -6,7 +6,7 @@ from typing import Any, cast
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, print_tables
+from hf_vit_cli.command import command_line, print_tables, tell
 from hf_vit_cli.options import opt
 
 _OF_PROTOCOLS = (
@@ -64,19 +64,19 @@ def evaluate(
         **{name: value for name in _OF_PROTOCOLS if (value := context.params[name]) not in (None, [], ())},
     )
     for note in run.examination.data.notes:
-        typer.echo(f"note: {note}", err=True)
+        tell(f"note: {note}", err=True)
     if run.engine is not None:
-        typer.echo(f"note: {engine_note(run.engine)}", err=True)
+        tell(f"note: {engine_note(run.engine)}", err=True)
     print_tables(run.result.tables(run.examination.judged(run.result.num_images)))
     record, folder = run.record, run.examination.subject.folder
     if folder is not None and record is not None:
         for warning in cast(list[str], record.values.get("warnings", [])):
-            typer.echo(f"warning: {warning}", err=True)
+            tell(f"warning: {warning}", err=True)
         where = (
             "none (write them with --output DIR)"
             if output is None and not record.values.get("pictures")
             else f"in {output or folder}"
         )
-        typer.echo(f"recorded in {folder / 'facts.json'}; plots {where}")
+        tell(f"recorded in {folder / 'facts.json'}; plots {where}")
     elif output is not None:
-        typer.echo(f"metrics and plots in {output}")
+        tell(f"metrics and plots in {output}")

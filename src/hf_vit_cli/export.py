@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import typer
-
-from hf_vit_cli.command import pass_on
+from hf_vit_cli.command import pass_on, tell
 from hf_vit_cli.options import arg, opt
 
 
@@ -40,7 +38,7 @@ def export(
     from hf_vit import conversion
 
     result = conversion.export(**values)
-    typer.echo(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
+    tell(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     if result.int8 is not None:
-        typer.echo(result.int8)
-    typer.echo(f"saved in {result.output}")
+        tell(result.int8)
+    tell(f"saved in {result.output}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import CONFIG, command_line, print_table, print_tables, stoppable
+from hf_vit_cli.command import CONFIG, command_line, print_table, print_tables, stoppable, tell
 from hf_vit_cli.cost import rate_of, time_rows
 from hf_vit_cli.options import opt
 from hf_vit_settings import (
@@ -87,14 +87,14 @@ def finetune(
             runner=runner,
             address=address,
             command=command_line(context),
-            report=typer.echo,
+            report=tell,
             **shared,
         )
     if not is_first():
         return
     print_result(result)
     if result.pushed is not None:
-        typer.echo(result.pushed.describe())
+        tell(result.pushed.describe())
 
 
 def parse_teaching(
@@ -138,7 +138,7 @@ def print_result(result: "FinetuneResult") -> None:
     test, device = result.test, result.model.device.type
     if not isinstance(test, ClassificationResult):
         print_tables(test.tables("test split (evaluated once)"))
-        typer.echo(f"saved in {result.folder}: model, processor, facts.json, README.md")
+        tell(f"saved in {result.folder}: model, processor, facts.json, README.md")
         return
     devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores
     rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
@@ -155,7 +155,7 @@ def print_result(result: "FinetuneResult") -> None:
         header, title = ("learning rate", "accuracy", "loss (nats)", ""), "learning rates, validation split"
         print_table(map(_sweep_row, result.trials, repeat(result.recipe.learning_rate)), *header, title=title)
     print_table(rows, title="test split (evaluated once)")
-    typer.echo(f"saved in {result.folder}: model, processor, facts.json, README.md")
+    tell(f"saved in {result.folder}: model, processor, facts.json, README.md")
 
 
 def _sweep_row(trial: "Mapping[str, Any]", kept: float) -> list[str]:

@@ -13,7 +13,7 @@ from io import TextIOWrapper
 
 import typer
 
-from hf_vit_cli.command import Command
+from hf_vit_cli.command import Command, plain_text
 from hf_vit_cli.options import opt
 
 # Every command has a module, which holds a function, or a group of them, of its name (dashes: underscores).
@@ -67,7 +67,7 @@ def build_app() -> typer.Typer:
 def _set_up_logs() -> Generator[None]:
     """Silence the clients' own logs, unless asked for, as errors tell of them; show that a model is converted."""
     shown, handler = logging.getLogger("hf_vit.conversion"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    handler.format = lambda record: plain_text(f"note: {record.getMessage()}")
     levels = {logger: logger.level for logger in (shown, *map(logging.getLogger, _CLIENTS))}
     for name, variable in _CLIENTS.items():
         if os.environ.setdefault(variable, "critical") == "critical":  # which counts when it is imported

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from hf_vit_cli.command import print_tables
+from hf_vit_cli.command import print_tables, tell
 from hf_vit_cli.options import arg, opt
 
 
@@ -28,11 +28,11 @@ def models(
     )
     if output is not None:
         listing.save_page(output)
-        typer.echo(f"{len(listing.entries):,} models in {output}")
+        tell(f"{len(listing.entries):,} models in {output}")
     elif as_json:
         typer.echo(listing.to_json())
     else:
         print_tables(listing.tables())
         if checkpoints:
             for entry in listing.entries:
-                typer.echo("".join(f"{entry.name} {checkpoint}\n" for checkpoint in entry.checkpoints), nl=False)
+                tell("".join(f"{entry.name} {checkpoint}\n" for checkpoint in entry.checkpoints), nl=False)

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import typer
-
+from hf_vit_cli.command import tell
 from hf_vit_cli.options import arg, opt
 
 
@@ -21,5 +20,5 @@ def page(
     from hf_vit.pages.making import make_page
 
     result = make_page(models, output, images=images, runtime=runtime)
-    typer.echo(f"saved in {result.output} ({result.megabytes:.1f} MB, and the runtime)")
-    typer.echo(f"see it: python -m http.server --directory {result.output}, then http://localhost:8000")
+    tell(f"saved in {result.output} ({result.megabytes:.1f} MB, and the runtime)")
+    tell(f"see it: python -m http.server --directory {result.output}, then http://localhost:8000")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import pass_on, print_table
+from hf_vit_cli.command import pass_on, print_table, tell
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def predict(
     from hf_vit.errors import UserError
     from hf_vit.evaluation import predict as run
 
-    every = run(**values, report=lambda line: typer.echo(f"note: {line}", err=True))
+    every = run(**values, report=lambda line: tell(f"note: {line}", err=True))
     bad = [each for each in every if each.problem is not None]
     if output is None:
         _print([each for each in every if each.problem is None], as_json)
     else:
-        typer.echo(f"predictions in {output}")
+        tell(f"predictions in {output}")
     for each in bad:
-        typer.echo(f"left out: {each.problem}", err=True)
+        tell(f"left out: {each.problem}", err=True)
     if bad and not skip_bad_images:
         raise UserError(f"{len(bad):,} could not be read; replace them, or add --skip-bad-images")
 

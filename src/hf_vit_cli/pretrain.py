@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import CONFIG, command_line, stoppable
+from hf_vit_cli.command import CONFIG, command_line, stoppable, tell
 from hf_vit_cli.options import opt
 from hf_vit_settings import (
     AUGMENTATION_FIELDS,
@@ -75,12 +75,12 @@ def pretrain(
             num_hidden_groups=num_hidden_groups,
             causal=causal,
             command=command_line(context),
-            report=typer.echo,
+            report=tell,
             **shared,
         )
     if not is_first():
         return
     loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"
-    typer.echo(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
-    typer.echo(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")
-    typer.echo(f"next: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")
+    tell(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
+    tell(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")
+    tell(f"next: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")

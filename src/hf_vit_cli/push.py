@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from hf_vit_cli import options
-from hf_vit_cli.command import pass_on
+from hf_vit_cli.command import pass_on, tell
 from hf_vit_cli.options import arg, opt
 
 
@@ -29,5 +27,5 @@ def push(
     values = pass_on(locals(), "model", "repo")
     from hf_vit.hub.push import push_to_hub
 
-    result = push_to_hub(model, repo, **values, report=typer.echo)
-    typer.echo(result.describe())
+    result = push_to_hub(model, repo, **values, report=tell)
+    tell(result.describe())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from hf_vit_cli.command import print_table
+from hf_vit_cli.command import print_table, tell
 from hf_vit_cli.options import arg, opt
 
 
@@ -47,4 +47,4 @@ def scaling_law(
     rows.append(("residual (rms)", f"{law.residual:.2g}", f"{len(law.points)} runs"))
     print_table(rows, "", "fit", "95% interval", title=str(law))
     if output is not None:
-        typer.echo(f"plot in {output}")
+        tell(f"plot in {output}")

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, pass_on, print_table
+from hf_vit_cli.command import command_line, pass_on, print_table, tell
 from hf_vit_cli.options import arg, opt
 
 
@@ -26,12 +26,12 @@ def soup(
     values = pass_on(locals())
     from hf_vit.training.soups import make_soup
 
-    made = make_soup(**values, command=command_line(context), report=typer.echo)
+    made = make_soup(**values, command=command_line(context), report=tell)
     rows = [(one.name, _share(one.accuracy), "in" if one.is_in else "left out") for one in made.ingredients]
     print_table([*rows, None, ("the soup", _share(made.accuracy), "")], "ingredient", "validation accuracy", "")
     if made.test is not None:
-        typer.echo(f"test accuracy of the soup: {made.test.top1:.2%} of {made.test.num_images:,} images")
-    typer.echo(f"saved in {made.folder}: model, processor, facts.json, README.md")
+        tell(f"test accuracy of the soup: {made.test.top1:.2%} of {made.test.num_images:,} images")
+    tell(f"saved in {made.folder}: model, processor, facts.json, README.md")
 
 
 def _share(value: float | None) -> str:

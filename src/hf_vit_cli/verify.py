@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from hf_vit_cli import options
+from hf_vit_cli.command import tell
 from hf_vit_cli.options import arg, opt
 
 
@@ -35,19 +34,19 @@ def verify(
         if revision or trust_remote_code or results or data or any(shared.values()):
             raise UserError(f"{repo} is an exported folder, which takes no options; leave them out")
         done = verify_export(Path(repo))
-        typer.echo(f"{len(done.checks)} checks repeated with {done.measured_with}: {done.describe()}")
+        tell(f"{len(done.checks)} checks repeated with {done.measured_with}: {done.describe()}")
         return
     check_repo_id(repo)
     if (data or any(shared.values())) and not results:
         raise UserError("--data and --device need --results; add it, or leave them out")
     if results:
         require("sklearn", "matplotlib", what="measuring results again")
-    result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=typer.echo)
-    typer.echo(result.describe())
+    result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=tell)
+    tell(result.describe())
     if results:
         from hf_vit.audit.results import audit_results, check
         from hf_vit.audit.results import describe as describe_findings
 
-        findings = audit_results(result.folder, data=data or (), **shared, report=typer.echo)
-        typer.echo(describe_findings(findings))
+        findings = audit_results(result.folder, data=data or (), **shared, report=tell)
+        tell(describe_findings(findings))
         check(findings)

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import struct
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from hf_vit import UserError, conversion, push_to_hub
 from hf_vit.analysis import ANALYSES
 from hf_vit.hub.card import MARKER, render_card, write_card
 from hf_vit.hub.card_sections import shows_images
-from hf_vit.hub.contents import collect
+from hf_vit.hub.contents import collect, describe_model
+from hf_vit.hub.published_results import RESULTS_FILE
 from hf_vit.results.documents import Document, Measurements
 from hf_vit.results.facts import DataFact, Facts, append_record, new_record
 from hf_vit.results.redaction import redact_message
@@ -82,6 +84,30 @@ def test_no_word_leaves_its_place(model_folder: Path, tmp_path: Path) -> None:
     # What GitHub makes links, mentions and formulas of, though this reader does not; spans and blocks of code aside.
     prose = re.sub(r"(`+).*?\1", "", body, flags=re.DOTALL).split("## Citation")[0]
     assert not re.search(r"(?<!\\)://|www\.|(?<!\\)[@$]", prose)
+
+
+def test_a_terminal_gets_words_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of the classes of a model, of folders and of files: no color, no title, no writing turned round."""
+    names = ["red \x1b[31m", "title \x1b]0;x\x07", "\u202eturned", "C1 \x9b31m", "[b]rich", "plain"]
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    model = save_model(tmp_path / "model", image_size=8, **labels)
+    for number, image in enumerate(make_images(48)):
+        path = tmp_path / "data" / names[number % 6].strip() / f"{number} \x1b[2J.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    path.with_suffix(".bad \x1b[2J.png").write_text("no image")
+    for words in (
+        ["predict", model, path, "--top", "6"],
+        ["data", tmp_path / "data"],
+        ["evaluate", model, "--data", tmp_path / "data", "--skip-bad-images", "--device", "cpu"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        assert not ended.value.code
+        said = "".join(capfd.readouterr())
+        assert words[0] == "evaluate" or "turned" in said
+        controls = {sign for sign in said if unicodedata.category(sign) in ("Cc", "Cf")}
+        assert controls <= set("\n\r\t"), words[0]
 
 
 @pytest.mark.parametrize("name", ['my "best" model', "x`y", "a\\", "ünï", "a\nb"])
@@ -294,6 +320,19 @@ def test_an_error_line_holds_no_secret(capfd: pytest.CaptureFixture[str]) -> Non
             main(["cost", text.replace(" ", "_") if "--" not in text else f"x {text}"])
         assert secret not in capfd.readouterr().err, kind
     assert redact_message("no room in /home/ann/models") == "no room in /home/ann/models"
+
+
+def test_no_card_keeps_the_password_of_a_mirror(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://ann:pa55word@hub.corp")
+    (model_folder / "examples").mkdir()
+    make_images(1)[0].save(model_folder / "examples" / "ant.png")
+    data = DataFact(name="alice/ants", split="test", size=3, fingerprint="f" * 16)
+    append_record(model_folder, training_record(kind="evaluation", data=data, values={"top1": 0.5}))
+    shared = describe_model(model_folder, REPO, license="mit")
+    assert {"README.md", RESULTS_FILE} == set(shared)
+    for content in shared.values():
+        assert b"https://hub.corp/" in content
+        assert b"pa55word" not in content
 
 
 def test_an_exported_graph_tells_no_place(model_folder: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from hf_vit.families import family_of
 from hf_vit.pages import making, runtime
 from hf_vit.pages.description import description, preprocessing
 from hf_vit.pages.graph import numbers_inside, write_graph
-from hf_vit.pages.making import make_page
+from hf_vit.pages.making import distinct_names, make_page
 from hf_vit_cli.main import main
 
 
@@ -110,6 +110,14 @@ def test_preparation_that_the_page_does_not_know_is_refused(settings: dict[str, 
     processor = ViTImageProcessor(**{"size": {"height": 16, "width": 16}, **settings})
     with pytest.raises(UserError, match=words):
         preprocessing(processor, (16, 16))
+
+
+def test_models_of_one_name_are_told_apart_without_their_place(tmp_path: Path):
+    ann, bob = (tmp_path / name / "model" for name in ("ann", "bob"))
+    ann.mkdir(parents=True)
+    assert distinct_names([ann, bob, "alice/vit"]) == ["ann/model", "bob/model", "vit"]
+    assert distinct_names([ann, bob, bob]) == ["ann/model", "model (2)", "model (3)"]
+    assert distinct_names([ann / ".." / "model"]) == ["model"]
 
 
 def test_what_is_no_share_is_no_figure(plain: Path, tmp_path: Path):

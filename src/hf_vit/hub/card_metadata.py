@@ -20,6 +20,7 @@ from hf_vit.hub.published_results import (
 )
 from hf_vit.repositories.reading import reading
 from hf_vit.results.facts import DataFact, Facts, Record
+from hf_vit.results.redaction import redact_message
 from hf_vit.variants import looks_like_variant
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def metadata_of(
     bases, relation = _base_models(config, trainings)
     carbon = _emissions(trainings[-1]) if trainings else None
     task = _task_of(config)
-    files = f"{constants.ENDPOINT}/{repo}/resolve/main"
+    files = f"{redact_message(constants.ENDPOINT)}/{repo}/resolve/main"
     widget = [
         {"src": f"{files}/{quote(path)}", "example_title": one_line(PurePath(path).stem)}
         for path in (examples if hub_id(repo) else ())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import one_line
 from hf_vit.results.facts import FACTS_NAME, DataFact, Record, fraction
+from hf_vit.results.redaction import redact_message
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -131,4 +132,5 @@ def _facts_of(repo: str) -> str | None:
     """Return the address of the record behind a number."""
     from huggingface_hub import constants
 
-    return f"{constants.ENDPOINT}/{repo}/blob/main/{FACTS_NAME}" if _USER_AND_NAME.fullmatch(repo) else None
+    place = f"{redact_message(constants.ENDPOINT)}/{repo}"
+    return f"{place}/blob/main/{FACTS_NAME}" if _USER_AND_NAME.fullmatch(repo) else None

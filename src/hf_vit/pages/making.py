@@ -76,8 +76,7 @@ def make_page(
     OnnxGraph().require_libraries()
     examples = None if images is None else load_data(images, skip_bad_images=True)
     with without_transformers_bars(), new_folder(place) as folder:
-        last = [Path(str(model)).name or str(model) for model in models]
-        names = [name if last.count(name) == 1 else str(model) for name, model in zip(last, models, strict=True)]
+        names = distinct_names(models)
         described = [
             _write_model(model, name, folder / "models" / str(number), place)
             for number, (model, name) in enumerate(zip(models, names, strict=True))
@@ -93,6 +92,17 @@ def make_page(
             with progress("fetching the runtime"):
                 copy_runtime(folder / "runtime", runtime)
     return PageResult(Path(output), names, size / 1e6)
+
+
+def distinct_names(models: Sequence[str | Path]) -> list[str]:
+    """Return the last parts of names and paths that tell the models apart; a page shows everybody no more of them."""
+    parts = [Path(model).resolve().parts if Path(model).is_dir() else Path(str(model)).parts for model in models]
+    names: list[str] = []
+    for number, own in enumerate(parts):
+        others = [each for each in parts if each is not own]
+        depth = next((end for end in range(1, len(own)) if all(each[-end:] != own[-end:] for each in others)), None)
+        names.append("/".join(own[-depth:]) if depth else f"{own[-1]} ({number + 1})")
+    return names
 
 
 def _write_model(source: str | Path, name: str, folder: Path, place: Path) -> dict[str, Any]:
