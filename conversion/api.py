@@ -15,7 +15,7 @@ from hf_vit.conversion.fetching import fetch, is_within
 from hf_vit.conversion.fill import Weights, build_model, build_processor, load_weights
 from hf_vit.conversion.origins.origin import size_text
 from hf_vit.conversion.planning import DECLARED, Plan, PlanOptions, Wishes, make_plan
-from hf_vit.conversion.progress import progress, without_transformers_bars
+from hf_vit.conversion.progress import progress, quiet_transformers
 from hf_vit.conversion.readers import CheckpointReader, Shapes
 from hf_vit.conversion.verification import Recording, Verification, verify
 from hf_vit.display import Displayed
@@ -91,7 +91,7 @@ def convert(
         checkpoint = fetch(source, sha256)
         if is_within(place, checkpoint.path):
             raise UserError(f"the folder {output} holds the source {checkpoint.name}; give another one")
-        with checkpoint.open() as reader, without_transformers_bars():
+        with checkpoint.open() as reader, quiet_transformers():
             plan = make_plan(reader.shapes, wishes, reader.companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, advance=advance)

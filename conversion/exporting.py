@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hf_vit.conversion.fetching import is_within
 from hf_vit.conversion.loading import open_model
-from hf_vit.conversion.progress import progress, without_transformers_bars
+from hf_vit.conversion.progress import progress, quiet_transformers
 from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
 from hf_vit.conversion.targets.graphs.certificate import Certificate
 from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS, Calibration
@@ -95,7 +95,7 @@ def export(
     place = free_folder(output, force)
     if Path(model).exists() and is_within(place, model):
         raise UserError(f"the folder {output} holds the model itself; give another one")
-    with without_transformers_bars():
+    with quiet_transformers():
         loaded, processor = open_model(model)
         target.refuse_inexpressible(loaded)
         arrays = target.arrays_of(loaded)

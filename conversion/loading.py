@@ -15,7 +15,7 @@ from hf_vit.conversion.api import assumption
 from hf_vit.conversion.fetching import HUB_ID, TIMM, LocalCheckpoint, fetch, is_local
 from hf_vit.conversion.fill import build_model, build_processor, load_weights
 from hf_vit.conversion.planning import Plan, PlanOptions, Wishes, make_plan
-from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
+from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, Door, Family, dense_head_of, family_of, refuse_own_class
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
@@ -144,7 +144,7 @@ class Source:
         model_class: Any = self.model_class
         if model_class is None:
             return _build(self.checkpoint, self.plan, dtype)
-        with loading(self.name), without_transformers_report():
+        with loading(self.name), quiet_transformers():
             model, report = model_class.from_pretrained(self.path, dtype=dtype, output_loading_info=True)
         if missing := sorted(report["missing_keys"]):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -259,7 +259,7 @@ def _state(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> dict[
 
 
 def _build(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> PreTrainedModel:
-    with without_transformers_bars():
+    with quiet_transformers():
         return build_model(plan, _state(checkpoint, plan, dtype))
 
 

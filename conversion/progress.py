@@ -27,23 +27,14 @@ def progress(what: str, size: int | None = None) -> Generator[Callable[[int], No
 
 
 @contextmanager
-def without_transformers_report() -> Generator[None]:
-    """transformers logs a table of the weights that it did not find, before whoever called it can say so in a line."""
-    verbosity = transformers_logging.get_verbosity()
+def quiet_transformers() -> Generator[None]:
+    """Silence transformers' bars, its advice, and its tables of weights, which an error tells in one line."""
+    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-
-
-@contextmanager
-def without_transformers_bars() -> Generator[None]:
-    """transformers shows a bar of its own for every load and save."""
-    enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if enabled:
+        transformers_logging.set_verbosity(verbosity)
+        if has_bars:
             transformers_logging.enable_progress_bar()

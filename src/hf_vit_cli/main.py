@@ -32,8 +32,9 @@ _REMEDIES = {
     errno.EEXIST: "choose another name",
     errno.ELOOP: "the link points to itself; give its target",
 }
-# What reads from the Hub -> where its verbosity is looked for.
+# What reads from the Hub -> where its verbosity is looked for, and whether it shows bars.
 _CLIENTS = {"datasets": "DATASETS_VERBOSITY", "huggingface_hub": "HF_HUB_VERBOSITY"}
+_BARS = {"datasets": "HF_DATASETS_DISABLE_PROGRESS_BARS", "huggingface_hub": "HF_HUB_DISABLE_PROGRESS_BARS"}
 
 
 def build_app() -> typer.Typer:
@@ -137,8 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.formatwarning = lambda message, *_: f"note: {' '.join(str(message).split())}\n"
     if isinstance(sys.stdout, TextIOWrapper):  # names of files need not be text
         sys.stdout.reconfigure(errors="backslashreplace")
-    if not sys.stderr.isatty():  # in a log its bars are lines
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    for client, variable in _BARS.items() if not sys.stderr.isatty() else ():  # in a log bars are lines
+        if os.environ.setdefault(variable, "1") == "1" and client in sys.modules:  # else it counts when it is imported
+            importlib.import_module(f"{client}.utils").disable_progress_bars()
     given = None if arguments is None else list(arguments)
     try:
         try:

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -210,6 +211,15 @@ def test_finetune_shows_first_what_people_need_first():
     first = {each.name for each in options if not each.rich_help_panel}
     assert len(first) == 20
     assert first > {"data", "output", "recipe", "epochs", "batch_size", "learning_rate", "resume"}
+
+
+@pytest.mark.parametrize("client", ["datasets", "huggingface_hub"])
+def test_a_log_has_no_bars(client, capsys, monkeypatch):
+    """Neither where the client was imported before, as by a program that calls ours."""
+    quiet = Mock()
+    monkeypatch.setattr(f"{client}.utils.disable_progress_bars", quiet)
+    assert told(capsys, "recipes")[0] == 0
+    quiet.assert_called_once_with()
 
 
 def test_who_waits_for_libraries_sees_it(capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """Out again: the same parameters after the way there and back, the same results in the other library."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,21 @@ def test_way_there_and_back(target: str, kind: str, fields: dict[str, Any], tmp_
     assert record["values"]["target"] == target
     if target != "vit_jax" and "For" in kind:
         same_logits_in_the_other_library(ours, target, tmp_path / "exported", "id2label" in fields)
+
+
+def test_transformers_says_nothing_of_defaults_of_its_text_tower(tmp_path: Path):
+    """Of SigLIP's, which a tower of images does not have."""
+    source = make("HfViTForImageClassification", tmp_path / "source", pooling="gap")
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    logging.Logger.warning_once.cache_clear()  # transformers' own: of every warning, the first
+    transformers.utils.logging.add_handler(handler)
+    try:
+        export(source, tmp_path / "exported", "transformers")
+    finally:
+        transformers.utils.logging.remove_handler(handler)
+    assert json.loads((tmp_path / "exported/config.json").read_text())["model_type"] == "siglip"
+    assert records == []
 
 
 def in_the_other_library(target: str, folder: Path) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_vit.conversion.fetching import TIMM, WRAPPER, config_of_wrapper
 from hf_vit.conversion.loading import Source
-from hf_vit.conversion.progress import without_transformers_bars, without_transformers_report
+from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.display import shortened
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError, first_line
@@ -55,7 +55,7 @@ def load_transformers(
     assert folder is not None
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
         raise UserError(f"{name} holds no weights: model.safetensors is missing; copy it there or save the model again")
-    with without_transformers_report(), without_transformers_bars(), loading(name):
+    with quiet_transformers(), loading(name):
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
@@ -160,7 +160,7 @@ def _from_wrapper(source: Source) -> Any:
 
     is_classifier = "ForImageClassification" in str((source.stored.get("architectures") or [""])[0])
     head = "ForImageClassification" if is_classifier else ""
-    with without_transformers_report(), without_transformers_bars(), loading(source.name):
+    with quiet_transformers(), loading(source.name):
         model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head).timm_model.float()
         config = config_of_wrapper(source.stored)
         names = {name: source.stored[name] for name in ("label_names", "label_descriptions") if name in source.stored}

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, ViTImageProcessor
 
 from hf_vit.conversion.loading import Source, find_source
-from hf_vit.conversion.progress import without_transformers_report
+from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data.labels import plain_name
 from hf_vit.display import shortened
 from hf_vit.errors import UserError, strict_reason
@@ -246,7 +246,7 @@ def _load(
     if source.dense_head is not None:
         state = backbone_in(dense_model(source)).state_dict()
     # transformers' report would tell of the head that is replaced on purpose; what else does not fit is raised below.
-    with without_transformers_report(), loading(source.name):
+    with quiet_transformers(), loading(source.name):
         model, report = model_class.from_pretrained(
             source.path if state is None else None,
             config=config,

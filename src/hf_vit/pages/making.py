@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_vit.conversion.fetching import HUB_ID, is_local
 from hf_vit.conversion.loading import open_model
-from hf_vit.conversion.progress import progress, without_transformers_bars
+from hf_vit.conversion.progress import progress, quiet_transformers
 from hf_vit.conversion.targets.graph_targets import OnnxGraph
 from hf_vit.conversion.targets.target import has_head
 from hf_vit.data.image_data import ImageData
@@ -75,7 +75,7 @@ def make_page(
     check_runtime(runtime)
     OnnxGraph().require_libraries()
     examples = None if images is None else load_data(images, skip_bad_images=True)
-    with without_transformers_bars(), new_folder(place) as folder:
+    with quiet_transformers(), new_folder(place) as folder:
         names = distinct_names(models)
         described = [
             _write_model(model, name, folder / "models" / str(number), place)

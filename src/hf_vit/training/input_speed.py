@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.errors import UserError
 from hf_vit.results.writing import scratch_folder
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.run import Job, check, open_start, prepare, quiet_transformers
+from hf_vit.training.run import Job, check, open_start, prepare
 from hf_vit.training.tasks.classification import Classification
 from hf_vit_settings import FinetuneOptions
 

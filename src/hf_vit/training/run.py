@@ -24,8 +24,8 @@ from huggingface_hub.utils import WeakFileLock
 from safetensors import SafetensorError, safe_open
 from transformers import set_seed
 from transformers.trainer_callback import TrainerState
-from transformers.utils import logging as transformers_logging
 
+from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data import check_images, load_data
 from hf_vit.data.annotations import Target
 from hf_vit.data.augmentation import open_policy
@@ -100,20 +100,6 @@ def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
         if (remark := task.remark(result)) is not None:
             say(remark)
         return result
-
-
-@contextmanager
-def quiet_transformers() -> Generator[None]:
-    """Silence transformers' progress bars and advice during a training."""
-    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if has_bars:
-            transformers_logging.enable_progress_bar()
 
 
 # Check

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data import load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
@@ -22,7 +23,6 @@ from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import saying_why
-from hf_vit.training.run import quiet_transformers
 from hf_vit.training.trainer.distributed import local_parts
 from hf_vit.training.trainer.weights import wide
 
