@@ -56,7 +56,7 @@ class TimmFolder(Target):
     title = "timm's VisionTransformer"
     tables = _TABLES
     expresses = _EXPRESSED
-    libraries = (("timm",), "bench")
+    libraries = (("timm",), "timm")
 
     def write(self, outgoing: OutgoingModel) -> None:
         config, num_classes = outgoing.config, outgoing.config.num_labels if outgoing.has_head else 0
