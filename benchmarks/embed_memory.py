@@ -23,7 +23,7 @@ from script import Script, parser
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import make_processor
-from hf_vit.data.builtin import netpbm
+from hf_vit.data.builtin import encode_netpbm
 
 PER_FILE, SIDE, PROCESSES, PAUSE = 10_000, 8, 2, 0.2
 
@@ -34,7 +34,7 @@ def write_images(folder: Path, images: int) -> None:
     noise = np.random.default_rng(0)
     for number in range(-(-images // PER_FILE)):
         pixels = noise.integers(256, size=(min(PER_FILE, images - number * PER_FILE), SIDE * SIDE * 3), dtype=np.uint8)
-        stored = [{"bytes": netpbm(row.tobytes(), (SIDE, SIDE)), "path": None} for row in pixels]
+        stored = [{"bytes": encode_netpbm(row.tobytes(), (SIDE, SIDE)), "path": None} for row in pixels]
         labels = ["ab"[row % 2] for row in range(len(stored))]
         parquet.write_table(pa.table({"image": stored, "label": labels}), folder / f"train-{number:05d}.parquet")
 

@@ -22,7 +22,7 @@ from skimage import data as photographs
 from transformers import ViTImageProcessor, ViTImageProcessorPil
 
 from hf_vit.data import eval_transform
-from hf_vit.data.images import decode_image, each_in_threads
+from hf_vit.data.images import decode_image, map_in_threads
 from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
 
 
@@ -46,7 +46,7 @@ class Opening:
         self.prepare, self.draft_side = prepare, draft_side
 
     def __call__(self, paths: list[Path]) -> torch.Tensor:
-        return self.prepare(each_in_threads(lambda path: decode_image(path, self.draft_side), paths))
+        return self.prepare(map_in_threads(lambda path: decode_image(path, self.draft_side), paths))
 
 
 class Theirs:
@@ -63,7 +63,7 @@ class OneByOne:
     """The same, every image by itself; in threads, if wanted, as many as torch computes in."""
 
     def __init__(self, prepare: Theirs, in_threads: bool = False) -> None:
-        self.prepare, self.map = prepare, each_in_threads if in_threads else map
+        self.prepare, self.map = prepare, map_in_threads if in_threads else map
 
     def __call__(self, images: list[Image.Image]) -> torch.Tensor:
         return torch.cat(list(self.map(lambda image: self.prepare([image]), images)))

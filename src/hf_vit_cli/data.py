@@ -23,7 +23,7 @@ def data(
     import io
 
     from hf_vit.data import load_data
-    from hf_vit.data.overview import contact_sheet, overview, tell_uneven
+    from hf_vit.data.overview import contact_sheet, note_imbalance, overview
     from hf_vit.results.writing import write_atomically
 
     are_skipped = shared.pop("skip_bad_images")
@@ -41,7 +41,7 @@ def data(
     tell(f"sizes: {smallest} to {largest} px (height x width), median {middle}")
     modes = ", ".join(f"{mode} {count:,}" for mode, count in seen.modes.items())
     tell(f"modes: {modes} (of {sum(seen.modes.values()):,} images inspected)")
-    for remark in (*images.notes, *tell_uneven(images)):
+    for remark in (*images.notes, *note_imbalance(images)):
         tell(f"note: {remark}")
     if images.skipped:
         more = ", ..." if len(images.skipped) > _LISTED else ""

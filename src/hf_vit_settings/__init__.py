@@ -434,7 +434,7 @@ _SELF_TRAINING: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SelfTrainingOptions:
-    """How a student learns from unlabeled images and a teacher, see `open_teacher` and `load_unlabelled`.
+    """How a student learns from unlabeled images and a teacher, see `open_teacher` and `load_unlabeled`.
 
     `hf-vit finetune --help` explains each field. A value of None is the default of its kind, see `settings`; those of
     the other kind are refused. A noisy student (arXiv 1911.04252) learns as many images of every class, the surest, or

@@ -301,7 +301,7 @@ PIXELS: list[tuple[dict[str, Any], str]] = [
     ({"do_rescale": False, "do_normalize": False}, ""),
     ({"image_mean": 0.5, "image_std": 0.25}, ""),
     ({"image_std": [0.5, 0, 0.5]}, r"cannot express image_std=\(0\.5, 0, 0\.5\) with .* above 0"),
-    ({"rescale_factor": 0}, "cannot use rescale_factor=0"),
+    ({"rescale_factor": 0}, "has rescale_factor=0"),
     ({"image_mean": None}, "cannot use .*image_mean=None"),
     ({"do_pad": True, "pad_size": {"height": 16, "width": 16}}, "cannot express the preprocessing .* do_pad=True"),
 ]  # fmt: skip

@@ -36,8 +36,8 @@ def refuses(source, match, **options):
     [
         *((path, "does not exist; give a folder") for path in ("./nowhere", "/no/where", "~/no/such/place", "a/b/c",
                                                                "gone.parquet", "d/x.TAR")),
-        ("somebody/missing-data", "'somebody/missing-data' is not a path, and cannot be loaded as a data set"),
-        ("", "no data given"),
+        ("somebody/missing-data", "'somebody/missing-data' is not a path, and cannot be loaded as a Hub data set"),
+        ("", "the name of the data is empty"),
     ],
 )  # fmt: skip
 @EITHER
@@ -55,7 +55,7 @@ def test_an_unreachable_hub_is_said_at_once_and_cached_data_need_none(folder, mo
     table = make_table(folder, names=NAMES)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    said = "cannot be loaded as a data set of the Hub: offline mode is on, so the Hub cannot be reached.*; check"
+    said = "cannot be loaded as a Hub data set: offline mode is on, so the Hub cannot be reached.*; check"
     refuses("somebody/pets", said)
     refuses("Some/MyPets", said)
     (tmp_path / "Some___my_pets").mkdir()
@@ -89,13 +89,13 @@ def folders(root, *names, **counts):
 
 # What is in a folder -> what is said of it; with a star as a table and as a stream alike.
 FOLDERS = {
-    "no files": (lambda root: root, "holds no files; needed: one folder of images per class"),
-    "no images": (lambda root: write(root, "a/1.txt", "a/2.txt", "n.CSV"), r"no images \(found: 2 .txt, 1 .csv\)"),
+    "no files": (lambda root: root, "holds no files; give one folder of images per class"),
+    "no images": (lambda root: write(root, "a/1.txt", "a/2.txt", "n.CSV"), r"no images \(only 2 .txt, 1 .csv\)"),
     "no class folders": (lambda root: write(root, "x.png"), "images such as 'x.png' but no class folders; put the"),
     "split without classes": (lambda root: write(folders(root, "train"), "test/x.png"),
                               "test' holds images such as 'x.png' but no class folders"),
     "split beside another": (lambda root: folders(root, "train", "spare"), "'train' beside 'spare', which is not"),
-    "an empty class": (lambda root: write(folders(root), "newt/"), "'.*newt' holds no images; add some or remove"),
+    "an empty class": (lambda root: write(folders(root), "newt/"), "'.*newt' holds no images; add images or remove"),
     "one image *": (lambda root: folders(folders(root), newt=1), "class 'newt' has 1 image; to cut validation"),
     "one class *": (lambda root: folders(root, cat=9), r"of one class only \(cat\); a classifier needs at least two"),
     "a class of test": (lambda root: make_folder(folders(root, "train") / "test", {"a": 4, "c": 4}).parent,
@@ -103,8 +103,8 @@ FOLDERS = {
     "parquet *": (lambda root: write(root, "x.parquet") / "x.parquet", "'x.parquet' cannot be read as parquet"),
     "tar *": (lambda root: write(root, "x.tar") / "x.tar", "'x.tar' cannot be read as webdataset"),
     "saved to disk": (lambda root: make_table(folders(root / "a")).save_to_disk(root / "x") or root / "x",
-                      r"was written by save_to_disk; write parquet files: dataset.to_parquet"),
-    "other files": (lambda root: write(root, "x.zip") / "x.zip", "is not a data set file; needed: .parquet files"),
+                      r"was written by save_to_disk; write parquet files with dataset.to_parquet"),
+    "other files": (lambda root: write(root, "x.zip") / "x.zip", "is not a data set file; give .parquet files"),
     "no match": (lambda root: root / "*.jpg", "no file matches"),
 }  # fmt: skip
 
@@ -142,13 +142,13 @@ def save_without(folder, path, column):
 OUTSIDE = r"(the label (7|-1)|no label), which is not among the 3 classes"
 TABLES = {
     **{f"{label} *": (partial(other_label, label=label), OUTSIDE) for label in (7, -1, None)},
-    "floats *": (partial(save_labels, label=lambda name: 0.5 + len(name)), "are of type float; needed: whole numbers"),
-    "below 0 *": (partial(save_labels, label=lambda name: NAMES.index(name) - 1), "label -1; classes are numbered"),
-    "dict lines": (partial(save_lines, label={"x": 1}), "are of type dict; needed: whole numbers or names"),
+    "floats *": (partial(save_labels, label=lambda name: 0.5 + len(name)), "are of type float; use whole numbers"),
+    "below 0 *": (partial(save_labels, label=lambda name: NAMES.index(name) - 1), "label -1; number the classes"),
+    "dict lines": (partial(save_lines, label={"x": 1}), "are of type dict; use whole numbers or names"),
     "decimal lines": (partial(save_lines, label="1.0"), r"are of type float; .* names \(write 1 for 1\.0, or"),
-    "list lines": (partial(save_lines, label=[["a"]]), "are of type list; needed: whole numbers or names"),
-    "no label": (partial(save_without, column="label"), "has the columns image; needed: a column 'label'"),
-    "no image": (partial(save_without, column="image"), "has the columns label; needed: one column of images"),
+    "list lines": (partial(save_lines, label=[["a"]]), "are of type list; use whole numbers or names"),
+    "no label": (partial(save_without, column="label"), "has the columns image; name the column of classes .* 'label'"),
+    "no image": (partial(save_without, column="image"), "has the columns label; name the column of images 'image'"),
 }  # fmt: skip
 
 
@@ -170,7 +170,9 @@ def test_labels_that_are_text_in_one_parquet_file_alone_are_refused(tmp_path, te
         (tmp_path / split).mkdir()
         pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / split / "0.parquet")
     refuses(
-        tmp_path, r"the label column 'label' of '.*' is text in train/0\.parquet, int64 in test/0", streaming=streaming
+        tmp_path,
+        r"the label column 'label' of '.*' is text in train/0\.parquet and int64 in test/0",
+        streaming=streaming,
     )
 
 
@@ -199,7 +201,7 @@ def test_names_that_are_not_utf_8_are_refused_before_any_work(folder, place):
         source.write_text(json.dumps({"file_name": f"{name}.png", "label": "cat"}) + "\n")
     else:
         old.rename(old.with_name(name + old.suffix))
-    refuses(source, r"^the name of .*caf\\udce9.* is not UTF-8; rename it")
+    refuses(source, r"^the file name .*caf\\udce9.* is not valid UTF-8; rename")
 
 
 # ---- bad images
@@ -213,7 +215,7 @@ def test_rows_without_an_image_are_named_or_left_out(kind, folder, tmp_path, str
             for row, each in enumerate(stored)]  # fmt: skip
     table = pyarrow.table({"image": rows, "label": [row % 2 for row in range(40)]})
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-    refuses(tmp_path / "x.parquet", "is missing: its row of the table is empty", streaming=streaming)
+    refuses(tmp_path / "x.parquet", "is missing, because its row of the table is empty", streaming=streaming)
     data = load_data(str(tmp_path / "x.parquet"), streaming=streaming, skip_bad_images=True)
     assert len(everything(data)) == 39
     assert len(data.skipped) == 1
@@ -241,7 +243,7 @@ def test_bad_images_are_named_or_skipped_and_counted_once(folder, streaming):
     for file in folder.glob("*/*.png"):
         file.write_bytes(b"broken")
     if not streaming:
-        refuses(folder, "split train has no usable image left: image '.*' is not an image", skip_bad_images=True)
+        refuses(folder, "split train has no usable image: image '.*' is not an image", skip_bad_images=True)
 
 
 @EITHER
@@ -259,7 +261,7 @@ def test_images_smaller_than_a_patch(folder, streaming):
 
 
 def test_size_is_counted_upright_and_positive(folder):
-    refuses("digits", "both sides must be at least 1 px", image_size=(0, 8))
+    refuses("digits", "both sides at least 1 px", image_size=(0, 8))
     exif = Image.Exif()
     exif[0x0112] = 6
     picture(500, size=(40, 11)).save(folder / "owl" / "turned.png", exif=exif)
@@ -271,7 +273,7 @@ def test_size_is_counted_upright_and_positive(folder):
 
 def test_files_that_stand_for_images_and_images_too_large_are_called_so(folder, monkeypatch):
     (folder / "owl" / "000.png").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}")
-    refuses(folder, r"image '.*owl/000.png' is a pointer of Git LFS; fetch the image by git lfs pull")
+    refuses(folder, r"image '.*owl/000.png' is a Git LFS pointer; fetch the image with git lfs pull")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
     refuses(folder, r"image '.*' has more pixels than are decoded \(.*120 pixels.*\); cut it into smaller images")
 
@@ -325,7 +327,7 @@ def test_big_sets_show_their_progress(folder, monkeypatch, capsys):
 @EITHER
 def test_what_stands_in_for_an_image_or_its_class(tmp_path, streaming):
     text = base64.b64encode(encoded(picture(0))).decode()
-    said = "^the text '.{,30}' .* is not the name of an image file; where it is an image in base64, store the bytes"
+    said = "^the text '.{,30}' .* is not the name of an image file; if it is an image in base64, store the bytes"
     for number, stored in enumerate((text, "x" * 300)):
         path = tmp_path / f"{number}.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"image": [stored] * 2, "label": [0, 1]}), path)
@@ -340,7 +342,7 @@ def test_what_stands_in_for_an_image_or_its_class(tmp_path, streaming):
 def test_captions_beside_class_folders(tmp_path):
     make_folder(tmp_path / "data", dict.fromkeys(NAMES, 3))
     (tmp_path / "data" / "metadata.csv").write_text("file_name,text\na.png,a cat\n")
-    refuses(tmp_path / "data", "move metadata.csv away if the names of its folders are the classes")
+    refuses(tmp_path / "data", "move metadata.csv away if the folder names are the classes")
 
 
 def test_files_may_be_named_as_base64_begins(tmp_path):

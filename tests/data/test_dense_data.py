@@ -16,7 +16,7 @@ from pycocotools.mask import encode, toBbox
 from transformers import SegformerImageProcessor
 
 from hf_vit.data import load_data
-from hf_vit.data.load import load_unlabelled
+from hf_vit.data.load import load_unlabeled
 from hf_vit.errors import UserError
 
 
@@ -35,7 +35,7 @@ CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 90, "na
 WIDTH, HEIGHT = 40, 30
 
 
-def run_lengths(drawn: np.ndarray) -> dict:
+def encode_mask(drawn: np.ndarray) -> dict:
     """The same mask in numbers, as COCO has them of crowds."""
     flat = drawn.ravel(order="F")
     edges = np.flatnonzero(np.diff(np.concatenate([[0], flat, [1 - flat[-1]]])))
@@ -59,7 +59,7 @@ def annotations(seed: int, images: int, first: int = 0) -> dict:
                 drawn[int(top) : int(top + high), int(left) : int(left + wide)] = 1
                 coded = encode(drawn)
                 box = toBbox(coded).tolist()
-                segmentation = run_lengths(drawn) if kind == 3 else coded | {"counts": coded["counts"].decode()}
+                segmentation = encode_mask(drawn) if kind == 3 else coded | {"counts": coded["counts"].decode()}
             category, area = CATEGORIES[random.randint(3)]["id"], float(random.uniform(20, 200))
             told.append(
                 {"id": len(told) + 1, "image_id": image["id"], "category_id": category, "bbox": box, "area": area,
@@ -157,7 +157,7 @@ def test_the_fingerprint_is_of_images_boxes_and_masks(coco):
 
 def test_masks_need_pycocotools_and_boxes_do_not(coco, monkeypatch):
     monkeypatch.setitem(sys.modules, "pycocotools", None)
-    refuses(coco, "objects", "masks of objects need pycocotools; pip install 'hf-vit[dense]'")
+    refuses(coco, "objects", "masks of objects need pycocotools; install it with pip install 'hf-vit[dense]'")
     for split in ("train2017", "val2017"):
         rewrite(coco, lambda told: [each.pop("segmentation") for each in told["annotations"]], split)
     assert "segmentation" not in load_data(str(coco), target="objects").splits["train"][0]["objects"]
@@ -174,34 +174,34 @@ def masked(size, counts):
 BAD_COCO = [
     (set_first(bbox=[3, 4, 0, 5]), "'train2017/001.png' has object 1 with an empty box of 0x5 px"),
     (lambda told: [each.update(bbox=[0.1, 0.2, 0.5, 0.4]) for each in told["annotations"]],
-     "all boxes of train lie in the first pixel, as shares of width and height do; needed: px"),
-    (set_first(bbox=[30, 4, 20, 5]), "with a box from (30, 4) to (50, 9) px, outside the image of 40x30"),
-    (set_first(bbox=[1, 2, 3]), "with the box [1, 2, 3]; needed: x, y, width and height in px"),
+     "all boxes of train lie in the first pixel, as if they were shares of width and height; give boxes in px"),
+    (set_first(bbox=[30, 4, 20, 5]), "with a box from (30, 4) to (50, 9) px, which is outside the image of 40x30"),
+    (set_first(bbox=[1, 2, 3]), "with the box [1, 2, 3]; boxes need x, y, width and height in px"),
     (set_first(bbox=[1, 2, 3, "x"]), "with the box [1, 2, 3, 'x']"),
-    (set_first(category_id=8), "object 1 of the unknown class 8; there are 3 (3, 7, 90)"),
-    (set_first(image_id=5), "entry 0 of 'annotations' is of the image 5, which is not listed"),
+    (set_first(category_id=8), "object 1 of the unknown class 8; there are 3 classes (3, 7, 90)"),
+    (set_first(image_id=5), "has the image_id 5, which 'images' does not list"),
     (set_first(segmentation=[[1, 1, 5, 5]]), "a polygon that is not three or more corners"),
     (masked([30, 40], [4, 5]), "run lengths that do not fill 30x40"),
     (masked([30, 40], "PPYo1"), "run lengths that do not fill 30x40"),
     (masked([3, 4], [4, 8]), "object 1 with a mask of 3x4 px, where the image is 30x40 px"),
     (masked([30, 40], [1200]), "object 1 with an empty mask"),
     (lambda told: told["images"][1].update(width=80), "001.png' is 30x40 px, but its annotations are for 30x80 px"),
-    (lambda told: told["images"][2].update(file_name="none.png"), "'train2017/none.png' is not there"),
+    (lambda told: told["images"][2].update(file_name="none.png"), "'train2017/none.png' is missing"),
     (lambda told: [image.update(file_name="x" + image["file_name"]) for image in told["images"]],
-     "the images of instances_train2017.json of 'beasts', such as x000.png, are not there"),
+     "the images of instances_train2017.json of 'beasts', such as x000.png, do not exist"),
     (lambda told: told["annotations"].clear(), "no training image has objects; annotate some"),
     (lambda told: told["annotations"][3].pop("category_id"),
-     "instances_train2017.json of 'beasts': entry 3 of 'annotations' has no category_id"),
-    (lambda told: told["images"][1].update(id=100), "two images have the id 100"),
-    (lambda told: told["categories"].append({"id": 8, "name": "cat"}), "two categories are named 'cat'"),
-    (set_first(image_id={}), "entry 0 of 'annotations' has the image_id {}; needed: a whole number or text"),
-    (set_first(category_id=[1]), "entry 0 of 'annotations' has the category_id [1]; needed"),
-    (set_first(area="9"), "object 1 with the area '9' and iscrowd 0; needed: a number, and 0 or 1"),
-    (set_first(iscrowd="0"), "and iscrowd '0'; needed: a number, and 0 or 1"),
-    (set_first(bbox=[1, 2, 3, 10**400]), "needed: x, y, width and height in px"),
+     "entry 3 of 'annotations' in instances_train2017.json of 'beasts' has no category_id"),
+    (set_first(image_id={}), "entry 0 of 'annotations' in instances_train2017.json of 'beasts' has the image_id {}; write a whole number or text"),
+    (set_first(category_id=[1]), "has the category_id [1]; write"),
+    (set_first(area="9"), "object 1 with the area '9' and iscrowd 0; write a number, and 0 or 1"),
+    (set_first(iscrowd="0"), "and iscrowd '0'; write a number, and 0 or 1"),
+    (set_first(bbox=[1, 2, 3, 10**400]), "boxes need x, y, width and height in px"),
     (set_first(segmentation=[[1, 1, 1e8, 1, 1e8, 1e8]]), "a polygon far outside the image of 30x40 px"),
     (masked([30, 40], [-1, 1201]), "run lengths that do not fill 30x40"),
-    (lambda told: told.update(annotations={}), "is not a COCO annotation file; needed: lists of images"),
+    (lambda told: told["images"][1].update(id=100), "have the id 100; give them different ids"),
+    (lambda told: told["categories"].append({"id": 8, "name": "cat"}), "are named 'cat'; give them different names"),
+    (lambda told: told.update(annotations={}), "is not a COCO annotation file, which has the lists images"),
 ]  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def test_what_rounding_put_outside_is_cut_off(coco):
 def test_other_tasks_streams_and_broken_json_are_refused_in_one_line(coco):
     for target, task in (("label", "classification"), ("mask", "segmentation")):
         refuses(coco, target, f"is a folder for detection (COCO), not for {task}; choose --task detection")
-    refuses(coco, "objects", "has objects, which are not streamed", streaming=True)
+    refuses(coco, "objects", "cannot be streamed", streaming=True)
     place = coco / "annotations" / "instances_val2017.json"
     place.write_text(place.read_text()[:-40])
     refuses(coco, "objects", "instances_val2017.json of 'beasts' cannot be read as JSON")
@@ -302,7 +302,7 @@ def test_without_ade20ks_list_values_are_classes(ade, tmp_path, named):
     data = load_data(str(ade), target="mask")
     assert data.label_names == (names if named else ["0", "1", "2", "3"])
     assert (np.array(data.splits["validation"][0]["mask"]) == mask(50)).all()
-    assert ("there are no class names, so classes are named 0 to 3" in data.notes) == (named is None)
+    assert ("the data has no class names, so the classes are named 0 to 3" in data.notes) == (named is None)
     flat = tmp_path / "flat"
     flat.mkdir()
     (ade / "images" / "training").rename(flat / "images")
@@ -370,14 +370,14 @@ def filled(value, kind, size=(16, 20)):
 
 
 BAD_MASKS = [
-    (filled(0, np.uint8, (16, 10)), "has a mask of 16x10 px, but is 16x20 px; both must be of one size"),
+    (filled(0, np.uint8, (16, 10)), "has a mask of 16x10 px, but is 16x20 px; both must have the same size"),
     (filled(9, np.uint8), "has a mask with the class 8; there are classes 0 to 2 (wall, building, sky), and 255 for"),
-    (lambda path: Image.new("RGB", (20, 16)).save(path), "has a color mask (mode RGB); needed: one channel of"),
-    (filled(999, np.uint16), "has a mask with the value 999; needed: classes 0 to 254, or 255 for ignored pixels"),
     (lambda path: Image.fromarray(mask(0)).save(path, "JPEG"), "has a mask saved as JPEG, which changes class numbers"),
+    (lambda path: Image.new("RGB", (20, 16)).save(path), "has a color mask (mode RGB); save masks with one channel of"),
+    (filled(999, np.uint16), "has a mask with the value 999; values are classes 0 to 254, or 255 for ignored pixels"),
     (lambda path: path.write_text("a mask"), "has a mask that is not an image"),
     (lambda path: path.write_bytes(path.read_bytes()[:60]), "has a mask that is corrupt or cannot be read"),
-    (lambda path: path.unlink(), "has no mask; add one of the same name"),
+    (lambda path: path.unlink(), "has no mask; add a mask with the same name"),
 ]
 
 
@@ -386,16 +386,16 @@ def test_bad_masks_are_refused_in_one_line_or_left_out(ade, change, said):
     change(first_mask(ade))
     message = refuses(ade, "mask", said).replace(str(ade / "images") + "/", "")
     assert message.startswith("image 'training/000.jpg' has ")
-    assert message.endswith("(--skip-bad-images) to go on without it")
+    assert message.endswith("(--skip-bad-images) to leave out bad images")
     assert load_data(str(ade), target="mask", skip_bad_images=True).skipped == ["training/000.jpg"]
 
 
-@pytest.mark.parametrize(("drawn", "said"), [(255, "255 is ignored, so save objects as 1"), (1, "annotate")])
+@pytest.mark.parametrize(("drawn", "said"), [(255, "255 is ignored, so write objects with 1"), (1, "annotate")])
 def test_masks_of_one_class_are_refused(ade, drawn, said):
     (ade / "objectInfo150.txt").unlink()
     for path in ade.rglob("*.png"):
         Image.fromarray(np.where(mask(int(path.stem)) == 3, drawn, 1).astype(np.uint8)).save(path)
-    refuses(ade, "mask", f"the training masks hold one class only (1); {said}")
+    refuses(ade, "mask", f"the training masks hold only one class (1); {said}")
 
 
 @pytest.mark.parametrize("orientation", [3, 6])
@@ -406,10 +406,10 @@ def test_annotations_of_images_that_exif_turns_are_told(ade, coco, orientation):
         Image.open(path).save(path, exif=exif)
     for source, target in ((ade, "mask"), (coco, "objects")):
         if orientation == 6:
-            refuses(source, target, "px after its EXIF orientation turned it")
+            refuses(source, target, "px after its EXIF orientation rotated it")
         else:
             notes = load_data(str(source), target=target).notes
-            assert sum("12 images are turned upright by the EXIF orientation" in note for note in notes) == 1
+            assert sum("12 images were rotated by the EXIF orientation" in note for note in notes) == 1
 
 
 def test_classes_that_no_training_image_has_are_told(ade):
@@ -426,8 +426,8 @@ def test_classes_that_no_training_image_has_are_told(ade):
 
 def test_other_tasks_and_streams_are_refused_in_one_line(ade, folder):
     refuses(ade, "label", "is a folder for segmentation (images and masks), not for classification")
-    refuses(ade, "mask", "not streamed", streaming=True)
-    refuses(folder, "mask", "'pets' (folder) has labels, but nothing for segmentation")
+    refuses(ade, "mask", "cannot be streamed", streaming=True)
+    refuses(folder, "mask", "'pets' (folder) has labels, but no annotations for segmentation")
     refuses(ade, "mask", "has no column 'x'", label_column="x")
     for path in ade.rglob("training/*.png"):
         Image.new("L", (20, 16), 0).save(path)
@@ -438,7 +438,7 @@ def test_other_tasks_and_streams_are_refused_in_one_line(ade, folder):
 
 
 def test_masks_are_no_images_to_learn_from_and_are_found_in_either_unicode_form(ade):
-    assert len(load_unlabelled(str(ade)).table) == 12
+    assert len(load_unlabeled(str(ade)).table) == 12
     before = load_data(str(ade), target="mask").fingerprint
     for path in list(ade.glob("*/*/*.*")):
         path.rename(path.with_name(("cr\u00e8me" if path.suffix == ".jpg" else "cre\u0300me") + path.name))
@@ -532,10 +532,10 @@ ONE_BOX = [[1.0, 1, 2, 2]]
 @pytest.mark.parametrize(
     ("objects", "said"),
     [
-        ({"bbox": ONE_BOX}, "has the fields bbox; needed: 'bbox' (x, y, width and height in px)"),
+        ({"bbox": ONE_BOX}, "has the fields bbox; every object needs 'bbox' (x, y, width and height in px)"),
         ({"bbox": [[1.0, 1, 20, 2]], "category": [0]}, "train image 0' has object 1 with a box from (1, 1) to"),
         ({"bbox": ONE_BOX, "category": [0, 1]}, "has 1 boxes, but 2 of 'category'"),
-        ({"bbox": ONE_BOX, "category": [0.5]}, "are of type float; needed: whole numbers or names"),
+        ({"bbox": ONE_BOX, "category": [0.5]}, "are of type float; use whole numbers or names"),
     ],
 )
 def test_bad_objects_are_refused_in_one_line(tmp_path, objects, said):
@@ -548,8 +548,8 @@ def test_bad_objects_are_refused_in_one_line(tmp_path, objects, said):
 def test_a_table_of_labels_is_refused_for_masks(tmp_path, folder):
     path = tmp_path / "pets.parquet"
     make_table(folder).to_parquet(path)
-    refuses(path, "mask", "needed: one with images and one with masks")
-    refuses(path, "objects", "needed: a column such as 'objects'")
+    refuses(path, "mask", "name the columns of images and masks 'image' and 'mask'")
+    refuses(path, "objects", "none with the usual name 'objects'")
     assert load_data(str(path), target=None).target == "label"
 
 
@@ -567,7 +567,7 @@ def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, target):
     hidden = {"image": pictures[:5], column: [None] * 5}
     Dataset.from_dict(hidden, features=features).to_parquet(tmp_path / "test.parquet")
     data = load_data(str(tmp_path), target=target)
-    assert f"split 'test' of '{tmp_path.name}' has nothing in '{column}' and was left out" in data.notes
+    assert f"split 'test' of '{tmp_path.name}' has no values in '{column}' and was left out" in data.notes
     assert data.cut == ("validation", "test")
 
 

@@ -289,9 +289,9 @@ def test_one_tile_is_torchvisions_batched_nms():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Tiles((10, 10), (4, 4), 4), "tiles overlap by 4 px; needed: 0 or more, and less than 4"),
-        (lambda: Tiles((10, 10), (4, 4), 2, 2), "overlap by 2 px; needed: an overlap of at least twice the margin"),
-        (lambda: Tiles((10, 10), (0, 4)), "needed: sides of 1 or more"),
+        (lambda: Tiles((10, 10), (4, 4), 4), "the tiles' overlap is 4 px; choose 0 to 3 px"),
+        (lambda: Tiles((10, 10), (4, 4), 2, 2), "their overlap 2 px; choose an overlap of at least twice the margin"),
+        (lambda: Tiles((10, 10), (0, 4)), "all sides must be at least 1 px"),
         (lambda: dense_transforms(processor(), "mask", AugmentationConfig(rotation_degrees=10)),
          "augmentation rotation_degrees does not transform masks and boxes"),
         (lambda: train_transform(processor(), AugmentationConfig(scale_jitter=(0.5, 1))),

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from hf_vit.data import to_rgb
-from hf_vit.data.images import each_in_threads
+from hf_vit.data.images import map_in_threads
 from hf_vit.errors import UserError
 
 
@@ -120,7 +120,7 @@ def test_every_mode_becomes_the_rgb_it_stands_for(name):
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        *((array([[0, value]], np.int32), "needed: 0..65535") for value in (-1, 65536)),
+        *((array([[0, value]], np.int32), "values from 0 to 65535") for value in (-1, 65536)),
         *((array([v], np.float32), "floating-point image") for v in ([-0.5, 1.0], [0.0, 256.0], [float("nan"), 1.0])),
         (Image.new("LAB", (4, 4)), "mode LAB cannot be converted"),
     ],
@@ -162,12 +162,12 @@ def test_as_many_at_once_as_torch_has_threads(monkeypatch):
         return item, threading.current_thread() is not threading.main_thread()
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    met = each_in_threads(lambda item: (meeting.wait(), in_thread(item))[1], list("abcdef"))
+    met = map_in_threads(lambda item: (meeting.wait(), in_thread(item))[1], list("abcdef"))
     assert met == [(item, True) for item in "abcdef"]
     with pytest.raises(ValueError, match="'b'"):
-        each_in_threads(int, ["1", "b", "c"])
-    assert each_in_threads(int, []) == []
+        map_in_threads(int, ["1", "b", "c"])
+    assert map_in_threads(int, []) == []
     # In a loader's worker; of a single image; and where one object is there twice.
     for threads, items in ((1, ["a", "b"]), (4, ["a"]), (4, ["a", "b", "a"])):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert each_in_threads(in_thread, items) == [(item, False) for item in items]
+        assert map_in_threads(in_thread, items) == [(item, False) for item in items]

@@ -18,7 +18,7 @@ from datasets import Array2D, Array3D, Dataset, Features, LargeList, List, Value
 from PIL import Image
 
 from hf_vit.data import load_data, to_rgb
-from hf_vit.data.splits import cut_rows, part_of, stratified_parts
+from hf_vit.data.splits import assign_split, cut_rows, split_stratified
 from hf_vit.errors import UserError
 
 NAMES = ["cat", "dog", "owl"]
@@ -70,7 +70,7 @@ def test_split_folders_are_used(tmp_path, names, expected):
     assert ("for test were split off the 11 training images" in " ".join(data.notes)) == ("dev" in names)
     assert data.notes == [] or "dev" in names
     if names == ("test",):
-        with pytest.raises(UserError, match=r"has no split 'train' \(it has test\)"):
+        with pytest.raises(UserError, match=r"has no split 'train'; choose one of test"):
             data.split("train")
 
 
@@ -200,7 +200,7 @@ def test_hub_data_sets_come_through_datasets(folder, monkeypatch, streaming):
     data = load_data("someone/pets:small", streaming=streaming)
     assert (data.name, data.label_names) == ("someone/pets:small", NAMES)
     assert len(contents(data, "validation")) == 5
-    assert "split 'extra' of 'someone/pets:small' was left out" in data.notes
+    assert "the unknown split 'extra' of 'someone/pets:small' was ignored" in data.notes
 
 
 def test_a_test_split_without_labels_is_left_out(folder, tmp_path):
@@ -280,12 +280,15 @@ def test_lists_with_a_number_above_255_are_of_16_bits(tmp_path, streaming):
 @pytest.mark.parametrize(
     ("pixels", "match"),
     [
-        (np.ones((24, 784), int), r"lists of 784, numbers from 1 to 1; needed: height x width .* such as 28x28x1"),
-        (np.ones((24, 3072), int), r"lists of 3072, .* such as 32x32x3"),
-        (np.ones((24, 10), int), r"lists of 10, .* from 0 to 255 or 0 to 1; change them$"),
-        (np.ones((24, 5, 8, 8), int), "lists of 5x8x8, "),
-        (np.full((24, 8, 8, 3), 256), "lists of 8x8x3, numbers from 256 to 256"),
-        (np.full((24, 8, 8, 3), 255.5), "lists of 8x8x3, numbers from 255.5 to 255.5"),
+        (
+            np.ones((24, 784), int),
+            r"lists of 784 with numbers from 1 to 1; save them as height x width .* such as 28x28x1",
+        ),
+        (np.ones((24, 3072), int), r"lists of 3072 .* such as 32x32x3"),
+        (np.ones((24, 10), int), r"lists of 10 .* from 0 to 255 or 0 to 1$"),
+        (np.ones((24, 5, 8, 8), int), "lists of 5x8x8 "),
+        (np.full((24, 8, 8, 3), 256), "lists of 8x8x3 with numbers from 256 to 256"),
+        (np.full((24, 8, 8, 3), 255.5), "lists of 8x8x3 with numbers from 255.5 to 255.5"),
     ],
 )
 def test_lists_that_are_no_images_are_refused(tmp_path, pixels, match):
@@ -300,7 +303,7 @@ def test_dark_numbers_are_told(tmp_path, highest, bits, full):
     pixels = noise(24, 8, 8, most=highest + 1)
     pixels[0, 0, 0] = highest
     notes = load_data(numbers_table(tmp_path / "x.parquet", pixels)).notes
-    said = f"images of {bits} bits reach {highest:,} of {full}, so they look dark (6%"
+    said = f"the highest value of the {bits}-bit images is {highest:,} of {full}, so they look dark (6%"
     assert sum(said in note for note in notes) == 1
 
 
@@ -315,7 +318,7 @@ def test_dark_images_of_16_bits_are_told(folder, kind):
         parts = (struct.pack(">I", len(part)) + name + part + struct.pack(">I", zlib.crc32(name + part))
                  for name, part in chunks)  # fmt: skip
         file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
-    assert sum("images of 16 bits reach" in note for note in load_data(str(folder)).notes) == 1
+    assert sum("value of the 16-bit images is" in note for note in load_data(str(folder)).notes) == 1
 
 
 # ---- lists of images and their labels, by any names of columns
@@ -387,7 +390,7 @@ def test_columns_of_any_name(flat, folder, tmp_path):
         assert everything(data) == everything(load_data(str(folder)))
     for source, columns, said in (
         (path, ("photo", "kind"), r"has no column 'kind' \(--label-column\); it has photo, species, label"),
-        (path, (None, None), "columns photo, species, label; needed: one of image files.* --image-column"),
+        (path, (None, None), "columns photo, species, label; add a column of image files.* --image-column"),
         (folder, ("x", None), r"has no column 'x' \(--image-column\)"),
     ):
         with pytest.raises(UserError, match=said):
@@ -423,9 +426,12 @@ def test_what_a_list_lacks_is_named(flat):
     assert load_data(str(place), skip_bad_images=True).skipped == ["flat/gone.png"]
     of_holidays = "".join(f"\n{file},{label},holiday" for file, label in rows)
     for text, said in (
-        ("file_name,label\nno/such/a.png,cat\nb.png,dog\n", r"image '.*no/such/a\.png' is not there"),
-        (path.read_text(), r"image '.*gone\.png' is not there; replace or remove it"),
-        (f"file_name,label,split{of_holidays}", r"metadata\.csv: unknown split 'holiday'; needed: train, validation"),
+        ("file_name,label\nno/such/a.png,cat\nb.png,dog\n", r"image '.*no/such/a\.png' is missing"),
+        (path.read_text(), r"image '.*gone\.png' is missing; replace or remove it"),
+        (
+            f"file_name,label,split{of_holidays}",
+            r"metadata\.csv has the unknown split 'holiday'; write train, validation",
+        ),
         ('file_name,label\n"unclosed\n', r"^metadata\.csv of 'flat'"),
         ("", r"metadata\.csv of 'flat' cannot be read as a list"),
     ):
@@ -472,7 +478,7 @@ def test_classes_whose_names_look_alike_are_told(tmp_path, one, other):
     data = load_data(str(write_csv(tmp_path / "d" / "l.csv", ("file_name", "label"), rows)))
     assert data.label_names == sorted([one, other, "b"])
     first, second = sorted([one, other])
-    assert f"classes '{first}' and '{second}' look alike; give both one name if they are one class" in data.notes
+    assert f"classes '{first}' and '{second}' look alike; use one name if they are the same class" in data.notes
 
 
 @pytest.mark.parametrize(
@@ -558,11 +564,11 @@ def test_lists_as_windows_and_excel_write_them(flat, folder):
 
 def test_parts_are_a_partition_in_proportion():
     labels = np.random.RandomState(3).permutation(np.repeat([0, 1, 2], [10, 100, 390]))
-    parts = stratified_parts(labels, {"validation": 50, "test": 100}, seed=1)
+    parts = split_stratified(labels, {"validation": 50, "test": 100}, seed=1)
     assert sorted(np.concatenate(list(parts.values()))) == list(range(500))
     counts = [np.bincount(labels[parts[name]]).tolist() for name in ("validation", "test", "train")]
     assert counts == [[1, 10, 39], [2, 20, 78], [7, 70, 273]]
-    first, again, other = (stratified_parts(labels, {"test": 50}, seed=seed)["test"].tolist() for seed in (0, 0, 1))
+    first, again, other = (split_stratified(labels, {"test": 50}, seed=seed)["test"].tolist() for seed in (0, 0, 1))
     assert first == again != other
 
 
@@ -587,7 +593,7 @@ def test_no_class_loses_its_training_images_and_no_split_is_empty(counts, missin
     trained = {labels[place] for place, image in enumerate(images) if parts[image] == "train"}
     assert trained == set(range(len(counts)))
     assert set(parts.values()) == {"train", *missing}
-    plain = {image: part_of(digest(image), missing, seed=0) for image in images}
+    plain = {image: assign_split(digest(image), missing, seed=0) for image in images}
     assert bool(notes) == (parts != plain), "what is not by content alone is told"
 
 
@@ -624,7 +630,7 @@ def test_a_split_that_is_given_leaves_the_others_where_they_were():
     """Whoever adds a folder of validation images later has the same test images."""
     digests = [digest(number) for number in range(500)]
     both, one = (
-        [part_of(each, missing, seed=0) for each in digests] for missing in (("validation", "test"), ("test",))
+        [assign_split(each, missing, seed=0) for each in digests] for missing in (("validation", "test"), ("test",))
     )
     assert [part == "test" for part in both] == [part == "test" for part in one]
 
@@ -649,4 +655,4 @@ def test_the_rule_is_frozen():
     for number, seed in itertools.product(range(200), (0, 1)):
         place = int(digest(f"{seed} {digest(number)}")[:12], 16) / 16**12
         part = "validation" if place < 0.1 else "test" if place < 0.2 else "train"
-        assert part_of(digest(number), ("validation", "test"), seed=seed) == part
+        assert assign_split(digest(number), ("validation", "test"), seed=seed) == part

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.data import load_data, make_processor
-from hf_vit.data.load import load_unlabelled
+from hf_vit.data.load import load_unlabeled
 from hf_vit.evaluation import predict
 from hf_vit.evaluation.prediction import image_files, predict_images, write_dense_predictions
 from hf_vit.loading.model import load_model
@@ -86,7 +86,7 @@ def test_they_are_those_of_a_disk(kind, streaming, folder, stored):
 
 
 def test_what_changes_meanwhile_is_seen(folder, stored, store):
-    assert load_unlabelled(stored(folder)).fingerprint == load_unlabelled(str(folder)).fingerprint
+    assert load_unlabeled(stored(folder)).fingerprint == load_unlabeled(str(folder)).fingerprint
     data = load_data(stored(folder))
     store.rm_file("bucket/pets/cat/000.png")
     store.pipe_file("bucket/pets/dog/000.png", b"longer than before" * 100)
@@ -113,7 +113,7 @@ def test_a_failing_store_is_no_corrupt_image(folder, stored, monkeypatch):
         MemoryFileSystem, "_open", lambda self, path, *args, **given: broken(self, path) and opened(self, path, *args)
     )
     said = r"cat/003.png cannot be read \(reset by https://bucket.example/cat\)"
-    for load in (load_data, load_unlabelled):
+    for load in (load_data, load_unlabeled):
         with pytest.raises(StoreError, match=said) as raised:
             load(address, skip_bad_images=True)
         assert "SECRET" not in str(raised.value)
@@ -131,7 +131,7 @@ def test_a_corrupt_object_is_a_corrupt_image(folder, stored, store):
 def test_a_list_names_nothing_beyond_itself(named, folder, stored, store):
     address = stored(folder)
     store.pipe_file("bucket/pets/metadata.csv", f"file_name,label\n{named},cat\ncat/000.png,dog\n".encode())
-    with pytest.raises(UserError, match=r"^metadata.csv names '.*', which is outside its folder; correct it$"):
+    with pytest.raises(UserError, match=r"^metadata.csv names '.*', which is outside its folder; correct the path$"):
         load_data(address)
 
 
@@ -163,13 +163,13 @@ def test_places_that_cannot_be_read_are_told(folder, stored, store, monkeypatch)
     for place, said in (
         ("s3://bucket/x", "the library that reads s3://bucket/x is not installed: pip install s3fs$"),
         ("ftp://host/x", "^ftp://host/x has an unknown scheme; give a path, file:///, s3://, gs://, hf://"),
-        ("memory://bucket/no", "^there is no 'memory://bucket/no'; give a folder"),
-        ("memory://bucket/no*.parquet", "^there is no 'memory://bucket/no"),
+        ("memory://bucket/no", "^'memory://bucket/no' does not exist; give a folder"),
+        ("memory://bucket/no*.parquet", "^'memory://bucket/no"),
         (f"{address}/cat", "holds images such as '000.png' but no class folders"),
-        (f"{address}/cat/000.png", "is not a data set file; needed: .parquet"),
+        (f"{address}/cat/000.png", "is not a data set file; give .parquet"),
         (
             "memory://bucket/dense",
-            "holds masks or objects as files, which are read from local folders only; give parquet",
+            "holds masks or objects as files, which can only be read from a local folder; give",
         ),
     ):
         with pytest.raises(UserError, match=said):
@@ -216,7 +216,7 @@ def test_folders_are_those_of_data(model, folder, caplog):
     assert "1 file in 'cat' that are not images were ignored (1 .heic)" in caplog.text
     (folder / "cat" / b"caf\xe9.png".decode(errors="surrogateescape")).write_bytes(b"")
     for given in (folder / "cat", folder / "cat" / "c*.png"):
-        with pytest.raises(UserError, match="is not UTF-8; rename it"):
+        with pytest.raises(UserError, match="is not valid UTF-8; rename"):
             predict(model, str(given))
 
 

@@ -336,5 +336,5 @@ def test_a_processor_of_another_model_is_told(save_classifier, tmp_path):
     with pytest.raises(UserError, match=told):
         embed(str(folder), str(tmp_path / "data"), tmp_path / "out")
     ViTImageProcessor(do_resize=False).save_pretrained(folder)
-    with pytest.raises(UserError, match=r"processor cannot batch these images \(.*\); let it resize or crop all"):
+    with pytest.raises(UserError, match=r"processor cannot batch these images \(.*\); set it to resize or crop all"):
         predict_images(open_classifier(folder, "cpu"), [tmp_path / "image.png", wide])

@@ -13,7 +13,7 @@ from training.conftest import same_weights, write_parquet
 
 from hf_vit import UserError
 from hf_vit.data import load_data
-from hf_vit.data.fingerprints import file_states, states_fingerprint, tell_changes
+from hf_vit.data.fingerprints import describe_changes, file_states, states_fingerprint
 from hf_vit.data.sources import resolve_source
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
@@ -301,7 +301,7 @@ def test_a_shard_that_is_cut_off(part, kind, streaming, shards):
     content = shard.read_bytes()
     shard.write_bytes(content[: int(part * len(content))])
     with pytest.raises(
-        UserError, match=rf"'data' cannot be read as \w+: the file train/train-1\.{kind} is damaged \(.*put it back"
+        UserError, match=rf"'data' cannot be read as \w+: the file train/train-1\.{kind} is damaged \(.*restore"
     ):
         load_data(str(data), streaming=streaming)
 
@@ -320,6 +320,6 @@ def test_states_do_not_depend_on_the_place(shards, tmp_path):
 
 def test_changes_are_counted():
     before = {f"train/{number}.tar": "a" for number in range(6)}
-    assert tell_changes(before, before) == ""
+    assert describe_changes(before, before) == ""
     told = "train/0.tar is missing, train/1.tar is missing, train/2.tar is missing and 3 more"
-    assert tell_changes(before, {}) == told
+    assert describe_changes(before, {}) == told

@@ -72,14 +72,14 @@ def test_columns_of_anything_but_zero_and_one_are_refused(shapes, no, said):
     header, *rows = (shapes / "columns.csv").read_text().splitlines()
     rows = [",".join(no if cell == "0" else cell for cell in row.split(",")) for row in rows]
     (shapes / "others.csv").write_text("\n".join([header, *rows]) + "\n")
-    with pytest.raises(UserError, match=rf"the column \w+ holds {said}; label columns need 1 where"):
+    with pytest.raises(UserError, match=rf"the column \w+ holds {said}; write 1 for images of"):
         load_data(str(shapes / "others.csv"), label_column="blue,green,red", multi_label=True)
 
 
 def test_what_cannot_do_with_several_classes_says_so(shapes, tiny_config, tmp_path):
-    with pytest.raises(UserError, match="are multi-label; use hf-vit data, finetune"):
+    with pytest.raises(UserError, match="are multi-label; use hf-vit data, hf-vit finetune"):
         load_data(str(shapes))
-    with pytest.raises(UserError, match="multi-label, which cannot be streamed; load them without streaming"):
+    with pytest.raises(UserError, match="multi-label and cannot be streamed; load them without streaming"):
         load_data(str(shapes), streaming=True, multi_label=True)
     for values in ({"mixup_alpha": 0.2}, {"class_weights": True}):
         with pytest.raises(UserError, match="cannot be balanced or mixed"):

@@ -181,7 +181,7 @@ def test_every_policy_of_a_recipe_is_one_of_timms():
     assert len(policies) > 4
     images, keys = torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.tensor([1])
     for policy in policies:
-        assert open_policy(policy).each(images, keys)[0].shape == (3, 16, 16)
+        assert open_policy(policy).transform_all(images, keys)[0].shape == (3, 16, 16)
 
 
 def test_the_bias_of_a_binary_head_answers_every_class_as_often_as_it_comes():

@@ -19,7 +19,7 @@ from transformers import AutoModelForImageClassification, TrainerCallback, Train
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.cost import measured_run
 from hf_vit.data import AugmentationConfig, TransformedImages, load_data, make_processor, train_transform
-from hf_vit.data.load import load_unlabelled
+from hf_vit.data.load import load_unlabeled
 from hf_vit.errors import DivergedError
 from hf_vit.loading.folders import checkpoints_in
 from hf_vit.loading.model import LoadedModel
@@ -74,7 +74,7 @@ def digits_beside_digits(tiny_config):
 
     def make(seed=5):
         data = load_data("digits")
-        images = load_unlabelled("digits")
+        images = load_unlabeled("digits")
         processor = make_processor(tiny_config())
         varied = AugmentationConfig(shift_px=2)
         labelled = TransformedImages(data.split("train").select(range(12)), train_transform(processor, varied, 1))
@@ -139,24 +139,24 @@ def test_folders_of_images_without_classes(colours, tmp_path):
         (tmp_path / "loose" / place).parent.mkdir(parents=True, exist_ok=True)
         coloured_square((9, 9, 9), 1 + len(place)).save(tmp_path / "loose" / place)
     (tmp_path / "loose" / "readme.txt").write_text("none")
-    images = load_unlabelled(str(tmp_path / "loose"))
+    images = load_unlabeled(str(tmp_path / "loose"))
     assert (images.name, len(images.seen), len(images.table)) == ("loose", 2, 2)
     for split in ("train", "test"):
         shutil.copytree(tmp_path / "loose", tmp_path / "split" / split)
     (tmp_path / "split" / "test" / "a.png").unlink()
-    assert len(load_unlabelled(str(tmp_path / "split")).seen) == 2
-    assert load_unlabelled(str(tmp_path / "split")).fingerprint == images.fingerprint
+    assert len(load_unlabeled(str(tmp_path / "split")).seen) == 2
+    assert load_unlabeled(str(tmp_path / "split")).fingerprint == images.fingerprint
     (tmp_path / "loose" / "d.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"d\.png.*--skip-bad-images"):
-        load_unlabelled(str(tmp_path / "loose"))
-    assert load_unlabelled(str(tmp_path / "loose"), skip_bad_images=True).left_out == 1
+        load_unlabeled(str(tmp_path / "loose"))
+    assert load_unlabeled(str(tmp_path / "loose"), skip_bad_images=True).left_out == 1
     # A class may be called train; of other sources the training images, of those without splits all.
     for number, name in enumerate(("bus", "car", "train")):
         (tmp_path / "vehicles" / name).mkdir(parents=True)
         coloured_square((9, 9, 9), 2 + number).save(tmp_path / "vehicles" / name / "a.png")
-    assert len(load_unlabelled(str(tmp_path / "vehicles")).seen) == 3
-    assert len(load_unlabelled("digits").seen) == 1257
-    assert len(load_unlabelled(str(colours)).seen) == 60
+    assert len(load_unlabeled(str(tmp_path / "vehicles")).seen) == 3
+    assert len(load_unlabeled("digits").seen) == 1257
+    assert len(load_unlabeled(str(colours)).seen) == 60
 
 
 # --- the meta gradient ---
@@ -457,7 +457,7 @@ def test_images_that_the_model_is_judged_by_are_not_learnt_from(kind, train, col
     values = Facts.load(done.folder).of_kind("training")[-1].values
     assert (values["unlabelled_images"], values["unlabelled_images_left_out"]) == (31, len(judged))
     assert count_trained(done.folder, judged) == 0
-    assert count_trained(done.folder, [image.digest for image in load_unlabelled(str(more)).seen]) == 30
+    assert count_trained(done.folder, [image.digest for image in load_unlabeled(str(more)).seen]) == 30
 
 
 @pytest.mark.parametrize("kind", KINDS)

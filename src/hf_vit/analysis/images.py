@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, final
 import numpy as np
 
 from hf_vit.data import ImageData, load_data, to_rgb
-from hf_vit.data.files import images_in, is_image, walk
+from hf_vit.data.files import is_image, list_images, walk
 from hf_vit.data.images import open_image, short_name
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
@@ -84,7 +84,7 @@ def open_images(source: object, num_images: int = 128, *, split: str = "test", s
         return _of_pictures(cast("Sequence[Image]", source), num_images)
     place = Path(source).expanduser()
     if place.is_dir():
-        inside, notes = images_in(place)
+        inside, notes = list_images(place)
         if inside:
             order = np.random.default_rng(seed).permutation(len(inside)).tolist()
             images = images_of_files(place.resolve().name, [inside[index] for index in order], num_images)[0]

@@ -1,4 +1,4 @@
-"""What a picture bears beside one label: a mask of classes, or objects with boxes; what is known of either."""
+"""Masks of classes and objects with boxes: decode them, summarize them, and encode masks of objects."""
 
 import hashlib
 import io
@@ -17,136 +17,146 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Target = Literal["label", "mask", "objects"]
-# The value of a mask where nothing is judged, as in transformers and torchvision.
+# Mask value of pixels that losses and metrics ignore, as in transformers and torchvision.
 IGNORED = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What is known of one image's mask or objects.
+    """Summary of the mask or objects of one image.
 
     Attributes:
-        digest: SHA-256 of what it says, however it is stored.
-        amounts: class number -> its pixels (mask) or objects.
+        digest: SHA-256 of the content, independent of the storage format.
+        amounts: class number -> number of its pixels (mask) or objects.
     """
 
     digest: str
     amounts: dict[int, int]
 
 
-def class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArray[np.uint8]":
-    """Return [H, W] class numbers, or `IGNORED`, of a mask as it was saved; of a palette the indices count.
+def read_class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArray[np.uint8]":
+    """Return the class numbers of a saved mask, [H, W] (height, width), with `IGNORED` for ignored pixels.
 
     Args:
-        mask: of mode "1", "L", "P" or of 16 or 32 bits.
-        reduce_labels: 0 becomes `IGNORED` and every other number one less, as transformers' `do_reduce_labels` has it.
+        mask: of mode "1", "L" or "P" (whose palette indices are the classes), or of 16 or 32 bits.
+        reduce_labels: map 0 to `IGNORED` and subtract 1 from every other number, as transformers' `do_reduce_labels`.
 
     Raises:
-        UserError: it is in color, or has numbers that are no classes.
+        UserError: the mask is in color, or a value is not in 0..255.
     """
     if mask.format == "JPEG":
-        raise UserError("a mask saved as JPEG, which changes class numbers; save it as PNG")
+        raise UserError("a mask saved as JPEG, which changes class numbers; save masks as PNG")
     if mask.mode not in ("1", "L", "P") and not mask.mode.startswith("I"):
-        raise UserError(f"a color mask (mode {mask.mode}); needed: one channel of class numbers, such as mode L")
+        raise UserError(
+            f"a color mask (mode {mask.mode}); save masks with one channel of class numbers, such as mode L"
+        )
     numbers = np.asarray(mask).astype(np.int64)
     if numbers.min() < 0 or numbers.max() > IGNORED:
-        worst = int(numbers.min() if numbers.min() < 0 else numbers.max())
-        raise UserError(f"a mask with the value {worst}; needed: classes 0 to 254, or 255 for ignored pixels")
+        invalid = int(numbers.min() if numbers.min() < 0 else numbers.max())
+        raise UserError(f"a mask with the value {invalid}; values are classes 0 to 254, or 255 for ignored pixels")
     if reduce_labels:
         numbers = np.where((numbers == 0) | (numbers == IGNORED), IGNORED, numbers - 1)
     return numbers.astype(np.uint8)
 
 
-def mask_annotation(mask: "NDArray[np.generic]") -> Annotation:
-    """Return the annotation of a mask [H, W] of class numbers."""
+def summarize_mask(mask: "NDArray[np.generic]") -> Annotation:
+    """Summarize a mask of class numbers, [H, W] (height, width)."""
     values, counts = np.unique(mask, return_counts=True)
     content = f"{mask.shape[0]} {mask.shape[1]} ".encode() + mask.astype(np.uint8).tobytes()
     amounts = {int(value): int(count) for value, count in zip(values, counts, strict=True) if value != IGNORED}
     return Annotation(hashlib.sha256(content).hexdigest(), amounts)
 
 
-def object_annotation(objects: Mapping[str, Sequence[Any]], masks: Sequence[bytes] | None) -> Annotation:
-    """Of the objects of one image: {"bbox", "category", "iscrowd", ...}, and of their masks' bytes, if there are."""
+def summarize_objects(objects: Mapping[str, Sequence[Any]], masks: Sequence[bytes] | None) -> Annotation:
+    """Summarize the objects of one image.
+
+    Args:
+        objects: lists "bbox", "category" and "iscrowd" with one entry for each object.
+        masks: encoded mask of every object, or None.
+    """
     digests = [None] * len(objects["bbox"]) if masks is None else [hashlib.sha256(mask).hexdigest() for mask in masks]
     fields = zip(objects["bbox"], objects["category"], objects["iscrowd"], digests, strict=True)
-    lines = sorted(
+    entries = sorted(
         json.dumps([list(map(float, box)), int(label), int(crowd), mask]) for box, label, crowd, mask in fields
     )
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(entries).encode()).hexdigest()
     return Annotation(digest, dict(Counter(map(int, objects["category"]))))
 
 
-def tight_box(mask: "NDArray[np.bool_]") -> list[float]:
-    """Return [x, y, width, height] px around what is true in a mask [H, W], where anything is."""
+def find_tight_box(mask: "NDArray[np.bool_]") -> list[float]:
+    """Return the box [x, y, width, height] px around the true pixels of a mask [H, W] that has at least one."""
     columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
     left, top = int(columns[0]), int(rows[0])
     return [float(left), float(top), float(columns[-1] + 1 - left), float(rows[-1] + 1 - top)]
 
 
-def run_lengths(mask: Any, height: int, width: int, place: str) -> dict[str, Any]:
-    """{"size": [H, W], "counts": bytes} of an object's mask in any of COCO's ways, by pycocotools.
+def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[str, Any]:
+    """Encode an object's mask as COCO's compressed run lengths {"size": [H, W], "counts": bytes}, by pycocotools.
 
     Args:
-        mask: polygons [[x1, y1, x2, y2, ...], ...] in px, run lengths {"size", "counts"}, or {"bytes": a file} of
-            a picture that is 0 outside of the object.
-        height, width: of its image, px.
-        place: which object, for the error.
+        mask: polygons [[x1, y1, x2, y2, ...], ...] in px, run lengths {"size", "counts"}, or {"bytes": an image file
+            that is 0 outside of the object}.
+        height, width: px of the image.
+        place: name of the object in errors.
+
+    Raises:
+        UserError: the mask is empty, damaged or of another size than the image, or pycocotools is not installed.
     """
     try:
-        from pycocotools import mask as coded
+        from pycocotools import mask as mask_api
     except ImportError as error:
-        raise UserError("masks of objects need pycocotools; pip install 'hf-vit[dense]'") from error
-    kind = _encode_polygons if not isinstance(mask, dict) else _encode_file if "bytes" in mask else _encode_lengths
+        raise UserError("masks of objects need pycocotools; install it with pip install 'hf-vit[dense]'") from error
+    encode = _encode_polygons if not isinstance(mask, dict) else _encode_file if "bytes" in mask else _encode_lengths
     try:
-        encoded = kind(coded, mask, height, width)
-        if not coded.area(encoded):
+        encoded = encode(mask_api, mask, height, width)
+        if not mask_api.area(encoded):
             raise UserError("an empty mask")
     except UserError as error:
-        raise UserError(f"{place} with {error}") from error
+        raise UserError(f"{object_name} with {error}") from error
     return {"size": [height, width], "counts": encoded["counts"]}
 
 
-def _encode_file(coded: Any, mask: dict[str, Any], height: int, width: int) -> Any:
+def _encode_file(mask_api: Any, mask: dict[str, Any], height: int, width: int) -> Any:
     if mask["bytes"] is None:
         raise UserError("a mask that is a reference to another file")
     try:
-        with Image.open(io.BytesIO(mask["bytes"])) as opened:
-            drawn = np.asarray(opened)
+        with Image.open(io.BytesIO(mask["bytes"])) as picture:
+            pixels = np.asarray(picture)
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
         raise UserError("a mask that is corrupt or no image") from error
-    if drawn.ndim != 2:
-        raise UserError("a color mask; needed: one channel, 0 outside of the object")
-    _refuse_other_size(drawn.shape, height, width)
-    return coded.encode(np.asfortranarray(drawn != 0, dtype=np.uint8))
+    if pixels.ndim != 2:
+        raise UserError("a color mask; save masks with one channel that is 0 outside of the object")
+    _refuse_other_size(pixels.shape, height, width)
+    return mask_api.encode(np.asfortranarray(pixels != 0, dtype=np.uint8))
 
 
-def _encode_lengths(coded: Any, mask: dict[str, Any], height: int, width: int) -> Any:
+def _encode_lengths(mask_api: Any, mask: dict[str, Any], height: int, width: int) -> Any:
     size, counts = mask.get("size"), mask.get("counts")
     if not isinstance(size, list | tuple) or len(size) != 2 or not isinstance(counts, list | str | bytes):
         raise UserError("a mask that is neither polygons nor run lengths")
     _refuse_other_size(tuple(size), height, width)
-    whole = {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
+    encoded = {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
     try:
         if isinstance(counts, list):
-            if not all(type(each) is int and each >= 0 for each in counts) or sum(counts) != height * width:
+            if not all(type(count) is int and count >= 0 for count in counts) or sum(counts) != height * width:
                 raise ValueError
-            return coded.frPyObjects(whole, height, width)
-        return coded.encode(np.asfortranarray(coded.decode(whole)))  # decoding checks that they fill the image
+            return mask_api.frPyObjects(encoded, height, width)
+        return mask_api.encode(np.asfortranarray(mask_api.decode(encoded)))  # decoding checks that they fill the image
     except (ValueError, TypeError) as error:
         raise UserError(f"run lengths that do not fill {height}x{width} px") from error
 
 
-def _encode_polygons(coded: Any, mask: Any, height: int, width: int) -> Any:
+def _encode_polygons(mask_api: Any, mask: Any, height: int, width: int) -> Any:
     polygons = mask if isinstance(mask, list) and mask and isinstance(mask[0], list) else [mask]
     try:
-        corners = [np.asarray(polygon, dtype=np.float64).ravel() for polygon in polygons]
+        corners = [np.asarray(points, dtype=np.float64).ravel() for points in polygons]
     except (TypeError, ValueError, OverflowError):
         corners = [np.zeros(0)]
-    if any(len(each) < 6 or len(each) % 2 or not np.isfinite(each).all() for each in corners):
+    if any(len(polygon) < 6 or len(polygon) % 2 or not np.isfinite(polygon).all() for polygon in corners):
         raise UserError("a polygon that is not three or more corners x, y")
-    if any(np.abs(each).max() > 10 * (height + width) for each in corners):  # whose memory grows with its length
+    if any(np.abs(points).max() > 10 * (height + width) for points in corners):  # its encoding would fill the memory
         raise UserError(f"a polygon far outside the image of {height}x{width} px")
-    return coded.merge(coded.frPyObjects([each.tolist() for each in corners], height, width))
+    return mask_api.merge(mask_api.frPyObjects([polygon.tolist() for polygon in corners], height, width))
 
 
 def _refuse_other_size(size: tuple[Any, ...], height: int, width: int) -> None:

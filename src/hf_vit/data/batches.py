@@ -16,23 +16,24 @@ from hf_vit.data.transforms import DenseEvalTransform, DenseTrainTransform, Eval
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-    # Where an example ends: block, the stream's state before that block, chunk of it, examples of that chunk.
-    Place = dict[str, Any]
+    # Position after an example: block, state of the stream before that block, chunk in it, examples of the chunk.
+    Position = dict[str, Any]
 
 CACHE_BYTES = 512 << 20
 _PREPARED_AT_ONCE = 64
 
 
 class TransformedImages(torch.utils.data.Dataset[Example]):
-    """A table of images and labels through a transform, fetched in batches; a small one is decoded only once.
+    """A table of images and labels with a transform, fetched in batches.
 
-    What does not depend on chance is kept in memory as far as `cache_bytes` reach, decided before the first batch, so
-    loader workers share it. Call `set_epoch` at the start of every epoch (accelerate does it in a single process).
+    The part of the transform without random numbers is computed once for all images if its results fit into
+    `cache_bytes`; it runs before the first batch, so loader workers share it. Call `set_epoch` at the start of every
+    epoch (accelerate does so in a single process).
 
     Args:
-        table: with the columns "image" and "label"; without labels they are None.
+        table: with the column "image" and, for labels, "label".
         transform: from `train_transform` or `eval_transform`.
-        cache_bytes: memory for prepared images; 0 keeps nothing.
+        cache_bytes: memory for prepared images; 0 disables the cache.
     """
 
     def __init__(self, table: "Dataset", transform: Any, cache_bytes: int = CACHE_BYTES) -> None:
@@ -41,7 +42,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         self.table, self.transform = table, transform
         self.labels: list[Any] = list(table["label"]) if "label" in table.column_names else [None] * len(table)
         self._rows = table.select_columns(self._columns())
-        if isinstance(table.features["image"], Image):  # the transform decodes it, in threads
+        if isinstance(table.features["image"], Image):  # the transform decodes images in threads
             self._rows = self._rows.cast_column("image", Image(decode=False))
         self._prepared = self._prepare_all(len(table), cache_bytes)
 
@@ -50,7 +51,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
 
     @property
     def is_cached(self) -> bool:
-        """Whether all that is prepared is in memory."""
+        """Whether all prepared images are in memory."""
         return self._prepared is not None
 
     def __len__(self) -> int:
@@ -64,11 +65,11 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """Return the example of each index; torch's loader fetches whole batches so."""
+        """Return the examples of a batch; torch's loader calls this for whole batches."""
         return self.varied(indices, indices)
 
     def varied(self, indices: Sequence[int], keys: Sequence[int]) -> list[Example]:
-        """Return them varied by other numbers than their own: an image that comes twice in an epoch differs then."""
+        """Return examples whose augmentation depends on `keys`, so that an image can differ within an epoch."""
         prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
         return self._examples(self.transform.finish(prepared, np.asarray(keys, dtype=np.uint64)), indices)
 
@@ -83,33 +84,33 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         ]
 
     def _prepare_all(self, total: int, cache_bytes: int) -> list[Any] | None:
-        """Return all examples prepared, or None where they are more than `cache_bytes`."""
+        """Return all prepared images, or None if they need more than `cache_bytes`."""
         if total == 0 or cache_bytes <= 0:
             return None
-        # A few images tell whether all will fit; sizes may vary, so the sum is watched as well.
+        # A sample predicts whether all will fit; as sizes may vary, the sum is checked below as well.
         sample = self._load(range(0, total, max(1, total // 16)))
-        if sum(map(_bytes, sample)) / len(sample) * total > cache_bytes:
+        if sum(map(_count_bytes, sample)) / len(sample) * total > cache_bytes:
             return None
         prepared: list[Any] = []
         used = 0
         for start in range(0, total, _PREPARED_AT_ONCE):
             chunk = self._load(range(start, min(total, start + _PREPARED_AT_ONCE)))
-            used += sum(map(_bytes, chunk))
+            used += sum(map(_count_bytes, chunk))
             if used > cache_bytes:
                 return None
             prepared.extend(chunk)
         return prepared
 
 
-def _bytes(prepared: torch.Tensor | Example) -> int:
+def _count_bytes(prepared: torch.Tensor | Example) -> int:
     tensors = [prepared] if isinstance(prepared, torch.Tensor) else prepared.values()
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
 class AnnotatedImages(TransformedImages):
-    """The same for a table with the column "mask" or "objects"; the transform is from `dense_transforms`.
+    """A table with the column "mask" or "objects" and a transform from `dense_transforms`.
 
-    Examples are as it gives them, with their index as "image_id".
+    Every example of the transform also has its index as "image_id".
     """
 
     def _columns(self) -> list[str]:
@@ -123,14 +124,14 @@ class AnnotatedImages(TransformedImages):
 
 
 class TransformedStream(torch.utils.data.IterableDataset[Example]):
-    """A stream through a transform; shuffled and varied by epoch, and every image by its own content.
+    """A stream with a transform; order and augmentation depend on the epoch.
 
-    The shards are shuffled whole, and the rows inside them block by block. Unlike a rolling buffer a block can be read
-    again, so a pass goes on at any example for the price of one block. Rows are decoded after the shuffle: a block
-    of encoded images is small.
+    Shards are shuffled as a whole, and the rows inside them in blocks. A block, unlike a rolling buffer, can be read
+    again, so an epoch can resume at any example by reading one block. Rows are decoded after the shuffle, because
+    encoded images need little memory.
 
     Args:
-        stream: of {"image", "label"}, or of what `reader` reads.
+        stream: rows {"image", "label"}, or undecoded rows for `reader`.
         transform: from `train_transform` or `eval_transform`.
         shuffle_buffer: rows of a block; 0 keeps the order.
         seed: of the shuffle, which differs in every epoch.
@@ -147,18 +148,16 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
     ) -> None:
         self.stream, self.transform, self.reader = stream, transform, reader
         self.shuffle_buffer, self.seed = shuffle_buffer, seed
-        # Shared, so that loader workers that live on see the next epoch too.
+        # In shared memory, so that persistent loader workers see the next epoch too.
         self._epoch = torch.tensor(0).share_memory_()
 
     @property
     def num_shards(self) -> int:
-        """Parts that can be read side by side: more workers than that have nothing to read."""
+        """Number of parts that can be read in parallel; further workers would have nothing to read."""
         return self.stream.num_shards
 
     def split(self, rank: int, world_size: int) -> "TransformedStream":
-        """Return the part of one process: whole shards if their number is a multiple of `world_size`, else every
-        n-th row.
-        """
+        """Return the part of one process: whole shards if `world_size` divides their number, else every n-th row."""
         from datasets.distributed import split_dataset_by_node
 
         part = copy.copy(self)
@@ -167,39 +166,39 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
         return part
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order and augmentation are drawn from now on."""
+        """Set the epoch of the order and the augmentation."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Example]:
         return (example for example, _ in self.examples(int(self._epoch)))
 
-    def examples(self, epoch: int, place: "Place | None" = None) -> "Iterator[tuple[Example, Place]]":
-        """Yield every example of this process' and this worker's part, and the place behind it.
+    def examples(self, epoch: int, place: "Position | None" = None) -> "Iterator[tuple[Example, Position]]":
+        """Yield the examples of this process and worker, each with the position after it.
 
         Args:
-            epoch: decides about order and variation.
-            place: where to go on, as it came with an example of the same epoch.
+            epoch: determines order and augmentation.
+            place: where to resume, as yielded with an example of the same epoch.
         """
-        # Copies, because workers share the memory of an epoch's number and one may be a pass ahead of another.
+        # A copy, because workers share the memory of the epoch and one may be an epoch ahead of another.
         transform = copy.deepcopy(self.transform)
         transform.set_epoch(epoch)
-        behind = place or {"block": 0, "state": None, "chunk": 0, "example": 0}
-        for number, state, rows in self._blocks(epoch, behind["block"], behind["state"]):
+        start = place or {"block": 0, "state": None, "chunk": 0, "example": 0}
+        for number, state, rows in self._read_blocks(epoch, start["block"], start["state"]):
             chunks = range(0, len(rows), _PREPARED_AT_ONCE)
-            begin = behind["chunk"] if number == behind["block"] else 0
-            for chunk in range(begin, len(chunks)):
-                done = behind["example"] if (number, chunk) == (behind["block"], behind["chunk"]) else 0
-                made = self._transformed(rows[chunks[chunk] : chunks[chunk] + _PREPARED_AT_ONCE], transform)
-                for position, example in enumerate(made[done:], start=done + 1):
-                    yield example, {"block": number, "state": state, "chunk": chunk, "example": position}
+            first_chunk = start["chunk"] if number == start["block"] else 0
+            for chunk in range(first_chunk, len(chunks)):
+                skipped = start["example"] if (number, chunk) == (start["block"], start["chunk"]) else 0
+                examples = self._transform_rows(rows[chunks[chunk] : chunks[chunk] + _PREPARED_AT_ONCE], transform)
+                for count, example in enumerate(examples[skipped:], start=skipped + 1):
+                    yield example, {"block": number, "state": state, "chunk": chunk, "example": count}
 
-    def _blocks(
+    def _read_blocks(
         self, epoch: int, number: int, state: dict[str, Any] | None
     ) -> Iterator[tuple[int, dict[str, Any] | None, Sequence[Any]]]:
-        """(number, the stream's state before it, rows in shuffled order) of every block from `number` on."""
+        """Yield (number, state of the stream before it, rows in shuffled order) for every block from `number` on."""
         stream = copy.deepcopy(self.stream)
         if self.shuffle_buffer:
-            # A stream orders its shards by the number of its epoch alone, and leaves those of epoch 0 as they are.
+            # `datasets` shuffles shards by the epoch alone and not in epoch 0, so the seed goes into the epoch.
             stream.set_epoch(1 + zlib.crc32(repr((self.seed, epoch)).encode()))
         if state is not None:
             stream.load_state_dict(state)
@@ -211,14 +210,15 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
             yield number, state, block
             number, state = number + 1, stream.state_dict()
 
-    def _transformed(self, rows: Sequence[Any], transform: TrainTransform | EvalTransform) -> list[Example]:
+    def _transform_rows(self, rows: Sequence[Any], transform: TrainTransform | EvalTransform) -> list[Example]:
+        """Decode and transform rows; a reader may leave rows out."""
         batch: Mapping[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
         if self.reader is not None:
             batch = self.reader(batch)
-        made = transform(batch) if batch["label"] else {"pixel_values": [], "label": []}
+        columns = transform(batch) if batch["label"] else {"pixel_values": [], "label": []}
         return [
             {"pixel_values": values, "label": label, "mixable": transform.mixable}
-            for values, label in zip(made["pixel_values"], made["label"], strict=True)
+            for values, label in zip(columns["pixel_values"], columns["label"], strict=True)
         ]
 
 
@@ -231,37 +231,38 @@ def transform_split(
     shuffle_buffer: int = 1000,
     seed: int = 0,
 ) -> TransformedImages | TransformedStream | AnnotatedImages:
-    """Return one split through a transform, as a `Trainer` takes it (with remove_unused_columns=False and a collator).
+    """Return one split with a transform, for a `Trainer` with remove_unused_columns=False and a collator.
 
     Args:
         data: from `load_data`.
         split: "train", "validation" or "test".
-        transform: from `train_transform` or `eval_transform`; of data with masks or objects from `dense_transforms`.
+        transform: from `train_transform` or `eval_transform`; for masks or objects from `dense_transforms`.
         cache_bytes: memory for prepared images of a table.
-        shuffle_buffer: images of a training stream to shuffle among, each process' and worker's apart (tables are
-            shuffled by the loader's sampler).
-        seed: of that shuffle.
+        shuffle_buffer: images that a training stream shuffles in every process and worker; the loader's sampler
+            shuffles tables.
+        seed: of the shuffle of a stream.
     """
-    chosen = data.split(split)
+    dataset = data.split(split)
     if isinstance(transform, DenseTrainTransform | DenseEvalTransform):
-        return AnnotatedImages(cast("Dataset", chosen), transform, cache_bytes)
-    if hasattr(chosen, "__len__"):
-        return TransformedImages(cast("Dataset", chosen), transform, cache_bytes)
+        return AnnotatedImages(cast("Dataset", dataset), transform, cache_bytes)
+    if hasattr(dataset, "__len__"):
+        return TransformedImages(cast("Dataset", dataset), transform, cache_bytes)
     buffer = shuffle_buffer if isinstance(transform, TrainTransform) else 0
-    stream, reader = data.readers.get(split, (cast("IterableDataset", chosen), None))
+    stream, reader = data.readers.get(split, (cast("IterableDataset", dataset), None))
     return TransformedStream(stream, transform, buffer, seed, reader)
 
 
 class ImageCollator:
-    """Examples to one batch: `pixel_values` [B, C, H, W] float32 and `labels`, [B] int64 or, mixed, [B, K] float32.
+    """Collate examples to a batch, with mixup and cutmix.
 
-    Mixup and cutmix are torchvision's. Their draws depend on the batch's content and the seed alone, so workers and
-    interruptions do not change them. Examples marked "mixable": False (`eval_transform` marks its own) stay as they
-    are: one collator serves a Trainer's training and evaluation. Lists of classes become 0 and 1 for each, [B, K], and
-    are not mixed.
+    A batch has `pixel_values` [B, C, H, W] float32 (batch, channels, height, width) and `labels`: [B] int64, or [B, K]
+    float32 after mixing and for multi-label data, which is not mixed. The random numbers of torchvision's mixup and
+    cutmix depend only on the content of the batch and the seed, so workers and interruptions do not change them.
+    Examples with "mixable": False, which `eval_transform` sets, are not mixed, so one collator serves training and
+    evaluation.
 
     Args:
-        num_labels: K.
+        num_labels: K, the number of classes.
         mixup_alpha, cutmix_alpha: see `AugmentationConfig`.
         seed: of the mixing.
     """
@@ -283,7 +284,7 @@ class ImageCollator:
             return {"pixel_values": pixel_values, "labels": labels}
         labels = torch.tensor([int(example[key]) for example in examples])
         if self._mixes and all(example.get("mixable", True) for example in examples):
-            # About 1,000 numbers of every image: enough to tell batches apart, and quick.
+            # About 1,000 values of every image identify the batch quickly.
             flat = pixel_values.detach().flatten(1)
             sample: Any = flat[:, :: max(1, flat.shape[1] // 1000)].contiguous().numpy()
             with seeded(zlib.crc32(sample, self.seed & 0xFFFFFFFF)):
@@ -293,10 +294,10 @@ class ImageCollator:
 
 
 def dense_collator(examples: Sequence[Example]) -> dict[str, Any]:
-    """Examples with masks or objects to one batch: `pixel_values` [B, 3, H, W] and `labels`.
+    """Collate examples with masks or objects to a batch of `pixel_values` [B, 3, H, W] and `labels`.
 
-    Of segmentation `labels` are [B, H, W] int64; of detection a list of one dict an image, as transformers' detectors
-    take it ("boxes", "class_labels", ...), whose boxes are still x1 y1 x2 y2 px.
+    For segmentation `labels` are [B, H, W] int64 (batch, height, width). For detection they are one dictionary for
+    every image with the keys of transformers' detectors ("boxes", "class_labels", ...); boxes are x1 y1 x2 y2 px.
     """
     pixel_values = torch.stack([example["pixel_values"] for example in examples])
     if "labels" in examples[0]:

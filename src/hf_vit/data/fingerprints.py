@@ -1,4 +1,4 @@
-"""What tells data from other data: hashes of images, classes and splits, or of the files, and what became of these."""
+"""Fingerprints of data: hashes of images, classes and splits, or of files; and notes on changed and duplicate files."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hf_vit.data.images import Seen, short_name
+from hf_vit.data.images import ImageScan, short_name
 from hf_vit.data.labels import classes_of
 from hf_vit.data.sources import DataSource
 from hf_vit.errors import UserError
@@ -19,112 +19,115 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
-# Files are hashed whole up to this many bytes together; beyond, their sizes must do.
+# Files of at most this many bytes together are hashed; of more only the sizes are compared.
 HASHED_BYTES = 1 << 30
-_NAMED = 3
+_MAX_NAMED = 3  # changed files in a message
 
 
 def content_fingerprint(
-    splits: "Mapping[str, Dataset]", seen: Mapping[str, Sequence[Seen]], label_names: Sequence[str]
+    splits: "Mapping[str, Dataset]", scans: Mapping[str, Sequence[ImageScan]], label_names: Sequence[str]
 ) -> str:
-    """Hash of which contents bear which class, mask or objects in which split; order and names of files left out."""
+    """Hash the content, split and labels (or mask or objects) of every image, without file names and order."""
     lines: list[str] = []
     for split, table in splits.items():
-        if "label" not in table.column_names:  # masks and objects have numbers, not names
+        if "label" not in table.column_names:  # digests of masks and objects hold class numbers, not names
             lines.extend(f"{split}\tclass {number}\t{name}" for number, name in enumerate(label_names))
         lines.extend(
-            f"{split}\t{bears}\t{image.digest}"
-            for bears, image in zip(borne(table, seen[split], label_names), seen[split], strict=True)
+            f"{split}\t{label}\t{image.digest}"
+            for label, image in zip(describe_labels(table, scans[split], label_names), scans[split], strict=True)
         )
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
-def borne(table: "Dataset", seen: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
-    """Return what every image bears: the names of its classes, or the hash of its mask or objects."""
+def describe_labels(table: "Dataset", scans: Sequence[ImageScan], label_names: Sequence[str]) -> list[str]:
+    """Return for every image the names of its classes, or the digest of its mask or objects."""
     if "label" not in table.column_names:
-        return [image.annotation.digest for image in seen if image.annotation is not None]
+        return [scan.annotation.digest for scan in scans if scan.annotation is not None]
     labels: list[int] = list(table["label"])
-    return [" ".join(label_names[each] for each in classes_of(label)) for label in labels]
+    return [" ".join(label_names[number] for number in classes_of(label)) for label in labels]
 
 
 def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
-    """Name -> what changes with a file that is there: its size, or a hash where all have at most `HASHED_BYTES`."""
-    large = sizes(path for _, path in source.named_files())
-    there = [(name, path) for name, path in source.named_files() if path in large]
-    whole = contents and sum(large[path] for _, path in there) <= HASHED_BYTES
+    """Return for every file a text that changes with it: its hash, or its size above `HASHED_BYTES` for all together.
+
+    Missing files are left out.
+    """
+    file_sizes = sizes(path for _, path in source.named_files())
+    existing = [(name, path) for name, path in source.named_files() if path in file_sizes]
+    is_hashed = contents and sum(file_sizes[path] for _, path in existing) <= HASHED_BYTES
     states: dict[str, list[str]] = {}
-    for name, path in there:  # files of several folders may share a name
-        states.setdefault(name, []).append(digest_of(path) if whole else f"{large[path]}")
-    return {name: " ".join(sorted(several)) for name, several in states.items()}
+    for name, path in existing:  # files in several folders may have the same name
+        states.setdefault(name, []).append(hash_file(path) if is_hashed else f"{file_sizes[path]}")
+    return {name: " ".join(sorted(texts)) for name, texts in states.items()}
 
 
-def digests_of(table: "Dataset") -> list[str]:
-    """SHA-256 of every image's file, of a table that names the files; nothing is decoded."""
+def hash_images(table: "Dataset") -> list[str]:
+    """Return the SHA-256 of every image of a table that names its image files; nothing is decoded."""
     paths = [stored["path"] for stored in table["image"]]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(digest_of, paths))
+        return list(pool.map(hash_file, paths))
 
 
 class ChangedImageError(UserError):
-    """An image is not the one that was looked at."""
+    """An image differs from the one that was scanned."""
 
 
-def short_digests(seen: Sequence[Seen]) -> "NDArray[np.uint64]":
+def short_digests(scans: Sequence[ImageScan]) -> "NDArray[np.uint64]":
     """Return the first 8 bytes of every image's SHA-256, for `refuse_changed`."""
-    return np.array([int(image.digest[:16], 16) for image in seen], np.uint64)
+    return np.array([int(scan.digest[:16], 16) for scan in scans], np.uint64)
 
 
-def refuse_changed(name: str, digest: str, wanted: "np.uint64") -> None:
-    """Raise ChangedImageError where an image is not the one that was looked at."""
-    if int(digest[:16], 16) != int(wanted):
-        raise ChangedImageError(f"image '{name}' has changed since the command began")
+def refuse_changed(name: str, digest: str, expected: "np.uint64") -> None:
+    """Raise ChangedImageError if an image differs from the one that was scanned."""
+    if int(digest[:16], 16) != int(expected):
+        raise ChangedImageError(f"image '{name}' has changed since the command began; run the command again")
 
 
 def states_fingerprint(states: Mapping[str, str]) -> str:
-    """16 hexadecimal digits of a hash over names and states."""
-    lines = sorted(f"{name}\t{state}" for name, several in states.items() for state in several.split())
+    """Hash names and states of files, see `file_states`, to 16 hexadecimal digits."""
+    lines = sorted(f"{name}\t{state}" for name, texts in states.items() for state in texts.split())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def tell_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return which files are missing, changed or new, as "train/a.parquet is missing, ..."; empty if none is."""
+def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Describe missing, changed and new files, such as "train/a.parquet is missing, ..."; "" if there are none."""
     kinds = {
         "is missing": sorted(before.keys() - now.keys()),
         "has changed": sorted(name for name in before.keys() & now.keys() if before[name] != now[name]),
         "is new": sorted(now.keys() - before.keys()),
     }
-    changes = [f"{name} {what}" for what, names in kinds.items() for name in names]
-    more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
-    return ", ".join(changes[:_NAMED]) + more
+    changes = [f"{name} {change}" for change, names in kinds.items() for name in names]
+    more = f" and {len(changes) - _MAX_NAMED} more" if len(changes) > _MAX_NAMED else ""
+    return ", ".join(changes[:_MAX_NAMED]) + more
 
 
-def digest_of(path: str | Path) -> str:
-    """SHA-256 of a file."""
+def hash_file(path: str | Path) -> str:
+    """Return the SHA-256 of a file."""
     with place_of(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def tell_copies(
-    splits: "Mapping[str, Dataset]", seen: Mapping[str, Sequence[Seen]], label_names: Sequence[str]
+def note_duplicates(
+    splits: "Mapping[str, Dataset]", scans: Mapping[str, Sequence[ImageScan]], label_names: Sequence[str]
 ) -> list[str]:
-    """Return notes on equal files: how many there are, under several classes, in training and beside it."""
-    places: dict[str, list[tuple[str, str, str]]] = {}
-    for split, images in seen.items():
-        for image, names in zip(images, borne(splits[split], images, label_names), strict=True):
-            places.setdefault(image.digest, []).append((short_name(image.name), names, split))
-    several = [copies for copies in places.values() if len(copies) > 1]
-    what = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
-    torn = [copies for copies in several if len({label for _, label, _ in copies}) > 1]
-    leaked = [copies for copies in several if {"train"} < {split for *_, split in copies}]
+    """Return notes on duplicate images: within one split, with different labels, and in train and other splits."""
+    copies_by_digest: dict[str, list[tuple[str, str, str]]] = {}
+    for split, images in scans.items():
+        for image, names in zip(images, describe_labels(splits[split], images, label_names), strict=True):
+            copies_by_digest.setdefault(image.digest, []).append((short_name(image.name), names, split))
+    duplicates = [copies for copies in copies_by_digest.values() if len(copies) > 1]
+    kind = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
+    mislabeled = [copies for copies in duplicates if len({label for _, label, _ in copies}) > 1]
+    leaked = [copies for copies in duplicates if {"train"} < {split for *_, split in copies}]
     kinds = (
-        (several, "in one split"),
-        (torn, f"with different {what}"),
+        (duplicates, "in one split"),
+        (mislabeled, f"with different {kind}"),
         (leaked, "in train and in other splits, so results are too good"),
     )
     notes: list[str] = []
-    for copies, where in kinds:
+    for copies, situation in kinds:
         if copies:
             count = "1 duplicate image" if len(copies) == 1 else f"{len(copies)} duplicate images"
             more = ", ..." if len(copies) > 1 or len(copies[0]) > 2 else ""
-            notes.append(f"{count} {where}: {' = '.join(name for name, *_ in copies[0][:2])}{more}")
+            notes.append(f"{count} {situation}: {' = '.join(name for name, *_ in copies[0][:2])}{more}")
     return notes

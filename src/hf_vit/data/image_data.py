@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.data.annotations import Target
-from hf_vit.data.fingerprints import content_fingerprint, file_states, tell_changes
-from hf_vit.data.images import Seen, keep_good, scan, short_name
+from hf_vit.data.fingerprints import content_fingerprint, describe_changes, file_states
+from hf_vit.data.images import ImageScan, keep_good, scan_images, short_name
 from hf_vit.data.reading import StreamReader
 from hf_vit.data.sources import DataSource
 from hf_vit.display import Displayed, shortened
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class ImageData(Displayed):
-    """Named splits of images with one of several classes each, a mask of classes or objects in boxes.
+    """Named splits of images with a class, a mask of classes or objects with boxes.
 
     Attributes:
-        name: for people and for facts.json.
-        fingerprint: 16 hexadecimal digits of a hash over every image's content, class and split. Where the files lie,
-            what they are called and their order do not matter. Streams: over the files as a whole.
-        splits: "train", "validation", "test" (those there are) -> a table or a stream with the columns "image" (a
-            Pillow image) and what `target` says.
+        name: for messages and facts.json.
+        fingerprint: hash of every image's content, class and split, 16 hexadecimal digits; paths, names and order do
+            not matter. For streams a hash of the files.
+        splits: "train", "validation", "test" (those that exist) -> a table or a stream with the columns "image" (a
+            Pillow image) and the column of `target`.
         label_names: the classes, in the order of their numbers.
         skipped: bad images that were left out.
-        notes: what a user should be told: splits that were cut, files that were ignored.
-        source: where it is read from; None for data of other making.
-        revision: the commit of a data set of the Hub.
-        files: what `file_states` said of its files when it was loaded.
+        notes: for the user, such as splits that were cut and files that were ignored.
+        source: the source that the data was loaded from, or None.
+        revision: commit of a Hub data set.
+        files: `file_states` when the data was loaded.
         cut: the splits that were cut from train.
         multi_label: "label" is a list of class numbers, of any length.
         target: "label": column "label", a class number. "mask": column "mask", a Pillow image of mode "L" and of the
-            image's size whose values are class numbers, or 255 where nothing is judged. "objects": column "objects",
-            {"bbox": [[x, y, width, height], ...] in px, "category": class numbers, "area": px, "iscrowd": 0 or 1 each}
-            as in COCO and, where there are masks, "segmentation": Pillow images of mode "1" and of the image's size, or
+            image's size whose values are class numbers, or 255 for ignored pixels. "objects": column "objects",
+            {"bbox": [[x, y, width, height], ...] in px, "category": class numbers, "area": px, "iscrowd": 0 or 1} as in
+            COCO and, for objects with masks, "segmentation": Pillow images of mode "1" and of the image's size, or
             None.
-        seen: of tables what the scan saw, row by row.
-        sizes: of streams the number of images where it is known.
-        readers: of streams the undecoded stream and what reads it.
+        seen: for tables the scan of every row.
+        sizes: for streams the number of images, if it is known.
+        readers: for streams the undecoded stream and its reader.
     """
 
     name: str
@@ -56,13 +56,14 @@ class ImageData(Displayed):
     cut: tuple[str, ...] = ()
     multi_label: bool = False
     target: Target = "label"
-    seen: dict[str, list[Seen]] = field(default_factory=dict[str, list[Seen]], repr=False)
+    seen: dict[str, list[ImageScan]] = field(default_factory=dict[str, list[ImageScan]], repr=False)
     sizes: dict[str, int] = field(default_factory=dict[str, int], repr=False)
     readers: "dict[str, tuple[IterableDataset, StreamReader]]" = field(
         default_factory=dict[str, tuple[Any, StreamReader]], repr=False
     )
 
     def overview(self) -> dict[str, object]:
+        """Return the lines that `print` shows."""
         counts = {name: self.num_examples(name) for name in self.splits}
         images = {name: "a stream" if count is None else f"{count:,} images" for name, count in counts.items()}
         classes = f"{len(self.label_names):,} ({shortened(self.label_names)})"
@@ -70,13 +71,13 @@ class ImageData(Displayed):
         return {"name": self.name, **images, "classes": classes, **skipped, "fingerprint": self.fingerprint}
 
     def changed_files(self) -> str:
-        """Return which files are missing or changed since the data was loaded; see `tell_changes`."""
+        """Describe which files were changed, added or removed since the data was loaded, see `describe_changes`."""
         if self.source is None:
             return ""
-        return tell_changes(self.files, file_states(self.source, contents=bool(self.readers)))
+        return describe_changes(self.files, file_states(self.source, contents=bool(self.readers)))
 
     def num_examples(self, split: str) -> int | None:
-        """Return the number of images of a split; None for a stream that does not tell."""
+        """Return the number of images of a split, or None for a stream of unknown length."""
         data = self.split(split)
         return len(cast("Dataset", data)) if hasattr(data, "__len__") else self.sizes.get(split)
 
@@ -87,65 +88,65 @@ class ImageData(Displayed):
             UserError: the data has no such split.
         """
         if name not in self.splits:
-            have = ", ".join(self.splits)
-            raise UserError(f"'{self.name}' has no split '{name}' (it has {have}); choose one of these or add it")
+            names = ", ".join(self.splits)
+            raise UserError(f"'{self.name}' has no split '{name}'; choose one of {names}, or add the split")
         return self.splits[name]
 
 
-def tables_of(data: ImageData) -> "dict[str, Dataset]":
-    """Return the splits of data that is no stream."""
+def get_tables(data: ImageData) -> "dict[str, Dataset]":
+    """Return the splits of data that is not streamed."""
     return cast("dict[str, Dataset]", data.splits)
 
 
-def as_streams(data: ImageData, readers: "dict[str, tuple[IterableDataset, StreamReader]]") -> ImageData:
-    """Return the same data, read as streams."""
-    splits = {split: reader.over(stream) for split, (stream, reader) in readers.items()}
+def make_streams(data: ImageData, readers: "dict[str, tuple[IterableDataset, StreamReader]]") -> ImageData:
+    """Return the same data with the streams of the readers as splits."""
+    splits = {split: reader.apply(stream) for split, (stream, reader) in readers.items()}
     return replace(data, splits=splits, readers=readers)
 
 
 def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_images: bool = False) -> ImageData:
-    """Make sure that every image is readable, and large enough to train on, before any training.
+    """Check before training that every image is readable and large enough.
 
-    Tables: every image is decoded once, unless that was done already (`load_data` does), with a progress bar for big
-    sets. Streams: the same is checked, with the same words, while they flow.
+    Images of tables are decoded once, unless `load_data` has done so. Images of streams are checked when they are read.
 
     Args:
         data: from `load_data`.
-        min_size: px, a side or (height, width): the model's patch.
-        skip_bad_images: leave bad images out and name them in `skipped`; small ones of the training split alone, as
-            every command judges the same images of the others. The fingerprint depends on no model and keeps them.
+        min_size: px, a side or (height, width): the patch size of the model.
+        skip_bad_images: leave bad images out and list them in `skipped`. Images below `min_size` are left out of the
+            training split only, because all commands must evaluate the same images. The fingerprint does not depend on
+            the model, so it includes them.
 
     Returns:
-        The data without bad images; the same object when nothing had to change.
+        The data without bad images; the same object if there are none.
 
     Raises:
-        UserError: there is a bad image (named, with the count of the others), or nothing is left of a split.
+        UserError: an image is bad, or a split has no good image.
     """
     smallest = (min_size, min_size) if isinstance(min_size, int) else min_size
     if data.readers:
         readers = dict(data.readers)
         for split, (stream, reader) in data.readers.items():
-            least = smallest if split == "train" or not skip_bad_images else (1, 1)
-            checked = replace(reader, min_size=least, skip_bad_images=skip_bad_images, skipped=data.skipped)
-            readers[split] = stream, checked
-        return as_streams(data, readers)
+            min_px = smallest if split == "train" or not skip_bad_images else (1, 1)
+            new_reader = replace(reader, min_size=min_px, skip_bad_images=skip_bad_images, skipped=data.skipped)
+            readers[split] = stream, new_reader
+        return make_streams(data, readers)
     if not data.seen:
-        data.seen.update({split: scan(table, split) for split, table in tables_of(data).items()})
+        data.seen.update({split: scan_images(table, split) for split, table in get_tables(data).items()})
     if not skip_bad_images:
         keep_good(data.seen, smallest, False)
         return data
-    kept = _with_rows(data, *keep_good(data.seen, (1, 1), True))
-    if kept is not data:
-        kept.fingerprint = content_fingerprint(tables_of(kept), kept.seen, kept.label_names)
-    train = {split: seen for split, seen in kept.seen.items() if split == "train"}
-    return _with_rows(kept, *keep_good(train, smallest, True))
+    good_data = _select_rows(data, *keep_good(data.seen, (1, 1), True))
+    if good_data is not data:
+        good_data.fingerprint = content_fingerprint(get_tables(good_data), good_data.seen, good_data.label_names)
+    train = {split: train_scans for split, train_scans in good_data.seen.items() if split == "train"}
+    return _select_rows(good_data, *keep_good(train, smallest, True))
 
 
-def _with_rows(data: ImageData, rows: Mapping[str, list[int]], bad: list[str]) -> ImageData:
-    """Return the data with these rows of some splits, and all of the others; the same object where no image is bad."""
+def _select_rows(data: ImageData, rows: Mapping[str, list[int]], bad: list[str]) -> ImageData:
+    """Return the data with only the given rows of some splits; the same object if no image is bad."""
     if not bad:
         return data
-    tables = tables_of(data).items()
+    tables = get_tables(data).items()
     splits = {split: table.select(rows[split]) if split in rows else table for split, table in tables}
-    seen = data.seen | {split: [data.seen[split][row] for row in kept] for split, kept in rows.items()}
-    return replace(data, splits=splits, seen=seen, skipped=[*data.skipped, *map(short_name, bad)])
+    scans = data.seen | {split: [data.seen[split][row] for row in good_rows] for split, good_rows in rows.items()}
+    return replace(data, splits=splits, seen=scans, skipped=[*data.skipped, *map(short_name, bad)])

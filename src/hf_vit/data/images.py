@@ -1,4 +1,4 @@
-"""Images: the one place where they are decoded, as the 8-bit RGB that a model is fed with, and checked."""
+"""Decode images to the 8-bit RGB that models take, and check them."""
 
 import hashlib
 import io
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
-# Pillow converts these exactly: bilevel, 8-bit gray, palette, CMYK, YCbCr, HSV, padded RGB.
+# Modes that Pillow converts exactly: bilevel, 8-bit gray, palette, CMYK, YCbCr, HSV, padded RGB.
 _CONVERTED_BY_PILLOW = ("1", "L", "P", "CMYK", "YCbCr", "HSV", "RGBX")
 # Tags of TIFF files and of EXIF.
 _BITS, _PHOTOMETRIC, _ORIENTATION = 0x0102, 0x0106, 0x0112
-# Below this many images the scan is over before a progress bar would help.
+# With fewer images the scan is too short for a progress bar.
 PROGRESS_FROM = 2000
-_REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to go on without it"
+_REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to leave out bad images"
 Result = TypeVar("Result")
 
 
@@ -36,14 +36,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
     The EXIF orientation is applied. Transparency (LA, RGBA, palettes, a transparent color) is composited on white, as
     transformers' image processors do. 12-bit and 16-bit gray is scaled to 0..255, where Pillow's own conversion clips
-    at 255, and inverted where a TIFF file counts from white. Of animations the first frame counts. An RGB image
-    without any of this is returned as it is.
+    at 255, and inverted if 0 is white in a TIFF file. An animation gives its first frame. An RGB image without
+    orientation and transparency is returned unchanged.
 
     Raises:
-        UserError: a mode without a defined way to RGB (LAB), or numbers outside the 16-bit (mode I) or the 0..1 and
-            0..255 ranges (mode F).
+        UserError: the mode has no defined conversion to RGB (LAB), or values are outside 12 or 16 bits (mode I) or
+            0..255 (mode F).
     """
-    # Some plug-ins know width and height, but no orientation, before the pixels are loaded.
+    # Some Pillow plug-ins read the orientation only when the pixels are loaded.
     image.load()
     tags = getattr(image, "tag_v2", {})
     if image.getexif().get(_ORIENTATION, 1) != 1:
@@ -52,17 +52,22 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode.startswith("I"):  # I;16, I;16L, I;16B; and I, in which Pillow also opens some 16-bit files
         full = 4095 if tags.get(_BITS) == (12,) else 65535
-        values = _black_is_zero(np.asarray(image).astype(np.int64), tags, full)
+        values = _invert_from_white(np.asarray(image).astype(np.int64), tags, full)
         low, high = int(values.min()), int(values.max())
         if low < 0 or high > full:
-            raise UserError(f"an image of mode {image.mode} holds numbers from {low} to {high}; needed: 0..{full}")
+            raise UserError(
+                f"an image of mode {image.mode} holds values from {low} to {high}; save it with values from 0 to {full}"
+            )
         return _gray((values * 255 + full // 2) // full)
     if image.mode == "F":
         values = np.asarray(image).astype(np.float64)
         low, high = float(values.min()), float(values.max())
         if not (low >= 0 and high <= 255):
-            raise UserError(f"a floating-point image holds numbers from {low:g} to {high:g}; 0..1 or 0..255 is needed")
-        return _gray(np.rint(_black_is_zero(values * 255 if high <= 1 else values, tags, 255)))
+            raise UserError(
+                f"a floating-point image holds values from {low:g} to {high:g}; save it with values from 0 to 1, or "
+                "from 0 to 255"
+            )
+        return _gray(np.rint(_invert_from_white(values * 255 if high <= 1 else values, tags, 255)))
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
@@ -71,8 +76,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _black_is_zero(values: Any, tags: Mapping[int, Any], full: int) -> Any:
-    """Return the numbers of a TIFF file counted from black: Pillow inverts those of 8 bits alone."""
+def _invert_from_white(values: Any, tags: Mapping[int, Any], full: int) -> Any:
+    """Invert the values of a TIFF file in which 0 is white; Pillow does so for 8 bits only."""
     return full - values if tags.get(_PHOTOMETRIC) == 0 else values
 
 
@@ -83,56 +88,55 @@ def _gray(values: "NDArray[np.generic]") -> Image.Image:
 def decode_image(
     image: Image.Image | Mapping[str, Any] | str | os.PathLike[str] | IO[bytes], draft_side: int | None = None
 ) -> Image.Image:
-    """Return any image as 8-bit RGB, see `to_rgb`.
+    """Decode an image to 8-bit RGB, see `to_rgb`.
 
     Args:
-        image: Pillow's, a file by its path, address or content, or {"bytes", "path"} as `datasets` keeps them.
-        draft_side: decode JPEG at the smallest of its scales (1, 1/2, 1/4, 1/8) at which both sides have so many px.
+        image: a Pillow image, a path or URL, an open file, or {"bytes", "path"} as `datasets` stores images.
+        draft_side: decode JPEG at the smallest scale (1, 1/2, 1/4, 1/8) at which both sides have at least so many px.
 
     Raises:
-        UserError: see `to_rgb`; StoreError where a store does not give it.
-        Exception: what Pillow and the disk raise, see `image_problem`.
+        UserError: see `to_rgb`.
+        StoreError: an object store cannot read the image.
+        Exception: any error of Pillow or the disk, see `image_problem`.
     """
     if isinstance(image, Image.Image):
         return to_rgb(image)
     if isinstance(image, Mapping):
-        image = io.BytesIO(_content(image))
+        image = io.BytesIO(_read_content(image))
     elif not hasattr(image, "read") and in_store(cast("str | Path", image)):
         image = io.BytesIO(read(place_of(cast("str | Path", image))))
-    return _decoded(image, draft_side)[0]
+    return _decode(image, draft_side)[0]
 
 
-def _decoded(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) -> tuple[Image.Image, int, bool]:
-    """Return the image, its brightest pixel if it has 16 bits, and whether its EXIF orientation turned it."""
+def _decode(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) -> tuple[Image.Image, int, bool]:
+    """Return the image as RGB, its highest value if it has 16 bits (else 0), and whether EXIF rotated it."""
     with Image.open(file) as picture:
-        drafted = None if draft_side is None else picture.draft(None, (draft_side, draft_side))
-        if drafted is not None and drafted[1][2:] != picture.size:
-            # Of 511 px halved the last is half filling, which would shift and stretch the picture.
-            return to_rgb(picture.resize(picture.size, Image.Resampling.BILINEAR, box=drafted[1])), 0, False
-        # Pillow keeps the upper 8 bits of colors with 16, and turns TIFF files itself: both shows before pixels alone.
+        draft = None if draft_side is None else picture.draft(None, (draft_side, draft_side))
+        if draft is not None and draft[1][2:] != picture.size:
+            # Half of 511 px ends in a pixel that is half padding; without `box` the picture would shift and stretch.
+            return to_rgb(picture.resize(picture.size, Image.Resampling.BILINEAR, box=draft[1])), 0, False
+        # Read before decoding: Pillow keeps 8 of 16 bits of colors, and rotates TIFF files itself.
         has_16_bits = any(";16" in str(tile.args) for tile in picture.tile)
-        before = picture.getexif().get(_ORIENTATION, 1)
+        orientation = picture.getexif().get(_ORIENTATION, 1)
         image = to_rgb(picture)
-        turned = {before, picture.getexif().get(_ORIENTATION, 1)} - {0, 1}
+        rotations = {orientation, picture.getexif().get(_ORIENTATION, 1)} - {0, 1}
         tags = getattr(picture, "tag_v2", {})
         if picture.mode.startswith("I") and tags.get(_PHOTOMETRIC) != 0 and tags.get(_BITS) != (12,):
-            return image, int(np.asarray(picture).max()), bool(turned)
-        return image, int(np.asarray(image).max()) * 257 if has_16_bits else 0, bool(turned)
+            return image, int(np.asarray(picture).max()), bool(rotations)
+        return image, int(np.asarray(image).max()) * 257 if has_16_bits else 0, bool(rotations)
 
 
-def _content(stored: Mapping[str, Any]) -> bytes:
+def _read_content(stored: Mapping[str, Any]) -> bytes:
     content, path = stored.get("bytes"), stored.get("path")
     if content is not None:
         return content
     if path is None:
-        raise UserError("is missing: its row of the table is empty")
+        raise UserError("is missing, because its row of the table is empty")
     return read(place_of(path)) if in_store(path) else Path(path).read_bytes()
 
 
 def image_problem(error: Exception) -> str:
-    """Return what is wrong with an image that could not be decoded; a failing store says nothing of it and is
-    raised again.
-    """
+    """Describe why an image could not be decoded; raise the error of an object store again."""
     if isinstance(error, StoreError):
         raise error
     if isinstance(error, UserError):
@@ -140,7 +144,7 @@ def image_problem(error: Exception) -> str:
     if isinstance(error, Image.UnidentifiedImageError):
         return "is not an image, or has a format that Pillow does not support"
     if isinstance(error, FileNotFoundError):
-        return "is not there"
+        return "is missing"
     if isinstance(error, Image.DecompressionBombError):
         return f"has more pixels than are decoded ({error}); cut it into smaller images"
     # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
@@ -148,10 +152,11 @@ def image_problem(error: Exception) -> str:
     return f"is corrupt or cannot be read ({detail:.200})"
 
 
-def each_in_threads(function: Callable[..., Result], items: Sequence[Any], *others: Iterable[Any]) -> list[Result]:
-    """Map a function over items in as many threads as torch uses: one in a data loading worker.
+def map_in_threads(function: Callable[..., Result], items: Sequence[Any], *others: Iterable[Any]) -> list[Result]:
+    """Map a function over items in as many threads as torch uses (one in a data loading worker).
 
-    Pillow lets others work while it decodes and resizes. An item that is there twice is not for two threads at once.
+    Pillow releases the interpreter while it decodes and resizes. If an item occurs twice, one thread does all the work:
+    two threads must not load the same Pillow image.
     """
     import torch
 
@@ -162,21 +167,30 @@ def each_in_threads(function: Callable[..., Result], items: Sequence[Any], *othe
         return list(pool.map(function, items, *others))
 
 
-def tell_dark(highest: int, bits: int) -> list[str]:
-    """Return a note if no pixel of so many bits uses the upper two of them; an image that is all black has none."""
+def note_dark_images(peak: int, bits: int) -> list[str]:
+    """Return a note if the highest pixel value leaves the upper two bits unused; no note for an all-black image."""
     full = (1 << bits) - 1
-    if not 0 < highest <= full >> 2:
+    if not 0 < peak <= full >> 2:
         return []
     return [
-        f"images of {bits} bits reach {highest:,} of {full:,}, so they look dark ({highest / full:.0%} "
-        f"brightness); multiply all by the same number if their full range is less than {bits} bits"
+        f"the highest value of the {bits}-bit images is {peak:,} of {full:,}, so they look dark "
+        f"({peak / full:.0%} brightness); multiply all pixels by the same number if the camera used fewer bits"
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the scan learned of an image: name, content hash, size in px, what is wrong with it if anything is, of dense
-    data its mask or objects, the brightest pixel of 16 bits, and whether its EXIF orientation turned it."""
+class ImageScan:
+    """The result of scanning one image.
+
+    Attributes:
+        name: path or position of the image.
+        digest: SHA-256 of its file.
+        height, width: px.
+        problem: why it cannot be used, or None.
+        annotation: summary of its mask or objects, for dense prediction.
+        peak: highest pixel value of a 16-bit image.
+        is_turned: its EXIF orientation rotated or mirrored it.
+    """
 
     name: str
     digest: str
@@ -188,7 +202,7 @@ class Seen:
     is_turned: bool = False
 
     def problem_below(self, min_size: tuple[int, int]) -> str | None:
-        """Return the problem, given that the image must have at least min_size (height, width) px."""
+        """Return the problem, which may be a size below `min_size` (height, width) px; None for a good image."""
         if self.problem is None and (self.height < min_size[0] or self.width < min_size[1]):
             return (
                 f"is {self.height}x{self.width} px, smaller than one patch of {min_size[0]}x{min_size[1]} px; "
@@ -198,93 +212,96 @@ class Seen:
 
 
 def open_image(
-    stored: Mapping[str, Any] | None, place: str, draft_side: int | None = None
-) -> tuple[Seen, Image.Image | None]:
-    """Read one undecoded image ({"bytes", "path"}), wholly: a truncated file shows only when its pixels are read.
+    stored: Mapping[str, Any] | None, default_name: str, draft_side: int | None = None
+) -> tuple[ImageScan, Image.Image | None]:
+    """Read one undecoded image with all of its pixels, because only that reveals a truncated file.
 
     Args:
-        stored, draft_side: see `decode_image`.
-        place: the image's name where it has no path.
+        stored: {"bytes", "path"}, or None for an empty row of a table.
+        default_name: name of an image without a path.
+        draft_side: see `decode_image`.
 
     Returns:
-        What was seen, and the image as RGB; None in its stead where there was a problem.
+        The scan, and the image as RGB, or None if it has a problem.
     """
-    stored = stored or {}  # None in an empty row of a table
-    name, digest, content = str(stored.get("path") or place), hashlib.sha256(b"").hexdigest(), b""
+    stored = stored or {}
+    name, digest, content = str(stored.get("path") or default_name), hashlib.sha256(b"").hexdigest(), b""
     try:
-        content = _content(stored)
+        content = _read_content(stored)
         digest = hashlib.sha256(content).hexdigest()
-        image, peak, is_turned = _decoded(io.BytesIO(content), draft_side)
+        image, peak, is_turned = _decode(io.BytesIO(content), draft_side)
     except Exception as error:
         is_pointer = content.startswith(b"version https://git-lfs")
-        problem = "is a pointer of Git LFS; fetch the image by git lfs pull" if is_pointer else image_problem(error)
-        return Seen(name, digest, problem=problem), None
-    return Seen(name, digest, image.height, image.width, peak=peak, is_turned=is_turned), image
+        problem = "is a Git LFS pointer; fetch the image with git lfs pull" if is_pointer else image_problem(error)
+        return ImageScan(name, digest, problem=problem), None
+    return ImageScan(name, digest, image.height, image.width, peak=peak, is_turned=is_turned), image
 
 
-def scan(table: "Dataset", split: str, annotate: Callable[[int, Seen], Seen] | None = None) -> list[Seen]:
-    """Decode every image of a table once (several at a time), with a progress bar when there are many.
+def scan_images(
+    table: "Dataset", split: str, annotate: Callable[[int, ImageScan], ImageScan] | None = None
+) -> list[ImageScan]:
+    """Decode every image of a table once, in threads, and show a progress bar if there are many.
 
     Args:
         table: with the column "image".
-        split: its name.
-        annotate: of a readable image in this row, what it bears; see `DenseTables`.
+        split: name of the split.
+        annotate: adds the annotation of a row to the scan of a readable image, see `ImageTables.annotate`.
     """
     import datasets
 
     undecoded = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
     total = len(undecoded)
-    seen: list[Seen] = []
+    scans: list[ImageScan] = []
     bar = progress_bar(f"Checking {split} images", is_hidden=total < PROGRESS_FROM)
     with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         task = bar.add_task("", total=total)
         for start in range(0, total, 256):
             rows = undecoded[start : start + 256]["image"]
-            places = [f"{split} image {start + offset}" for offset in range(len(rows))]
-            looked_at = pool.map(lambda row, place: open_image(row, place)[0], rows, places)
-            for row, image in enumerate(looked_at, start=start):
-                seen.append(image if annotate is None or image.problem else annotate(row, image))
+            names = [f"{split} image {start + offset}" for offset in range(len(rows))]
+            opened = pool.map(lambda row, name: open_image(row, name)[0], rows, names)
+            for row, scan in enumerate(opened, start=start):
+                scans.append(scan if annotate is None or scan.problem else annotate(row, scan))
             bar.advance(task, len(rows))
-    return seen
+    return scans
 
 
 def keep_good(
-    scans: Mapping[str, Sequence[Seen]], min_size: tuple[int, int], skip_bad_images: bool
+    scans: Mapping[str, Sequence[ImageScan]], min_size: tuple[int, int], skip_bad_images: bool
 ) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the rows of the good images of every split, and the names of the bad ones.
+    """Return the rows of the good images of every split, and the names of the bad images.
 
     Raises:
-        UserError: there is a bad image and skip_bad_images is False; or no good image is left in a split.
+        UserError: an image is bad and `skip_bad_images` is False, or a split has no good image.
     """
     rows: dict[str, list[int]] = {}
     bad: list[str] = []
     first: str | None = None
-    for split, seen in scans.items():
-        problems = [image.problem_below(min_size) for image in seen]
+    for split, split_scans in scans.items():
+        problems = [scan.problem_below(min_size) for scan in split_scans]
         rows[split] = [row for row, problem in enumerate(problems) if problem is None]
-        for image, problem in zip(seen, problems, strict=True):
+        for scan, problem in zip(split_scans, problems, strict=True):
             if problem is not None:
-                bad.append(image.name)
-                first = first or describe(image.name, problem)
+                bad.append(scan.name)
+                first = first or describe_problem(scan.name, problem)
     if first and not skip_bad_images:
         more = f" ({len(bad) - 1} more bad images)" if len(bad) > 1 else ""
         raise UserError(f"{first}{more}; {_REMEDY}")
     for split, good in rows.items():
         if not good and scans[split]:
-            raise UserError(f"split {split} has no usable image left: {first}; replace it, or give other data")
+            raise UserError(f"split {split} has no usable image: {first}; replace the images, or give other data")
     return rows, bad
 
 
-def describe(name: str, problem: str) -> str:
-    """Return one image and its problem, as an error begins."""
+def describe_problem(name: str, problem: str) -> str:
+    """Return the beginning of an error about an image, with or without a colon before the problem."""
     return f"image '{name}' {problem}" if problem.startswith(("is ", "has ")) else f"image '{name}': {problem}"
 
 
-def raise_bad(seen: Seen, problem: str) -> NoReturn:
-    """Raise the error of a bad image that is met later, in the same words as before training."""
-    raise UserError(f"{describe(seen.name, problem)}; {_REMEDY}")
+def raise_bad_image(scan: ImageScan, problem: str) -> NoReturn:
+    """Raise the same error for a bad image in a stream as `keep_good` raises before training."""
+    raise UserError(f"{describe_problem(scan.name, problem)}; {_REMEDY}")
 
 
 def short_name(name: str) -> str:
-    """Return the last two parts of an image's path: enough to recognize it, nothing of the machine."""
+    """Return the last two parts of an image's path, so that results do not record local paths."""
     return "/".join(PurePath(name).parts[-2:])

@@ -1,4 +1,4 @@
-"""Opening a source as `datasets` tables or streams, and finding the image and the label among their columns."""
+"""Open a source as `datasets` tables or streams, and find the image and label columns."""
 
 import csv
 import functools
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vit.data.files import FileNames, refuse_text
-from hf_vit.data.images import Seen, open_image, raise_bad, short_name, tell_dark
-from hf_vit.data.labels import LabelMap, first_of, plain_label, plain_name, typed_labels
+from hf_vit.data.images import ImageScan, note_dark_images, open_image, raise_bad_image, short_name
+from hf_vit.data.labels import LabelMap, normalize_label, normalize_name, summarize_names, type_labels
 from hf_vit.data.sources import DataSource
-from hf_vit.data.splits import SPLITS, part_of, split_name
+from hf_vit.data.splits import SPLITS, assign_split, split_name
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import reading
 from hf_vit.repositories.stores import in_store, sizes
@@ -36,28 +36,28 @@ logger = logging.getLogger(__name__)
 _IMAGE_NAMES = ("image", "img", "picture")
 _PATH_NAMES = ("file_name", "image", "filename", "file", "path", "image_path", "filepath", "img", "picture")
 _LABEL_NAMES = ("label", "labels", "cls", "class", "target", "fine_label", "cls.txt")
-# A stream that is larger is not read again to tell where a bad image stands.
+# Larger streams are not read again to find the position of a bad image.
 _SEARCHED_BYTES = 1 << 30
-# Characters that a cell of a list may have; the csv module stops at 131,072.
+# Maximum length of a list's cell; the csv module's default is 131,072 characters.
 _CELL = (1 << 31) - 1
 # Red, green, blue and opacity.
 _CHANNELS = 4
-# Stands for the value of a column that a row of a list has more than once.
-_TWICE = object()
-# What a column of a class of its own may hold, as pandas and others write it.
+# The value of a column that occurs twice in a row of a list.
+_DUPLICATE = object()
+# Values of an indicator column (one class), as pandas and other programs write them.
 _INDICATORS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-# Decoded images waiting inside a stream; small, so that a stream of large photographs stays small in memory.
+# Decoded images in a stream's buffer; few, so that large photographs do not fill the memory.
 _BATCH = 16
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a table keeps its images and labels.
+    """The image and label columns of a table.
 
     Attributes:
-        image: column.
-        label: column, or a path, as webdataset may keep it inside a json column.
-        indicators: in its stead a column of 0 and 1 for every class.
+        image: image column.
+        label: label column, followed by a key if the label is inside a JSON column, as in webdataset files.
+        indicators: columns of 0 and 1, one for each class, in place of the label column.
     """
 
     image: str = "image"
@@ -65,56 +65,66 @@ class Columns:
     indicators: tuple[str, ...] = ()
 
     @property
-    def labelling(self) -> list[str]:
-        """The columns that labels are made of."""
+    def label_columns(self) -> list[str]:
+        """The columns that hold the labels."""
         return list(self.indicators) or [self.label[0]]
 
     def labels(self, batch: Mapping[str, Any]) -> list[Any]:
-        """Return the raw labels of a batch of columns; refuse an indicator that is neither 0 nor 1."""
+        """Return the raw labels of a batch of columns.
+
+        Raises:
+            UserError: an indicator is neither 0 nor 1.
+        """
         if self.indicators:
-            columns = typed_labels({name: plain_label(list(batch[name])) for name in self.indicators})
+            columns = type_labels({name: normalize_label(list(batch[name])) for name in self.indicators})
             for name, values in columns.items():
-                if wrong := [value for value in values if str(value).lower() not in _INDICATORS]:
+                if invalid := [value for value in values if str(value).lower() not in _INDICATORS]:
                     raise UserError(
-                        f"the column {name} holds {wrong[0]!r}; label columns need 1 where an image has the "
-                        "class and 0 where not"
+                        f"the label column {name} holds {invalid[0]!r}; write 1 for images of the class and 0 for all "
+                        "others"
                     )
             rows = ((_INDICATORS[str(value).lower()] for value in row) for row in zip(*columns.values(), strict=True))
-            return [[name for name, has in zip(columns, row, strict=True) if has] for row in rows]
+            return [[name for name, is_set in zip(columns, row, strict=True) if is_set] for row in rows]
         values: list[Any] = list(batch[self.label[0]])
         for key in self.label[1:]:
             values = [None if value is None else value.get(key) for value in values]
-        return plain_label(values)
+        return normalize_label(values)
 
 
 @dataclass(frozen=True)
 class NamedColumns:
-    """The columns that a user named, or None for what they are usually called; of several labels "cat,dog"."""
+    """The columns that the user named, or None for the usual names; several label columns are written "cat,dog"."""
 
     image: str | None = None
     label: str | None = None
 
     @property
     def indicators(self) -> tuple[str, ...]:
-        """The label columns, where there are several."""
+        """The label columns if the user named several, else ()."""
         names = tuple(name.strip() for name in (self.label or "").split(","))
         return names if len(names) > 1 else ()
 
-    def check(self, have: Iterable[str], name: str) -> None:
-        """Raise UserError where one of them is not there."""
-        columns = list(have)
+    def check(self, columns: Iterable[str], name: str) -> None:
+        """Raise UserError if a named column is not among the columns of the data set `name`."""
+        existing = list(columns)
         labels = self.indicators or (self.label,)
-        for option, given in (("--image-column", self.image), *(("--label-column", name) for name in labels)):
-            if given is not None and given not in columns:
-                raise UserError(f"'{name}' has no column '{given}' ({option}); it has {', '.join(map(str, columns))}")
+        for option, column in (("--image-column", self.image), *(("--label-column", label) for label in labels)):
+            if column is not None and column not in existing:
+                raise UserError(f"'{name}' has no column '{column}' ({option}); it has {', '.join(map(str, existing))}")
 
 
 @dataclass(frozen=True)
 class RawTables:
-    """Splits as they were opened, or with `columns` chosen: `columns.image` undecoded ({"bytes", "path"}), labels raw.
+    """The splits of a source with undecoded images ({"bytes", "path"}) and raw labels.
 
-    `label_names` is None where the source does not name its classes, `revision` where it has no commit. `labels` are
-    those of folders and lists, which are no column of the tables; `schemas` those of parquet files.
+    Attributes:
+        splits: split -> table or stream.
+        columns: where the images and labels are.
+        label_names: the classes, or None if the source does not name them.
+        notes: for the user.
+        revision: commit of a Hub data set.
+        labels: split -> labels of folders and lists, whose tables have no label column.
+        schemas: name and schema of every parquet file.
     """
 
     splits: dict[str, Any]
@@ -127,12 +137,12 @@ class RawTables:
 
     @property
     def features(self) -> "Features | None":
-        """The columns and their types; None of a stream that does not tell them."""
+        """The columns and their types; None for a stream without this information."""
         return next(iter(self.splits.values())).features
 
 
 def image_table(paths: "Iterable[str | Path]") -> "Dataset":
-    """Return a table with the column "image", undecoded, whose rows name these files."""
+    """Return a table with an undecoded column "image" whose rows name the files."""
     from datasets import Dataset, Features, Image
 
     stored = [{"bytes": None, "path": str(path)} for path in paths]
@@ -142,33 +152,36 @@ def image_table(paths: "Iterable[str | Path]") -> "Dataset":
 
 
 def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
-    """Open parquet or webdataset files, or a data set of the Hub, with all columns.
+    """Open parquet or webdataset files, or a Hub data set, with all columns.
 
-    What its rows name in place of images is not refused yet: see `refuse_places`.
+    The caller must refuse rows that name files instead of images, see `refuse_foreign_images`.
+
+    Raises:
+        UserError: the source cannot be read, or its files disagree on the classes of a column.
     """
     if source.kind == "hub":
         return _open_hub(source, streaming=streaming)
     from datasets import load_dataset
 
     schemas = _check_files(source)
-    _refuse_other_classes(source.name, schemas)
+    _refuse_class_mismatch(source.name, schemas)
     if source.kind == "webdataset":
         from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
-        WebDataset.DECODERS["cls"] = _class_number  # else int, which makes one class of 1 and 01
-    # load_dataset takes patterns: a bracket in a file name must not become one.
+        WebDataset.DECODERS["cls"] = _parse_class_number  # the default, int, reads 1 and 01 as one class
+    # load_dataset takes patterns, so brackets in file names must be escaped.
     files = {split: [glob.escape(str(path.resolve())) for path in paths] for split, paths in source.files.items()}
     try:
-        loaded: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
+        splits: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
     except Exception as error:  # pyarrow, tarfile and datasets each raise their own
-        cause = _shown(error.__cause__ or error)
+        cause = _shorten(error.__cause__ or error)
         remedy = "; give all values of a field the same type" if "incompatible types" in cause else ""
         raise UserError(f"'{source.name}' cannot be read as {source.kind}: {cause}{remedy}") from error
-    return RawTables({split: loaded[split] for split in SPLITS if split in loaded}, schemas=schemas)
+    return RawTables({split: splits[split] for split in SPLITS if split in splits}, schemas=schemas)
 
 
-def _class_number(content: bytes) -> int:
-    """Return the number in a .cls file of webdataset."""
+def _parse_class_number(content: bytes) -> int:
+    """Return the number in a .cls file of webdataset; raise UserError for other text."""
     text = content.decode("utf-8", "backslashreplace").strip()
     if not re.fullmatch("0|-?[1-9][0-9]{0,17}", text):
         raise UserError(
@@ -179,20 +192,20 @@ def _class_number(content: bytes) -> int:
 
 
 def read_labels(source: DataSource, opened: RawTables | None, named: NamedColumns, *, streaming: bool) -> RawTables:
-    """Return images and raw labels: of a folder or a list, or the columns that hold them in what was `opened`."""
+    """Return the images and raw labels of a folder or list, or of the tables that `open_tables` opened."""
     if opened is None:
         return _read_folder(source) if source.kind == "folder" else _read_list(source, named)
     name, features = source.name, opened.features
     if features is None:
-        raise UserError(f"'{name}' cannot list its columns when streamed; load it without streaming")
+        raise UserError(f"'{name}' does not list its columns when streamed; load it without streaming")
     columns, notes = _find_columns(features, name, named), [*opened.notes]
-    _refuse_mixed_labels(name, opened.schemas, columns.labelling)
-    chosen = [columns.image, *columns.labelling]
-    selected = {split: table.select_columns(chosen) for split, table in opened.splits.items()}
-    splits = undecoded(selected, columns.image, name, notes, may_read_twice=not streaming or source.kind != "hub")
-    for table in () if streaming else splits.values():  # of a stream every row is looked at as it comes
-        refuse_places(table, columns.image, source)
-    label = features[columns.labelling[0]]
+    _refuse_mixed_labels(name, opened.schemas, columns.label_columns)
+    used_columns = [columns.image, *columns.label_columns]
+    selected = {split: table.select_columns(used_columns) for split, table in opened.splits.items()}
+    splits = encode_images(selected, columns.image, name, notes, may_read_twice=not streaming or source.kind != "hub")
+    for table in () if streaming else splits.values():  # `StreamReader` checks every row of a stream
+        refuse_foreign_images(table, columns.image, source)
+    label = features[columns.label_columns[0]]
     names: Iterable[str] | None = columns.indicators or getattr(getattr(label, "feature", label), "names", None)
     return replace(opened, splits=splits, columns=columns, label_names=names and list(names), notes=notes)
 
@@ -201,7 +214,7 @@ def read_labels(source: DataSource, opened: RawTables | None, named: NamedColumn
 
 
 def _check_files(source: DataSource) -> list[tuple[str, Any]]:
-    """Return the name and schema of every parquet file; refuse files, tar too, that are cut off or of another kind."""
+    """Return the name and schema of every parquet file; raise UserError if a parquet or tar file is damaged."""
     from pyarrow import parquet
 
     schemas: list[tuple[str, Any]] = []
@@ -210,78 +223,87 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
             with path.open("rb") as file:
                 if source.kind == "parquet":
                     schemas.append((name, schema := parquet.read_schema(file)))
-                    if twice := [column for column, count in Counter(schema.names).items() if count > 1]:
-                        raise UserError(f"{name} of '{source.name}' has the column '{twice[0]}' twice; rename one")
+                    if duplicates := [column for column, count in Counter(schema.names).items() if count > 1]:
+                        raise UserError(
+                            f"{name} of '{source.name}' has the column '{duplicates[0]}' twice; rename one of them"
+                        )
                     continue
                 with tarfile.open(fileobj=file):  # reads the first header
                     pass
                 if path.suffix == ".tar":
                     file.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
                     if any(file.read()):
-                        raise tarfile.ReadError("cut off: the two empty blocks at its end are missing")
+                        raise tarfile.ReadError("truncated: the two empty blocks at its end are missing")
         except UserError:
             raise
         except Exception as error:  # pyarrow, tarfile and gzip each raise their own
             raise UserError(
-                f"'{source.name}' cannot be read as {source.kind}: the file {name} is damaged ({_shown(error):.120}); "
-                "put it back, or remove it"
+                f"'{source.name}' cannot be read as {source.kind}: {name} is damaged ({_shorten(error):.120}); restore "
+                "or remove this file"
             ) from error
     return schemas
 
 
 def _refuse_mixed_labels(name: str, schemas: Iterable[tuple[str, Any]], columns: Sequence[str]) -> None:
-    """A label column is text in all parquet files or in none: `datasets` casts to one file's type, so 01 became 1."""
+    """Raise UserError if a label column is text in some parquet files and not in others.
+
+    `datasets` casts all files to the type of one file, which would turn the label 01 into 1.
+    """
     from pyarrow import types
 
-    known: dict[str, dict[bool, tuple[str, Any]]] = {column: {} for column in columns}
+    kinds_by_column: dict[str, dict[bool, tuple[str, Any]]] = {column: {} for column in columns}
     for file, schema in schemas:
-        for column in known.keys() & schema.names:
+        for column in kinds_by_column.keys() & schema.names:
             kind: Any = schema.field(column).type
-            while hasattr(kind, "value_type"):  # of lists, and of categories
+            while hasattr(kind, "value_type"):  # lists and categories
                 kind = kind.value_type
-            known[column].setdefault(types.is_string(kind) or types.is_large_string(kind), (file, kind))
-    for column, kinds in known.items():
+            kinds_by_column[column].setdefault(types.is_string(kind) or types.is_large_string(kind), (file, kind))
+    for column, kinds in kinds_by_column.items():
         if len(kinds) == 2:
             (text, _), (other, kind) = kinds[True], kinds[False]
             raise UserError(
-                f"the label column '{column}' of '{name}' is text in {text}, {kind} in {other}; save the column with "
-                "the same type in all files"
+                f"the label column '{column}' of '{name}' is text in {text} and {kind} in {other}; save the column "
+                "with the same type in all files"
             )
 
 
-def _refuse_other_classes(name: str, schemas: Iterable[tuple[str, Any]]) -> None:
-    """Files of one data set name the classes of a column alike: `datasets` reads all by the first's names."""
+def _refuse_class_mismatch(name: str, schemas: Iterable[tuple[str, Any]]) -> None:
+    """Raise UserError if parquet files name the classes of a column differently.
+
+    `datasets` reads all files with the class names of the first one.
+    """
     from datasets import Features
 
-    known: dict[str, tuple[str, list[str]]] = {}
+    first_classes: dict[str, tuple[str, list[str]]] = {}
     for file, schema in schemas:
-        waiting: list[tuple[str, Any]] = list(Features.from_arrow_schema(schema).items())
-        while waiting:  # names may lie inside of another column
-            column, feature = waiting.pop()
+        pending: list[tuple[str, Any]] = list(Features.from_arrow_schema(schema).items())
+        while pending:  # a column may contain other columns
+            column, feature = pending.pop()
             if isinstance(names := getattr(feature, "names", None), list):
-                classes = list(map(plain_name, names))
-                first, others = known.setdefault(column, (file, classes))
+                classes = list(map(normalize_name, names))
+                first, others = first_classes.setdefault(column, (file, classes))
                 if classes != others:
                     raise UserError(
-                        f"'{name}' numbers the classes of the column '{column}' in {first} ({first_of(others)}) "
-                        f"differently than in {file} ({first_of(classes)}); save all of its files with the same class "
+                        f"'{name}' numbers the classes of the column '{column}' in {first} ({summarize_names(others)}) "
+                        f"differently than in {file} ({summarize_names(classes)}); save all files with the same class "
                         "names, or with names in place of numbers"
                     )
             inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
-            waiting += [(column, each) for each in inner if each is not None]
+            pending += [(column, child) for child in inner if child is not None]
 
 
 # ---- folders and lists
 
 
 def _read_folder(source: DataSource) -> RawTables:
+    """Return the images of class folders; raise UserError if a class has no folder in train."""
     names = sorted({label for classes in source.folder.values() for label in classes})
     untrained = [label for label in names if "train" in source.folder and label not in source.folder["train"]]
     if untrained:
         split = next(split for split, classes in source.folder.items() if untrained[0] in classes)
         raise UserError(
-            f"class '{untrained[0]}' of '{source.name}' is in {split} but not in train; add a folder of that name to "
-            "train, or remove the other"
+            f"class '{untrained[0]}' of '{source.name}' is in {split} but not in train; add a folder with this name "
+            f"to train, or remove the one in {split}"
         )
     rows = {
         split: [(path, label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
@@ -293,97 +315,97 @@ def _read_folder(source: DataSource) -> RawTables:
 
 
 def _read_list(source: DataSource, named: NamedColumns) -> RawTables:
-    """Read CSV files or lines of JSON that name image files, from where they lie, and their labels.
+    """Read the image files and labels of CSV or JSON Lines files.
 
-    A column "split" deals the rows out; without one the list's own place does, or the folder of the image. Cells are
-    text until all lists are read; then `typed_labels` types the labels.
+    The split of a row is in its column "split", else in the first folder of the image's path, else in the path of the
+    list. Cells stay text until all lists are read, and `type_labels` then converts the labels.
     """
     paths: dict[str, list[Path]] = {}
     labels: dict[str, list[Any]] = {}
     names = FileNames()
-    for listed, place in ((split, place) for split, places in source.files.items() for place in places):
-        for path, label, split in _listed(place, source.name, named):
-            # Else by the image's own folder, train/cat.png, or by the list's.
-            of_folder = next((name for name in map(split_name, Path(path).parts[:1]) if name), listed)
-            part = of_folder if split is None else split_name(str(split))
-            if part is None:
-                raise UserError(f"{place.name}: unknown split '{split}'; needed: train, validation or test")
-            if in_store(place) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
-                raise UserError(f"{place.name} names {path[:80]!r}, which is outside its folder; correct it")
+    for list_split, file in ((split, file) for split, files in source.files.items() for file in files):
+        for path, label, raw_split in _read_list_rows(file, source.name, named):
+            path_split = next((name for name in map(split_name, Path(path).parts[:1]) if name), list_split)
+            split = path_split if raw_split is None else split_name(str(raw_split))
+            if split is None:
+                raise UserError(f"{file.name} has the unknown split '{raw_split}'; write train, validation or test")
+            if in_store(file) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
+                raise UserError(f"{file.name} names {path[:80]!r}, which is outside its folder; correct the path")
             if "://" in path:
-                raise UserError(f"{place.name} names the address {path[:80]!r}; download the images and name the files")
-            paths.setdefault(part, []).append(names.find(place.parent / path))
-            labels.setdefault(part, []).append(label)
+                raise UserError(f"{file.name} names the URL {path[:80]!r}; download the images and name the files")
+            paths.setdefault(split, []).append(names.find(file.parent / path))
+            labels.setdefault(split, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
     splits = {split: image_table(paths[split]) for split in SPLITS if split in paths}
-    typed = labels if named.indicators else typed_labels(labels)
+    typed = labels if named.indicators else type_labels(labels)
     return RawTables(splits, label_names=list(named.indicators) or None, labels=typed)
 
 
-def _listed(place: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (image's path, label, split or None) of every row of a list."""
-    named = NamedColumns(*(plain_label(each) for each in (named.image, named.label)))
-    kept = {named.image or "", named.label or "", *named.indicators, *_PATH_NAMES, *_LABEL_NAMES, "split"}
-    have: dict[str, None] = {}
+def _read_list_rows(file: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (path of the image, raw label, split or None) for every row of a list."""
+    named = NamedColumns(*(normalize_label(column) for column in (named.image, named.label)))
+    usable = {named.image or "", named.label or "", *named.indicators, *_PATH_NAMES, *_LABEL_NAMES, "split"}
+    columns: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
     limit = csv.field_size_limit(_CELL)
     try:
-        for row in (_json_rows if place.suffix.lower() == ".jsonl" else _csv_rows)(place):
-            if not row.keys() <= have.keys():
-                have |= dict.fromkeys(row)
-            rows.append({column: row[column] for column in kept & row.keys()})
+        for row in (_read_json_rows if file.suffix.lower() == ".jsonl" else _read_csv_rows)(file):
+            if not row.keys() <= columns.keys():
+                columns |= dict.fromkeys(row)
+            rows.append({column: row[column] for column in usable & row.keys()})
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         remedy = "; save it in UTF-8" if isinstance(error, UnicodeError) else ""
-        raise UserError(f"{place.name} of '{name}' cannot be read as a list: {_shown(error)}{remedy}") from error
+        raise UserError(f"{file.name} of '{name}' cannot be read as a list: {_shorten(error)}{remedy}") from error
     finally:
         csv.field_size_limit(limit)
     if not rows:
         return
-    image = named.image or next((column for column in _PATH_NAMES if column in have), None)
-    label = named.label or next((column for column in _LABEL_NAMES if column in have), None)
-    named.check(have, place.name)
+    image = named.image or next((column for column in _PATH_NAMES if column in columns), None)
+    label = named.label or next((column for column in _LABEL_NAMES if column in columns), None)
+    named.check(columns, file.name)
     if image is None or label is None:
-        what = "image files, such as file_name" if image is None else "classes, such as label"
+        missing = "image files, such as file_name" if image is None else "classes, such as label"
         option = "--image-column" if image is None else "--label-column"
-        remedy = f", or move {place.name} away if the names of its folders are the classes" if image else ""
+        remedy = f", or move {file.name} away if the folder names are the classes" if image else ""
         raise UserError(
-            f"{place.name} has the columns {', '.join(have)}; needed: one of {what}, or name one with {option}{remedy}"
+            f"{file.name} has the columns {', '.join(columns)}; add a column of {missing}, or name it with "
+            f"{option}{remedy}"
         )
-    columns = Columns(image, (label,), named.indicators)
+    used = Columns(image, (label,), named.indicators)
     for number, row in enumerate(rows, start=1):
-        for column in (image, *columns.labelling, "split"):
-            if row.get(column) is _TWICE:
-                raise UserError(f"{place.name}, row {number}: '{column}' appears twice; remove or rename one")
+        for column in (image, *used.label_columns, "split"):
+            if row.get(column) is _DUPLICATE:
+                raise UserError(f"{file.name}, row {number}: '{column}' appears twice; remove or rename one of them")
         if not isinstance(row.get(image), str) or not row[image]:
             raise UserError(
-                f"{place.name}, row {number}: {row.get(image)!r} in the column {image} is not a file name; correct it"
+                f"{file.name}, row {number}: {row.get(image)!r} in the column {image} is not a file name; correct it"
             )
-    labels = columns.labels({column: [row.get(column) for row in rows] for column in columns.labelling})
-    for row, value in zip(rows, labels, strict=True):
-        yield row[image], value, plain_label(row.get("split"))
+    labels = used.labels({column: [row.get(column) for row in rows] for column in used.label_columns})
+    for row, raw_label in zip(rows, labels, strict=True):
+        yield row[image], raw_label, normalize_label(row.get("split"))
 
 
-def _csv_rows(place: Path) -> Iterator[dict[str, Any]]:
-    """Yield every row of a CSV file by its columns, as text."""
-    with place.open(encoding="utf-8-sig", newline="") as file:
+def _read_csv_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield every row of a CSV file as column -> text; the delimiter is the most frequent of tab, ; and comma."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
         first = next((line for line in file if line.strip()), "")
-        if stated := re.fullmatch("sep=([\t;,])", first.strip("\r\n")):  # for Excel
+        if match := re.fullmatch("sep=([\t;,])", first.strip("\r\n")):  # Excel reads such a line
             first = next(file, "")
-        delimiter = stated[1] if stated else max("\t;,", key=first.count)
+        delimiter = match[1] if match else max("\t;,", key=first.count)
         cells = csv.reader(chain([first], file), delimiter=delimiter, skipinitialspace=True, strict=True)
-        header = [plain_name(name) for name in next(cells)]
+        header = [normalize_name(name) for name in next(cells)]
         if not header:
             raise ValueError("it is empty")
-        twice = {name: _TWICE for name, count in Counter(header).items() if count > 1}
+        duplicates = {name: _DUPLICATE for name, count in Counter(header).items() if count > 1}
         for number, row in enumerate(filter(any, cells), start=1):  # Excel writes rows of empty cells
             if len(row) != len(header):
-                raise ValueError(f"row {number} has {len(row)} cells, the header {len(header)}")
-            yield {**dict(zip(header, row, strict=True)), **twice}
+                raise ValueError(f"row {number} has {len(row)} cells, but the header has {len(header)}")
+            yield {**dict(zip(header, row, strict=True)), **duplicates}
 
 
-def _json_rows(place: Path) -> Iterator[dict[str, Any]]:
-    """Yield every object of a file of lines of JSON, with numbers and truth values as text."""
-    with place.open(encoding="utf-8-sig") as file:
+def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield every object of a JSON Lines file, with numbers and booleans as text."""
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(filter(str.strip, file), start=1):
             try:
                 row = json.loads(line, object_pairs_hook=_fields, parse_int=str, parse_float=str, parse_constant=str)
@@ -395,69 +417,81 @@ def _json_rows(place: Path) -> Iterator[dict[str, Any]]:
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    counts = Counter(plain_name(name) for name, _ in pairs)
+    """Build a JSON object with normalized keys and text values; a repeated key gets the value `_DUPLICATE`."""
+    counts = Counter(normalize_name(name) for name, _ in pairs)
     return {
-        name: _text_of(value) if counts[name] == 1 else _TWICE
-        for name, value in ((plain_name(name), value) for name, value in pairs)
+        name: _to_text(value) if counts[name] == 1 else _DUPLICATE
+        for name, value in ((normalize_name(name), value) for name, value in pairs)
     }
 
 
-def _text_of(value: Any) -> Any:
+def _to_text(value: Any) -> Any:
+    """Convert a boolean, or the booleans of a list, to "true" or "false"."""
     if isinstance(value, list):
-        return [_text_of(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_to_text(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return str(value).lower() if isinstance(value, bool) else value
 
 
-# ---- data sets of the Hub: what files say of other places is refused before any of these is looked at
+# ---- data sets of the Hub: files outside the repository are refused before anything is read
 
 
 def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
+    """Open a Hub data set; without a network, the version in the cache.
+
+    Raises:
+        UserError: the data set cannot be loaded, has none of our splits, holds pickles, or names files elsewhere.
+    """
     from datasets import load_dataset
 
     repo, _, configuration = source.name.partition(":")
-    neither = f"'{source.name}' is not a path, and cannot be loaded as a data set of the Hub"
+    problem = f"'{source.name}' is not a path, and cannot be loaded as a Hub data set"
     try:
         with reading(repo):
             commit = hub_commit(repo)
-    except UserError as error:  # no network, unknown name: datasets itself would retry for half a minute, noisily
+    except UserError as error:  # no network or unknown name, for which `datasets` would retry for half a minute
         if not _is_cached(repo):
-            raise UserError(f"{neither}: {error}; check the spelling of the path or id") from error
-        commit = None  # what was read before is loaded
-    for pattern in () if commit is None else _declared(repo, commit):
+            raise UserError(f"{problem}: {error}; check the spelling of the path or id") from error
+        commit = None  # load the cached version
+    for pattern in () if commit is None else _read_file_patterns(repo, commit):
         if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
             raise UserError(
-                f"{repo} names files outside the repository ({pattern[:80]!r}), which are not read; give other data"
+                f"{repo} names files outside its repository ({pattern[:80]!r}), which are not read for safety; give "
+                "other data"
             )
     try:
-        loaded: Any = load_dataset(repo, configuration or None, revision=commit, streaming=streaming)
-        read = dict(loaded)
-    except Exception as error:  # no configuration chosen, no images: datasets' text says which
+        dataset: Any = load_dataset(repo, configuration or None, revision=commit, streaming=streaming)
+        raw_splits = dict(dataset)
+    except Exception as error:  # the message of `datasets` gives the reason, such as a missing configuration
         cause = error.__cause__ or error
         if "pickle" in str(cause) or "weights_only" in str(cause):
             raise UserError(
-                f"{repo} holds pickles, which could run code, so it was not loaded; give other data"
+                f"{repo} holds pickles, which could run code, and was not loaded; give other data"
             ) from error
-        chosen = "" if configuration else f" (a choice of configuration is written {repo}:CONFIGURATION)"
-        raise UserError(f"{neither}: {_shown(cause)}{chosen}") from error
-    known = {name: split_name(name) for name in read}
-    splits = {split: read[name] for name, split in known.items() if split}
-    notes = [f"split '{name}' of '{source.name}' was left out" for name, split in known.items() if not split]
-    if not splits and len(read) == 1:
-        splits, notes = {"train": next(iter(read.values()))}, []
+        hint = "" if configuration else f" (to choose a configuration, write {repo}:CONFIGURATION)"
+        raise UserError(f"{problem}: {_shorten(cause)}{hint}") from error
+    split_names = {name: split_name(name) for name in raw_splits}
+    splits = {split: raw_splits[name] for name, split in split_names.items() if split}
+    notes = [
+        f"the unknown split '{name}' of '{source.name}' was ignored" for name, split in split_names.items() if not split
+    ]
+    if not splits and len(raw_splits) == 1:
+        splits, notes = {"train": next(iter(raw_splits.values()))}, []
     if not splits:
-        raise UserError(f"'{source.name}' has the splits {', '.join(read)}; needed: train, validation or test")
+        raise UserError(
+            f"'{source.name}' has the splits {', '.join(raw_splits)}; at least one must be train, validation or test"
+        )
     return RawTables({split: splits[split] for split in SPLITS if split in splits}, notes=notes, revision=commit)
 
 
 def hub_commit(repo: str) -> str | None:
-    """Return the commit of a Hub data set that loading now gives; raises what huggingface_hub raises."""
+    """Return the current commit of a Hub data set; errors of huggingface_hub are passed on."""
     from huggingface_hub import HfApi
 
     return HfApi().dataset_info(repo, timeout=10).sha
 
 
 def _is_cached(repo: str) -> bool:
-    """Return whether `datasets` has built this data set before, and so can load it without the Hub."""
+    """Return whether the cache of `datasets` holds this data set, so that it loads without the Hub."""
     from datasets import config
     from datasets.naming import camelcase_to_snakecase
 
@@ -465,8 +499,8 @@ def _is_cached(repo: str) -> bool:
     return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
 
 
-def _declared(repo: str, commit: str) -> Iterator[str]:
-    """Yield every pattern of files in the data set's own description: its card, or the file in its stead."""
+def _read_file_patterns(repo: str, commit: str) -> Iterator[str]:
+    """Yield every file pattern in the data set's card or .huggingface.yaml."""
     import yaml
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -479,47 +513,47 @@ def _declared(repo: str, commit: str) -> Iterator[str]:
                 continue
         front = text.split("\n---", 1)[0].removeprefix("---") if name.endswith(".md") else text
         try:
-            described: object = yaml.safe_load(front)
+            metadata: object = yaml.safe_load(front)
         except (yaml.YAMLError, RecursionError, ValueError) as error:
             raise UserError(f"{name} of {repo} cannot be read as YAML; its author must correct it") from error
-        yield from _patterns_in(described)
+        yield from _find_patterns(metadata)
 
 
-def _patterns_in(value: Any, within: bool = False, depth: int = 0) -> Iterator[str]:
-    """Texts under a key that names files, at any depth."""
+def _find_patterns(value: Any, within: bool = False, depth: int = 0) -> Iterator[str]:
+    """Yield all texts below the keys "data_files" and "data_dir", except the names of splits."""
     if within and isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list) and depth < 20:
-        for key, item in value.items() if isinstance(value, Mapping) else ((None, each) for each in value):
+        for key, item in value.items() if isinstance(value, Mapping) else ((None, entry) for entry in value):
             is_within = (within and key != "split") or key in ("data_files", "data_dir")
-            yield from _patterns_in(item, is_within, depth + 1)
+            yield from _find_patterns(item, is_within, depth + 1)
 
 
-def refuse_places(table: "Dataset", column: str, source: DataSource) -> None:
-    """Refuse a table whose images, instead of being in it, are to be read from somewhere else.
+def refuse_foreign_images(table: "Dataset", column: str, source: DataSource) -> None:
+    """Raise UserError if rows of a table name image files that the table may not read.
 
-    A stranger's may only name what lies in the Hub's caches, one of this machine no addresses.
+    Tables of the Hub or an object store may only name files in the Hub's caches; local tables may not name URLs.
     """
     import pyarrow.compute
     from datasets import config
     from huggingface_hub import constants
 
-    pc: Any = pyarrow.compute  # whose functions are made when it is imported
+    pc: Any = pyarrow.compute  # Any: its functions are created at import
     images: Any = table.data.column(column)
     outside = pc.filter(pc.struct_field(images, "path"), pc.is_null(pc.struct_field(images, "bytes")))
-    caches = [os.path.realpath(place) for place in (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
+    caches = [os.path.realpath(cache) for cache in (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
     for path in pc.unique(outside).to_pylist():
-        if path is not None and not any(os.path.realpath(path).startswith(place + os.sep) for place in caches):
+        if path is not None and not any(os.path.realpath(path).startswith(cache + os.sep) for cache in caches):
             _refuse_foreign(source, path)
 
 
 def _refuse_foreign(source: DataSource, path: object) -> None:
-    """Refuse a place where a table of this source has no business, and what is none."""
+    """Raise UserError if a row's path is not the name of a file that tables of this source may read."""
     refuse_text(str(path))
     if not source.may_name_files or "://" in str(path):
         raise UserError(
-            f"{source.name} names a file in place of an image ({str(path)[:80]!r}), which is not read; give data that "
-            "hold their images"
+            f"{source.name} names a file in place of an image ({str(path)[:80]!r}), which is not read for safety; give "
+            "data that contain their images"
         )
 
 
@@ -527,16 +561,16 @@ def _refuse_foreign(source: DataSource, path: object) -> None:
 
 
 def _find_columns(features: "Features", name: str, named: NamedColumns) -> Columns:
-    """Return the image and the label column; refuse a table without, or with several of no usual name."""
+    """Return the image and label columns; raise UserError if one is missing or several are possible."""
     from datasets import ClassLabel, Image
 
     named.check(features, name)
     typed = [column for column, feature in features.items() if isinstance(feature, Image)]
     usual = [column for column in _IMAGE_NAMES if column in features]
     candidates = [named.image] if named.image else [column for column in usual if column in typed] or typed or usual
-    have = f"'{name}' has the columns {', '.join(map(str, features))}"
+    columns = f"'{name}' has the columns {', '.join(map(str, features))}"
     if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
-        raise UserError(f"{have}; needed: one column of images, best named 'image', or named with --image-column")
+        raise UserError(f"{columns}; name the column of images 'image', or give its name with --image-column")
     if named.label:
         return Columns(candidates[0], (named.label,), named.indicators)
     nested = [(column, label) for column in ("json", "jsn") for label in _LABEL_NAMES]
@@ -546,56 +580,60 @@ def _find_columns(features: "Features", name: str, named: NamedColumns) -> Colum
         if fields is not None and (not inside or (isinstance(fields, dict) and inside[0] in fields)):
             return Columns(candidates[0], (column, *inside))
     raise UserError(
-        f"{have}; needed: a column 'label' with the class of every image, as a number or a name, or another by "
-        "--label-column"
+        f"{columns}; name the column of classes (numbers or names) 'label', or give its name with --label-column"
     )
 
 
-def undecoded(
+def encode_images(
     splits: Mapping[str, Any], column: str, name: str, notes: list[str], *, may_read_twice: bool = True
 ) -> dict[str, Any]:
-    """Return tables or streams with an undecoded column of images; lists of pixels become PNG or TIFF files.
+    """Return tables or streams whose image column is undecoded; lists of pixels are encoded as PNG or TIFF files.
 
-    A first pass, if it `may_read_twice`, looks for the lowest and highest number of all splits. Within 0..255 numbers
-    are 8-bit values, however wide their type is; floats within 0..1 are fractions of 255. Lists that are no images are
-    refused.
+    A first pass, if `may_read_twice`, finds the lowest and highest value of all splits. Values within 0..255 count as
+    8-bit values, whatever their type is, and floats within 0..1 as fractions of 255.
+
+    Raises:
+        UserError: lists are not shaped as images, or need a first pass that is not allowed.
     """
     import pyarrow as pa
     import pyarrow.compute
     from datasets import Dataset, Features, Image
 
-    pc: Any = pyarrow.compute  # whose functions are made when it is imported
+    pc: Any = pyarrow.compute  # Any: its functions are created at import
     features: Features = next(iter(splits.values())).features
-    kind: Any = features.arrow_schema.field(column).type
-    kind = leaf = getattr(kind, "storage_type", kind)  # of Array2D and Array3D
+    storage: Any = features.arrow_schema.field(column).type
+    storage = leaf = getattr(storage, "storage_type", storage)  # Array2D and Array3D have one
     while pa.types.is_list(leaf) or pa.types.is_large_list(leaf) or pa.types.is_fixed_size_list(leaf):
         leaf = leaf.value_type
     image = Image(decode=False)
-    if leaf == kind:
+    if leaf == storage:
         return {split: table.cast_column(column, image) for split, table in splits.items()}
-    where, low, high = f"the column '{column}' of '{name}'", 0, 255
+    subject, low, high = f"the column '{column}' of '{name}'", 0, 255
     if not may_read_twice and not (leaf == pa.uint8() or pa.types.is_boolean(leaf)):
-        raise UserError(f"{where} holds pixels as {leaf}, whose range all rows must tell; load it without streaming")
+        raise UserError(
+            f"{subject} holds pixels as {leaf}, whose range only a first pass shows; load it without streaming"
+        )
     if may_read_twice and (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)):
-        stored = (part for table in splits.values() for part in table.with_format("arrow").iter(1000))
-        flat = (pc.list_flatten(part.column(column).cast(kind), recursive=True) for part in stored)
-        flat = (part.cast(pa.float64()) if pa.types.is_floating(leaf) else part for part in flat)
-        ends = [end for part in flat for end in pc.min_max(part).as_py().values() if end is not None]
-        low, high = min(ends, default=0), max(ends, default=0)
-        notes += tell_dark(high, 8) if pa.types.is_integer(leaf) else []
-    encode = functools.partial(_encoded, column=column, where=where, low=low, high=high)
+        parts = (part for table in splits.values() for part in table.with_format("arrow").iter(1000))
+        values = (pc.list_flatten(part.column(column).cast(storage), recursive=True) for part in parts)
+        values = (part.cast(pa.float64()) if pa.types.is_floating(leaf) else part for part in values)
+        extremes = [end for part in values for end in pc.min_max(part).as_py().values() if end is not None]
+        low, high = min(extremes, default=0), max(extremes, default=0)
+        notes += note_dark_images(high, 8) if pa.types.is_integer(leaf) else []
+    encode = functools.partial(_encode_pixels, column=column, where=subject, low=low, high=high)
     encoded: dict[str, Any] = {}
     for split, table in splits.items():
         if isinstance(table, Dataset):
             batches: Any = table.iter(1000)
-            images = [each for batch in batches for each in encode(batch)[column]]
-            encoded[split] = table.remove_columns([column]).add_column(column, images, feature=image)  # pyright: ignore[reportArgumentType]
+            encoded_images = [encoded_image for batch in batches for encoded_image in encode(batch)[column]]
+            encoded[split] = table.remove_columns([column]).add_column(column, encoded_images, feature=image)  # pyright: ignore[reportArgumentType]
         else:
             encoded[split] = table.map(encode, batched=True, features=Features({**features, column: image}))
     return encoded
 
 
-def _encoded(batch: Mapping[str, Any], *, column: str, where: str, low: int, high: int) -> dict[str, list[Any]]:
+def _encode_pixels(batch: Mapping[str, Any], *, column: str, where: str, low: int, high: int) -> dict[str, list[Any]]:
+    """Encode the pixel lists of a batch as image files; `low` and `high` are the extreme integers of the data set."""
     from datasets.features.image import encode_np_array
 
     images: list[Any] = []
@@ -617,34 +655,45 @@ def _encoded(batch: Mapping[str, Any], *, column: str, where: str, low: int, hig
         has_colors = pixels.ndim == 3 and pixels.shape[2] <= _CHANNELS and pixels.dtype.kind in "ui" and is_byte
         if not (has_colors or (pixels.ndim == 2 and pixels.dtype.kind in "uifb")) or not pixels.size:
             shape = "x".join(map(str, pixels.shape)) or "different lengths"
-            ends = f", numbers from {low:,} to {high:,}" if pixels.dtype.kind in "uif" else f" ({pixels.dtype})"
+            values = f" with numbers from {low:,} to {high:,}" if pixels.dtype.kind in "uif" else f" ({pixels.dtype})"
             sides = ((math.isqrt(pixels.size // depth), depth) for depth in (1, 3))
             fit = [f"{side}x{side}x{depth}" for side, depth in sides if side * side * depth == pixels.size]
             raise UserError(
-                f"{where} holds lists of {shape}{ends}; needed: height x width numbers, or height x width x channels "
-                f"from 0 to 255 or 0 to 1{f', such as {fit[0]}' if pixels.ndim == 1 and fit else ''}; change them"
+                f"{where} holds lists of {shape}{values}; save them as height x width numbers, or as height x width x "
+                f"channels numbers from 0 to 255 or 0 to 1{f', such as {fit[0]}' if pixels.ndim == 1 and fit else ''}"
             )
         if is_whole:
-            whole = np.iinfo(np.int32)
-            pixels = pixels.astype(np.uint8) if is_byte else pixels.clip(whole.min, whole.max).astype(np.int32)
+            limits = np.iinfo(np.int32)
+            pixels = pixels.astype(np.uint8) if is_byte else pixels.clip(limits.min, limits.max).astype(np.int32)
         images.append(encode_np_array(pixels))
     return {column: images}
 
 
-def _shown(error: BaseException) -> str:
+def _shorten(error: BaseException) -> str:
+    """Return the text of an error in at most 300 characters, or its type."""
     return textwrap.shorten(str(error), 300, placeholder="...") or type(error).__name__
 
 
-# ---- streams: every image is decoded, checked and dealt to its split while it flows past
+# ---- streams: every image is decoded, checked and assigned to its split when it is read
 
 
 @dataclass(frozen=True)
 class StreamReader:
-    """Batched map function of a stream: undecoded rows in, RGB images and class numbers out.
+    """Map function that turns batches of undecoded rows of a stream into RGB images and class numbers.
 
-    A bad image raises UserError, or with skip_bad_images is left out, named in a warning and in `skipped` (of this
-    process: in a loader's worker the list is the worker's own). It is named by its file and row, see `_names`. Where
-    splits are `missing`, this one is the part of a training stream that is cut by content and `seed`.
+    A bad image raises UserError; with `skip_bad_images` it is left out with a warning and added to `skipped` (every
+    loader worker has its own list).
+
+    Attributes:
+        columns: where the images and labels are.
+        labels: the classes.
+        split: name of the split.
+        min_size: (height, width) px that every image must have.
+        skip_bad_images: leave bad images out instead of raising.
+        skipped: names of the bad images.
+        source: for the position of a bad image in its file.
+        missing: splits that are cut from the training stream; the reader then keeps only the images of its own split.
+        seed: of the cut.
     """
 
     columns: Columns
@@ -661,75 +710,72 @@ class StreamReader:
         images: list[Any] = []
         labels: list[int] = []
         rows = (row or {} for row in batch[self.columns.image])
-        for stored, raw in zip(rows, self.columns.labels(batch), strict=True):
+        for stored, raw_label in zip(rows, self.columns.labels(batch), strict=True):
             if self.missing:
                 content: bytes | None = stored.get("bytes")
-                if content is None:  # of a file that cannot be read its name must do: whose part it is will tell of it
+                if content is None:  # one split must report the unreadable file, so its path is hashed instead
                     content = str(stored.get("path")).encode()
                 digest = hashlib.sha256(content).hexdigest()
-                if part_of(digest, self.missing, seed=self.seed) != self.split:
+                if assign_split(digest, self.missing, seed=self.seed) != self.split:
                     continue
             if stored.get("bytes") is None and stored.get("path") is not None and self.source is not None:
                 _refuse_foreign(self.source, stored.get("path"))
-            seen, image = open_image(stored, "")
-            problem = seen.problem_below(self.min_size)
+            scan, image = open_image(stored, "")
+            problem = scan.problem_below(self.min_size)
             if problem is None:
-                if raw not in self.labels.numbers:
-                    self.labels.number(raw, f"image '{self._names(seen)[0]}'")
-                labels.append(self.labels.numbers[raw])
+                if raw_label not in self.labels.numbers:
+                    self.labels.get_number(raw_label, f"image '{self._names(scan)[0]}'")
+                labels.append(self.labels.numbers[raw_label])
                 images.append(image)
                 continue
             if not self.skip_bad_images:
-                raise_bad(replace(seen, name=self._names(seen)[0]), problem)
-            for name in map(short_name, self._names(seen)):
-                if name not in self.skipped:  # a stream passes once an epoch
+                raise_bad_image(replace(scan, name=self._names(scan)[0]), problem)
+            for name in map(short_name, self._names(scan)):
+                if name not in self.skipped:  # the stream is read again in every epoch
                     self.skipped.append(name)
                     logger.warning("left out the unreadable image %s", name)
         return {"image": images, "label": labels}
 
-    def _names(self, seen: Seen) -> list[str]:
-        """Return where an image stands, for people: file and row, of several equal ones all; else what is known of
-        it.
-        """
-        known: list[str] = []
+    def _names(self, scan: ImageScan) -> list[str]:
+        """Return file and row of an image and of its duplicates; else its path, or its split and digest."""
+        positions: list[str] = []
         if self.source is not None and self.source.kind in ("parquet", "webdataset"):
-            places = _image_places(self.source.kind, tuple(self.source.named_files()), self.columns.image)
-            known = places.get(seen.digest, [])
-        return known or [seen.name or f"of split {self.split} with SHA-256 {seen.digest[:12]}"]
+            positions_by_digest = _locate_images(self.source.kind, tuple(self.source.named_files()), self.columns.image)
+            positions = positions_by_digest.get(scan.digest, [])
+        return positions or [scan.name or f"of split {self.split} with SHA-256 {scan.digest[:12]}"]
 
-    def over(self, stream: "IterableDataset") -> "IterableDataset":
-        """Return the stream of {"image": RGB image, "label": class number} that this reader makes of an undecoded
-        one.
-        """
+    def apply(self, stream: "IterableDataset") -> "IterableDataset":
+        """Return a stream of {"image": RGB image, "label": class number} that reads an undecoded stream."""
         columns: Sequence[str] = [self.columns.image, self.columns.label[0]]
         return stream.map(self, batched=True, batch_size=_BATCH, remove_columns=list(columns))
 
 
 @functools.lru_cache(maxsize=1)
-def _image_places(kind: str, named_files: tuple[tuple[str, Path], ...], column: str) -> Mapping[str, list[str]]:
-    """SHA-256 of every stored image -> which files and rows hold it, by their names for people.
+def _locate_images(kind: str, named_files: tuple[tuple[str, Path], ...], column: str) -> Mapping[str, list[str]]:
+    """Return the SHA-256 of every stored image with its positions, such as "train/a.parquet, row 3".
 
-    The files are read again, once a process, if they are not larger than `_SEARCHED_BYTES`.
+    The files are read once in every process, unless they are larger than `_SEARCHED_BYTES` together.
     """
     if sum(sizes(path for _, path in named_files).values()) > _SEARCHED_BYTES:
         return {}
-    places: dict[str, list[str]] = {}
+    positions: dict[str, list[str]] = {}
     for name, path in named_files:
-        for row, content in _stored_images(kind, path, column):
-            places.setdefault(hashlib.sha256(content).hexdigest(), []).append(f"{name}, {row}")
-    return places
+        for position, content in _iterate_images(kind, path, column):
+            positions.setdefault(hashlib.sha256(content).hexdigest(), []).append(f"{name}, {position}")
+    return positions
 
 
-def _stored_images(kind: str, path: Path, column: str) -> Iterator[tuple[str, bytes]]:
+def _iterate_images(kind: str, path: Path, column: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the position and the bytes of every image in a file; no bytes for an image that the file only names."""
     from pyarrow import parquet
 
     with path.open("rb") as file:
         if kind == "webdataset":
             with tarfile.open(fileobj=file) as archive:
-                yield from ((each.name, part.read()) for each in archive if (part := archive.extractfile(each)))
+                yield from ((member.name, part.read()) for member in archive if (part := archive.extractfile(member)))
             return
         batches = parquet.ParquetFile(file).iter_batches(batch_size=64, columns=[column])
-        for row, stored in enumerate(each for batch in batches for each in batch.column(0).to_pylist()):
+        for row, stored in enumerate(member for batch in batches for member in batch.column(0).to_pylist()):
             content = stored.get("bytes") if isinstance(stored, dict) else stored
-            if not isinstance(content, list):  # of pixels, which is no file
+            if not isinstance(content, list):  # a list of pixels has no file
                 yield f"row {row}", content if isinstance(content, bytes) else b""

@@ -1,9 +1,9 @@
-"""What a `--data` argument names: a built-in set, a folder, a list, parquet or webdataset files, or a Hub data set.
+"""Resolve a `--data` argument: built-in data, a folder, a list, parquet or webdataset files, or a Hub data set.
 
-Folders for segmentation are as ADE20K's: images/{training,validation}/NAME.jpg and
-annotations/{training,validation}/NAME.png, or both without splits; "masks" for "annotations" will do. Those for
-detection are as COCO's: a file of JSON with "images", "annotations" and "categories" a split, in the folder, in
-annotations/, or beside the images of its split.
+Folders for segmentation are laid out as ADE20K: images/{training,validation}/NAME.jpg and
+annotations/{training,validation}/NAME.png, or both without splits; "annotations" may be called "masks". Folders for
+detection are laid out as COCO: one JSON file with "images", "annotations" and "categories" for each split, in the
+folder, in annotations/, or beside the images of its split.
 """
 
 import glob
@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from hf_vit.data.files import IMAGE_SUFFIXES, Parts, is_image, kinds_of, tell_ignored, walk
-from hf_vit.data.labels import plain_name
+from hf_vit.data.files import IMAGE_SUFFIXES, Parts, count_suffixes, is_image, note_ignored_files, walk
+from hf_vit.data.labels import normalize_name
 from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import in_store, is_folder, matches, place_of, sizes
@@ -23,11 +23,11 @@ from hf_vit.repositories.stores import in_store, is_folder, matches, place_of, s
 BUILTIN_NAMES = ("digits", "photos", "fractals", "scenes")
 _TABLES = {"parquet": (".parquet",), "webdataset": (".tar", ".tar.gz", ".tgz")}
 _FILES: dict[str, tuple[str, ...]] = {**_TABLES, "list": (".csv", ".tsv", ".jsonl")}
-# A list of images that lies beside them, by the convention of `datasets` the first of the names.
+# File names of a list of images beside the images; `datasets` uses the first one.
 _LISTS = tuple(f"{name}{suffix}" for name in ("metadata", "labels") for suffix in _FILES["list"])
-# user/name, name, and either with :configuration.
+# user/name or name, each with an optional :configuration.
 _HUB_ID = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)?(:[\w.\-]+)?")
-# Files of COCO that tell of something else.
+# COCO files for other tasks.
 _OTHER_JSON = re.compile(r"caption|keypoint|panoptic|stuff|image_info", re.IGNORECASE)
 _COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 _KINDS = "a Hub data set id, 'digits', 'photos', 'fractals' or 'scenes'"
@@ -35,16 +35,16 @@ _KINDS = "a Hub data set id, 'digits', 'photos', 'fractals' or 'scenes'"
 
 @dataclass(frozen=True)
 class DataSource:
-    """A `--data` argument, understood.
+    """A resolved `--data` argument.
 
     Attributes:
-        kind: where to read from; "list" is a CSV file or lines of JSON that name image files and their labels, "masks"
-            and "coco" are folders for segmentation and detection.
-        name: for people and facts; no directories above the data.
-        files: split -> files (parquet, webdataset, lists, annotations of COCO).
-        folder: split -> class -> image files (of class folders; of lists and COCO, once they are read, without a class;
-            of masks "images" and "annotations").
-        notes: what the user should be told.
+        kind: format of the source; "list" is a CSV or JSON Lines file of image files and labels, "masks" and "coco" are
+            folders for segmentation and detection.
+        name: for messages and records, without the directories above the data.
+        files: split -> files (parquet, webdataset, lists, COCO annotations).
+        folder: split -> class -> image files. Lists and COCO have the one class "" once they are read, "masks" has
+            "images" and "annotations" in place of classes.
+        notes: for the user.
         root: the folder of "masks" or "coco".
     """
 
@@ -57,11 +57,11 @@ class DataSource:
 
     @cached_property
     def may_name_files(self) -> bool:
-        """Whether its tables may name files of this machine in place of images: tables of this machine may."""
+        """Whether tables may name local image files; only local tables may."""
         return self.kind != "hub" and not any(in_store(path) for _, path in self.named_files())
 
     def named_files(self) -> Iterator[tuple[str, Path]]:
-        """Yield every file with its name for people: split/file, or split/class/file of a folder."""
+        """Yield every file with its name for messages: split/file, or split/class/file of a class folder."""
         for split, paths in self.files.items():
             for path in paths:
                 yield f"{split}/{path.name}", path
@@ -72,39 +72,41 @@ class DataSource:
 
 
 def is_builtin(source: str) -> bool:
-    """Return whether this is the name of built-in data: "digits", "photos", "fractals", "scenes" or
-    "fractals:classes=10".
-    """
+    """Return whether the source is built-in data; "fractals" and "scenes" may have options after a colon."""
     return source in BUILTIN_NAMES or source.startswith(("fractals:", "scenes:"))
 
 
 def resolve_source(source: str) -> DataSource:
-    """Decide what `source` names. Existing paths win over Hub ids; the built-in names win over everything."""
+    """Resolve the name of a data set; built-in names take precedence over paths, and existing paths over Hub ids.
+
+    Raises:
+        UserError: nothing has this name, or a folder has no supported layout.
+    """
     if is_builtin(source):
         return DataSource("builtin", source)
     if not source.strip():
-        raise UserError(f"no data given; give a folder, parquet or tar files, {_KINDS}")
-    place, is_stored = place_of(source).expanduser(), in_store(source)
-    name = Path(source).name if is_stored else place.name
-    if is_folder(place) if is_stored else place.is_dir():
-        name = name if is_stored else place.resolve().name
-        dense = _dense_folder(place, name)
+        raise UserError(f"the name of the data is empty; give a folder, parquet or tar files, {_KINDS}")
+    path, is_stored = place_of(source).expanduser(), in_store(source)
+    name = Path(source).name if is_stored else path.name
+    if is_folder(path) if is_stored else path.is_dir():
+        name = name if is_stored else path.resolve().name
+        dense = _resolve_dense_folder(path, name)
         if dense and is_stored:
             raise UserError(
-                f"'{source}' holds masks or objects as files, which are read from local folders only; give "
-                "parquet files or a local folder"
+                f"'{source}' holds masks or objects as files, which can only be read from a local folder; give "
+                "a local folder or parquet files"
             )
-        return dense or _folder(place, source, name)
+        return dense or _resolve_folder(path, source, name)
     if is_stored:
-        paths = list(sizes([place])) or matches(source)
-    elif place.suffix.lower() == ".json" and place.is_file() and _is_coco(place):
-        return _coco(place.parent, place.name, [place])
+        paths = list(sizes([path])) or matches(source)
+    elif path.suffix.lower() == ".json" and path.is_file() and _is_coco(path):
+        return _make_coco_source(path.parent, path.name, [path])
     else:
-        paths = [place] if place.exists() else sorted(map(Path, glob.glob(str(place), recursive=True)))
+        paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
     if paths:
-        return _from_files(paths, name, source)
+        return _resolve_files(paths, name, source)
     if is_stored:
-        raise UserError(f"there is no '{source}'; give a folder of class folders, parquet or tar files")
+        raise UserError(f"'{source}' does not exist; give a folder of class folders, parquet or tar files")
     if any(character in source for character in "*?["):
         raise UserError(f"no file matches '{source}'; give parquet or tar files, or a folder of class folders")
     suffixes = (*(suffix for suffixes in _FILES.values() for suffix in suffixes), ".zip", *IMAGE_SUFFIXES)
@@ -114,18 +116,18 @@ def resolve_source(source: str) -> DataSource:
     return DataSource("hub", source)
 
 
-def _from_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
+def _resolve_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
     for kind, suffixes in _FILES.items():
         if all(path.name.lower().endswith(suffixes) for path in paths):
-            return DataSource(kind, name, files=_by_split((path, (path.name,)) for path in paths))  # pyright: ignore[reportArgumentType]
-    what = f"'{source}' is not a data set file" if len(paths) == 1 else f"'{source}' mixes kinds of files"
+            return DataSource(kind, name, files=_group_by_split((path, (path.name,)) for path in paths))  # pyright: ignore[reportArgumentType]
+    problem = f"'{source}' is not a data set file" if len(paths) == 1 else f"'{source}' mixes files of several formats"
     raise UserError(
-        f"{what}; needed: .parquet files, .tar files (webdataset), a list (.csv, .jsonl), or a folder of class folders"
+        f"{problem}; give .parquet files, .tar files (webdataset), a list (.csv, .jsonl) or a folder of class folders"
     )
 
 
-def _by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
-    """Return splits told by file or folder names: train-00000-of-00002.parquet, val/0.tar. Without a word: train."""
+def _group_by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
+    """Group files by the split in their file or folder names (train-00000-of-00002.parquet, val/0.tar), else train."""
     splits: dict[str, list[Path]] = {}
     for path, parts in files:
         named = [name for name in map(split_name, re.split(r"[^A-Za-z]+", "/".join(parts))) if name]
@@ -133,40 +135,42 @@ def _by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
     return {split: sorted(paths) for split, paths in splits.items()}
 
 
-def _dense_folder(root: Path, name: str) -> DataSource | None:
-    """Return a folder that is laid out as ADE20K or COCO, by its files alone; None if it is neither."""
-    places = [*root.glob("*.json"), *root.glob("annotations/*.json"), *root.glob("*/_annotations.coco.json")]
-    listed = sorted(path for path in places if path.is_file() and not _OTHER_JSON.search(path.name) and _is_coco(path))
-    if listed:
-        return _coco(root, name, listed)
+def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
+    """Return the source of a folder that is laid out as ADE20K or COCO, else None."""
+    candidates = [*root.glob("*.json"), *root.glob("annotations/*.json"), *root.glob("*/_annotations.coco.json")]
+    annotation_files = sorted(
+        path for path in candidates if path.is_file() and not _OTHER_JSON.search(path.name) and _is_coco(path)
+    )
+    if annotation_files:
+        return _make_coco_source(root, name, annotation_files)
     masks = next((root / inside for inside in ("annotations", "masks") if (root / inside).is_dir()), None)
     if masks is None or not (root / "images").is_dir():
         return None
-    images, annotations = (_images_by_split(folder) for folder in (root / "images", masks))
-    both = {
+    images, annotations = (_group_images_by_split(folder) for folder in (root / "images", masks))
+    splits = {
         split: {"images": images[split], "annotations": annotations[split]} for split in images if split in annotations
     }
     notes = [
-        f"split '{split}' of '{root.resolve().name}' has no masks and was left out" for split in images.keys() - both
+        f"split '{split}' of '{root.resolve().name}' has no masks and was left out" for split in images.keys() - splits
     ]
-    return DataSource("masks", name, folder=both, notes=notes, root=root) if both else None
+    return DataSource("masks", name, folder=splits, notes=notes, root=root) if splits else None
 
 
-def _images_by_split(folder: Path) -> dict[str, list[Path]]:
+def _group_images_by_split(folder: Path) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
-    for parts in filter(_is_image, walk(folder)[0]):
+    for parts in filter(_has_image_name, walk(folder)[0]):
         split = split_name(parts[0]) if len(parts) > 1 else None
         splits.setdefault(split or "train", []).append(folder.joinpath(*parts))
     return splits
 
 
-def _coco(root: Path, name: str, listed: Sequence[Path]) -> DataSource:
-    """Return files of annotations by their splits, which their names tell, or the folders that they are in."""
-    files = _by_split((path, path.relative_to(root).parts) for path in listed)
+def _make_coco_source(root: Path, name: str, annotation_files: Sequence[Path]) -> DataSource:
+    """Return the source of COCO annotation files, whose split is in their own name or in that of their folder."""
+    files = _group_by_split((path, path.relative_to(root).parts) for path in annotation_files)
     for split, paths in files.items():
         if len(paths) > 1:
             names = " and ".join(path.name for path in paths[:2])
-            raise UserError(f"'{root.name}' has several files of annotations for {split}: {names}; keep one of them")
+            raise UserError(f"'{root.name}' has several annotation files for {split}: {names}; keep only one of them")
     return DataSource("coco", name, files, root=root)
 
 
@@ -175,24 +179,23 @@ def _is_coco(path: Path) -> bool:
     return all(key in content for key in _COCO_KEYS)
 
 
-def _is_image(parts: Parts) -> bool:
+def _has_image_name(parts: Parts) -> bool:
     return is_image(parts[-1])
 
 
-def unlabelled_files(root: Path) -> list[Path]:
-    """Return the images of a folder, wherever in it they lie; of its train folder alone where there are folders of
-    splits.
+def list_unlabeled_images(root: Path) -> list[Path]:
+    """Return all images below a folder; only those of the training split if the folder has splits.
 
-    None of a folder of tables or lists, which tell of their images themselves.
+    A folder of tables or lists gives no images, because these list their images themselves.
     """
-    dense = _dense_folder(root, root.name)
+    dense = _resolve_dense_folder(root, root.name)
     if dense is not None and dense.kind == "masks":
         return (dense.folder.get("train") or next(iter(dense.folder.values())))["images"]
     files, _ = walk(root)
     tables = (*_TABLES["parquet"], *_TABLES["webdataset"])
     if any(parts[-1].lower().endswith(tables) or parts[-1].lower() in _LISTS for parts in files):
         return []
-    images = list(filter(_is_image, files))
+    images = list(filter(_has_image_name, files))
     folders = {parts[0]: split_name(parts[0]) for parts in images if len(parts) > 1}
     named = set(filter(None, folders.values()))
     if len(named) > 1 or (named and all(folders.values())):  # "train" beside "bus" and "car" is a class
@@ -200,49 +203,51 @@ def unlabelled_files(root: Path) -> list[Path]:
     return [root.joinpath(*parts) for parts in images]
 
 
-def _folder(root: Path, source: str, name: str) -> DataSource:
-    """Return a folder of tables, of a list, or of class folders with or without folders of splits above them."""
+def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
+    """Return the source of a folder with tables, a list, or class folders with or without split folders above them.
+
+    Raises:
+        UserError: the folder has no images, mixes split folders with others, or a class folder is missing or empty.
+    """
     files, folders = walk(root)
     for kind, suffixes in _FILES.items():
-        chosen = [parts for parts in files if parts[-1].lower().endswith(suffixes)]
-        if kind == "list":  # others may tell of something else
-            chosen = [parts for parts in chosen if parts[-1].lower() in _LISTS]
-        if chosen:
-            return DataSource(kind, name, files=_by_split((root.joinpath(*parts), parts) for parts in chosen))  # pyright: ignore[reportArgumentType]
-    images = list(filter(_is_image, files))
+        data_files = [parts for parts in files if parts[-1].lower().endswith(suffixes)]
+        if kind == "list":  # other .csv files need not list images
+            data_files = [parts for parts in data_files if parts[-1].lower() in _LISTS]
+        if data_files:
+            return DataSource(kind, name, files=_group_by_split((root.joinpath(*parts), parts) for parts in data_files))  # pyright: ignore[reportArgumentType]
+    images = list(filter(_has_image_name, files))
     if any(parts[-1].endswith(".arrow") for parts in files) and not images:
-        raise UserError(f"'{source}' was written by save_to_disk; write parquet files: dataset.to_parquet(FILE)")
+        raise UserError(f"'{source}' was written by save_to_disk; write parquet files with dataset.to_parquet(FILE)")
     if not images:
-        instead = f"no images (found: {kinds_of(parts[-1] for parts in files)})" if files else "no files"
-        raise UserError(
-            f"'{source}' holds {instead}; needed: one folder of images per class, parquet files or tar files"
-        )
-    notes = tell_ignored([parts[-1] for parts in files if not _is_image(parts)], name)
+        contents = f"no images (only {count_suffixes(parts[-1] for parts in files)})" if files else "no files"
+        raise UserError(f"'{source}' holds {contents}; give one folder of images per class, parquet files or tar files")
+    notes = note_ignored_files([parts[-1] for parts in files if not _has_image_name(parts)], name)
     split_folders = {parts[0] for parts in images if len(parts) > 2 and split_name(parts[0])}
     others = sorted({parts[0] for parts in folders if not split_name(parts[0])})
     if split_folders and others:
         raise UserError(
             f"'{source}' holds the split folder '{min(split_folders)}' beside '{others[0]}', which is not a "
-            "split; keep only train, validation and test there, each with the class folders"
+            "split; keep only train, validation and test there, and put the class folders into each of them"
         )
     layout: dict[str, dict[str, list[Path]]] = {}
-    for above in sorted({parts[:1] for parts in folders}) if split_folders else [()]:
-        depth, place = len(above), "/".join((source.rstrip("/"), *above))
-        inside = [parts for parts in images if parts[:depth] == above]
-        loose = [parts for parts in inside if len(parts) == depth + 1]
-        names = sorted({parts[depth] for parts in folders if len(parts) == depth + 1 and parts[:depth] == above})
+    for prefix in sorted({parts[:1] for parts in folders}) if split_folders else [()]:
+        depth, folder_name = len(prefix), "/".join((source.rstrip("/"), *prefix))
+        images_below = [parts for parts in images if parts[:depth] == prefix]
+        loose = [parts for parts in images_below if len(parts) == depth + 1]
+        names = sorted({parts[depth] for parts in folders if len(parts) == depth + 1 and parts[:depth] == prefix})
         if not names:
-            instead = f"images such as '{loose[0][-1]}' but no class folders" if loose else "no class folders"
+            contents = f"images such as '{loose[0][-1]}' but no class folders" if loose else "no class folders"
             raise UserError(
-                f"'{place}' holds {instead}; put the images of every class into a folder with the class's name"
+                f"'{folder_name}' holds {contents}; put the images of every class into a folder with the class's name"
             )
         if loose:
             number = "1 image" if len(loose) == 1 else f"{len(loose)} images"
-            notes.append(f"{number} beside the class folders in '{place}' were ignored")
-        if empty := sorted(set(names) - {parts[depth] for parts in inside if len(parts) > depth + 1}):
-            raise UserError(f"class folder '{place}/{empty[0]}' holds no images; add some or remove the folder")
-        classes = layout.setdefault(split_name(above[0]) or "" if above else "train", {})
-        for parts in inside:
+            notes.append(f"{number} beside the class folders in '{folder_name}' were ignored")
+        if empty := sorted(set(names) - {parts[depth] for parts in images_below if len(parts) > depth + 1}):
+            raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add images or remove the folder")
+        classes = layout.setdefault(split_name(prefix[0]) or "" if prefix else "train", {})
+        for parts in images_below:
             if len(parts) > depth + 1:
-                classes.setdefault(plain_name(parts[depth]) or parts[depth], []).append(root.joinpath(*parts))
+                classes.setdefault(normalize_name(parts[depth]) or parts[depth], []).append(root.joinpath(*parts))
     return DataSource("folder", name, folder=layout, notes=notes)

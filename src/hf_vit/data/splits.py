@@ -1,7 +1,7 @@
-"""Dealing images to training, validation and test: by their content, the same on every machine.
+"""Assign images to training, validation and test by their content, in the same way on every machine.
 
-An image's place is a hash of its file's bytes, not of its pixels: bytes are the same whatever decodes them, and a
-stream need not decode an image to know that it is not wanted.
+The split of an image depends on a hash of its file's bytes, not of its pixels: bytes do not depend on the decoder, and
+a stream can skip an image without decoding it.
 """
 
 import hashlib
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPLITS = ("train", "validation", "test")
-# The part of all hashes that a missing split gets. Training has the rest, and that of a split which is there.
+# The range of hashes that a missing split gets; training gets all other hashes.
 _BANDS = {"validation": (0.0, 0.1), "test": (0.1, 0.2)}
-# The split of data that comes without validation or test is part of the data, not of a run: every seed of a training,
-# and every evaluation later, has the same test images.
+# The cut belongs to the data, not to a run: trainings with any seed and later evaluations use the same test images.
 SPLIT_SEED = 0
 _SYNONYMS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -31,65 +30,81 @@ _SYNONYMS = {
 
 
 def split_name(text: str) -> str | None:
-    """Return the split that a folder's or a Hub split's name means ("Val" is "validation"), or None."""
+    """Return the split that the name of a folder or Hub split stands for ("Val": "validation"), or None."""
     return _SYNONYMS.get(text.strip().lower())
 
 
-def stratified_parts(
+def split_stratified(
     labels: "NDArray[np.int64]", sizes: Mapping[str, int], *, seed: int
 ) -> "dict[str, NDArray[np.int64]]":
-    """Deal the rows out: `sizes` images to each named part, the rest to "train", every class in proportion.
+    """Divide rows among named parts with every class in proportion; all other rows go to "train".
 
-    Shares are rounded by largest remainders, every class gets at least one image, and one of it stays in "train".
-    NumPy's RandomState is frozen across versions and platforms, hence the same rows on every machine. `labels` are the
-    classes [rows], `seed` shuffles within every class; the rows of every part are ascending, "train" comes first.
+    Shares are rounded by largest remainders. Every part has at least one row of a class, and "train" keeps at least
+    one. NumPy's RandomState is frozen across versions and platforms, so the rows are the same on every machine.
+
+    Args:
+        labels: [rows] class numbers.
+        sizes: rows of each part.
+        seed: of the shuffle within every class.
+
+    Returns:
+        The rows of every part, ascending; "train" comes first.
     """
     random = np.random.RandomState(seed)
     classes = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    taken = [0] * len(classes)
+    starts = [0] * len(classes)
     parts: dict[str, NDArray[np.int64]] = {}
     for name, size in sizes.items():
-        room = [len(rows) - t for rows, t in zip(classes, taken, strict=True)]
+        room = [len(rows) - start for rows, start in zip(classes, starts, strict=True)]
         counts = _proportional([len(rows) for rows in classes], size, room)
-        chosen = [rows[t : t + n] for rows, t, n in zip(classes, taken, counts, strict=True)]
-        taken = [t + n for t, n in zip(taken, counts, strict=True)]
-        parts[name] = np.sort(np.concatenate(chosen))
-    rest = [rows[t:] for rows, t in zip(classes, taken, strict=True)]
-    return {"train": np.sort(np.concatenate(rest)), **parts}
+        part_rows = [rows[start : start + count] for rows, start, count in zip(classes, starts, counts, strict=True)]
+        starts = [start + count for start, count in zip(starts, counts, strict=True)]
+        parts[name] = np.sort(np.concatenate(part_rows))
+    remaining = [rows[start:] for rows, start in zip(classes, starts, strict=True)]
+    return {"train": np.sort(np.concatenate(remaining)), **parts}
 
 
 def _proportional(weights: Sequence[int], total: int, room: Sequence[int]) -> list[int]:
-    """`total` divided in proportion to `weights`: at least one each, and one left of everybody's `room`."""
+    """Divide `total` in proportion to `weights`, with at least 1 and at most room - 1 for each weight."""
     ideal = [weight * total / sum(weights) for weight in weights]
     counts = [min(max(1, int(share)), space - 1) for share, space in zip(ideal, room, strict=True)]
     while sum(counts) < total:
-        open_ones = [i for i, space in enumerate(room) if counts[i] < space - 1]
-        if not open_ones:
+        candidates = [index for index, space in enumerate(room) if counts[index] < space - 1]
+        if not candidates:
             break
-        best = max(open_ones, key=lambda i: (ideal[i] - counts[i], -i))
+        best = max(candidates, key=lambda index: (ideal[index] - counts[index], -index))
         counts[best] += 1
     while sum(counts) > total and max(counts) > 1:
-        counts[max((i for i in range(len(counts)) if counts[i] > 1), key=lambda i: counts[i] - ideal[i])] -= 1
+        counts[
+            max(
+                (index for index in range(len(counts)) if counts[index] > 1),
+                key=lambda index: counts[index] - ideal[index],
+            )
+        ] -= 1
     return counts
 
 
 def missing_splits(present: Sequence[str]) -> list[str]:
-    """Return the splits that have to be cut from "train"; none when there is no "train" to cut from."""
+    """Return the splits that have to be cut from "train"; none if "train" itself is missing."""
     return [name for name in SPLITS if name not in present] if "train" in present else []
 
 
-def part_of(digest: str, missing: Sequence[str], *, seed: int) -> str:
-    """Return the split that an image falls to by its content: of each missing one 10% of all images, in expectation.
+def assign_split(digest: str, missing: Sequence[str], *, seed: int) -> str:
+    """Return the split of an image; each missing split gets about 10% of all images.
 
-    Needs no knowledge of the other images, and gives the same answer in every worker and on every machine. `digest` is
-    the SHA-256 of its file; another seed gives another cut.
+    The result depends on no other image, so every worker and every machine assigns the image to the same split.
+
+    Args:
+        digest: SHA-256 of the image's file.
+        missing: the splits to cut from "train".
+        seed: of the cut.
     """
-    place = _place(digest, seed)
-    return next((name for name in missing if _BANDS[name][0] <= place < _BANDS[name][1]), "train")
+    position = _hash_to_unit(digest, seed)
+    return next((name for name in missing if _BANDS[name][0] <= position < _BANDS[name][1]), "train")
 
 
-def _place(digest: str, seed: int) -> float:
-    """Return a number in [0, 1), uniform over hashes."""
+def _hash_to_unit(digest: str, seed: int) -> float:
+    """Map a digest to a number in [0, 1) that is uniform over digests."""
     return int.from_bytes(hashlib.sha256(f"{seed} {digest}".encode()).digest()[:6]) / 2**48
 
 
@@ -101,45 +116,52 @@ def cut_rows(
     *,
     seed: int,
 ) -> "tuple[dict[str, NDArray[np.int64]], list[str]]":
-    """Return the rows of "train" and of every missing split, by content (`part_of`), and notes where that cannot be.
+    """Cut the missing splits from "train" by content, see `assign_split`.
 
-    Images of equal content stay together. Where a class would have no training image, one goes there; where a split
-    would have no image at all, every class gives one that it can spare.
+    Images of equal content stay in one split. If a class would have no training image, one is moved to "train"; if a
+    split would be empty, one image of every class that has several is moved there.
+
+    Returns:
+        The rows of "train" and of every missing split, and a note on every moved image.
 
     Raises:
         UserError: a class has fewer different images than there are splits.
     """
     contents_of: dict[int, set[str]] = {}
     for digest, label in zip(digests, labels, strict=True):
-        for each in classes_of(label):
-            contents_of.setdefault(each, set()).add(digest)
+        for number in classes_of(label):
+            contents_of.setdefault(number, set()).add(digest)
     needed = len(missing) + 1
-    short = sorted(label for label, contents in contents_of.items() if len(contents) < needed)
-    if short:
-        count = len(contents_of[short[0]])
-        more = f" ({len(short)} classes are that small)" if len(short) > 1 else ""
+    small_classes = sorted(label for label, contents in contents_of.items() if len(contents) < needed)
+    if small_classes:
+        count = len(contents_of[small_classes[0]])
+        more = f" ({len(small_classes)} classes are that small)" if len(small_classes) > 1 else ""
         images = "1 image" if count == 1 else f"{count} different images"
         raise UserError(
-            f"class '{label_names[short[0]]}' has {images}{more}; to cut {' and '.join(missing)} from the training "
-            f"images every class needs at least {needed}: add images, or give the splits as folders train, validation "
-            "and test"
+            f"class '{label_names[small_classes[0]]}' has {images}{more}; to cut {' and '.join(missing)} from the "
+            f"training images, every class needs at least {needed}: add images, or give the splits as folders train, "
+            "validation and test"
         )
     classes = {
-        label: sorted(contents_of[label], key=lambda digest: (_place(digest, seed), digest))
+        label: sorted(contents_of[label], key=lambda digest: (_hash_to_unit(digest, seed), digest))
         for label in sorted(contents_of)
     }
-    parts = {digest: part_of(digest, missing, seed=seed) for digest in digests}
+    assignment = {digest: assign_split(digest, missing, seed=seed) for digest in digests}
     notes: list[str] = []
     for label, contents in classes.items():
-        if all(parts[digest] != "train" for digest in contents):
-            parts[contents[-1]] = "train"
-            notes.append(f"by content class '{label_names[label]}' had no training image, so one was moved there")
-    owners = Counter(digest for contents in classes.values() for digest in contents)
+        if all(assignment[digest] != "train" for digest in contents):
+            assignment[contents[-1]] = "train"
+            notes.append(
+                f"the cut by content left no training image of class '{label_names[label]}'; one was moved there"
+            )
+    class_counts = Counter(digest for contents in classes.values() for digest in contents)
     for name in missing:
-        if name in parts.values():
+        if name in assignment.values():
             continue
-        spared = [[digest for digest in contents if parts[digest] == "train"] for contents in classes.values()]
-        parts |= {contents[0]: name for contents in spared if len(contents) > 1 and owners[contents[0]] == 1}
-        notes.append(f"by content no image was for {name}; one of each class was moved there")
-    dealt = np.asarray([parts[digest] for digest in digests])
-    return {name: np.flatnonzero(dealt == name) for name in ("train", *missing)}, notes
+        movable = [[digest for digest in contents if assignment[digest] == "train"] for contents in classes.values()]
+        assignment |= {
+            contents[0]: name for contents in movable if len(contents) > 1 and class_counts[contents[0]] == 1
+        }
+        notes.append(f"the cut by content left {name} without images; one of each class was moved there")
+    assigned = np.asarray([assignment[digest] for digest in digests])
+    return {name: np.flatnonzero(assigned == name) for name in ("train", *missing)}, notes

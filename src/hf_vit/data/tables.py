@@ -1,4 +1,4 @@
-"""Images with masks or objects: read from sources of any kind into tables, and each held against its image."""
+"""Read images with masks or objects from any source into tables, and check every annotation against its image."""
 
 import json
 import math
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from hf_vit.data.annotations import Target, mask_annotation, object_annotation, run_lengths
+from hf_vit.data.annotations import Target, encode_mask, summarize_mask, summarize_objects
 from hf_vit.data.files import FileNames
-from hf_vit.data.images import Seen, image_problem
-from hf_vit.data.labels import first_of, plain_label, plain_name
-from hf_vit.data.reading import NamedColumns, RawTables, image_table, refuse_places, undecoded
+from hf_vit.data.images import ImageScan, image_problem
+from hf_vit.data.labels import normalize_label, normalize_name, summarize_names
+from hf_vit.data.reading import NamedColumns, RawTables, encode_images, image_table, refuse_foreign_images
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
@@ -34,27 +34,28 @@ _FIELDS = {
     "iscrowd": ("iscrowd", "is_crowd", "crowd"),
     "segmentation": ("segmentation", "segmentations", "mask", "masks"),
 }
-# What entries of the lists in a file of COCO have at least, with its types.
+# Required keys of the entries in a COCO file's lists, with their types.
 _ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
     "images": {"id": (int, str), "file_name": (str,)},
     "annotations": {"image_id": (int, str), "category_id": (int, str), "bbox": (list,)},
     "categories": {"id": (int,), "name": (str, int)},
 }
-_KINDS = {int: "a whole number", str: "text", list: "a list"}
-# What rounding may put a box outside of its image, px; it is cut off.
+_TYPE_NAMES = {int: "a whole number", str: "text", list: "a list"}
+# A box may extend this far outside of its image, px, because of rounding; it is cut at the border.
 _ROUNDING = 1.0
 RawObjects = dict[str, list[Any]]
 
 
 @dataclass
 class ImageTables:
-    """Splits of images with a class each, or a list of classes; of those with masks or objects see below.
+    """Splits of images with a class or a list of classes; the subclasses have masks or objects instead.
 
     Attributes:
-        images: split -> table with the column "image", undecoded, and "label".
-        label_names: the classes; None where nothing names them before all was looked at.
-        notes: what the user should be told.
-        revision: the commit of a data set of the Hub.
+        images: split -> table with the undecoded column "image", and "label".
+        label_names: the classes; None if they are known only after all images are scanned.
+        notes: for the user.
+        revision: commit of a Hub data set.
+        multi_label: labels are lists of classes.
     """
 
     target: ClassVar[Target] = "label"
@@ -64,87 +65,91 @@ class ImageTables:
     revision: str | None = None
     multi_label: bool = False
 
-    def annotated(self, split: str, row: int, seen: Seen) -> Seen:
-        """Return what was seen of a readable image with its annotation, or with what is wrong with that."""
-        return seen
+    def annotate(self, split: str, row: int, scan: ImageScan) -> ImageScan:
+        """Return the scan of a readable image with its annotation, or with the problem of the annotation."""
+        return scan
 
-    def table(self, split: str, rows: Sequence[int]) -> "Dataset":
-        """Return the columns of `ImageData`, "image" undecoded, of the rows that are good."""
+    def select_rows(self, split: str, rows: Sequence[int]) -> "Dataset":
+        """Return a table with the columns of `ImageData`, "image" undecoded, for the rows of good images."""
         return self.images[split].select(rows)
 
-    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
-        """Complete classes and notes once everything good was seen; refuse data without anything to learn."""
+    def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
+        """Complete the classes and notes from the scans of all good images.
+
+        Raises:
+            UserError: no training image has an object or a pixel with a class.
+        """
         if self.target == "label":
             return
-        there = {split: _numbers(images) for split, images in seen.items()}
+        classes = {split: _find_classes(images) for split, images in scans.items()}
         if self.label_names is None:
-            highest = max((number for numbers in there.values() for number in numbers), default=0)
+            highest = max((number for numbers in classes.values() for number in numbers), default=0)
             self.label_names = [str(number) for number in range(highest + 1)]
-            self.notes.append(f"there are no class names, so classes are named 0 to {highest}")
-        if not there.get("train", {0}):
-            things = "objects" if self.target == "objects" else "pixels of any class"
-            raise UserError(f"no training image has {things}; annotate some")
-        if turned := sum(image.is_turned for images in seen.values() for image in images):
-            many = "1 image is" if turned == 1 else f"{turned:,} images are"
+            self.notes.append(f"the data has no class names, so the classes are named 0 to {highest}")
+        if not classes.get("train", {0}):
+            annotations = "objects" if self.target == "objects" else "pixels of any class"
+            raise UserError(f"no training image has {annotations}; annotate some of the training images")
+        if turned := sum(scan.is_turned for images in scans.values() for scan in images):
+            share = "1 image was" if turned == 1 else f"{turned:,} images were"
             self.notes.append(
-                f"{many} turned upright by the EXIF orientation; what was annotated without it belongs elsewhere"
+                f"{share} rotated by the EXIF orientation; annotations that were made without it do not fit"
             )
 
 
 @dataclass
 class MaskTables(ImageTables):
-    """Images with a mask each: class numbers, of the image's size.
+    """Splits of images with a mask of class numbers.
 
     Attributes:
-        masks: split -> table with the column "mask" (`ClassMask`); a row without a mask has None.
+        masks: split -> table with the column "mask" (`ClassMask`), which is None for images without a mask.
     """
 
     target: ClassVar[Target] = "mask"
     masks: "dict[str, Dataset]" = field(default_factory=dict[str, "Dataset"])
 
-    def annotated(self, split: str, row: int, seen: Seen) -> Seen:
+    def annotate(self, split: str, row: int, scan: ImageScan) -> ImageScan:
         try:
             mask = self.masks[split][row]["mask"]
         except Exception as error:
             problem = image_problem(error)
-            return replace(seen, problem=f"has {'' if isinstance(error, UserError) else 'a mask that '}{problem}")
+            return replace(scan, problem=f"has {'' if isinstance(error, UserError) else 'a mask that '}{problem}")
         if mask is None:
-            return replace(seen, problem="has no mask; add one of the same name")
-        if (mask.height, mask.width) != (seen.height, seen.width):
-            sizes = f"{mask.height}x{mask.width} px, but is {seen.height}x{seen.width} px{_cause(seen)}"
-            return replace(seen, problem=f"has a mask of {sizes}; both must be of one size")
-        annotation = mask_annotation(np.asarray(mask))
+            return replace(scan, problem="has no mask; add a mask with the same name")
+        if (mask.height, mask.width) != (scan.height, scan.width):
+            sizes = f"{mask.height}x{mask.width} px, but is {scan.height}x{scan.width} px{_explain_size(scan)}"
+            return replace(scan, problem=f"has a mask of {sizes}; both must have the same size")
+        annotation = summarize_mask(np.asarray(mask))
         names = self.label_names or []
         unknown = [value for value in annotation.amounts if value >= len(self.label_names or range(255))]
         if unknown:
-            classes = f"classes 0 to {len(names) - 1} ({first_of(names)}), and 255 for ignored pixels"
-            return replace(seen, problem=f"has a mask with the class {max(unknown)}; there are {classes}")
-        return replace(seen, annotation=annotation)
+            classes = f"classes 0 to {len(names) - 1} ({summarize_names(names)}), and 255 for ignored pixels"
+            return replace(scan, problem=f"has a mask with the class {max(unknown)}; there are {classes}")
+        return replace(scan, annotation=annotation)
 
-    def table(self, split: str, rows: Sequence[int]) -> "Dataset":
+    def select_rows(self, split: str, rows: Sequence[int]) -> "Dataset":
         from datasets import concatenate_datasets
 
-        return concatenate_datasets([super().table(split, rows), self.masks[split].select(rows)], axis=1)
+        return concatenate_datasets([super().select_rows(split, rows), self.masks[split].select(rows)], axis=1)
 
-    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
-        super().conclude(seen)
-        train = [(image, image.annotation.amounts) for image in seen.get("train", ()) if image.annotation]
+    def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
+        super().conclude(scans)
+        train = [(scan, scan.annotation.amounts) for scan in scans.get("train", ()) if scan.annotation]
         if len(classes := {number for _, amounts in train for number in amounts}) == 1:
-            ignored = any(sum(amounts.values()) < image.height * image.width for image, amounts in train)
-            remedy = "255 is ignored, so save objects as 1 where they are 255" if ignored else "annotate another one"
-            raise UserError(f"the training masks hold one class only ({classes.pop()}); {remedy}")
+            ignored = any(sum(amounts.values()) < scan.height * scan.width for scan, amounts in train)
+            remedy = "255 is ignored, so write objects with 1 instead" if ignored else "annotate a second class"
+            raise UserError(f"the training masks hold only one class ({classes.pop()}); {remedy}")
 
 
 @dataclass
 class ObjectTables(ImageTables):
-    """Images with any number of objects each.
+    """Splits of images with any number of objects.
 
     Attributes:
-        objects: split -> for every image {"bbox": [x, y, width, height] px, "category": raw, "area", "iscrowd"} and,
-            where `with_masks`, "segmentation": polygons, run lengths or Pillow images as they came; or what is wrong.
+        objects: split -> for every image {"bbox": [x, y, width, height] px, "category": raw label, "area", "iscrowd"}
+            and "segmentation" (polygons, run lengths or image files); or the problem of its annotations.
         numbers: raw category -> class number.
-        sizes: split -> (height, width) px that the annotations were made for, where they tell.
-        with_masks: all objects have masks; where only some have, a note tells it.
+        sizes: split -> (height, width) px that the annotations were made for, or None.
+        with_masks: whether all objects have masks; if only some have, a note says that masks are not used.
     """
 
     target: ClassVar[Target] = "objects"
@@ -152,8 +157,8 @@ class ObjectTables(ImageTables):
     numbers: dict[Any, int] = field(default_factory=dict[Any, int])
     sizes: dict[str, list[tuple[int, int] | None]] = field(default_factory=dict[str, list[tuple[int, int] | None]])
     with_masks: bool = field(default=False, init=False)
-    # Of every good image what the table will hold.
-    _good: dict[tuple[str, int], RawObjects] = field(default_factory=dict[tuple[str, int], RawObjects], repr=False)
+    # (split, row) -> checked objects of a good image.
+    _checked: dict[tuple[str, int], RawObjects] = field(default_factory=dict[tuple[str, int], RawObjects], repr=False)
 
     def __post_init__(self) -> None:
         images = [row for rows in self.objects.values() for row in rows if isinstance(row, dict)]
@@ -161,48 +166,51 @@ class ObjectTables(ImageTables):
         missing = sum(mask is None or (isinstance(mask, list | dict) and not mask) for mask in masks)
         self.with_masks = bool(masks) and not missing
         if 0 < missing < len(masks):
-            self.notes.append(f"{missing:,} of {len(masks):,} objects have no mask, so boxes alone are used")
+            self.notes.append(f"{missing:,} of {len(masks):,} objects have no mask, so only the boxes are used")
 
-    def annotated(self, split: str, row: int, seen: Seen) -> Seen:
+    def annotate(self, split: str, row: int, scan: ImageScan) -> ImageScan:
         raw = self.objects[split][row]
         size = self.sizes[split][row] if split in self.sizes else None
         if isinstance(raw, str):
-            return replace(seen, problem=raw)
-        if size is not None and size != (seen.height, seen.width):
-            what = f"is {seen.height}x{seen.width} px{_cause(seen)}, but its annotations are for {size[0]}x{size[1]} px"
-            return replace(seen, problem=f"{what}; use the images that were annotated")
+            return replace(scan, problem=raw)
+        if size is not None and size != (scan.height, scan.width):
+            problem = f"is {scan.height}x{scan.width} px{_explain_size(scan)}, but its annotations are for"
+            return replace(scan, problem=f"{problem} {size[0]}x{size[1]} px; use the images that were annotated")
         try:
-            objects = self._checked(raw, seen)
+            objects = self._check(raw, scan)
         except UserError as error:
-            return replace(seen, problem=f"has {error}")
-        self._good[split, row] = objects
+            return replace(scan, problem=f"has {error}")
+        self._checked[split, row] = objects
         masks = [mask["counts"] for mask in objects["segmentation"]] if self.with_masks else None
-        return replace(seen, annotation=object_annotation(objects, masks))
+        return replace(scan, annotation=summarize_objects(objects, masks))
 
-    def _checked(self, raw: RawObjects, seen: Seen) -> RawObjects:
-        objects: RawObjects = {"bbox": [_box(box, number, seen) for number, box in enumerate(raw["bbox"], start=1)]}
+    def _check(self, raw: RawObjects, scan: ImageScan) -> RawObjects:
+        """Return the objects of an image with class numbers, areas and encoded masks; raise UserError for a bad one."""
+        objects: RawObjects = {
+            "bbox": [_check_box(box, number, scan) for number, box in enumerate(raw["bbox"], start=1)]
+        }
         for number, category in enumerate(raw["category"], start=1):
             if category not in self.numbers:
-                classes = f"{len(self.numbers)} ({first_of(list(map(str, self.numbers)))})"
+                classes = f"{len(self.numbers)} classes ({summarize_names(list(map(str, self.numbers)))})"
                 raise UserError(f"object {number} of the unknown class {category!r}; there are {classes}")
         objects["category"] = [self.numbers[category] for category in raw["category"]]
         objects["area"], objects["iscrowd"] = [], []
         fields = zip(objects["bbox"], raw["area"], raw["iscrowd"], strict=True)
         for number, (box, area, crowd) in enumerate(fields, start=1):
-            size = box[2] * box[3] if area is None else _float(area)
+            size = box[2] * box[3] if area is None else _to_float(area)
             if not math.isfinite(size) or crowd not in (None, 0, 1):
-                given = f"area {area!r:.40} and iscrowd {crowd!r:.40}"
-                raise UserError(f"object {number} with the {given}; needed: a number, and 0 or 1")
+                values = f"area {area!r:.40} and iscrowd {crowd!r:.40}"
+                raise UserError(f"object {number} with the {values}; write a number, and 0 or 1")
             objects["area"].append(size)
             objects["iscrowd"].append(int(bool(crowd)))
         if self.with_masks:
             objects["segmentation"] = [
-                run_lengths(mask, seen.height, seen.width, f"object {number}")
+                encode_mask(mask, scan.height, scan.width, f"object {number}")
                 for number, mask in enumerate(raw["segmentation"], start=1)
             ]
         return objects
 
-    def table(self, split: str, rows: Sequence[int]) -> "Dataset":
+    def select_rows(self, split: str, rows: Sequence[int]) -> "Dataset":
         from datasets import Dataset, Features, concatenate_datasets
 
         from hf_vit.data.mask_features import RunLengthMask, object_features
@@ -210,115 +218,127 @@ class ObjectTables(ImageTables):
         features = Features(
             {"objects": object_features(self.label_names or [], RunLengthMask() if self.with_masks else None)}
         )
-        objects = Dataset.from_dict({"objects": [self._good[split, row] for row in rows]}, features=features)
-        return concatenate_datasets([super().table(split, rows), objects], axis=1)
+        objects = Dataset.from_dict({"objects": [self._checked[split, row] for row in rows]}, features=features)
+        return concatenate_datasets([super().select_rows(split, rows), objects], axis=1)
 
-    def conclude(self, seen: Mapping[str, Sequence[Seen]]) -> None:
-        super().conclude(seen)
-        for split in seen:
-            boxes = [box for (of_split, _), row in self._good.items() if of_split == split for box in row["bbox"]]
+    def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
+        super().conclude(scans)
+        for split in scans:
+            boxes = [box for (name, _), row in self._checked.items() if name == split for box in row["bbox"]]
             if boxes and max(max(box[0] + box[2], box[1] + box[3]) for box in boxes) <= 1:
                 raise UserError(
-                    f"all boxes of {split} lie in the first pixel, as shares of width and height do; needed: px"
+                    f"all boxes of {split} lie in the first pixel, as if they were shares of width and height; give "
+                    "boxes in px"
                 )
-        for split, images in seen.items():
-            without = sum(image.annotation is not None and not image.annotation.amounts for image in images)
-            if without:
-                self.notes.append(f"{without:,} of {len(images):,} images of {split} have no objects")
+        for split, images in scans.items():
+            empty = sum(image.annotation is not None and not image.annotation.amounts for image in images)
+            if empty:
+                self.notes.append(f"{empty:,} of {len(images):,} images of {split} have no objects")
 
 
-def _cause(seen: Seen) -> str:
-    return " after its EXIF orientation turned it" if seen.is_turned else ""
+def _explain_size(scan: ImageScan) -> str:
+    """Return a remark on a size that the EXIF orientation changed, else ""."""
+    return " after its EXIF orientation rotated it" if scan.is_turned else ""
 
 
-def tell_unseen(train: Sequence[Seen], label_names: Sequence[str]) -> list[str]:
-    """Return a note on the classes that no training image has, if there are any."""
-    learnt = _numbers(train)
-    unseen = [name for number, name in enumerate(label_names) if number not in learnt]
-    many = f"{len(unseen)} of {len(label_names)} classes ({first_of(unseen)})"
-    return [f"{many} are in no training image"] if train and unseen else []
+def note_missing_classes(train: Sequence[ImageScan], label_names: Sequence[str]) -> list[str]:
+    """Return a note on the classes without a training image, if there are any."""
+    present = _find_classes(train)
+    missing = [name for number, name in enumerate(label_names) if number not in present]
+    share = f"{len(missing)} of {len(label_names)} classes ({summarize_names(missing)})"
+    return [f"{share} are in no training image"] if train and missing else []
 
 
-def _numbers(seen: Sequence[Seen]) -> set[int]:
-    """Return the classes that some images have."""
-    return {number for image in seen if image.annotation for number in image.annotation.amounts}
+def _find_classes(scans: Sequence[ImageScan]) -> set[int]:
+    """Return the classes that occur in the annotations of images."""
+    return {number for image in scans if image.annotation for number in image.annotation.amounts}
 
 
-def _float(value: Any) -> float:
-    """Return a number as a float; NaN for what is none, or too large."""
+def _to_float(value: Any) -> float:
+    """Convert a number to a float; anything else, or a number that is too large, gives NaN."""
     try:
         return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
         return math.nan
 
 
-def _box(box: Any, number: int, seen: Seen) -> list[float]:
-    """Return [x, y, width, height] px inside the image, cut where rounding put it outside; refuse any other box."""
+def _check_box(box: Any, number: int, scan: ImageScan) -> list[float]:
+    """Return a box [x, y, width, height] px, cut at the image's border if rounding put it slightly outside.
+
+    Raises:
+        UserError: the box is empty, not four finite numbers, or farther outside of the image. The text follows "image
+            NAME has".
+    """
     try:
-        left, top, width, height = map(_float, box)
+        left, top, width, height = map(_to_float, box)
     except (TypeError, ValueError):
         left, top, width, height = (math.nan,) * 4
     if not all(map(math.isfinite, (left, top, width, height))):
-        raise UserError(f"object {number} with the box {box!r:.80}; needed: x, y, width and height in px")
+        raise UserError(f"object {number} with the box {box!r:.80}; boxes need x, y, width and height in px")
     if width <= 0 or height <= 0:
         raise UserError(f"object {number} with an empty box of {width:g}x{height:g} px (width x height)")
     right, bottom = left + width, top + height
-    outside = max(-left, -top, right - seen.width, bottom - seen.height)
-    inside = min(right, seen.width) > max(left, 0) and min(bottom, seen.height) > max(top, 0)
-    if outside > _ROUNDING or not inside:
+    excess = max(-left, -top, right - scan.width, bottom - scan.height)
+    is_visible = min(right, scan.width) > max(left, 0) and min(bottom, scan.height) > max(top, 0)
+    if excess > _ROUNDING or not is_visible:
         raise UserError(
-            f"object {number} with a box from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) px, outside the image of "
-            f"{seen.width}x{seen.height} px (width x height)"
+            f"object {number} with a box from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) px, which is outside the "
+            f"image of {scan.width}x{scan.height} px (width x height); boxes are x, y, width and height in px"
         )
-    if outside <= 0:
+    if excess <= 0:
         return [left, top, width, height]
     left, top = max(left, 0.0), max(top, 0.0)
-    return [left, top, min(right, float(seen.width)) - left, min(bottom, float(seen.height)) - top]
+    return [left, top, min(right, float(scan.width)) - left, min(bottom, float(scan.height)) - top]
 
 
 # ---- reading
 
 
 def find_target(source: DataSource, target: Target | None) -> Target | None:
-    """Return what is learnt from a source where it tells that unopened; None where the columns of its tables tell."""
+    """Return what to learn from a source, or None if only the columns of its tables show that.
+
+    Raises:
+        UserError: the source has no annotations for the requested target.
+    """
     if source.kind in ("masks", "coco"):
-        has: Target = "mask" if source.kind == "masks" else "objects"
-        if target not in (None, has):
+        available: Target = "mask" if source.kind == "masks" else "objects"
+        if target not in (None, available):
             raise UserError(
-                f"'{source.name}' is a folder for {_TASKS[has]} ({'images and masks' if has == 'mask' else 'COCO'}), "
-                f"not for {_TASKS[target]}; choose --task {_TASKS[has]}, or give other data"
+                f"'{source.name}' is a folder for {_TASKS[available]} "
+                f"({'images and masks' if available == 'mask' else 'COCO'}), not for {_TASKS[target]}; choose "
+                f"--task {_TASKS[available]}, or give other data"
             )
-        return has
+        return available
     if source.kind in ("parquet", "hub"):
         return target
     if target in ("mask", "objects"):
         raise UserError(
-            f"'{source.name}' ({source.kind}) has labels, but nothing for {_TASKS[target]}; give a folder as ADE20K's "
-            "or COCO's, parquet files or a Hub data set with a column of masks or objects, or 'scenes'"
+            f"'{source.name}' ({source.kind}) has labels, but no annotations for {_TASKS[target]}; give a folder laid "
+            "out as ADE20K or COCO, parquet files or a Hub data set with a column of masks or objects, or 'scenes'"
         )
     return "label"
 
 
 def read_dense(source: DataSource, opened: RawTables | None, named: NamedColumns, target: Target) -> ImageTables:
-    """Return the tables of a source of masks or objects; the label column that the user named is theirs."""
+    """Return the tables of a source of masks or objects; `named.label` is the column of masks or objects."""
     if opened is None:
         return _read_mask_folder(source) if target == "mask" else _read_coco(source)
     named.check(opened.features or (), source.name)
     tables = (_read_masks if target == "mask" else _read_objects)(opened, source.name, named)
     tables.revision = opened.revision
     for table in tables.images.values():
-        refuse_places(table, "image", source)
+        refuse_foreign_images(table, "image", source)
     for table in tables.masks.values() if isinstance(tables, MaskTables) else ():
-        refuse_places(table, "mask", source)
+        refuse_foreign_images(table, "mask", source)
     return tables
 
 
 # ---- columns of parquet files and data sets of the Hub
 
 
-def target_of_columns(features: "Features | None") -> Target:
-    """Return what the columns of a table are for, where nobody says: objects, a mask, or a label."""
-    for target, columns in (("objects", _objects_column), ("mask", _mask_columns)):
+def infer_target(features: "Features | None") -> Target:
+    """Infer from the columns of a table whether it has objects, masks or labels."""
+    for target, columns in (("objects", _find_objects_column), ("mask", _find_mask_columns)):
         with suppress(UserError):
             columns(features or {}, "", NamedColumns())  # pyright: ignore[reportArgumentType]
             return target  # pyright: ignore[reportReturnType]
@@ -326,85 +346,98 @@ def target_of_columns(features: "Features | None") -> Target:
 
 
 def _read_masks(opened: RawTables, name: str, named: NamedColumns) -> MaskTables:
+    """Return the images and masks of tables with a column of masks."""
     from hf_vit.data.mask_features import ClassMask
 
-    image, mask = _mask_columns(cast("Features", opened.features), name, named)
-    splits, notes = _annotated(opened, mask, name)
-    masks = {split: _only(table, mask, "mask").cast_column("mask", ClassMask()) for split, table in splits.items()}
-    images = undecoded({split: _only(table, image, "image") for split, table in splits.items()}, "image", name, notes)
+    image, mask = _find_mask_columns(cast("Features", opened.features), name, named)
+    splits, notes = _select_annotated(opened, mask, name)
+    masks = {
+        split: _extract_column(table, mask, "mask").cast_column("mask", ClassMask()) for split, table in splits.items()
+    }
+    images = encode_images(
+        {split: _extract_column(table, image, "image") for split, table in splits.items()}, "image", name, notes
+    )
     return MaskTables(images, None, notes, masks=masks)
 
 
 def _read_objects(opened: RawTables, name: str, named: NamedColumns) -> ObjectTables:
+    """Return the images and objects of tables with a column of objects."""
     features = cast("Features", opened.features)
-    column, fields = _objects_column(features, name, named)
-    image = named.image or _first(_IMAGES, features, name, "--image-column")
-    splits, notes = _annotated(opened, column, name)
-    stored = _stored(features[column])
-    columns = {split: table.select_columns([column]).cast_column(column, stored) for split, table in splits.items()}
-    raw = {split: [_row(row, fields) for row in table[column]] for split, table in columns.items()}
+    column, fields = _find_objects_column(features, name, named)
+    image = named.image or _find_column(_IMAGES, features, name, "--image-column")
+    splits, notes = _select_annotated(opened, column, name)
+    undecoded = _undecode_feature(features[column])
+    columns = {split: table.select_columns([column]).cast_column(column, undecoded) for split, table in splits.items()}
+    raw = {split: [_read_objects_of_row(row, fields) for row in table[column]] for split, table in columns.items()}
     values = [value for rows in raw.values() for row in rows if isinstance(row, dict) for value in row["category"]]
     kinds = {type(value) for value in values}
     if len(kinds) > 1 or not kinds <= {int, str}:
-        shown = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise UserError(f"the categories of '{name}' are of type {shown}; needed: whole numbers or names")
+        types = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise UserError(f"the categories of '{name}' are of type {types}; use whole numbers or names")
     names = getattr(fields["category"][1], "names", None)
     ordered: list[Any] = sorted(set(values)) if names is None else list(range(len(names)))
-    images = undecoded({split: _only(table, image, "image") for split, table in splits.items()}, "image", name, notes)
+    images = encode_images(
+        {split: _extract_column(table, image, "image") for split, table in splits.items()}, "image", name, notes
+    )
     numbers = {value: number for number, value in enumerate(ordered)}
-    return ObjectTables(images, plain_label(list(map(str, names or ordered))), notes, objects=raw, numbers=numbers)
+    return ObjectTables(images, normalize_label(list(map(str, names or ordered))), notes, objects=raw, numbers=numbers)
 
 
-def _annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[str, Dataset], list[str]]":
-    """Return the splits and notes, without splits that hide what is to be learnt, as published test splits do."""
-    hidden = [
+def _select_annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[str, Dataset], list[str]]":
+    """Return the splits that have values in `column` and the notes; published test splits often have none."""
+    empty = [
         split
         for split, table in opened.splits.items()
         if split != "train" and table.data.column(column).null_count == len(table)
     ]
-    notes = [f"split '{split}' of '{name}' has nothing in '{column}' and was left out" for split in hidden]
-    kept = {split: table for split, table in opened.splits.items() if split not in hidden}
-    return kept, [*opened.notes, *notes]
+    notes = [f"split '{split}' of '{name}' has no values in '{column}' and was left out" for split in empty]
+    splits = {split: table for split, table in opened.splits.items() if split not in empty}
+    return splits, [*opened.notes, *notes]
 
 
-def _only(table: "Dataset", column: str, name: str) -> "Dataset":
+def _extract_column(table: "Dataset", column: str, name: str) -> "Dataset":
     return table.select_columns([column]).rename_columns({} if column == name else {column: name})
 
 
-def _stored(feature: Any) -> Any:
-    """Return a column's type, with pictures as the bytes of their files."""
+def _undecode_feature(feature: Any) -> Any:
+    """Return the type of a column with its images undecoded."""
     from datasets import Image, List
 
     if isinstance(feature, Image):
         return Image(decode=False)
     if isinstance(feature, List):
-        return List(_stored(feature.feature), length=feature.length)
-    return {key: _stored(value) for key, value in feature.items()} if isinstance(feature, Mapping) else feature
+        return List(_undecode_feature(feature.feature), length=feature.length)
+    return (
+        {key: _undecode_feature(value) for key, value in feature.items()} if isinstance(feature, Mapping) else feature
+    )
 
 
-def _row(objects: Any, fields: Mapping[str, tuple[str, Any]]) -> RawObjects | str:
-    """Return the objects of a row, kept as a list of dictionaries or as a dictionary of lists; or what is wrong
-    with them.
+def _read_objects_of_row(objects: Any, fields: Mapping[str, tuple[str, Any]]) -> RawObjects | str:
+    """Return the objects of a row as a dictionary of lists, or the problem of the row.
+
+    Args:
+        objects: a list of dictionaries, or a dictionary of lists.
+        fields: key of `RawObjects` -> (column, type).
     """
-    lists: RawObjects
+    columns: RawObjects
     if isinstance(objects, Mapping):
-        lists = {key: list(objects[column] or []) for key, (column, _) in fields.items()}
+        columns = {key: list(objects[column] or []) for key, (column, _) in fields.items()}
     else:
-        lists = {key: [entry.get(column) for entry in objects or []] for key, (column, _) in fields.items()}
-    lists["category"] = plain_label(lists["category"])
-    count = len(lists["bbox"])
+        columns = {key: [entry.get(column) for entry in objects or []] for key, (column, _) in fields.items()}
+    columns["category"] = normalize_label(columns["category"])
+    count = len(columns["bbox"])
     for key in _FIELDS:
-        if len(lists.setdefault(key, [None] * count)) != count:
-            return f"has {count} boxes, but {len(lists[key])} of '{key}'"
-    return lists
+        if len(columns.setdefault(key, [None] * count)) != count:
+            return f"has {count} boxes, but {len(columns[key])} of '{key}'"
+    return columns
 
 
-def _mask_columns(features: "Features", name: str, named: NamedColumns) -> tuple[str, str]:
+def _find_mask_columns(features: "Features", name: str, named: NamedColumns) -> tuple[str, str]:
     """Return the columns of images and of masks."""
     from datasets import Image, Value
 
     def is_picture(feature: Any) -> bool:
-        """Return whether a column holds files, as `datasets` or other programs write them."""
+        """Return whether a column holds image files, as `datasets` or other programs store them."""
         if isinstance(feature, Value):
             return feature.dtype in ("binary", "large_binary")
         return isinstance(feature, Image) or (isinstance(feature, Mapping) and "bytes" in feature)
@@ -419,116 +452,126 @@ def _mask_columns(features: "Features", name: str, named: NamedColumns) -> tuple
         mask = next(column for column in pictures if column != image)
     if mask is None or image is None:
         raise UserError(
-            f"'{name}' has the columns {', '.join(features)}; needed: one with images and one with masks, "
-            "best named 'image' and 'mask', or named with --image-column and --label-column"
+            f"'{name}' has the columns {', '.join(features)}; name the columns of images and masks 'image' and 'mask', "
+            "or give their names with --image-column and --label-column"
         )
     return image, mask
 
 
-def _objects_column(features: "Features", name: str, named: NamedColumns) -> tuple[str, dict[str, tuple[str, Any]]]:
-    """Return the column of objects, and of each of their fields its name and type."""
-    column = named.label or _first(_OBJECTS, features, name, "--label-column")
-    inside: Any = getattr(features[column], "feature", features[column])
-    if isinstance(inside, list | tuple):
-        inside = inside[0]
-    have: dict[str, Any] = dict(inside) if isinstance(inside, Mapping) else {}
-    known = {key: next((field for field in names if field in have), None) for key, names in _FIELDS.items()}
-    fields = {key: (field, getattr(have[field], "feature", have[field])) for key, field in known.items() if field}
+def _find_objects_column(
+    features: "Features", name: str, named: NamedColumns
+) -> tuple[str, dict[str, tuple[str, Any]]]:
+    """Return the column of objects, and the name and type of every field inside it."""
+    column = named.label or _find_column(_OBJECTS, features, name, "--label-column")
+    item_features: Any = getattr(features[column], "feature", features[column])
+    if isinstance(item_features, list | tuple):
+        item_features = item_features[0]
+    available: dict[str, Any] = dict(item_features) if isinstance(item_features, Mapping) else {}
+    names_by_key = {key: next((field for field in names if field in available), None) for key, names in _FIELDS.items()}
+    fields = {
+        key: (field, getattr(available[field], "feature", available[field]))
+        for key, field in names_by_key.items()
+        if field
+    }
     if not {"bbox", "category"} <= fields.keys():
         raise UserError(
-            f"the column '{column}' of '{name}' has the fields {', '.join(have) or 'none'}; needed: 'bbox' (x, y, "
-            "width and height in px) and 'category' of every object"
+            f"the column '{column}' of '{name}' has the fields {', '.join(available) or 'none'}; every object needs "
+            "'bbox' (x, y, width and height in px) and 'category'"
         )
     return column, fields
 
 
-def _first(names: tuple[str, ...], features: "Features", name: str, option: str) -> str:
+def _find_column(names: tuple[str, ...], features: "Features", name: str, option: str) -> str:
+    """Return the first of the usual names that is a column; raise UserError if there is none."""
     column = next((column for column in names if column in features), None)
     if column is None:
         raise UserError(
-            f"'{name}' has the columns {', '.join(features)}; needed: a column such as '{names[0]}'; or "
-            f"name one with {option}"
+            f"'{name}' has the columns {', '.join(features)} and none with the usual name '{names[0]}'; choose one "
+            f"with {option}"
         )
     return column
 
 
-# ---- folders of images and masks as ADE20K has them
+# ---- folders of images and masks that are laid out as ADE20K
 
 
 def _read_mask_folder(source: DataSource) -> MaskTables:
-    """Return tables of a folder of images and masks; nothing is decoded or copied, the rows name the files.
+    """Return tables whose rows name the image and mask files of a folder; nothing is decoded or copied.
 
-    A file objectInfo*.txt names ADE20K's classes, from 1 on, and 0 is not judged. Otherwise classes.txt has a name a
-    line for the values from 0 on, or id2label.json {"0": name, ...}.
+    The class names are in objectInfo*.txt (ADE20K: mask values from 1, and 0 is ignored), in classes.txt (one name per
+    line, mask values from 0) or in id2label.json ({"0": name, ...}).
     """
     from datasets import Dataset, Features
 
     from hf_vit.data.mask_features import ClassMask
 
     assert source.root is not None
-    names, reduce_labels = _class_names(source.root)
+    names, reduce_labels = _read_class_names(source.root)
     feature = Features({"mask": ClassMask(reduce_labels=reduce_labels)})
     images: dict[str, Dataset] = {}
     masks: dict[str, Dataset] = {}
     notes: list[str] = []
     for split in (name for name in SPLITS if name in source.folder):
-        pictures, drawn = source.folder[split]["images"], source.folder[split]["annotations"]
-        key = _key_of(source.root, pictures, drawn)
-        beside = {key(path): path for path in drawn}
-        paths = [beside.pop(key(path), None) for path in pictures]
-        if beside:
-            notes.append(f"{len(beside)} masks of {split} have no image, such as {min(beside.values()).name}")
-        images[split] = image_table(pictures)
-        stored = [None if path is None else {"bytes": None, "path": str(path)} for path in paths]
-        masks[split] = Dataset.from_dict({"mask": stored}, features=feature)
+        image_files, mask_files = source.folder[split]["images"], source.folder[split]["annotations"]
+        get_key = _make_key(source.root, image_files, mask_files)
+        masks_by_key = {get_key(path): path for path in mask_files}
+        paths = [masks_by_key.pop(get_key(path), None) for path in image_files]
+        if masks_by_key:
+            notes.append(
+                f"{len(masks_by_key)} masks of {split} have no image, such as {min(masks_by_key.values()).name}"
+            )
+        images[split] = image_table(image_files)
+        mask_fields = [None if path is None else {"bytes": None, "path": str(path)} for path in paths]
+        masks[split] = Dataset.from_dict({"mask": mask_fields}, features=feature)
     return MaskTables(images, names, notes, masks=masks)
 
 
-def _key_of(root: Path, *folders: Sequence[Path]) -> Callable[[Path], str]:
-    """Return what an image and its mask share: the name without its suffix; with the folders above where names
-    repeat.
+def _make_key(root: Path, *folders: Sequence[Path]) -> Callable[[Path], str]:
+    """Return a function that gives the same key for an image and its mask.
+
+    The key is the file name without its suffix, and includes the folders if a name occurs twice.
     """
-    if all(len({plain_name(path.stem) for path in paths}) == len(paths) for paths in folders):
-        return lambda path: plain_name(path.stem)
-    return lambda path: plain_name("/".join(path.relative_to(root).with_suffix("").parts[1:]))
+    if all(len({normalize_name(path.stem) for path in paths}) == len(paths) for paths in folders):
+        return lambda path: normalize_name(path.stem)
+    return lambda path: normalize_name("/".join(path.relative_to(root).with_suffix("").parts[1:]))
 
 
-def _class_names(root: Path) -> tuple[list[str] | None, bool]:
-    """Return the names of the classes, or None; and whether masks count as ADE20K does."""
-    if listed := sorted(root.glob("objectInfo*.txt")):
-        lines = [line.rstrip().split("\t") for line in _text(listed[0]).splitlines() if line.strip()]
-        # Of a class the first of its names, in the last column.
-        names = [plain_name(line[-1].split(",")[0]) for line in lines if line[0].strip().isdigit()]
+def _read_class_names(root: Path) -> tuple[list[str] | None, bool]:
+    """Return the class names, or None, and whether the masks number classes from 1 as ADE20K does."""
+    if info_files := sorted(root.glob("objectInfo*.txt")):
+        lines = [line.rstrip().split("\t") for line in _read_text(info_files[0]).splitlines() if line.strip()]
+        # The last column lists synonyms; the first one names the class.
+        names = [normalize_name(line[-1].split(",")[0]) for line in lines if line[0].strip().isdigit()]
         if not names:
-            needed = "needed: one line per class, with its number first and its name last"
-            raise UserError(f"{listed[0].name} names no classes; {needed}")
+            remedy = "write one line per class, with its number first and its name last"
+            raise UserError(f"{info_files[0].name} names no classes; {remedy}")
         return names, True
     if (root / "classes.txt").is_file():
-        names = [plain_name(line) for line in _text(root / "classes.txt").splitlines()]
+        names = [normalize_name(line) for line in _read_text(root / "classes.txt").splitlines()]
         return [name for name in names if name], False
     if (root / "id2label.json").is_file():
         try:
-            read: Any = json.loads(_text(root / "id2label.json"))
-            return [plain_name(str(read[str(number)])) for number in range(len(read))], False
+            names_by_number: Any = json.loads(_read_text(root / "id2label.json"))
+            return [normalize_name(str(names_by_number[str(number)])) for number in range(len(names_by_number))], False
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
-                'id2label.json cannot be read; needed: {"0": name, "1": name, ...} without a gap'
+                'id2label.json cannot be read; write {"0": name, "1": name, ...} without a missing number'
             ) from error
     return None, False
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path.name} cannot be read as text; save it in UTF-8") from error
 
 
-# ---- COCO's files of annotations
+# ---- COCO annotation files
 
 
 def _read_coco(source: DataSource) -> ObjectTables:
-    """Read files of annotations; the images lie where the layout has them."""
+    """Read the annotation files of all splits and find their images."""
     assert source.root is not None
     images: dict[str, Any] = {}
     objects: dict[str, list[RawObjects | str]] = {}
@@ -536,78 +579,84 @@ def _read_coco(source: DataSource) -> ObjectTables:
     categories: dict[Any, str] = {}
     names = FileNames()
     for split in (name for name in SPLITS if name in source.files):
-        place = source.files[split][0]
-        where = place.name if place.name == source.name else f"{place.name} of '{source.name}'"
-        read = _parsed(place, where)
-        _add_categories(categories, read["categories"], where)
-        listed = _listed_images(read["images"], where)
-        files = [image["file_name"] for image in listed.values()]
-        folder = _image_folder(source.root, place, split, files, where, names)
+        path = source.files[split][0]
+        file_name = path.name if path.name == source.name else f"{path.name} of '{source.name}'"
+        lists = _parse_coco(path, file_name)
+        _add_categories(categories, lists["categories"], file_name)
+        image_entries = _index_images(lists["images"], file_name)
+        files = [image["file_name"] for image in image_entries.values()]
+        folder = _find_image_folder(source.root, path, split, files, file_name, names)
         paths = [names.find(folder / file) for file in files]
         source.folder[split] = {"": paths}
         images[split] = image_table(paths)
-        objects[split] = _listed_objects(read["annotations"], listed, where)
-        both = [(image.get("height"), image.get("width")) for image in listed.values()]
-        sizes[split] = [(h, w) if isinstance(h, int) and isinstance(w, int) else None for h, w in both]
+        objects[split] = _group_objects(lists["annotations"], image_entries, file_name)
+        sizes_of_entries = [(image.get("height"), image.get("width")) for image in image_entries.values()]
+        sizes[split] = [(h, w) if isinstance(h, int) and isinstance(w, int) else None for h, w in sizes_of_entries]
     numbers = {category: number for number, category in enumerate(sorted(categories))}
     label_names = [categories[category] for category in sorted(categories)]
     return ObjectTables(images, label_names, objects=objects, numbers=numbers, sizes=sizes)
 
 
-def _parsed(place: Path, where: str) -> Mapping[str, list[Any]]:
+def _parse_coco(path: Path, file_name: str) -> Mapping[str, list[Any]]:
+    """Read an annotation file; raise UserError if a list, or a required key of an entry, is missing."""
     try:
-        read: Any = json.loads(place.read_bytes())
+        lists: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{where} cannot be read as JSON: {error!s:.120}; write it again") from error
-    if not isinstance(read, dict) or not all(isinstance(read.get(key), list) for key in _ENTRIES):
-        raise UserError(f"{where} is not a COCO annotation file; needed: lists of {', '.join(_ENTRIES)}")
-    for key, needed in _ENTRIES.items():
-        for row, entry in enumerate(read[key]):
-            for name, kinds in needed.items():
+        raise UserError(f"{file_name} cannot be read as JSON: {error!s:.120}; write it again") from error
+    if not isinstance(lists, dict) or not all(isinstance(lists.get(key), list) for key in _ENTRIES):
+        raise UserError(
+            f"{file_name} is not a COCO annotation file, which has the lists {', '.join(_ENTRIES)}; add them"
+        )
+    for key, required in _ENTRIES.items():
+        for row, entry in enumerate(lists[key]):
+            for name, types in required.items():
                 if not isinstance(entry, dict) or name not in entry:
-                    raise UserError(f"{where}: entry {row} of '{key}' has no {name}; add it, or remove the entry")
-                if not isinstance(entry[name], kinds):
-                    kind = " or ".join(_KINDS[each] for each in kinds)
+                    raise UserError(f"entry {row} of '{key}' in {file_name} has no {name}; add it, or remove the entry")
+                if not isinstance(entry[name], types):
+                    needed = " or ".join(_TYPE_NAMES[kind] for kind in types)
                     raise UserError(
-                        f"{where}: entry {row} of '{key}' has the {name} {entry[name]!r:.80}; needed: {kind}"
+                        f"entry {row} of '{key}' in {file_name} has the {name} {entry[name]!r:.80}; write {needed}"
                     )
-    return read
+    return lists
 
 
-def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Add a split's categories; an id has one name, and a name one id, over all splits."""
+def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, Any]], file_name: str) -> None:
+    """Add the categories of a split; raise UserError if two splits disagree on a name or two ids share one."""
     for entry in entries:
-        number, name = entry["id"], plain_name(str(entry["name"]))
+        number, name = entry["id"], normalize_name(str(entry["name"]))
+
         if categories.setdefault(number, name) != name:
             raise UserError(
-                f"{where}: category {number} is '{name}' here and '{categories[number]}' before; use one name"
+                f"category {number} is '{name}' in {file_name}, but '{categories[number]}' before; use one name"
             )
-    twice = [name for name, count in Counter(categories.values()).items() if count > 1]
-    if twice:
-        raise UserError(f"{where}: two categories are named '{twice[0]}'; give them different names")
+    duplicates = [name for name, count in Counter(categories.values()).items() if count > 1]
+    if duplicates:
+        raise UserError(f"two categories in {file_name} are named '{duplicates[0]}'; give them different names")
 
 
-def _listed_images(entries: Sequence[dict[str, Any]], where: str) -> dict[Any, dict[str, Any]]:
-    listed: dict[Any, dict[str, Any]] = {}
+def _index_images(entries: Sequence[dict[str, Any]], file_name: str) -> dict[Any, dict[str, Any]]:
+    """Return the image entries of an annotation file by id; raise UserError for a bad or repeated id."""
+    images: dict[Any, dict[str, Any]] = {}
     for entry in entries:
-        if entry["id"] in listed:
-            raise UserError(f"{where}: two images have the id {entry['id']}; give each its own")
-        listed[entry["id"]] = entry
-    if not listed:
-        raise UserError(f"{where} lists no images; add some")
-    return listed
+        if entry["id"] in images:
+            raise UserError(f"two images in {file_name} have the id {entry['id']}; give them different ids")
+        images[entry["id"]] = entry
+    if not images:
+        raise UserError(f"{file_name} lists no images; add images")
+    return images
 
 
-def _listed_objects(
-    entries: Sequence[Mapping[str, Any]], listed: Mapping[Any, Any], where: str
+def _group_objects(
+    entries: Sequence[Mapping[str, Any]], images: Mapping[Any, Any], file_name: str
 ) -> list[RawObjects | str]:
-    rows: dict[Any, RawObjects] = {number: {key: [] for key in _FIELDS} for number in listed}
+    """Return the objects of every image of an annotation file, in the order of the images."""
+    rows: dict[Any, RawObjects] = {number: {key: [] for key in _FIELDS} for number in images}
     for position, entry in enumerate(entries):
         row = rows.get(entry["image_id"])
         if row is None:
             raise UserError(
-                f"{where}: entry {position} of 'annotations' is of the image {entry['image_id']}, which is not "
-                "listed; list the image, or remove the entry"
+                f"entry {position} of 'annotations' in {file_name} has the image_id {entry['image_id']}, which "
+                "'images' does not list; list the image, or remove the entry"
             )
         row["category"].append(entry["category_id"])
         row["iscrowd"].append(entry.get("iscrowd", 0))
@@ -616,20 +665,32 @@ def _listed_objects(
     return list(rows.values())
 
 
-def _image_folder(root: Path, place: Path, split: str, files: Sequence[str], where: str, names: FileNames) -> Path:
-    """Find where the images of a file of annotations lie: the place that has most of the first hundred."""
-    beside = [place.parent, root, root / "images", place.parent / "images"]
-    inside = [folder for parent in (root, root / "images", root.parent) for folder in sorted(parent.glob("*/"))]
-    named = [
+def _find_image_folder(
+    root: Path, path: Path, split: str, files: Sequence[str], file_name: str, names: FileNames
+) -> Path:
+    """Return the folder that has most of the first hundred images of an annotation file.
+
+    Args:
+        root: the folder of the data set.
+        path, file_name: the annotation file, and its name for messages.
+        split: its split.
+        files: the image files that it lists.
+        names: finds files whose names differ in Unicode form.
+    """
+    beside = [path.parent, root, root / "images", path.parent / "images"]
+    subfolders = [folder for parent in (root, root / "images", root.parent) for folder in sorted(parent.glob("*/"))]
+    matching = [
         folder
-        for folder in inside
-        if folder.name in place.stem or split_name(folder.name.rstrip("0123456789")) == split
+        for folder in subfolders
+        if folder.name in path.stem or split_name(folder.name.rstrip("0123456789")) == split
     ]
-    counts = {folder: sum(names.find(folder / file).is_file() for file in files[:100]) for folder in (*beside, *named)}
+    counts = {
+        folder: sum(names.find(folder / file).is_file() for file in files[:100]) for folder in (*beside, *matching)
+    }
     best = max(counts, key=lambda folder: counts[folder])
     if not counts[best]:
         raise UserError(
-            f"the images of {where}, such as {files[0]}, are not there; put them beside it, or into images/ or "
+            f"the images of {file_name}, such as {files[0]}, do not exist; put them beside it, or into images/ or "
             f"{split}/ of '{root.name}'"
         )
     return best

@@ -339,11 +339,11 @@ class Job:
         """Iterate over (index, image's name, class's name, RGB image) of a part."""
         if part.split in self.readers:
             stream, reader = self.readers[part.split]
-            for index, row in enumerate(reader.over(stream.shard(num_shards=part.total, index=part.number))):
+            for index, row in enumerate(reader.apply(stream.shard(num_shards=part.total, index=part.number))):
                 yield index, None, self._label(row["label"]), row["image"]
             return
         from hf_vit.data.fingerprints import refuse_changed
-        from hf_vit.data.images import open_image, raise_bad, short_name
+        from hf_vit.data.images import open_image, raise_bad_image, short_name
 
         table = undecoded(self.splits[part.split])
         first = part.number * self.settings.rows_per_file
@@ -351,7 +351,7 @@ class Job:
             row = table[index]
             seen, image = open_image(row["image"], f"{part.split} image {index}", self.settings.draft_side)
             if image is None:
-                raise_bad(seen, seen.problem or "is corrupt")
+                raise_bad_image(seen, seen.problem or "is corrupt")
             path = row["image"].get("path")
             if row["image"].get("bytes") is None and part.split in self.digests:  # else it came with the table
                 refuse_changed(seen.name, seen.digest, self.digests[part.split][index])

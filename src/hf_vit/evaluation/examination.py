@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import BatchFeature
 
 from hf_vit.data import ImageData
-from hf_vit.data.fingerprints import digest_of, refuse_changed, short_digests
+from hf_vit.data.fingerprints import hash_file, refuse_changed, short_digests
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.frame import thumbnail_of
 from hf_vit.evaluation.reading import (
@@ -273,7 +273,7 @@ class _Asking:
         if self.digests is not None:
             for stored, wanted in zip(rows["image"], self.digests[part], strict=True):
                 if stored["bytes"] is None:  # else it came with the table
-                    refuse_changed(stored["path"], digest_of(stored["path"]), wanted)
+                    refuse_changed(stored["path"], hash_file(stored["path"]), wanted)
         for pixel_values, labels, images in image_batches(rows, self.batch_size, self.collate):
             yield pixel_values, (labels, [thumbnail_of(image) for image in images])
 

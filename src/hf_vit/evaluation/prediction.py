@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from PIL.Image import DecompressionBombError
 
-from hf_vit.data.files import images_in, refuse_name
-from hf_vit.data.images import decode_image, each_in_threads, image_problem
+from hf_vit.data.files import list_images, refuse_name
+from hf_vit.data.images import decode_image, image_problem, map_in_threads
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import enough_for, largest, scores
 from hf_vit.families import problem_type_of
@@ -92,7 +92,7 @@ class _Files(ABC):
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
             # Those of a store are fetched one by one.
-            opened = list(map(self._open, files)) if any(map(in_store, files)) else each_in_threads(self._open, files)
+            opened = list(map(self._open, files)) if any(map(in_store, files)) else map_in_threads(self._open, files)
             images = [one for one in opened if not isinstance(one, str)]
             yield (
                 prepare(images) if images else None,
@@ -405,7 +405,7 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
             if not inside:
                 raise UserError(f"no image matches {given}; give image files, folders, or another pattern")
         elif is_folder(path):
-            inside, notes = images_in(path)
+            inside, notes = list_images(path)
             if not inside:
                 raise UserError(
                     f"folder {path} holds no image; give image files or a folder with images directly inside"

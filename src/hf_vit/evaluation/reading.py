@@ -87,20 +87,20 @@ class Collate:
 
     def decode(self, rows: Sequence[Mapping[str, Any]]) -> "list[Image]":
         """Decode the images of rows, several at a time."""
-        from hf_vit.data.images import each_in_threads
+        from hf_vit.data.images import map_in_threads
 
         if any(row["image"] is None for row in rows):
             raise UserError("a row has no image; remove such rows, or choose another split")
-        return each_in_threads(self._decode, [row["image"] for row in rows])
+        return map_in_threads(self._decode, [row["image"] for row in rows])
 
     def _decode(self, image: Any) -> "Image":
-        from hf_vit.data.images import Seen, decode_image, image_problem, raise_bad
+        from hf_vit.data.images import ImageScan, decode_image, image_problem, raise_bad_image
 
         try:
             return decode_image(image, self.draft_side)
         except Exception as error:
             name = image.get("path") if isinstance(image, Mapping) else None
-            raise_bad(Seen(str(name or "of the data"), ""), image_problem(error))
+            raise_bad_image(ImageScan(str(name or "of the data"), ""), image_problem(error))
 
     def _label(self, label: object) -> "int | list[float]":
         if self.multi_label and isinstance(label, list):  # of the data's classes, each there or not

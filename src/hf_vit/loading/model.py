@@ -21,7 +21,7 @@ from hf_vit.conversion.loading import Source, find_source
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
-from hf_vit.data.labels import plain_name
+from hf_vit.data.labels import normalize_name
 from hf_vit.data.transforms import input_size as size_of
 from hf_vit.display import shortened
 from hf_vit.environment import keep_freed_memory, pick_device
@@ -52,7 +52,7 @@ def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[
     """Return for every class of the data the index of the model's class of that name, in any Unicode form."""
     if list(data_names) == list(model_names):
         return list(range(len(model_names)))
-    data_names, model_names = list(map(plain_name, data_names)), list(map(plain_name, model_names))
+    data_names, model_names = list(map(normalize_name, data_names)), list(map(normalize_name, model_names))
     index = {name: position for position, name in enumerate(model_names)}
     if unknown := [repr(name) for name in data_names if name not in index]:
         known = shortened(list(map(repr, model_names)))
@@ -119,8 +119,8 @@ class LoadedModel:
         if not self.label_sets:
             raise UserError("it has no head with named classes")
         refuse_regression(self.model, self.name, "classification")
-        wanted = set(map(plain_name, data_names))
-        fitting = [names for names in self.label_sets if wanted <= set(map(plain_name, names))]
+        wanted = set(map(normalize_name, data_names))
+        fitting = [names for names in self.label_sets if wanted <= set(map(normalize_name, names))]
         return (fitting or self.label_sets)[0]
 
     def classes_of(self, data_names: Sequence[str]) -> list[int]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, ViTImageProcessor
 
 from hf_vit.conversion.loading import Source, find_source
 from hf_vit.conversion.progress import quiet_transformers
-from hf_vit.data.labels import plain_name
+from hf_vit.data.labels import normalize_name
 from hf_vit.display import shortened
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import AUTO_CLASSES, Door, dense_head_of, family_of, problem_type_of
@@ -128,8 +128,8 @@ def rows_of_head(source: Source, label_names: Sequence[str]) -> list[int] | None
     if source.door != "classification" or problem_type_of(source.config) == "regression":
         return None
     labels = cast(dict[int, str], source.config.id2label)
-    names = [plain_name(str(labels[row])) for row in sorted(labels)]
-    wanted = list(map(plain_name, label_names))
+    names = [normalize_name(str(labels[row])) for row in sorted(labels)]
+    wanted = list(map(normalize_name, label_names))
     if names == wanted:  # in which a name may stand twice
         return list(range(len(names)))
     rows = {name: row for row, name in enumerate(names)}

@@ -29,8 +29,8 @@ from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data import check_images, load_data
 from hf_vit.data.annotations import Target
 from hf_vit.data.augmentation import open_policy
-from hf_vit.data.fingerprints import tell_changes
-from hf_vit.data.overview import tell_uneven
+from hf_vit.data.fingerprints import describe_changes
+from hf_vit.data.overview import note_imbalance
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, is_out_of_memory, refusal
 from hf_vit.families import family_of
@@ -210,7 +210,7 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target 
     )
     # An image has at least a patch.
     images = check_images(images, source.config.patch_stride, options.skip_bad_images)
-    for note in (*images.notes, *tell_uneven(images)):
+    for note in (*images.notes, *note_imbalance(images)):
         say(f"note: {note}")
     if images.skipped:
         say(f"left out {len(images.skipped)} unreadable images")
@@ -313,7 +313,7 @@ def enter_run(run: Run) -> None:
     changes = ""
     if started.get("data") != settings["data"]:
         with suppress(OSError, ValueError):
-            changes = tell_changes(json.loads((run.work / _FILES_NAME).read_text(encoding="utf-8")), run.data.files)
+            changes = describe_changes(json.loads((run.work / _FILES_NAME).read_text(encoding="utf-8")), run.data.files)
     files = f" ({changes}: put the data back as it was)" if changes else ""
     raise UserError(
         f"--resume needs the settings that {run.output} was started with, but "

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_vit.data import ImageData, dense_collator, dense_transforms
-from hf_vit.data.transforms import refuse_apart
+from hf_vit.data.transforms import refuse_image_only
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.dense import (
     DetectionMeter,
@@ -101,7 +101,7 @@ class HeadTask(MeasuredTask):
         for name, value in active_settings(recipe, _OF_LABELS).items():
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{self.task} has no {flag} ({value}); leave that out, or choose its own recipe")
-        refuse_apart(recipe.augmentation)
+        refuse_image_only(recipe.augmentation)
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         data, features = start.data, cast(Any, start.data.split("train")).features

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, TrainerCallback
 
 from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, to_rgb, train_transform
-from hf_vit.data.load import UnlabelledImages, load_unlabelled
+from hf_vit.data.load import UnlabeledImages, load_unlabeled
 from hf_vit.errors import UserError
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.pretrained_hf_vit import classification_loss
@@ -115,7 +115,7 @@ class SelfTraining(TaughtTask):
     """
 
     options: SelfTrainingOptions
-    unlabelled: UnlabelledImages  # once a run is prepared
+    unlabelled: UnlabeledImages  # once a run is prepared
 
     def __init__(self, options: SelfTrainingOptions, device: str | None = None, skip_bad_images: bool = False) -> None:
         super().__init__(options, device)
@@ -144,7 +144,7 @@ class SelfTraining(TaughtTask):
             raise UserError("self-training cannot draw unlabeled images from a stream; leave --streaming out")
         self.teacher = self.teacher.for_classes(data.label_names)
         if not hasattr(self, "unlabelled"):
-            images = load_unlabelled(
+            images = load_unlabeled(
                 self.options.unlabelled,
                 image_size=start.image_size,
                 min_size=start.source.config.patch_stride,
@@ -175,7 +175,7 @@ class SelfTraining(TaughtTask):
         labelled = super().training_images(run, transform)
         return WithUnlabelled(labelled, others, self.rows(run), run.task["unlabelled_ratio"], run.options.seed)
 
-    def select(self, images: UnlabelledImages) -> UnlabelledImages:
+    def select(self, images: UnlabeledImages) -> UnlabeledImages:
         """Return the images to learn from."""
         return images
 
@@ -232,7 +232,7 @@ class NoisyStudent(SelfTraining):
         self._noise.remove()
         return module
 
-    def select(self, images: UnlabelledImages) -> UnlabelledImages:
+    def select(self, images: UnlabeledImages) -> UnlabeledImages:
         least, table = self.options.settings()["confidence"], cast(Any, images.table)
         batches = (table[start : start + _AT_ONCE]["image"] for start in range(0, len(table), _AT_ONCE))
         logits = [self.teacher.classify([to_rgb(image) for image in batch]) for batch in batches]
@@ -248,7 +248,7 @@ class NoisyStudent(SelfTraining):
         self._probabilities = probabilities[rows]
         seen = [images.seen[row] for row in rows]
         left_out = images.left_out + len(images.seen) - len(rows)
-        return UnlabelledImages(images.name, images.table.select(rows), seen, left_out)
+        return UnlabeledImages(images.name, images.table.select(rows), seen, left_out)
 
     def rows(self, run: Run) -> list[int]:
         sure, classes = self._probabilities.max(dim=1)
