@@ -239,7 +239,9 @@ FORMS = {
 }
 
 
-def step_of(runtime: str, form: str, variant: str, images: torch.Tensor, threads: int, work: Path) -> Callable[[], Any]:
+def parse_step(
+    runtime: str, form: str, variant: str, images: torch.Tensor, threads: int, work: Path
+) -> Callable[[], Any]:
     """A form of a runtime, ready to be timed."""
     if runtime == "torch":
         return torch_step(random_model(variant, work), images, form)
@@ -274,7 +276,7 @@ def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespa
     """All forms of a runtime in turns: images/s, times float32, MB of memory and of the file."""
     images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     work = options.work
-    steps = {form: step_of(runtime, form, variant, images, options.threads, work) for form in FORMS[runtime]}
+    steps = {form: parse_step(runtime, form, variant, images, options.threads, work) for form in FORMS[runtime]}
     turns = {form: partial(several, step) for form, step in steps.items()}
     seconds, load = take_turns(turns, options.turns), others_load()
     rows: dict[str, Any] = {"others_load": round(load, 2), "passes_a_turn": PASSES_A_TURN}
@@ -297,7 +299,7 @@ def print_memory(words: Sequence[str]) -> None:
     images = torch.randn(int(batch), 3, 224, 224)
     __import__(runtime)
     before = psutil.Process().memory_info().rss
-    step = step_of(runtime, form, variant, images, int(threads), Path(work))
+    step = parse_step(runtime, form, variant, images, int(threads), Path(work))
     step()
     step()
     print((psutil.Process().memory_info().rss - before) / 1e6)

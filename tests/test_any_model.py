@@ -384,7 +384,7 @@ def test_a_timm_model_without_head_names_no_classes(tmp_path):
     """timm's configuration of the architecture speaks of ImageNet's 1,000."""
     TimmWrapperModel(TimmWrapperConfig(architecture="test_vit")).save_pretrained(tmp_path)
     assert load_model(tmp_path, "cpu").label_sets == []
-    with pytest.raises(UserError, match=r"not a classifier: it has no head \(num_classes 0\)"):
+    with pytest.raises(UserError, match=r"has no classification head \(num_classes=0\)"):
         load_model(tmp_path, "cpu", as_classifier=True)
 
 

@@ -134,7 +134,7 @@ def test_images_of_refused_sizes_are_not_answered(threads: int, places: dict[str
     for height, width in ((1, 16), (16, 3)):
         with pytest.raises(
             UserError,
-            match=rf"the graph refuses images of {height}x{width} px, 2 at once: "
+            match=rf"the graph cannot run 2 images of {height}x{width} px: "
             "(.*image_sides_are_smaller_than_4x4_px|.*; resize them: the graph takes at least 4x4 px$)",
         ):
             model(torch.zeros(2, 3, height, width))
@@ -230,4 +230,4 @@ def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
     assert of_graph["image_size"] == of_model["image_size"]
     assert of_graph["notes"][-1] == "a graph: not corrupted or attacked, parameters and FLOPs not counted"
     assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
-    assert "resizes images inside the graph, so attacks, corruptions" in capsys.readouterr().err
+    assert "contains the image processor, so it cannot be attacked" in capsys.readouterr().err

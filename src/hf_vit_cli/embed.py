@@ -30,14 +30,14 @@ def embed(
     values = pass_on(locals(), "split")
     from hf_vit.display import progress_bar
     from hf_vit.evaluation.embedding import embed as run
-    from hf_vit.loading.optimizing import engine_note
+    from hf_vit.loading.optimizing import describe_engine
 
     bar = progress_bar("embedding", "files")
     with stoppable(lambda: finished_parts(output)), bar:
         task = bar.add_task("", total=None)
         result = run(**values, splits=split, report=lambda done, files: bar.update(task, completed=done, total=files))
     if result.engine is not None:
-        tell(f"note: {engine_note(result.engine)}", err=True)
+        tell(f"note: {describe_engine(result.engine)}", err=True)
     for note in result.notes:
         tell(f"note: {note}", err=True)
     if result.skipped:

@@ -51,7 +51,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model: accuracy, calibration, results per class; mIoU of masks, AP of boxes; or another protocol."""
     from hf_vit.evaluation import evaluate as measure
-    from hf_vit.loading.optimizing import engine_note
+    from hf_vit.loading.optimizing import describe_engine
 
     run = measure(
         model,
@@ -66,7 +66,7 @@ def evaluate(
     for note in run.examination.data.notes:
         tell(f"note: {note}", err=True)
     if run.engine is not None:
-        tell(f"note: {engine_note(run.engine)}", err=True)
+        tell(f"note: {describe_engine(run.engine)}", err=True)
     print_tables(run.result.tables(run.examination.judged(run.result.num_images)))
     record, folder = run.record, run.examination.subject.folder
     if folder is not None and record is not None:

@@ -15,7 +15,7 @@ from transformers import ResNetConfig, ResNetModel, ViTConfig, ViTImageProcessor
 from hf_vit.analysis import AnalysisSettings, analyze
 from hf_vit.analysis.cka import MinibatchCKA, draw_cka, gram, hsic
 from hf_vit.loading.model import LoadedModel
-from hf_vit.loading.outputs import layers_of
+from hf_vit.loading.outputs import find_layers
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -99,7 +99,7 @@ def test_a_layer_that_says_nothing_has_no_cka():
 
 
 def names(model):
-    return list(layers_of(model))
+    return list(find_layers(model))
 
 
 def test_layers_that_are_compared():

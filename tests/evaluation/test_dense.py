@@ -21,7 +21,7 @@ from hf_vit.evaluation.prediction import each_prediction, write_dense_prediction
 from hf_vit.evaluation.protocols.dense import IGNORED, DetectionMeter, SegmentationMeter
 from hf_vit.families import DENSE_HEADS
 from hf_vit.loading.model import load_model
-from hf_vit.loading.outputs import dense_task_of, detect, segment
+from hf_vit.loading.outputs import detect, get_dense_task, segment
 
 NAMES = ["sky", "tree", "road", "lamp"]
 
@@ -185,7 +185,7 @@ def test_a_folder_is_opened_with_its_head(head, tmp_path):
     subject = load_model(tmp_path, "cpu")
     assert type(subject.model) is DENSE_HEADS[head].model_class
     assert type(subject.processor) is type(processor)
-    assert dense_task_of(subject.model) == DENSE_HEADS[head].task
+    assert get_dense_task(subject.model) == DENSE_HEADS[head].task
     assert subject.image_size == subject.input_size == (64, 64)
     assert subject.pixel_values([Image.new("RGB", (90, 50))]).shape == (1, 3, 64, 64)
     with pytest.raises(UserError, match="not an image classifier"):
@@ -195,7 +195,7 @@ def test_a_folder_is_opened_with_its_head(head, tmp_path):
 def test_transformers_own_segmenters_are_known_and_classifiers_are_not_dense(tmp_path):
     tiny = hf_vit.HfViTConfig(image_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
     for other in (torch.nn.Identity(), hf_vit.HfViTForImageClassification(tiny)):
-        assert dense_task_of(other) is None
+        assert get_dense_task(other) is None
     config = transformers.SegformerConfig(
         depths=[1, 1], hidden_sizes=[8, 8], num_encoder_blocks=2, num_attention_heads=[1, 1], sr_ratios=[1, 1],
         patch_sizes=[3, 3], strides=[2, 2], mlp_ratios=[1, 1], decoder_hidden_size=8,
@@ -203,7 +203,7 @@ def test_transformers_own_segmenters_are_known_and_classifiers_are_not_dense(tmp
     transformers.SegformerForSemanticSegmentation(config).save_pretrained(tmp_path)
     transformers.SegformerImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     subject = load_model(tmp_path, "cpu")
-    assert dense_task_of(subject.model) == "segmentation"
+    assert get_dense_task(subject.model) == "segmentation"
     (classes,) = segment(subject.model, subject.processor, torch.randn(1, 3, 32, 32), [(20, 50)])
     assert classes.shape == (20, 50)
 

@@ -21,8 +21,8 @@ from hf_vit.data.images import decode_image
 from hf_vit.evaluation import embed, evaluate, evaluate_protocol, predict
 from hf_vit.loading import optimizing
 from hf_vit.loading.model import load_model
-from hf_vit.loading.optimizing import engine_for
-from hf_vit.loading.pixels import at_own_size, own_grid
+from hf_vit.loading.optimizing import select_engine
+from hf_vit.loading.pixels import fit_grid, keep_image_sizes
 from hf_vit.results.facts import Facts
 from hf_vit_cli.main import main
 
@@ -197,7 +197,7 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
         with pytest.raises(UserError, match=said):
             measure(model, data, **output, **given)
     for subject, said in (
-        (examine().subject, "takes images of one size; --max-num-patches is for Vision Transformers"),
+        (examine().subject, "takes only images of one size; use --max-num-patches with Vision Transformers"),
         (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), "takes images of one size"),
         (
             load_model((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())),
@@ -205,8 +205,8 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
         ),
     ):
         with pytest.raises(UserError, match=said):
-            at_own_size(subject, 12)
-    with pytest.raises(UserError, match="has no fixed input size; leave --draft out"):
+            keep_image_sizes(subject, 12)
+    with pytest.raises(UserError, match="--draft needs a fixed input size, which .* does not have"):
         _ = load_model((classifier, ViTImageProcessor(do_resize=False))).draft_side
     before_a_crop = ViTImageProcessor(
         size={"shortest_edge": 11}, do_center_crop=True, crop_size={"height": 8, "width": 8}
@@ -241,8 +241,10 @@ def test_every_vision_transformer_takes_them(family):
     data = make_data(test=6, side=40)
     small = data.splits["test"].map(lambda row, n: {"image": row["image"].resize((20 + 8 * n, 36))}, with_indices=True)
     data.splits["test"] = small
-    features, _ = examine(at_own_size(subject, 64), data, batch_size=6).features("test")
-    alone = [examine(at_own_size(subject, 64), data, batch_size=1).features("test", [row])[0][0] for row in range(6)]
+    features, _ = examine(keep_image_sizes(subject, 64), data, batch_size=6).features("test")
+    alone = [
+        examine(keep_image_sizes(subject, 64), data, batch_size=1).features("test", [row])[0][0] for row in range(6)
+    ]
     np.testing.assert_allclose(features, np.stack(alone), rtol=0, atol=1e-5)
 
 
@@ -250,7 +252,7 @@ def test_every_vision_transformer_takes_them(family):
 def test_a_grid_is_no_larger_than_asked_and_keeps_its_shape(most):
     random = np.random.default_rng(0)
     for height, width in random.integers(1, 900, (300, 2)).tolist():
-        h, w = own_grid((height, width), (16, 16), most)
+        h, w = fit_grid((height, width), (16, 16), most)
         assert 1 <= h * w <= most
         whole = max(1, round(height / 16)), max(1, round(width / 16))
         if whole[0] * whole[1] <= most:
@@ -316,7 +318,7 @@ def test_evaluate(saved, data, engine, capfd):
     run("evaluate", saved, "--data", data, "--no-optimize")
     assert "optimized" not in capfd.readouterr().err
     run("evaluate", saved, "--data", data)
-    assert f"note: optimized for inference, computed by {engine} " in capfd.readouterr().err
+    assert f"note: optimized for inference, runs on {engine} " in capfd.readouterr().err
     plain, fast = (record.values for record in Facts.load(saved).of_kind("evaluation"))
     assert "engine" not in plain
     assert fast.pop("engine").startswith(f"{engine} ")
@@ -331,7 +333,7 @@ def test_predict(saved, data, engine, capfd):
     plain = json.loads(capfd.readouterr().out)
     run("predict", saved, pattern, "--json")
     shown = capfd.readouterr()
-    assert f"computed by {engine} " in shown.err
+    assert f"runs on {engine} " in shown.err
     assert len(plain) == COUNT
     close(json.loads(shown.out), plain)
 
@@ -356,11 +358,11 @@ def test_compare(saved, data, engine, tmp_path, capfd):
     for name, option in (("plain", ["--no-optimize"]), ("fast", [])):
         words = ["--data", data, "--output", tmp_path / name, "--speed-turns", 0, "--epsilon", 1, *option]
         run("compare", saved, tmp_path / "other", *words)
-        assert (f"model: optimized for inference, computed by {engine} " in capfd.readouterr().out) == (name == "fast")
+        assert (f"model: optimized for inference, runs on {engine} " in capfd.readouterr().out) == (name == "fast")
     assert (tmp_path / "plain/models/other.json").read_bytes() == (tmp_path / "fast/models/other.json").read_bytes()
     plain, fast = (json.loads((tmp_path / name / "models/model.json").read_text()) for name in ("plain", "fast"))
     assert plain.pop("notes") == []
-    assert fast.pop("notes")[0].startswith(f"optimized for inference, computed by {engine} ")
+    assert fast.pop("notes")[0].startswith(f"optimized for inference, runs on {engine} ")
     assert plain["fgsm"]["1"] is not None
     close(fast, plain)
 
@@ -376,9 +378,9 @@ def test_analyze(saved, engine, tmp_path, capfd):
     words = ("analyze", saved, "--only", "shape_bias", "--cue-conflict", tmp_path / "conflicts")
     for name, option in (("plain", ["--no-optimize"]), ("fast", [])):
         run(*words, "--output", tmp_path / name, *option)
-        assert (f"optimized for inference, computed by {engine} " in capfd.readouterr().out) == (name == "fast")
+        assert (f"optimized for inference, runs on {engine} " in capfd.readouterr().out) == (name == "fast")
     plain, fast = (json.loads((tmp_path / name / "shape_bias.json").read_text()) for name in ("plain", "fast"))
-    assert fast["notes"].pop().startswith(f"optimized for inference, computed by {engine} ")
+    assert fast["notes"].pop().startswith(f"optimized for inference, runs on {engine} ")
     assert fast == plain
     assert sum(plain["arrays"]["decisions"]["values"][0]) == COUNT // 2
     plain, fast = (record.values for record in Facts.load(saved).of_kind("analysis"))
@@ -405,4 +407,4 @@ REPAID += [(None, True, "openvino"), (None, False, "torch"), (10**6, False, "tor
 @pytest.mark.parametrize(("images", "is_large", "engine"), REPAID)
 def test_what_so_many_images_repay(images, is_large, engine, monkeypatch):
     monkeypatch.setattr(optimizing, "GRAPH_PARAMETERS", 0 if is_large else 10**8)
-    assert engine_for(our_subject("plain"), images) == engine
+    assert select_engine(our_subject("plain"), images) == engine

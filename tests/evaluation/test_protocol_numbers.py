@@ -405,11 +405,11 @@ def margin(subject, scale, pixels):
 
 
 def test_the_scale_is_the_processor_s(linear):
-    scale = PixelScale.of(linear)
+    scale = PixelScale.measure(linear)
     assert scale.mean == pytest.approx(MEAN, rel=1e-6)
     assert scale.std == pytest.approx(STD, rel=1e-6)
     assert scale.factor == 1
-    one = PixelScale.of_processor(ViTImageProcessor(image_mean=0.5, image_std=0.25))  # a number for all channels
+    one = PixelScale.from_processor(ViTImageProcessor(image_mean=0.5, image_std=0.25))  # a number for all channels
     assert (one.mean, one.std) == ((0.5,) * 3, (0.25,) * 3)
     images = make_images(3, side=6)
     wanted = torch.tensor(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2) / 255
@@ -422,7 +422,7 @@ def test_the_scale_of_a_timm_model():
     model = timm.create_model("resnet10t", num_classes=3)
     config = resolve_model_data_config(model)
     transform = create_transform(**config, is_training=False)
-    scale = PixelScale.of(
+    scale = PixelScale.measure(
         LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), "timm")
     )
     assert scale.mean == pytest.approx(config["mean"], rel=1e-5)
@@ -441,12 +441,12 @@ def test_processors_that_do_more_than_scale(linear):
 
     for prepare in (squared, constant, swapped):
         with pytest.raises(UserError, match="does more than resize, crop and normalize"):
-            PixelScale.of(LoadedModel(linear.model, prepare, "odd"))
+            PixelScale.measure(LoadedModel(linear.model, prepare, "odd"))
 
 
 def test_at_the_border_only_what_is_left_counts(linear):
     """Some pixels are black or white, or nearer to it than epsilon: the best is still known in closed form."""
-    scale, epsilon = PixelScale.of(linear), 20 / 255
+    scale, epsilon = PixelScale.measure(linear), 20 / 255
     pixels = torch.randint(0, 256, (4, 3, 6, 6)).double() / 255
     pixels[:, :, :2] = pixels[:, :, :2].round()
     uphill = -pixel_weights(linear.model)

@@ -127,7 +127,7 @@ IMAGENET = ["crane", "heron", "crane"]
         (["heron", "crane"], IMAGENET, r"several classes named 'crane'.*id2label"),
         (["cr\u00e8me", "bee"], ["bee ", "cre\u0300me"], [1, 0]),  # either Unicode form, and blanks
         (["cr\u00e8me"], ["cr\u00e8me", "cre\u0300me"], "several classes named 'cr\u00e8me'"),
-        (["bee", "yak", "zebra"], ["ant", "bee"], r"does not have: 'yak', 'zebra'; the model's are 'ant', 'bee'"),
+        (["bee", "yak", "zebra"], ["ant", "bee"], r"does not have: 'yak', 'zebra'; the model has 'ant', 'bee'"),
         ([f"c{index}" for index in range(50)], ["ant"], "and 40 more"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hf_vit import HfViTConfig
-from hf_vit.loading.folders import checkpoints_in
+from hf_vit.loading.folders import list_checkpoints
 from hf_vit_cli.main import main
 
 COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
@@ -104,7 +104,7 @@ def killed(tmp_path):
     def make(done, name, lost=1):
         again = tmp_path / name
         shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
-        left = checkpoints_in(again / "checkpoints")
+        left = list_checkpoints(again / "checkpoints")
         for checkpoint in left[len(left) - lost :]:
             shutil.rmtree(checkpoint)
         return again

@@ -154,7 +154,7 @@ def test_damaged_checkpoints(refused, tiny_config, tmp_path):
     (folder / "model.safetensors").write_bytes(whole)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    assert "are missing or misshaped: vit.layers.2" in refused(model=folder)
+    assert "vit.layers.2" in refused(model=folder)
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": "three"}))
     assert "config.json" in refused(model=folder)
     (folder / "config.json").write_text("{")

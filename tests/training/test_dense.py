@@ -22,9 +22,9 @@ from hf_vit.audit.results import audit_results
 from hf_vit.data import load_data, scenes
 from hf_vit.evaluation import evaluate, predict
 from hf_vit.families import DENSE_HEADS
-from hf_vit.loading.folders import checkpoints_in
-from hf_vit.loading.outputs import dense_task_of, detect, segment
-from hf_vit.loading.start import build_classifier, find_model, own_head
+from hf_vit.loading.folders import list_checkpoints
+from hf_vit.loading.outputs import detect, get_dense_task, segment
+from hf_vit.loading.start import build_classifier, find_dense_head, find_model
 from hf_vit.models.resnet_hf_vit import ResNetStem
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
@@ -53,7 +53,7 @@ def test_every_head_on_every_family(family: str, head: str, tmp_path: Path) -> N
     """All of the backbone gets a gradient, and what is saved is loaded by its Auto class, bit for bit."""
     kind, (model, processor) = DENSE_HEADS[head], build(family, head)
     assert type(model) is kind.model_class
-    assert dense_task_of(model) == kind.task
+    assert get_dense_task(model) == kind.task
     assert type(processor) is getattr(transformers, kind.processor)
     assert processor.size == {"height": SIDE, "width": SIDE}
     assert model.config.id2label == {0: "sky", 1: "cat"}
@@ -101,8 +101,8 @@ def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     source, old = find_model(str(tmp_path)), model.state_dict()
-    assert own_head(str(tmp_path), DENSE_HEADS[head].task) == head
-    assert own_head(str(tmp_path), "classification") is None
+    assert find_dense_head(str(tmp_path), DENSE_HEADS[head].task) == head
+    assert find_dense_head(str(tmp_path), "classification") is None
     other, _ = build_dense_model(source, head, ["sky", "dog"])
     wider, _ = build_dense_model(source, head, ["sky", "cat", "dog"])
     changed = {name for name, value in wider.state_dict().items() if value.shape != old[name].shape}
@@ -317,7 +317,7 @@ def test_killed_and_resumed_to_the_same_bits(learnt: Any, tmp_path: Path, warm: 
     while not (second.exists() and is_complete(second)):
         assert process.wait(0.01) is None, process.err
     process.kill()
-    assert checkpoints_in(tmp_path / "killed" / "checkpoints")
+    assert list_checkpoints(tmp_path / "killed" / "checkpoints")
     resumed = learn(tmp_path / "killed", task, head, **settings, resume=True)
     ours, theirs = (load_file(result.folder / "model.safetensors") for result in (resumed, unbroken))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)

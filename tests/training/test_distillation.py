@@ -125,7 +125,9 @@ def test_the_teacher_sees_its_own_scale(tiny_config, teacher_folder, images):
     given = student(images, return_tensors="pt")["pixel_values"]
     wanted = ViTImageProcessor.from_pretrained(teacher_folder)(images, return_tensors="pt")["pixel_values"]
     expected = HfViTForImageClassification.from_pretrained(teacher_folder).eval()(wanted).logits
-    torch.testing.assert_close(teacher.answer(given, PixelScale.of_processor(student)), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        teacher.answer(given, PixelScale.from_processor(student)), expected, atol=1e-5, rtol=1e-5
+    )
     assert not (given - wanted).abs().max() < 0.1  # the scales do differ
 
 
@@ -139,7 +141,7 @@ def test_the_teacher_sees_its_own_size(side, resample, tiny_config, images):
     model = make_teacher_model(tiny_config, image_size=side)
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     open_teacher((model, own)).answer(
-        student(images, return_tensors="pt")["pixel_values"], PixelScale.of_processor(student)
+        student(images, return_tensors="pt")["pixel_values"], PixelScale.from_processor(student)
     )
     wanted = own(images, return_tensors="pt")["pixel_values"]
     assert seen[0].shape == wanted.shape
@@ -161,7 +163,7 @@ def test_the_teacher_sees_what_its_processor_makes(processor, tiny_config, image
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     teacher = open_teacher((model, processor))
     given = student(images, return_tensors="pt")["pixel_values"]
-    answers = teacher.answer(given, PixelScale.of_processor(student))
+    answers = teacher.answer(given, PixelScale.from_processor(student))
     torch.testing.assert_close(seen[0], processor(images, return_tensors="pt")["pixel_values"], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(answers, teacher.classify(images), atol=1e-4, rtol=1e-4)
 
@@ -171,8 +173,8 @@ def test_processors_that_do_not_normalise_or_rescale(images):
         processor = ViTImageProcessor(size={"height": 8, "width": 8}, **options)
         made = processor(images, return_tensors="pt")["pixel_values"].float()
         pixels = torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]) / 255
-        torch.testing.assert_close(PixelScale.of_processor(processor).values(pixels), made, atol=1e-4, rtol=1e-5)
-        torch.testing.assert_close(PixelScale.of_processor(processor).pixels(made), pixels, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(PixelScale.from_processor(processor).values(pixels), made, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(PixelScale.from_processor(processor).pixels(made), pixels, atol=1e-6, rtol=1e-5)
 
 
 def test_classes_are_matched_by_name(tiny_config, teacher_folder):
@@ -181,7 +183,7 @@ def test_classes_are_matched_by_name(tiny_config, teacher_folder):
     model = make_teacher_model(tiny_config, names)
     teacher = open_teacher((model, ViTImageProcessor.from_pretrained(teacher_folder))).for_classes(NAMES)
     pixels = torch.rand(2, 3, 8, 8)
-    scale = PixelScale.of_processor(ViTImageProcessor.from_pretrained(teacher_folder))
+    scale = PixelScale.from_processor(ViTImageProcessor.from_pretrained(teacher_folder))
     torch.testing.assert_close(teacher.answer(pixels, scale), model(pixels).logits[:, [2, 3, 0]], atol=1e-5, rtol=1e-4)
     with pytest.raises(UserError, match=r"teacher HfViTForImageClassification: the data has classes .*'black'"):
         teacher.for_classes(["blue", "black"])
@@ -232,9 +234,9 @@ def test_a_teacher_that_does_not_name_its_classes(timm_folder):
 
 
 def test_timm_knows_imagenet_by_number_and_by_word():
-    from hf_vit.loading.folders import timm_label_names
+    from hf_vit.loading.folders import get_timm_label_names
 
-    numbers, words = timm_label_names(timm.create_model("resnet10t"))
+    numbers, words = get_timm_label_names(timm.create_model("resnet10t"))
     assert (numbers[0], words[0]) == ("n01440764", "tench, Tinca tinca")
     pixels, model = torch.rand(1, 3, 32, 32), timm.create_model("resnet10t").eval()
     teacher = Teacher(LoadedModel(model, torch.stack, "resnet"))

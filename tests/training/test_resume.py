@@ -10,7 +10,7 @@ from training.conftest import same_weights, untimed_log
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.evaluation import PROTOCOLS
-from hf_vit.loading.folders import checkpoints_in
+from hf_vit.loading.folders import list_checkpoints
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 from hf_vit.training.run import is_complete, last_complete, read_state
@@ -124,7 +124,7 @@ def test_evaluations_without_a_better_one_are_counted_across_a_resume(train, tmp
         patched.setattr(HfViTTrainer, "evaluate", stop_at_the_third)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "stopped", changes=changes)
-    left = checkpoints_in(tmp_path / "stopped" / "checkpoints")
+    left = list_checkpoints(tmp_path / "stopped" / "checkpoints")
     assert [path.name for path in left] == ["checkpoint-4", "checkpoint-8"]
     assert_same(train(tmp_path / "stopped", resume=True, changes=changes), done)
 
@@ -192,7 +192,7 @@ def test_resume_with_everything_that_keeps_weights_of_its_own(changes, train, ki
     done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
     for name, lost in (("killed", 1), ("ended", 0)):
         again = killed(done, name, lost)
-        assert len(checkpoints_in(again / "checkpoints")) == 2 - lost
+        assert len(list_checkpoints(again / "checkpoints")) == 2 - lost
         assert_same(train(again, resume=True, changes=changes), done)
     released = load_file(done.folder / "model.safetensors")
     fresh = HfViTForImageClassification(HfViTForImageClassification.from_pretrained(done.folder).config)
@@ -203,7 +203,7 @@ def test_a_checkpoint_without_its_training_weights_is_no_place_to_go_on_from(tra
     changes = dict(steps=8, evaluations=2, average_decay=0.8)
     done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
     again = killed(done, "again")
-    (checkpoints_in(again / "checkpoints")[0] / "training_weights.safetensors").unlink()
+    (list_checkpoints(again / "checkpoints")[0] / "training_weights.safetensors").unlink()
     with pytest.raises(UserError, match=r"lacks training_weights\.safetensors"):
         train(again, resume=True, changes=changes)
 

@@ -21,7 +21,7 @@ from hf_vit.cost import measured_run
 from hf_vit.data import AugmentationConfig, TransformedImages, load_data, make_processor, train_transform
 from hf_vit.data.load import load_unlabeled
 from hf_vit.errors import DivergedError
-from hf_vit.loading.folders import checkpoints_in
+from hf_vit.loading.folders import list_checkpoints
 from hf_vit.loading.model import LoadedModel
 from hf_vit.results.facts import Facts
 from hf_vit.results.trained_images import count_trained
@@ -425,7 +425,7 @@ def test_a_student_is_saved_with_facts_and_resumes_exactly(kind, train, tmp_path
     assert (recalled.validation, recalled.test.loss) == (done.validation, done.test.loss), "a finished run is recalled"
     # A checkpoint whose teacher was not written to its end is none.
     if kind == "meta-pseudo-labels":
-        checkpoint = checkpoints_in(done.folder / "checkpoints")[-1]
+        checkpoint = list_checkpoints(done.folder / "checkpoints")[-1]
         assert is_complete(checkpoint)
         (checkpoint / "teacher.pt").write_bytes((checkpoint / "teacher.pt").read_bytes()[:-40])
         assert not is_complete(checkpoint)

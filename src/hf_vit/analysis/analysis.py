@@ -23,8 +23,8 @@ from hf_vit.analysis.images import AnalysisImages, CueConflicts
 from hf_vit.errors import UserError
 from hf_vit.families import FAMILIES
 from hf_vit.loading.model import LoadedModel
-from hf_vit.loading.outputs import is_channels_last, layers_of, watch_layers
-from hf_vit.loading.pixels import seen_part
+from hf_vit.loading.outputs import find_layers, is_channels_last, watch_layers
+from hf_vit.loading.pixels import crop_to_patches
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import AttentionMaps, attention_probabilities, class_token_index, patch_token_slice
 from hf_vit.results.figures import integer_ticks, new_figure
@@ -152,7 +152,7 @@ class Analysis(ABC):
                     "averages need one size: use a processor that resizes"
                 )
             shape = pixel_values.shape[1:]
-            yield seen_part(self.context.subject.model, pixel_values)
+            yield crop_to_patches(self.context.subject.model, pixel_values)
 
 
 OURS = tuple(family.model_type for family in FAMILIES.values() if family.has_tokens)
@@ -332,7 +332,7 @@ def feature_obstacle(model: nn.Module) -> str | None:
     """Return why the feature maps of a model cannot be read; None if they can."""
     kind = kind_of(model)
     # The last ones are the blocks of timm's and torchvision's ResNets.
-    if kind in (*KNOWN, *_RESNETS) or all(re.fullmatch(r"layer\d\.\d+", name) for name in layers_of(model)):
+    if kind in (*KNOWN, *_RESNETS) or all(re.fullmatch(r"layer\d\.\d+", name) for name in find_layers(model)):
         return None
     known = ", ".join((*KNOWN, *_RESNETS))
     return f"it needs feature maps, which can be read from {known} and timm's ResNets, not from {kind}"

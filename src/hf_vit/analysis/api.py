@@ -46,9 +46,9 @@ from hf_vit.display import Displayed
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.hub.card import refresh_card
-from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in, step_of
+from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints, parse_step
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.loading.optimizing import engine_fact, engine_note
+from hf_vit.loading.optimizing import describe_engine, record_engine
 from hf_vit.results.documents import Document, ModelInput, differing
 from hf_vit.results.facts import Facts, Record, append_record, is_recorded, new_record
 from hf_vit.results.figures import PictureFormat, encode_figure, render_report
@@ -275,7 +275,7 @@ def save_analyses(
     values = {"analyses": new, "skipped_images": len(run.images.skipped), "pictures": pictures}
     record = new_record(
         "analysis",
-        values=values | engine_fact(run.engine),
+        values=values | record_engine(run.engine),
         command=command,
         seed=seed,
         data=run.images.fact(),
@@ -322,7 +322,7 @@ def analyze(
         picture_format: "png" or "svg".
         device: torch device; by default a GPU where there is one.
         optimize: have "shape_bias", which reads answers alone, be answered by a copy of the model that is computed by
-            what is fastest for so many images (`engine_for`).
+            what is fastest for so many images (`select_engine`).
         command: what was typed, for the facts.
         report: called with a line for every analysis.
         **choices: fields of `AnalysisSettings` (`num_images=32`).
@@ -386,7 +386,7 @@ def _make(
         before = time.perf_counter()
         analysis = ANALYSES[name](context)
         documents[name] = _write(analysis, run, folder, picture_format)
-        note = "" if analysis.engine is None else f", {engine_note(analysis.engine)}"
+        note = "" if analysis.engine is None else f", {describe_engine(analysis.engine)}"
         say(f"{name}: {time.perf_counter() - before:.1f} s{note}")
     for name, document in documents.items():
         run.arrays[name] = {array: stored.array() for array, stored in document.arrays.items()}
@@ -523,7 +523,7 @@ def stage_folders(source: object) -> list[Path]:
     """
     if not isinstance(source, str | Path) or not Path(source).is_dir() or (Path(source) / "config.json").is_file():
         return []
-    found = checkpoints_in(Path(source)) or checkpoints_in(Path(source) / WORK_FOLDER)
+    found = list_checkpoints(Path(source)) or list_checkpoints(Path(source) / WORK_FOLDER)
     return [folder for folder in found if (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))]
 
 
@@ -571,7 +571,7 @@ def analyze_stages(
         subject = replace(load_model(folder, device), folder=None)
         runs.append(analyze(subject, images, output / folder.name, **options, **given))
     stages = [
-        Stage(name=folder.name, step=step_of(folder), fingerprint=run.subject.fingerprint)
+        Stage(name=folder.name, step=parse_step(folder), fingerprint=run.subject.fingerprint)
         for folder, run in zip(folders, runs, strict=True)
     ]
     document = StagesDocument(stages=stages, numbers=_numbers(runs))

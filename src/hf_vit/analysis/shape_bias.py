@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, keywords_of
-from hf_vit.loading.optimizing import engine_note, optimized_copy
+from hf_vit.loading.optimizing import copy_optimized, describe_engine
 from hf_vit.results.figures import new_figure
 
 DECISIONS = ("shape", "texture", "other")
@@ -72,7 +72,7 @@ class ShapeBias(Analysis):
         assert conflicts is not None
         subject = self.context.subject
         if self.context.optimize:
-            subject, self.engine = optimized_copy(subject, conflicts.images.size)
+            subject, self.engine = copy_optimized(subject, conflicts.images.size)
         decided: list[torch.Tensor] = []
         for pixel_values in self.batches(images=conflicts.images):
             with torch.inference_mode():
@@ -82,7 +82,7 @@ class ShapeBias(Analysis):
             torch.cat(decided).numpy(), conflicts.shapes, conflicts.textures, len(conflicts.classes)
         )
         self.notes += [f"classes: {', '.join(conflicts.classes)}", f"decisions: {', '.join(DECISIONS)}"]
-        self.notes += conflicts.images.notes + ([] if self.engine is None else [engine_note(self.engine)])
+        self.notes += conflicts.images.notes + ([] if self.engine is None else [describe_engine(self.engine)])
         return {
             "shape_bias": shape_share(counts).astype(np.float32),
             "shape_bias_overall": shape_share(counts.sum(axis=0, keepdims=True)).astype(np.float32),

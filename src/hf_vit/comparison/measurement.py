@@ -30,7 +30,7 @@ from hf_vit.evaluation.reading import evaluating, finite_logits, largest, undeco
 from hf_vit.evaluation.saving import EACH_BY_ITSELF
 from hf_vit.families import problem_type_of
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.loading.optimizing import engine_note, optimized_copy
+from hf_vit.loading.optimizing import copy_optimized, describe_engine
 from hf_vit.loading.outputs import pre_logits
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.results.facts import DataFact
@@ -84,7 +84,7 @@ def check(loaded: LoadedModel, inputs: ComparisonInputs, data: ImageData, settin
         for name in ("train", "validation"):
             examination.learning_split(name)
     if (settings.corruptions or settings.epsilons) and not loaded.resizes:
-        PixelScale.of(loaded)
+        PixelScale.measure(loaded)
 
 
 @final
@@ -153,7 +153,7 @@ def measure_model(
 ) -> ModelResult:
     """Judge a model by all images of a split, and corrupt and attack some of them; a probe is trained here.
 
-    With `optimize` a copy answers that is computed by what is fastest for so many images (`engine_for`); gradients and
+    With `optimize` a copy answers that is computed by what is fastest for so many images (`select_engine`); gradients and
     FLOPs are those of the model as it was loaded.
 
     Raises:
@@ -175,9 +175,9 @@ def measure_model(
         notes.append(f"a graph: {unharmed}, parameters and FLOPs not counted")
     elif not examination.subject.is_differentiable:
         notes.append("not attacked: its color quantization has no gradient")
-    faster, engine = optimized_copy(loaded, data.num_examples(split)) if optimize else (loaded, None)
+    faster, engine = copy_optimized(loaded, data.num_examples(split)) if optimize else (loaded, None)
     if engine is not None:
-        notes.append(engine_note(engine))
+        notes.append(describe_engine(engine))
     examination = replace(examination, subject=faster)
     pixel_values = sample(loaded, data, split, 1)
     sizes: dict[str, Any] = {"parameters": None, "flops": None}
@@ -238,7 +238,7 @@ def _robustness(
     """Return the accuracy of clean, corrupted and attacked images for `ModelResult`; `attacked` gives gradients."""
     if examination.subject.resizes or not (settings.corruptions or attacks):
         return {"clean": None, "corruptions": {}, "fgsm": None}
-    scale, model = PixelScale.of(examination.subject), examination.subject.model
+    scale, model = PixelScale.measure(examination.subject), examination.subject.model
     hits, images = Counter[tuple[str, str]](), 0
     for values, labels in examination.judging(f"{examination.subject.name}: robustness"):
         pixels = scale.pixels(values).clamp(0, 1)

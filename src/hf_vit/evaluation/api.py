@@ -21,8 +21,8 @@ from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.runners import choose_engine, running
 from hf_vit.families import DenseTask, regression_reason
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.loading.optimizing import engine_note
-from hf_vit.loading.outputs import dense_task_of
+from hf_vit.loading.optimizing import describe_engine
+from hf_vit.loading.outputs import get_dense_task
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.protocols.registry import ProtocolRun
@@ -108,7 +108,7 @@ def predict(
         draft: decode JPEG files at the smallest of their own scales that covers the size that images are resized to, of
             a classifier: faster, and other pixels by a little.
         device: torch device; by default a GPU where there is one.
-        optimize: compute a model that is loaded here by what is fastest for so many images (`engine_for`).
+        optimize: compute a model that is loaded here by what is fastest for so many images (`select_engine`).
         runner: "local"; or "ray", of a classifier given by its name: a model on every GPU or machine, which share model
             and images under these names.
         address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
@@ -141,7 +141,7 @@ def predict(
         count = sum(1 for _ in image_files(paths)) if optimize and is_named else None
         engine, remote = choose_engine(subject, model, count, ray, optimize=optimize)
         if engine is not None and report is not None:
-            report(engine_note(engine))
+            report(describe_engine(engine))
         options |= {"top": top, "draft": draft, "remote": remote}
         if output is not None:
             return write_predictions(subject, paths, output, **options)
@@ -151,6 +151,6 @@ def predict(
 def _dense_task(model: Any) -> DenseTask | None:
     """Return what a model predicts for the places of an image, before it is opened; None: nothing of the kind."""
     if isinstance(model, LoadedModel | tuple):
-        return dense_task_of(model.model if isinstance(model, LoadedModel) else cast("tuple[Any, Any]", model)[0])
+        return get_dense_task(model.model if isinstance(model, LoadedModel) else cast("tuple[Any, Any]", model)[0])
     head = find_source(model).dense_head
     return None if head is None else head.task

@@ -27,8 +27,8 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import NamedModel, largest, last_features, refuse_output_in, scores, undecoded
 from hf_vit.evaluation.runners import running
 from hf_vit.families import refuse_regression
-from hf_vit.loading.optimizing import engine_for
 from hf_vit.loading.optimizing import optimize as make_faster
+from hf_vit.loading.optimizing import select_engine
 from hf_vit.repositories.stores import in_store, installed_for, place_of, saying_what, write
 from hf_vit.results.facts import exclusive
 from hf_vit.results.redaction import redact_values
@@ -138,7 +138,7 @@ def embed(
         max_num_patches, draft: see `evaluate_protocol`; fixed for a folder, too.
         rows_per_file: images a file. Of a stream every shard becomes a file, whatever its size.
         device: torch device; by default a GPU where there is one.
-        optimize: compute by what is fastest for so many images (`engine_for`), of one size; fixed for a folder, too.
+        optimize: compute by what is fastest for so many images (`select_engine`), of one size; fixed for a folder, too.
         runner, address: see `evaluate_protocol`; "local" is this process, or processes of this machine.
         report: is told (files done, files in all) after every file.
 
@@ -224,7 +224,7 @@ def _engine(subject: "LoadedModel", images: "ImageData", splits: list[str], fold
     with suppress(OSError, ValueError, LookupError, TypeError):  # what is wrong with it is told by `_enter`
         return _manifest_in(folder)["settings"].get("engine")
     numbers = [images.num_examples(split) for split in splits]
-    return engine_for(subject, None if None in numbers else sum(number or 0 for number in numbers))
+    return select_engine(subject, None if None in numbers else sum(number or 0 for number in numbers))
 
 
 class Part(NamedTuple):

@@ -22,8 +22,8 @@ from hf_vit.data.images import decode_image, image_problem, map_in_threads
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import enough_for, largest, scores
 from hf_vit.families import problem_type_of
-from hf_vit.loading.model import LoadedModel, label_names_of
-from hf_vit.loading.outputs import dense_task_of, detect, segment
+from hf_vit.loading.model import LoadedModel, get_label_names
+from hf_vit.loading.outputs import detect, get_dense_task, segment
 from hf_vit.repositories.stores import StoreError, in_store, is_folder, matches, place_of, write
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts, fraction
@@ -148,8 +148,8 @@ class _Locating(_Files):
     tiles: bool = False
 
     def answer(self, pixel_values: "list[Image] | None", rest: "Rest", subject: LoadedModel) -> list[DensePrediction]:
-        describe = _segmented if dense_task_of(subject.model) == "segmentation" else _detected
-        images, names = pixel_values or [], label_names_of(subject.model)
+        describe = _segmented if get_dense_task(subject.model) == "segmentation" else _detected
+        images, names = pixel_values or [], get_label_names(subject.model)
         answers = [self._joined(subject, each) for each in images] if self.tiles else self._predict(subject, images)
         answered = zip(images, answers, strict=True)
         return [
@@ -169,7 +169,7 @@ class _Locating(_Files):
             predicted += self._predict(subject, batch)
         if len(tiles) == 1:
             return predicted[0]
-        is_segmented = dense_task_of(subject.model) == "segmentation"
+        is_segmented = get_dense_task(subject.model) == "segmentation"
         return tiles.join_classes(predicted) if is_segmented else tiles.join_boxes(predicted)
 
     def _predict(self, subject: LoadedModel, images: "Sequence[Image]") -> list[Any]:
@@ -183,7 +183,7 @@ class _Locating(_Files):
             [(image.height, image.width) for image in images],
         )
         with torch.inference_mode(), enough_for(given[2]):
-            if dense_task_of(subject.model) == "segmentation":
+            if get_dense_task(subject.model) == "segmentation":
                 return [each.cpu() for each in segment(*given)]
             objects = detect(*given, threshold=self.threshold)
         return [{name: value.cpu() for name, value in each.items()} for each in objects]
@@ -235,7 +235,7 @@ def each_prediction(
     if not 0 <= threshold < 1:
         raise UserError(f"threshold {threshold} must be at least 0 and below 1")
     files, prepare = list(image_files(paths)), subject.prepare
-    if dense_task_of(subject.model) is not None:
+    if get_dense_task(subject.model) is not None:
         work, prepare = _Locating(batch_size, skip_bad_images, None, threshold, tiles), list
     elif subject.label_sets:
         side, limits = subject.draft_side if draft else None, _thresholds(subject, subject.label_sets[-1])

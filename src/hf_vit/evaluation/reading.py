@@ -32,18 +32,18 @@ class NamedModel:
     """How any process opens a model as it is used here."""
 
     model: str  # see `load_model`
-    max_num_patches: int | None = None  # of images in their own size and shape (`at_own_size`); None for one size
+    max_num_patches: int | None = None  # of images in their own size and shape (`keep_image_sizes`); None for one size
     engine: str | None = None  # that computes it; None: as it is loaded
 
     def opened(self, device: str | None) -> "LoadedModel":
         """Return the model on a device."""
         from hf_vit.loading.model import load_model
         from hf_vit.loading.optimizing import optimize
-        from hf_vit.loading.pixels import at_own_size
+        from hf_vit.loading.pixels import keep_image_sizes
 
         subject = load_model(self.model, device)
         if self.max_num_patches is not None:
-            subject = at_own_size(subject, self.max_num_patches)
+            subject = keep_image_sizes(subject, self.max_num_patches)
         if self.engine is not None:
             optimize(subject, self.engine)
         return subject
@@ -193,11 +193,11 @@ def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature
     """
     import torch
 
-    from hf_vit.loading.outputs import called
+    from hf_vit.loading.outputs import call_model
 
     dtype = next(model.parameters()).dtype
     with answering(pixel_values):
-        output = called(model, pixel_values.to(dtype))
+        output = call_model(model, pixel_values.to(dtype))
     logits: torch.Tensor = getattr(output, "logits", output)
     logits = logits.to(torch.promote_types(dtype, torch.float32))
     if not bool(logits.isfinite().all()):

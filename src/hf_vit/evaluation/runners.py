@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import NamedModel
-from hf_vit.loading.optimizing import engine_for
 from hf_vit.loading.optimizing import optimize as make_faster
+from hf_vit.loading.optimizing import select_engine
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
@@ -49,7 +49,7 @@ def choose_engine(
 ) -> "tuple[str | None, RayRunner | None]":
     """Return the engine that so many images repay, which computes the model from now on, and Ray with the model."""
     is_named = isinstance(model, str | os.PathLike)
-    engine = engine_for(subject, num_images) if optimize and is_named and not (ray and ray.gpus) else None
+    engine = select_engine(subject, num_images) if optimize and is_named and not (ray and ray.gpus) else None
     if engine is not None and ray is None:
         make_faster(subject, engine)
     return engine, None if ray is None else replace(ray, model=NamedModel(str(model), max_num_patches, engine))

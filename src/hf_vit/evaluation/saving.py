@@ -12,7 +12,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.families import problem_type_of
 from hf_vit.hub.card_metadata import current_records
-from hf_vit.loading.optimizing import engine_fact
+from hf_vit.loading.optimizing import record_engine
 from hf_vit.results.facts import Facts, Record, append_record, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
@@ -66,7 +66,7 @@ def save_protocol(
         pictures = _draw(run, home, f"{PICTURE_PREFIX}{name}", ours)
     if home is None:
         return None
-    values = run.result.record(run.protocol, run.settings, pictures) | engine_fact(run.engine)
+    values = run.result.record(run.protocol, run.settings, pictures) | record_engine(run.engine)
     record = new_record(
         "evaluation",
         values=values | warnings_of(run.examination, run.protocol, home, run.settings),

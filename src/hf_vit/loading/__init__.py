@@ -1,4 +1,4 @@
-"""The one way to a model of any library: `load_model(name)`, its pixels and features, and where a training starts."""
+"""Load models of any library with `load_model(name)`, prepare their images, read their features, and start training."""
 
 from hf_vit.environment import lazy_names
 

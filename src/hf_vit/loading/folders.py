@@ -1,4 +1,4 @@
-"""Checkpoints as transformers, this package and timm save them, loaded with errors a user can act on."""
+"""Load checkpoints that transformers, hf_vit and timm saved, with errors that a user can act on."""
 
 import copy
 import re
@@ -23,20 +23,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import BaseImageProcessor, PreTrainedModel
 
-# The models of a training by step: `OUTPUT/checkpoints/checkpoint-<step>/`.
+# Folder of a training's checkpoints: `OUTPUT/checkpoints/checkpoint-<step>/`.
 WORK_FOLDER = "checkpoints"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the optimizer step a checkpoint folder is named after; -1 for other folders."""
+def parse_step(checkpoint: Path) -> int:
+    """Return the optimizer step in the name of a checkpoint folder; -1 for other folders."""
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     return int(match[1]) if match else -1
 
 
-def checkpoints_in(work: Path) -> list[Path]:
-    """Checkpoint folders, complete or not, by step."""
-    return sorted((path for path in work.glob("checkpoint-*") if path.is_dir() and step_of(path) >= 0), key=step_of)
+def list_checkpoints(work: Path) -> list[Path]:
+    """Return all checkpoint folders, complete or not, in the order of their steps."""
+    return sorted(
+        (path for path in work.glob("checkpoint-*") if path.is_dir() and parse_step(path) >= 0), key=parse_step
+    )
 
 
 def load_transformers(
@@ -44,13 +46,17 @@ def load_transformers(
 ) -> "tuple[PreTrainedModel, Any]":
     """Load a vision model that hf_vit or transformers saved, in evaluation mode, and its image processor.
 
-    Code that comes with a checkpoint is never run. The weights keep the dtype they are stored in. A checkpoint of an
-    image classifier and one of segmentation or detection come with their heads, any other as the bare model.
+    Remote code is never run, and weights keep their dtype. Checkpoints for classification, segmentation and detection
+    are loaded with their heads, all others as bare models.
+
+    Raises:
+        UserError: weights, config or image processor are missing or do not fit, or `as_classifier` is set for a model
+            without a classification head.
     """
     import transformers
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
-    place, name, folder = pick_device(device), source.name, source.path
+    torch_device, name, folder = pick_device(device), source.name, source.path
     source.need_config()
     assert folder is not None
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
@@ -62,49 +68,51 @@ def load_transformers(
             raise UserError(f"{name} cannot be read as a model: {first_line(error)}") from error
         if (channels := getattr(config, "num_channels", 3)) != 3:
             raise UserError(
-                f"{name} takes images with num_channels={channels}; only models for RGB images (3) are supported"
+                f"{name} takes images with num_channels={channels}; give a model for RGB images (num_channels=3)"
             )
-        named = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
-        is_known = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-        if as_classifier and not is_known:
+        class_names = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
+        is_classifier = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        if as_classifier and not is_classifier:
             raise UserError(
-                f"{name} holds a {config.model_type} model ({named}), which is not an image classifier; give one, "
-                "or fine-tune it (hf-vit finetune)"
+                f"{name} holds a {config.model_type} model ({class_names}), which is not an image classifier; give a "
+                "classifier, or fine-tune it (hf-vit finetune)"
             )
-        first = named.partition(",")[0]
-        with_head = as_classifier or (is_known and "ForImageClassification" in first)
-        ending = "ForImageClassification" if with_head else next((each for each in TASKS if first.endswith(each)), "")
+        first_class = class_names.partition(",")[0]
+        with_head = as_classifier or (is_classifier and "ForImageClassification" in first_class)
+        ending = (
+            "ForImageClassification" if with_head else next((task for task in TASKS if first_class.endswith(task)), "")
+        )
         model = load_weights(source, getattr(transformers, f"AutoModel{ending}"), ending)
         processor = _load_processor(source)
-    return model.to(place).eval(), processor
+    return model.to(torch_device).eval(), processor
 
 
 def load_weights(source: Source, auto_class: Any, head: str) -> Any:
-    """Return a model by an Auto class ("AutoModel" and `head`) with all its weights."""
+    """Load a model with an Auto class ("AutoModel" + `head`); raise UserError if weights are missing or do not fit."""
     name = source.name
     try:
         model, report = auto_class.from_pretrained(source.path, output_loading_info=True, trust_remote_code=False)
     except RuntimeError as error:
-        why = "their shapes differ" if "mismatch" in str(error) else first_line(error)
-        raise UserError(f"the weights of {name} do not fit its config.json: {why}; save the model again") from error
+        reason = "their shapes differ" if "mismatch" in str(error) else first_line(error)
+        raise UserError(f"the weights of {name} do not fit its config.json: {reason}; save the model again") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{name} cannot be loaded: {first_line(error)}; save the model again") from error
     missing = sorted(report["missing_keys"])
-    if not head:  # a bare model may lack the pooler, which checkpoints of other heads do not hold
+    if not head:  # checkpoints of other heads have no pooler
         missing = [key for key in missing if "pooler" not in key]
     if missing:
-        lacking = shortened(missing, 3)
+        missing_names = shortened(missing, 3)
         if head == "ForImageClassification":
             raise UserError(
-                f"{name} is not a trained image classifier: its weights lack {lacking}; "
+                f"{name} is not a trained image classifier, as the weights {missing_names} are missing; "
                 "fine-tune it first (hf-vit finetune), or save it with its classification head"
             )
-        raise UserError(f"the weights of {name} are incomplete: they lack {lacking}; save the model again")
+        raise UserError(f"the weights {missing_names} of {name} are missing; save the model again")
     return model
 
 
 def _load_processor(source: Source) -> "BaseImageProcessor":
-    """Return the image processor, which an image has been tried on."""
+    """Load the image processor and process one image; raise UserError if it is missing or gives NaN or infinity."""
     from PIL import Image
     from transformers import AutoImageProcessor
 
@@ -115,11 +123,13 @@ def _load_processor(source: Source) -> "BaseImageProcessor":
             f"{source.name} has no readable image processor (preprocessor_config.json); save one with "
             "ViTImageProcessor(size=...).save_pretrained(folder)"
         ) from error
-    made = processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
-    if "pixel_values" in made and not bool(made["pixel_values"].isfinite().all()):  # ImageGPT's makes input_ids
+    processed = processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
+    if "pixel_values" in processed and not bool(
+        processed["pixel_values"].isfinite().all()
+    ):  # ImageGPT's returns input_ids
         raise UserError(
-            f"the image processor of {source.name} makes pixels that are not finite (NaN or infinity); see image_mean, "
-            "image_std and rescale_factor in preprocessor_config.json"
+            f"the image processor of {source.name} gives pixels that are not finite (NaN or infinity); correct "
+            "image_mean, image_std and rescale_factor in preprocessor_config.json"
         )
     return processor
 
@@ -128,34 +138,34 @@ def _load_processor(source: Source) -> "BaseImageProcessor":
 
 
 def load_timm(source: Source, device: str | None = None) -> Any:
-    """Load a model of timm with its weights, in evaluation mode: by name, from a file, or from a folder."""
+    """Load a model of timm in evaluation mode by name, from a file (NAME@FILE), a folder or the Hub."""
     name, folder = source.name.removeprefix(TIMM), source.path
     try:
         import timm
     except ImportError as error:
-        raise UserError(f"timm:{name} needs timm: pip install timm") from error
+        raise UserError(f"timm:{name} needs timm; install it with pip install timm") from error
     if source.stored.get("model_type") == WRAPPER:
-        return _from_wrapper(source).to(pick_device(device))
-    place, on_hub = pick_device(device), re.fullmatch(r"hf[-_]hub:(.+?)(?:@(.+))?", name, re.IGNORECASE)
-    if on_hub is not None:
-        folder = model_folder(on_hub[1], on_hub[2])
+        return _load_from_wrapper(source).to(pick_device(device))
+    torch_device, hub_match = pick_device(device), re.fullmatch(r"hf[-_]hub:(.+?)(?:@(.+))?", name, re.IGNORECASE)
+    if hub_match is not None:
+        folder = model_folder(hub_match[1], hub_match[2])
     try:
         if folder is None and "@" in name:
-            model: Any = _from_file(*name.split("@", 1))
+            model: Any = _load_from_file(*name.split("@", 1))
         else:
             model = timm.create_model(name if folder is None else f"local-dir:{folder}", pretrained=True)
-    except Exception as error:  # unknown names, no weights, no connection: each has an error of its own
+    except Exception as error:  # unknown names, missing weights and lost connections raise different errors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"timm:{name} cannot be loaded ({reason:.200}); timm.list_models(pretrained=True) lists the "
             "models that can be loaded"
         ) from error
     model.problem_type = source.stored.get("problem_type")
-    return model.eval().to(place)
+    return model.eval().to(torch_device)
 
 
-def _from_wrapper(source: Source) -> Any:
-    """Return the model inside transformers' class around it, which reads the weights in both of its spellings."""
+def _load_from_wrapper(source: Source) -> Any:
+    """Return the timm model that a checkpoint of transformers' TimmWrapper contains, with its class names."""
     import transformers
 
     is_classifier = "ForImageClassification" in str((source.stored.get("architectures") or [""])[0])
@@ -164,32 +174,30 @@ def _from_wrapper(source: Source) -> Any:
         model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head).timm_model.float()
         config = config_of_wrapper(source.stored)
         names = {name: source.stored[name] for name in ("label_names", "label_descriptions") if name in source.stored}
-        classes = {"num_classes": model.num_classes, **names}  # of a bare model none
+        classes = {"num_classes": model.num_classes, **names}  # 0 for a bare model
         model.pretrained_cfg = {**model.pretrained_cfg, **config["pretrained_cfg"], **classes}
     model.problem_type = source.stored.get("problem_type")
     return model.eval()
 
 
-def _from_file(architecture: str, file: str) -> "nn.Module":
-    """Return a checkpoint alone: as many classes as its head has, whose names it does not tell unless they are
-    ImageNet's.
-    """
+def _load_from_file(architecture: str, file: str) -> "nn.Module":
+    """Load the weights of a file into an architecture of timm with as many classes as the file's head."""
     import timm
     from timm.models import get_pretrained_cfg, load_state_dict
 
     path, config = Path(file).expanduser(), get_pretrained_cfg(architecture)
     if not path.is_file():
-        raise UserError(f"there is no file {file}")
+        raise UserError(f"the file {file} does not exist; check its path")
     weights, classifier = load_state_dict(str(path)), config.classifier if config else None
     head = weights.get(f"{classifier if isinstance(classifier, str) else (classifier or [''])[0]}.weight")
     options: dict[str, Any] = {} if head is None else {"num_classes": len(head)}
     return timm.create_model(architecture, checkpoint_path=str(path), **options)
 
 
-def timm_label_names(model: "nn.Module") -> list[list[str]]:
-    """Return what a model of timm calls its classes, in the order of its logits: every set of names that is known.
+def get_timm_label_names(model: "nn.Module") -> list[list[str]]:
+    """Return all known sets of class names of a timm model, in the order of its logits.
 
-    timm knows the classes of ImageNet (its 1,000 and the larger sets) by WordNet's numbers and by words.
+    timm has the classes of ImageNet (1,000 and larger sets) as WordNet numbers and as words.
     """
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
@@ -210,13 +218,11 @@ def timm_label_names(model: "nn.Module") -> list[list[str]]:
 
 @final
 class ImageGPTFeatures(nn.Module):
-    """The lower half of an ImageGPT: pixels -> color tokens -> the middle layer, averaged over the tokens.
+    """The lower half of an ImageGPT, which turns pixels into features.
 
-    The middle block's first layer norm ends it (Chen et al., Generative Pretraining from Pixels, 2020: the features of
-    linear probes are layer-normed inputs of a block, averaged over the sequence; the best lie in the middle).
-
-    The palette (`clusters`, [V, 3]) is part of the model, so that it takes pixels [B, 3, H, W] like any other. Choosing
-    a color has no gradient.
+    Features are the input of the middle block after its first layer norm, averaged over the tokens; these gave the best
+    linear probes (Chen et al., Generative Pretraining from Pixels, 2020). The palette (`clusters`, [V, 3]: V colors) is
+    part of the model, so that it takes pixels [B, 3, H, W] like other models. Choosing a color has no gradient.
     """
 
     clusters: torch.Tensor
@@ -226,10 +232,10 @@ class ImageGPTFeatures(nn.Module):
         self.config = model.config
         if size[0] * size[1] > self.config.n_positions:
             raise UserError(
-                f"the image processor makes {size[0]}x{size[1]} px, one token per pixel, but the ImageGPT "
-                f"takes {self.config.n_positions}; set the processor to the size it was trained with"
+                f"the image processor gives {size[0]}x{size[1]} px, one token per pixel, but the ImageGPT takes "
+                f"{self.config.n_positions} tokens; set the processor to the size of the ImageGPT's training"
             )
-        # A shallow copy: the model that was given keeps all its layers.
+        # A shallow copy, so that the caller's model keeps all its layers.
         body = copy.copy(model if hasattr(model, "h") else model.transformer)
         body._modules = dict(body._modules)
         middle = len(body.h) // 2
@@ -238,7 +244,7 @@ class ImageGPTFeatures(nn.Module):
         self.register_buffer("clusters", torch.as_tensor(clusters, dtype=torch.float32))
 
     def forward_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return [B, H*W, D] of pixels [B, 3, H, W]."""
+        """Return the features of all tokens, [B, H*W, D] (hidden size D), of pixels [B, 3, H, W]."""
         from transformers.models.imagegpt.image_processing_imagegpt import color_quantize_torch
 
         pixels = pixel_values.float().permute(0, 2, 3, 1).reshape(-1, 3)
@@ -246,16 +252,16 @@ class ImageGPTFeatures(nn.Module):
         return self.body(input_ids=tokens, use_cache=False).last_hidden_state
 
     def forward_head(self, hidden_states: torch.Tensor, pre_logits: bool = True) -> torch.Tensor:
-        """Return [B, D]: the mean over the tokens; the names of these two methods are timm's."""
+        """Average over the tokens, [B, D]; timm's models have methods of these names."""
         return hidden_states.mean(dim=1)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return features [B, D]: there is no head."""
+        """Return features, [B, D]; there is no head."""
         return self.forward_head(self.forward_features(pixel_values))
 
 
-def image_gpt_features(model: Any, processor: Any) -> "tuple[nn.Module, Callable[[Sequence[Image]], torch.Tensor]]":
-    """Return features that take pixels, in place of a model that takes color tokens, and what makes these pixels."""
+def wrap_image_gpt(model: Any, processor: Any) -> "tuple[nn.Module, Callable[[Sequence[Image]], torch.Tensor]]":
+    """Return an `ImageGPTFeatures` in place of an ImageGPT, and the function that prepares its pixels."""
 
     def prepare(images: "Sequence[Image]") -> torch.Tensor:
         return processor(images=list(images), do_color_quantize=False, return_tensors="pt")["pixel_values"]

@@ -1,4 +1,4 @@
-"""Graphs that `hf-vit export` wrote, run by their runtimes as a model of images: logits and features, no more."""
+"""Run graphs that `hf-vit export` wrote as torch modules, which give logits and features."""
 
 import json
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def graph_file(source: str) -> tuple[Runtime, Path] | None:
-    """Return the graph that a file or an exported folder stands for, and what runs it; None for anything else."""
+def find_graph(source: str) -> tuple[Runtime, Path] | None:
+    """Return the runtime and the graph file of a path to a graph or to an exported folder; None for other paths."""
     path = Path(source).expanduser()
     for runtime in RUNTIMES.values():
         if path.suffix == Path(runtime.file).suffix and path.is_file():
@@ -35,20 +35,20 @@ def graph_file(source: str) -> tuple[Runtime, Path] | None:
 
 @final
 class GraphForImageClassification(nn.Module):
-    """A classifier's graph: images [B, C, H, W] -> logits [B, K], on the CPU.
+    """A classifier's graph on the CPU, which maps images [B, C, H, W] to logits [B, K] (K classes).
 
-    With an image processor in it, images are the levels 0..255; of unequal ones, NaN fills what is no image (`canvas`).
+    A graph with an image processor takes images with levels 0..255; see `pad_to_canvas` for images of several sizes.
 
     Raises:
-        UserError: the runtime is missing or cannot read the file, or the file is another; or it is in int8, this
-            processor may cut off its sums, and the certificate beside it is missing or finds other results.
+        UserError: the runtime is not installed or cannot read the file, or the file is not a classifier's graph. Also
+            if it is in int8, this CPU may overflow its sums, and its certificate is missing or gives other results.
     """
 
     def __init__(self, runtime: Runtime, file: Path) -> None:
         super().__init__()
         runtime.require(file)
-        # First: verifying opens the graph itself, and two take twice the memory.
-        unsure = sums_int8_in_16_bits() and not _verified_int8(file)
+        # Before the graph is opened, because verifying opens it as well and would double the memory.
+        is_unverified = sums_int8_in_16_bits() and not _verify_int8(file)
         try:
             self.graph = runtime.open(file)
             labels: dict[str, str] = json.loads(self.graph.about["labels"])
@@ -57,21 +57,22 @@ class GraphForImageClassification(nn.Module):
             digest = bytes.fromhex(runtime.sha256(file))
         except KeyError as error:
             raise UserError(
-                f"{file} lacks its {error.args[0]}; give a graph that hf-vit export --to {runtime.target} wrote"
+                f"{file} has no {error.args[0]}; give a graph that hf-vit export --to {runtime.target} wrote"
             ) from error
-        except Exception as error:  # a runtime has a class for every reason
+        except Exception as error:  # runtimes raise many classes of errors
             raise UserError(f"{file} cannot be read by {runtime.package}: {one_line(error)}") from error
-        if unsure and "quantize" in self.graph.about:
+        if is_unverified and "quantize" in self.graph.about:
             raise UserError(
-                f"{file} is in int8, which other processors may compute differently, and its {NAME} is "
-                f"missing; put it there with its {RESULTS}, or export the model again"
+                f"{file} is in int8, which this CPU may compute differently, and its {NAME} is missing; copy "
+                f"{NAME} and {RESULTS} beside it, or export the model again"
             )
         if predicts := self.graph.about.get("predicts"):
             raise UserError(
-                f"{file} is the graph of a {predicts}, which only {runtime.package} runs; give the model itself"
+                f"{file} is the graph of a {predicts}, which hf-vit does not run; run it with {runtime.package}, or "
+                "give the model that was exported"
             )
         if "logits" not in self.graph.outputs:
-            raise UserError(f"{file} is the graph of a bare model, which predicts nothing; export a classifier")
+            raise UserError(f"{file} is the graph of a model without a head; export a classifier")
         self.config = SimpleNamespace(
             model_type=runtime.target,
             num_labels=len(labels),
@@ -82,43 +83,40 @@ class GraphForImageClassification(nn.Module):
         self.register_buffer("sha256", torch.frombuffer(bytearray(digest), dtype=torch.uint8))
 
     def forward(self, pixel_values: torch.Tensor) -> ImageClassifierOutput:
-        """Return the logits of images [B, C, H, W]."""
+        """Return the logits of images, [B, C, H, W]."""
         return ImageClassifierOutput(logits=self._run(pixel_values)["logits"])  # pyright: ignore[reportArgumentType]
 
     def forward_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return [B, D]: what the head sees; as `forward`."""
+        """Return the inputs of the head, [B, D] (hidden size D)."""
         outputs = self._run(pixel_values)
         if "features" not in outputs:
             raise UserError("the graph was exported without features; export the model again")
         return outputs["features"]
 
     def forward_head(self, features: torch.Tensor, pre_logits: bool = True) -> torch.Tensor:
-        """As timm's models have it: features before the head are features."""
+        """Return the features unchanged; timm's models have a method of this name."""
         return features
 
     def _run(self, pixel_values: torch.Tensor) -> Outputs:
+        """Run a batch; a graph with an image processor takes images of several sizes one by one."""
         if self.takes == PIXEL_VALUES:
-            return self._answer(pixel_values.detach().float().contiguous())
-        images = [_image_of(one) for one in pixel_values.detach()]
+            return self._run_graph(pixel_values.detach().float().contiguous())
+        images = [_crop_from_canvas(padded) for padded in pixel_values.detach()]
         if self.takes != ENCODED and len({image.shape for image in images}) == 1:
-            return self._answer(torch.stack(images))
-        answers = [self._answer(image[None]) for image in images]
-        return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
+            return self._run_graph(torch.stack(images))
+        outputs = [self._run_graph(image[None]) for image in images]
+        return {name: torch.cat([output[name] for output in outputs]) for name in outputs[0]}
 
-    def _answer(self, images: torch.Tensor) -> Outputs:
+    def _run_graph(self, images: torch.Tensor) -> Outputs:
         try:
             return self.graph.run(images if self.takes == PIXEL_VALUES else as_given(self.takes, images))
-        except Exception as error:  # as above
+        except Exception as error:  # runtimes raise many classes of errors
             size = "x".join(map(str, images.shape[2:] if self.takes == PIXEL_VALUES else images.shape[1:3]))
-            raise UserError(
-                f"the graph refuses images of {size} px, {len(images)} at once: {one_line(error)}"
-            ) from error
+            raise UserError(f"the graph cannot run {len(images)} images of {size} px: {one_line(error)}") from error
 
 
-def _verified_int8(file: Path) -> bool:
-    """Return whether a certificate says that the graph is in int8; it is refused unless it repeats what it gave
-    then.
-    """
+def _verify_int8(file: Path) -> bool:
+    """Return whether a graph in int8 has a certificate; raise UserError if its results differ from that."""
     certificate = Certificate.read(file.with_name(NAME))
     if certificate is None or certificate.quantization is None or certificate.file != file.name:
         return False
@@ -126,18 +124,18 @@ def _verified_int8(file: Path) -> bool:
     return True
 
 
-def canvas(images: "Sequence[Image]") -> torch.Tensor:
-    """RGB images of any sizes -> their levels 0..255 [B, 3, H, W], each at the top left, NaN beside and below it."""
+def pad_to_canvas(images: "Sequence[Image]") -> torch.Tensor:
+    """Stack RGB images of any sizes, levels 0..255, to [B, 3, H, W] with NaN to the right of and below each image."""
     levels = [torch.from_numpy(np.array(image)).permute(2, 0, 1).float() for image in images]
-    height, width = (max(one.shape[side] for one in levels) for side in (1, 2))
-    filled = torch.full((len(levels), 3, height, width), torch.nan)
-    for place, one in zip(filled, levels, strict=True):
-        place[:, : one.shape[1], : one.shape[2]] = one
-    return filled
+    height, width = (max(pixels.shape[side] for pixels in levels) for side in (1, 2))
+    canvases = torch.full((len(levels), 3, height, width), torch.nan)
+    for canvas, pixels in zip(canvases, levels, strict=True):
+        canvas[:, : pixels.shape[1], : pixels.shape[2]] = pixels
+    return canvases
 
 
-def _image_of(filled: torch.Tensor) -> torch.Tensor:
-    """Return [3, H, W] of a canvas -> its image, uint8 [H, W, 3]."""
-    there = filled[0].isfinite()
-    image = filled[:, : int(there[:, 0].sum()), : int(there[0].sum())]
+def _crop_from_canvas(canvas: torch.Tensor) -> torch.Tensor:
+    """Return the image on a canvas of `pad_to_canvas`, [3, H, W], as uint8 [H, W, 3]."""
+    is_image = canvas[0].isfinite()
+    image = canvas[:, : int(is_image[:, 0].sum()), : int(is_image[0].sum())]
     return image.to(torch.uint8).permute(1, 2, 0).contiguous()

@@ -1,6 +1,6 @@
-"""The one way to a model: `load_model` finds out what a name stands for, and returns the model with what feeds it.
+"""`load_model`: load the model that a name stands for, together with the preparation of its images.
 
-Legend: B images, C channels, H x W px.
+Legend: B images, C channels, H x W px (height, width).
 """
 
 import hashlib
@@ -22,19 +22,19 @@ from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
 from hf_vit.data.labels import normalize_name
-from hf_vit.data.transforms import input_size as size_of
+from hf_vit.data.transforms import input_size as get_processor_size
 from hf_vit.display import shortened
 from hf_vit.environment import keep_freed_memory, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
 from hf_vit.loading.folders import (
     ImageGPTFeatures,
-    image_gpt_features,
+    get_timm_label_names,
     load_timm,
     load_transformers,
-    timm_label_names,
+    wrap_image_gpt,
 )
-from hf_vit.loading.graphs import GraphForImageClassification, canvas, graph_file
+from hf_vit.loading.graphs import GraphForImageClassification, find_graph, pad_to_canvas
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.reading import CONFIG
 
@@ -42,32 +42,38 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def label_names_of(model: "nn.Module") -> list[str]:
-    """Return the names of a classifier's classes as its config tells them (`id2label`), in the order of its logits."""
+def get_label_names(model: "nn.Module") -> list[str]:
+    """Return a classifier's class names from its config (`id2label`), in the order of its logits."""
     names: dict[int, str] = getattr(model.config, "id2label", None) or {}
     return [str(names[index]) for index in sorted(names)]
 
 
 def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[int]:
-    """Return for every class of the data the index of the model's class of that name, in any Unicode form."""
+    """Return for every class of the data the index of the model's class with the same name, in any Unicode form.
+
+    Raises:
+        UserError: the model has no class, or several classes, with the name of a class of the data.
+    """
     if list(data_names) == list(model_names):
         return list(range(len(model_names)))
     data_names, model_names = list(map(normalize_name, data_names)), list(map(normalize_name, model_names))
     index = {name: position for position, name in enumerate(model_names)}
     if unknown := [repr(name) for name in data_names if name not in index]:
-        known = shortened(list(map(repr, model_names)))
+        shortened_names = shortened(list(map(repr, model_names)))
         raise UserError(
-            f"the data has classes that the model does not have: {shortened(unknown)}; the model's are {known}; "
-            "use data with these class names, or rename the classes"
+            f"the data has classes that the model does not have: {shortened(unknown)}; the model has "
+            f"{shortened_names}; use data with these class names, or rename the classes"
         )
     counts = Counter(model_names)
-    if twice := [repr(name) for name in data_names if counts[name] > 1]:
-        raise UserError(f"the model has several classes named {shortened(twice)}; rename them in its config (id2label)")
+    if duplicates := [repr(name) for name in data_names if counts[name] > 1]:
+        raise UserError(
+            f"the model has several classes named {shortened(duplicates)}; rename them in its config (id2label)"
+        )
     return [index[name] for name in data_names]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Return the names, those that occur twice followed by their index: ImageNet has two classes "crane"."""
+    """Append its index to every name that occurs more than once, such as "crane" in ImageNet."""
     counts = Counter(names)
     return [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names)]
 
@@ -75,16 +81,16 @@ def unique_names(names: Sequence[str]) -> list[str]:
 @final
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode and how it is fed.
+    """A model in evaluation mode, with the preparation of its images.
 
     Attributes:
         model: any torch module that takes images [B, C, H, W].
         prepare: Pillow images (RGB) -> [B, C, H, W] on the CPU.
-        name: for people and facts.
-        folder: where its facts are kept; None for a model of the Hub or of timm, or one made in Python.
-        processor: its image processor of transformers; None for a model of timm.
-        origin: the code whose checkpoint was converted on the way; None where none was.
-        state: of the folder's files, when they were loaded.
+        name: for messages and records.
+        folder: local folder of the model, where records are written; None for models of the Hub, of timm and of Python.
+        processor: its image processor of transformers; None for models of timm.
+        origin: source format of a converted checkpoint, else None.
+        state: identity of the folder's files when they were loaded.
     """
 
     model: nn.Module
@@ -96,32 +102,32 @@ class LoadedModel:
     state: frozenset[tuple[object, ...]] = frozenset()
 
     def need_same_folder(self) -> None:
-        """Refuse to record a result if the folder holds another model by now.
-
-        Raises:
-            UserError: another model was put there meanwhile.
-        """
-        if self.folder is not None and self.state != _state_of(self.folder):
+        """Raise UserError if the files of the folder have changed since the model was loaded."""
+        if self.folder is not None and self.state != _read_file_states(self.folder):
             raise UserError(
-                f"{self.folder} holds another model than the one that was measured, so nothing was "
-                "recorded; run the command again"
+                f"the model in {self.folder} was replaced while it was measured, so nothing was recorded; run the "
+                "command again"
             )
 
     @property
     def label_sets(self) -> list[list[str]]:
-        """The names of a classifier's classes, in the order of its logits; several sets where there are synonyms."""
+        """The class names in the order of the logits, as one or more sets of synonyms; [] without a classifier."""
         if hasattr(self.model, "pretrained_cfg"):
-            return timm_label_names(self.model)
-        return [label_names_of(self.model)] if _classifies(self.model) else []
+            return get_timm_label_names(self.model)
+        return [get_label_names(self.model)] if _has_classification_head(self.model) else []
 
     def label_names(self, data_names: Sequence[str]) -> list[str]:
-        """Of the sets of names the one that knows these classes of the data, else the first."""
+        """Return the first set of class names that contains all classes of the data, else the first set.
+
+        Raises:
+            UserError: the model is no classifier.
+        """
         if not self.label_sets:
-            raise UserError("it has no head with named classes")
+            raise UserError("it has no classification head")
         refuse_regression(self.model, self.name, "classification")
-        wanted = set(map(normalize_name, data_names))
-        fitting = [names for names in self.label_sets if wanted <= set(map(normalize_name, names))]
-        return (fitting or self.label_sets)[0]
+        wanted_names = set(map(normalize_name, data_names))
+        matching_sets = [names for names in self.label_sets if wanted_names <= set(map(normalize_name, names))]
+        return (matching_sets or self.label_sets)[0]
 
     def classes_of(self, data_names: Sequence[str]) -> list[int]:
         """Return the index of the model's class for every class of the data, matched by name."""
@@ -129,61 +135,61 @@ class LoadedModel:
 
     @property
     def image_size(self) -> tuple[int, int] | None:
-        """(height, width) px of the images the model was made for, where its config tells."""
+        """(height, width) px of the model's images by its config, or None if that does not tell."""
         size = getattr(getattr(self.model, "config", None), "image_size", None)
         return None if size is None else as_pair(size)
 
     @cached_property
     def input_size(self) -> tuple[int, int]:
-        """(height, width) px that the model is fed with, for a square image."""
+        """(height, width) px to which a square image is prepared."""
         from PIL import Image
 
         if self.resizes:
-            return size_of(self.processor)
+            return get_processor_size(self.processor)
         height, width = self.prepare([Image.new("RGB", (64, 64))]).shape[-2:]
         return height, width
 
     @property
     def draft_side(self) -> int:
-        """px that both sides of an image need for its preparation not to enlarge it."""
+        """Lowest number of px of both sides of an image that its preparation does not enlarge."""
         size = getattr(self.processor, "size", None) or {}
         sides = [size.get(name) for name in ("height", "width", "shortest_edge")]
         if self.resizes or not any(sides) or not getattr(self.processor, "do_resize", True):
-            raise UserError(f"{self.name} has no fixed input size; leave --draft out")
+            raise UserError(f"--draft needs a fixed input size, which {self.name} does not have; leave --draft out")
         return max(int(side) for side in sides if side)
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """The dtype of the weights."""
         return next(self.model.parameters()).dtype
 
     def pixel_values(self, images: "Sequence[Image]") -> torch.Tensor:
-        """Return [B, C, H, W] on the model's device, in the dtype of its weights."""
+        """Prepare images: [B, C, H, W] on the model's device in its dtype."""
         return self.prepare(images).to(self.device, self.dtype)
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether its answers have a gradient with respect to the pixels; an ImageGPT's and a graph's have none."""
+        """Whether outputs have a gradient with respect to pixels; those of an ImageGPT and of a graph have none."""
         return not (isinstance(self.model, ImageGPTFeatures) or self.is_graph)
 
     @property
     def is_graph(self) -> bool:
-        """Whether it answers and shows nothing else but features: no layers, no gradients, no weights."""
+        """Whether it is an exported graph, which has logits and features, but no layers, gradients or weights."""
         return isinstance(self.model, GraphForImageClassification)
 
     @property
     def resizes(self) -> bool:
-        """Whether it takes images as they are, its image processor being a part of it."""
+        """Whether it is a graph that contains the image processor, and so takes images of any size."""
         return isinstance(self.model, GraphForImageClassification) and self.model.takes != PIXEL_VALUES
 
     @property
     def configuration(self) -> dict[str, Any] | None:
-        """The fields of its config, but for those that tell where and by what it was saved; None of a model of timm."""
+        """The fields of its config without paths and library versions; None for models of timm."""
         config: Any = getattr(self.model, "config", None)
         if not hasattr(config, "to_dict"):
             return None
@@ -191,7 +197,7 @@ class LoadedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of a hash over config, parameters and buffers; the same on every device."""
+        """Hash of config, parameters and buffers, 16 hexadecimal digits, independent of the device."""
         digest = hashlib.sha256()
         if self.configuration is not None:
             digest.update(json.dumps(self.configuration, sort_keys=True, default=str).encode())
@@ -201,17 +207,15 @@ class LoadedModel:
         return digest.hexdigest()[:16]
 
     def describe(self) -> dict[str, str]:
-        """Name, kind and fingerprint, as results keep them, and where it was converted from, if it was."""
+        """Return name, kind and fingerprint for records, and the source format of a converted checkpoint."""
         kind = getattr(getattr(self.model, "config", None), "model_type", None) or type(self.model).__name__
-        known = {"name": self.name, "kind": str(kind), "fingerprint": self.fingerprint}
-        return known | ({} if self.origin is None else {"origin": self.origin})
+        record = {"name": self.name, "kind": str(kind), "fingerprint": self.fingerprint}
+        return record | ({} if self.origin is None else {"origin": self.origin})
 
 
-def _classifies(model: nn.Module) -> bool:
-    """Return a bare model's config names classes too ("LABEL_0"); what counts is its class, and that there is a
-    head.
-    """
-    names = (each.__name__ for each in type(model).__mro__)  # a derived class may have any name
+def _has_classification_head(model: nn.Module) -> bool:
+    """Return whether a model has a classification head; its config does not tell, as bare models have "LABEL_0" too."""
+    names = (base.__name__ for base in type(model).__mro__)  # a derived class may have any name
     return any("ForImageClassification" in name for name in names) and bool(getattr(model.config, "num_labels", 0))
 
 
@@ -220,19 +224,20 @@ def load_model(
 ) -> LoadedModel:
     """Load or wrap a model.
 
-    The library that saved a checkpoint runs it, so that what is measured is what it does there. What no library here
-    runs (a file, an architecture that transformers has given up, a model of timm without timm) is converted on the way.
+    The library that saved a checkpoint also runs it, so that measurements apply to that library. Checkpoints that no
+    installed library runs (a file, an architecture that transformers no longer has, a timm model without timm) are
+    converted.
 
     Args:
-        source: a folder (timm's too), a graph of `hf-vit export` or its folder, a model of the Hub (owner/name or
-            owner/name@REVISION), "timm:NAME" or "timm:NAME@FILE", whatever else `hf-vit convert` reads, a pair (model,
+        source: a folder (also of timm), a graph of `hf-vit export` or its folder, a model of the Hub (owner/name or
+            owner/name@REVISION), "timm:NAME" or "timm:NAME@FILE", any other source of `hf-vit convert`, a pair (model,
             image processor) or a `LoadedModel`.
-        device: torch device; by default a GPU where there is one. Models made in Python stay where they are.
-        as_classifier: refuse a folder or name that stands for no trained image classifier.
-        inside: its layers will be read; those of timm's models are known once they are converted, where they can be.
+        device: torch device, by default a GPU if there is one. Models from Python stay on their device.
+        as_classifier: refuse a source that is not a trained image classifier.
+        inside: convert timm models if possible, because the caller reads layers of the model.
 
     Raises:
-        UserError: there is no such model, or it does not load.
+        UserError: the source does not exist or cannot be loaded.
     """
     if isinstance(source, LoadedModel):
         return source
@@ -240,27 +245,26 @@ def load_model(
         model, processor = cast("tuple[nn.Module, Any]", source)
         return _wrap(model, processor, type(model).__name__)
     keep_freed_memory()
-    if (graph := graph_file(str(source))) is not None:
+    if (graph := find_graph(str(source))) is not None:
         return _load_graph(*graph, device, inside)
-    found = find_source(source)
-    library, takes_pixels = _library_of(found)
+    checkpoint = find_source(source)
+    library, takes_pixels = _find_library(checkpoint)
     if not takes_pixels or (inside and library == "timm"):
         try:
-            return _convert(found, device, as_classifier)
+            return _convert(checkpoint, device, as_classifier)
         except UserError as error:
             if library is None:
-                raise UserError(f"{found.name} cannot be read as a model: {error}") from error
+                raise UserError(f"{checkpoint.name} cannot be read as a model: {error}") from error
     if library == "timm":
-        return _load_from_timm(found, device, as_classifier)
-    model, processor = load_transformers(found, device, as_classifier=as_classifier)
-    return _wrap(model, processor, _name_of(found), found.folder)
+        return _load_from_timm(checkpoint, device, as_classifier)
+    model, processor = load_transformers(checkpoint, device, as_classifier=as_classifier)
+    return _wrap(model, processor, _get_name(checkpoint), checkpoint.folder)
 
 
-def _library_of(source: Source) -> tuple[Literal["timm", "transformers"] | None, bool]:
-    """Return which library runs a checkpoint: the one that saved it, where it is installed and still knows the
-    architecture.
+def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | None, bool]:
+    """Return the library that runs a checkpoint, or None, and whether its model takes only images (unlike CLIP).
 
-    The second value tells whether what it makes is a model of images alone; a CLIP of transformers is not.
+    That is the library that saved it, if it is installed and still has the architecture.
     """
     kind = source.stored.get("model_type")
     if source.name.startswith(TIMM) or ("architecture" in source.stored and kind in (None, WRAPPER)):
@@ -271,19 +275,19 @@ def _library_of(source: Source) -> tuple[Literal["timm", "transformers"] | None,
     from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
     if not isinstance(kind, str):
-        return "transformers", True  # it says what is wrong
+        return "transformers", True  # its error describes the problem
     if kind not in CONFIG_MAPPING:
         return None, False
-    # Heads of dense prediction may have no bare model: transformers' UperNet, and this package's.
+    # Some dense prediction models, such as transformers' UperNet and ours, have no bare model.
     endings = ("SEMANTIC_SEGMENTATION", "UNIVERSAL_SEGMENTATION", "OBJECT_DETECTION")
-    mappings: list[Any] = [MODEL_MAPPING, *(getattr(transformers, f"MODEL_FOR_{each}_MAPPING") for each in endings)]
+    mappings: list[Any] = [MODEL_MAPPING, *(getattr(transformers, f"MODEL_FOR_{ending}_MAPPING") for ending in endings)]
     classes = (mapping.get(CONFIG_MAPPING[kind], None) for mapping in mappings)
-    first = next((each for each in classes if each is not None), None)
+    first = next((model_class for model_class in classes if model_class is not None), None)
     return "transformers", getattr(first, "main_input_name", None) == "pixel_values"
 
 
-def _name_of(source: Source) -> str:
-    """Return the base name of a folder or file, so that results do not record local paths; other sources as given."""
+def _get_name(source: Source) -> str:
+    """Return the name of a source; of folders and files the base name only, so that results record no local paths."""
     prefix = TIMM if source.name.startswith(TIMM) else ""
     if source.path is not None and not source.is_on_hub:
         return prefix + source.path.resolve().name
@@ -299,70 +303,77 @@ def _wrap(
     prepare: "Callable[[Sequence[Image]], torch.Tensor] | None" = None,
     origin: str | None = None,
 ) -> LoadedModel:
+    """Build a `LoadedModel` in evaluation mode."""
     if getattr(getattr(model, "config", None), "model_type", None) == "imagegpt":
-        model, prepare = image_gpt_features(model, processor)
-    state = frozenset[Any]() if folder is None else _state_of(folder)
+        model, prepare = wrap_image_gpt(model, processor)
+    state = frozenset[Any]() if folder is None else _read_file_states(folder)
     return LoadedModel(model.eval(), prepare or eval_transform(processor).batch, name, folder, processor, origin, state)
 
 
-def _state_of(folder: Path) -> frozenset[tuple[object, ...]]:
-    """Return which files a model's configuration and weights are; none where there is no such folder."""
+def _read_file_states(folder: Path) -> frozenset[tuple[object, ...]]:
+    """Return the identity of a folder's config and weight files: name, device, inode, size and time of each."""
     files = [path for path in folder.glob("*") if path.name == CONFIG or path.suffix in (".safetensors", ".bin")]
     stats = [(path.name, path.stat()) for path in files]
     return frozenset((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def _convert(source: Source, device: str | None, as_classifier: bool) -> LoadedModel:
-    place, plan = pick_device(device), source.plan
+    """Convert a checkpoint and return the model."""
+    torch_device, plan = pick_device(device), source.plan
     if as_classifier and not plan.has_head:
-        raise UserError("it is not an image classifier, as it has no head; fine-tune it first (hf-vit finetune)")
+        raise UserError("it has no classification head; fine-tune it first (hf-vit finetune)")
     model: Any = source.load()
-    model.to(place)
-    name = source.checkpoint.name if source.folder is None else _name_of(source)
+    model.to(torch_device)
+    name = source.checkpoint.name if source.folder is None else _get_name(source)
     return _wrap(model, source.processor(), name, source.folder, origin=plan.origin)
 
 
-def _load_graph(runtime: Runtime, file: Path, device: str | None, inside: bool) -> LoadedModel:
-    if inside:
+def _load_graph(runtime: Runtime, file: Path, device: str | None, needs_layers: bool) -> LoadedModel:
+    """Open an exported graph; raise UserError if the caller needs layers or another device than the CPU."""
+    if needs_layers:
         raise UserError(f"{file} is an exported graph, whose layers cannot be read; give the model that was exported")
     if device is not None and pick_device(device).type != "cpu":
-        raise UserError(f"{file} is an exported graph, which runs on the CPU; leave --device {device} out")
+        raise UserError(f"{file} is an exported graph, which only runs on the CPU; leave --device {device} out")
     graph = GraphForImageClassification(runtime, file)
-    prepare = None if graph.takes == PIXEL_VALUES else canvas
+    prepare = None if graph.takes == PIXEL_VALUES else pad_to_canvas
     return _wrap(graph, graph.processor, f"{file.resolve().parent.name}/{file.name}", prepare=prepare)
 
 
 def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> LoadedModel:
+    """Load a model of timm with timm's preparation of images."""
     model = load_timm(source, device)
     if as_classifier and not getattr(model, "num_classes", 0):
-        raise UserError(f"{source.name} is not a classifier: it has no head (num_classes 0)")
+        raise UserError(
+            f"{source.name} has no classification head (num_classes=0); give a classifier, or fine-tune it "
+            "(hf-vit finetune)"
+        )
     from timm.data.config import resolve_model_data_config
     from timm.data.transforms_factory import create_transform
 
     transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
-    name = TIMM + _name_of(source).removeprefix(TIMM)
+    name = TIMM + _get_name(source).removeprefix(TIMM)
     return LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), name)
 
 
 def load_models(sources: Sequence[Any], device: str | None = None) -> list[LoadedModel]:
-    """Load models to be compared, called by as little of their paths as tells them apart; see `load_model`.
+    """Load models for a comparison, each named with the shortest end of its path that is unique; see `load_model`.
 
     Raises:
-        UserError: a model does not load or is given twice, or there are fewer than two.
+        UserError: a model cannot be loaded or is given twice, or there are fewer than two.
     """
     if len(sources) < 2:
-        raise UserError("a comparison needs at least two models; name more")
-    models, places = [load_model(source, device) for source in sources], list[tuple[str, ...]]()
+        raise UserError(f"a comparison needs at least two models, but {len(sources)} was given; add another model")
+    models, paths = [load_model(source, device) for source in sources], list[tuple[str, ...]]()
     for source, model in zip(sources, models, strict=True):
         if isinstance(source, tuple | LoadedModel):
-            places.append((model.name,))
-        else:  # the parts of a path; other sources as they were given
+            paths.append((model.name,))
+        else:  # a source that is not a path counts as one part
             path = model.folder or Path(str(source).removeprefix(TIMM)).expanduser()
-            places.append(path.resolve().parts if path.exists() else (str(source),))
-    if twice := sorted({place[-1] for place in places if places.count(place) > 1}):
-        raise UserError(f"{', '.join(twice)} is given twice; give every model once")
-    lengths, names = [1] * len(places), [place[-1] for place in places]
+            paths.append(path.resolve().parts if path.exists() else (str(source),))
+    if duplicates := sorted({parts[-1] for parts in paths if paths.count(parts) > 1}):
+        raise UserError(f"{', '.join(duplicates)} is given twice; give every model once")
+    lengths, names = [1] * len(paths), [parts[-1] for parts in paths]
     while len(set(names)) < len(names):
         lengths = [length + (names.count(name) > 1) for name, length in zip(names, lengths, strict=True)]
-        names = ["/".join(place[-length:]) for place, length in zip(places, lengths, strict=True)]
+        names = ["/".join(parts[-length:]) for parts, length in zip(paths, lengths, strict=True)]
     return [replace(model, name=name) for model, name in zip(models, names, strict=True)]

@@ -1,8 +1,7 @@
-"""A loaded model made faster before it only infers: by what, follows from how many images it will see.
+"""Optimize a loaded model for inference if the number of images repays the time that this takes.
 
-A few images are computed by the model as loaded, since optimizing it would cost more than it saves; long runs of
-models that are not small use the fastest engine. The numbers are from `benchmarks/results/int8_avx512_bf16.json`: S/16
-and B/16 are packed in the time that packing saves on 8 images, and their graphs are made in that of some 5,000.
+For a few images the model runs as loaded; many images run on the fastest engine, unless the model is small. By
+`benchmarks/results/int8_avx512_bf16.json`, packing S/16 and B/16 pays from 8 images, and a graph from about 5,000.
 """
 
 import copy
@@ -14,18 +13,18 @@ from hf_vit.errors import UserError, enough_memory
 from hf_vit.loading.model import LoadedModel
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 
-PACKED_FROM, GRAPH_FROM = 16, 10_000  # images, twice what repays it
-GRAPH_PARAMETERS = 5_000_000  # smaller models answer sooner than a graph is made
+PACKED_FROM, GRAPH_FROM = 16, 10_000  # images, twice the number that repays the optimization
+GRAPH_PARAMETERS = 5_000_000  # graphs of smaller models do not pay
 
 
-def engine_for(subject: LoadedModel, num_images: int | None) -> str | None:
-    """Return the engine that repays itself, a value of `optimize_for_inference`; None for a model that stays as it was
-    loaded.
+def select_engine(subject: LoadedModel, num_images: int | None) -> str | None:
+    """Return the `engine` of `optimize_for_inference` that pays for this many images, or None.
 
-    That is one of another library, on a GPU, or with parts that cannot be rewritten.
+    Models of other libraries, on a GPU or with parts that cannot be rewritten are not optimized.
 
     Args:
-        num_images: that it will see; None for a stream of nobody knows how many.
+        subject: the model.
+        num_images: number of images; None for a stream of unknown length.
     """
     model = subject.model
     if not isinstance(model, HfPreTrainedModel) or (num_images is not None and num_images < PACKED_FROM):
@@ -47,37 +46,35 @@ def engine_for(subject: LoadedModel, num_images: int | None) -> str | None:
 
 
 def optimize(subject: LoadedModel, engine: str) -> None:
-    """Let an engine compute the subject's model, in place; its fingerprint stays that of its weights."""
+    """Optimize the subject's model in place; its fingerprint remains that of the original weights."""
     from hf_vit.inference.optimize import optimize_for_inference
 
     assert isinstance(subject.model, HfPreTrainedModel)
-    _ = subject.fingerprint  # it is kept: an optimized model shows no state
+    _ = subject.fingerprint  # cached now, because an optimized model has no state dict
     optimize_for_inference(subject.model, engine=engine)
 
 
-def optimized_copy(subject: LoadedModel, num_images: int | None) -> tuple[LoadedModel, str | None]:
-    """Return the subject with a copy of its model that so many images repay, and its engine; else as it is, and
-    None.
-    """
-    engine = engine_for(subject, num_images)
+def copy_optimized(subject: LoadedModel, num_images: int | None) -> tuple[LoadedModel, str | None]:
+    """Return the subject with an optimized copy of its model and the engine; or unchanged and None, see above."""
+    engine = select_engine(subject, num_images)
     if engine is None:
         return subject, None
-    with enough_memory(f"a copy of {subject.name} that is made faster", "leave that out (--no-optimize)"):
-        copied = replace(subject, model=copy.deepcopy(subject.model))
-    optimize(copied, engine)
-    return copied, engine
+    with enough_memory(f"an optimized copy of {subject.name}", "run the model as loaded (--no-optimize)"):
+        optimized = replace(subject, model=copy.deepcopy(subject.model))
+    optimize(optimized, engine)
+    return optimized, engine
 
 
-def engine_title(engine: str) -> str:
-    """Return name and version, for people and facts."""
+def format_engine(engine: str) -> str:
+    """Return the name and version of an engine."""
     return f"{engine} {RUNTIMES[engine].version() if engine in RUNTIMES else versions()[engine]}"
 
 
-def engine_fact(engine: str | None) -> dict[str, str]:
-    """Return what a record keeps of it: nothing of a model as it was loaded."""
-    return {} if engine is None else {"engine": engine_title(engine)}
+def record_engine(engine: str | None) -> dict[str, str]:
+    """Return the engine as a field of a record; no field for a model that is not optimized."""
+    return {} if engine is None else {"engine": format_engine(engine)}
 
 
-def engine_note(engine: str) -> str:
-    """Return what a command says of it."""
-    return f"optimized for inference, computed by {engine_title(engine)} (as loaded: --no-optimize)"
+def describe_engine(engine: str) -> str:
+    """Return the notice that a command prints for an optimized model."""
+    return f"optimized for inference, runs on {format_engine(engine)}; use --no-optimize to run the model as loaded"

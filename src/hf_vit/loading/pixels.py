@@ -1,6 +1,6 @@
-"""How a model is fed: the scale of its pixels, and every image in its own size and shape.
+"""Prepare pixels for a model: its scaling of pixels, and batches of images in their original sizes.
 
-Legend: B images, C channels, H x W px, h x w patch grid.
+Legend: B images, C channels, H x W px (height, width), h x w patch grid.
 """
 
 import math
@@ -31,11 +31,11 @@ _TOLERANCE = 1e-3
 @final
 @dataclass(frozen=True)
 class PixelScale:
-    """How pixels in 0..1 are scaled before a model sees them: (pixels * factor - mean) / std, per channel.
+    """A model's scaling of pixels in 0..1: (pixels * factor - mean) / std in every channel.
 
     Attributes:
         mean, std: [C].
-        factor: 1 where pixels stay in 0..1, 255 where nothing rescales them.
+        factor: 1 for pixels in 0..1, 255 for pixels in 0..255.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -43,47 +43,47 @@ class PixelScale:
     factor: float = 1.0
 
     @classmethod
-    def of_processor(cls, processor: Any) -> Self:
-        """Return what an image processor of transformers says of itself."""
+    def from_processor(cls, processor: Any) -> Self:
+        """Read the scaling from the fields of an image processor of transformers."""
         factor, mean, std = pixel_scale(processor)
         return cls(mean, std, 255 * factor)
 
     @classmethod
-    def of(cls, subject: LoadedModel) -> Self:
-        """Return what any library does to pixels, measured by preparing a black, a white and a coloured image.
+    def measure(cls, subject: LoadedModel) -> Self:
+        """Measure the scaling of any library by preparing a black, a white and a colored image.
 
         Raises:
-            UserError: what is done to a pixel is no scaling.
+            UserError: the preparation of pixels is no scaling.
         """
         from PIL import Image
 
         if subject.resizes:
             raise UserError(
-                f"{subject.name} resizes images inside the graph, so attacks, corruptions and teachers "
-                "cannot use it; give the model that was exported"
+                f"the graph {subject.name} contains the image processor, so it cannot be attacked, corrupted or used "
+                "as a teacher; give the model that was exported"
             )
-        colours = torch.tensor([[0.0] * 3, [1.0] * 3, [0.4, 0.2, 0.8]], dtype=torch.float64)
-        levels = (255 * colours).round().int().tolist()
-        values = subject.prepare([Image.new("RGB", (_PROBE_PX, _PROBE_PX), tuple(each)) for each in levels]).double()
-        black, white, coloured = values.mean(dim=(2, 3))
-        span = white - black
-        even = values.amax(dim=(2, 3)) - values.amin(dim=(2, 3))
-        expected = black + colours[2] * span
-        limit = _TOLERANCE * float(span.abs().min())
-        if limit <= 0 or float(even.max()) > limit or float((coloured - expected).abs().max()) > limit:
+        colors = torch.tensor([[0.0] * 3, [1.0] * 3, [0.4, 0.2, 0.8]], dtype=torch.float64)
+        levels = (255 * colors).round().int().tolist()
+        values = subject.prepare([Image.new("RGB", (_PROBE_PX, _PROBE_PX), tuple(color)) for color in levels]).double()
+        black, white, colored = values.mean(dim=(2, 3))
+        scale = white - black
+        spread = values.amax(dim=(2, 3)) - values.amin(dim=(2, 3))
+        expected = black + colors[2] * scale
+        limit = _TOLERANCE * float(scale.abs().min())
+        if limit <= 0 or float(spread.max()) > limit or float((colored - expected).abs().max()) > limit:
             raise UserError(
-                f"the image processor of {subject.name} does more than resize, crop and normalize, which "
-                "attacks, corruptions and teachers need"
+                f"the image processor of {subject.name} does more than resize, crop and normalize, so the model cannot "
+                "be attacked, corrupted or used as a teacher; give a model with a plain image processor"
             )
-        return cls(tuple((-black / span).tolist()), tuple((1 / span).tolist()))
+        return cls(tuple((-black / scale).tolist()), tuple((1 / scale).tolist()))
 
     def values(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels in 0..1 [B, C, H, W] -> as the model is fed."""
+        """Scale pixels in 0..1, [B, C, H, W], for the model."""
         mean, std = self._constants(pixels)
         return (pixels * self.factor - mean) / std
 
     def pixels(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [B, C, H, W] as the model is fed -> pixels in 0..1, but for rounding."""
+        """Undo `values`: return pixels in 0..1, [B, C, H, W], up to rounding."""
         mean, std = self._constants(values)
         return (values * std + mean) / self.factor
 
@@ -92,15 +92,15 @@ class PixelScale:
 
 
 def image_generator(pixels: torch.Tensor, *keys: int) -> np.random.Generator:
-    """Randomness of one image [C, H, W] in 0..1: by its content and `keys`, wherever it stands in whichever batch."""
+    """Return a generator seeded by the content of an image [C, H, W] in 0..1 and `keys`, whatever its batch is."""
     content = (pixels.detach().float().cpu() * 255).round().to(torch.uint8).contiguous()
     return np.random.default_rng([zlib.crc32(content.numpy().tobytes()), *keys])
 
 
-def seen_part(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Return images [B, C, H, W] without what makes no whole patch, of which our ViTs see nothing.
+def crop_to_patches(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Crop images [B, C, H, W] to whole patches, because our ViTs ignore the rest.
 
-    A stem looks beyond the patches, and what other libraries do with such images is theirs: these stay as they are.
+    Images for models with a convolutional stem, and for models of other libraries, are not cropped.
     """
     config: Any = getattr(model, "config", None)
     family = family_of(getattr(config, "model_type", None))
@@ -110,35 +110,37 @@ def seen_part(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
     return pixel_values[:, :, : h * config.patch_stride[0], : w * config.patch_stride[1]]
 
 
-def at_own_size(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
-    """Return the same model with a `prepare` that gives pixel values and their `patch_attention_mask`, as a
-    `BatchFeature`.
+def keep_image_sizes(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
+    """Return the model with a `prepare` that keeps image sizes and returns pixel values and `patch_attention_mask`.
 
-    An image is resized to the nearest whole patches, and shrunk only where it holds more than `max_num_patches` of
-    them; it is scaled as the image processor does it, and neither cropped nor stretched by more than half a patch (by
-    less than a whole one where it is shrunk).
+    An image is resized to whole patches, and reduced only if it has more than `max_num_patches`. It is not cropped, and
+    stretched by at most half a patch (less than one patch if it is reduced). Pixels are scaled as the image processor
+    does.
+
+    Raises:
+        UserError: the model is no Vision Transformer of hf_vit with a pooling layer, or `max_num_patches` is below 1.
     """
     model: Any = subject.model
     family = family_of(getattr(getattr(model, "config", None), "model_type", None))
     if family is None or not family.is_vit or subject.processor is None:
         raise UserError(
-            f"{subject.name} takes images of one size; --max-num-patches is for Vision Transformers of "
-            "hf_vit (hf-vit convert converts those of other libraries)"
+            f"{subject.name} takes only images of one size; use --max-num-patches with Vision Transformers of hf_vit "
+            "(hf-vit convert converts those of other libraries)"
         )
     if getattr(model.base_model, "pooler", None) is None:
-        raise UserError(f"{subject.name} has no pooling layer to mask padding with; load it with its pooling layer")
+        raise UserError(f"{subject.name} has no pooling layer, which must mask padding; load it with its pooling layer")
     if max_num_patches < 1:
-        raise UserError(f"max_num_patches {max_num_patches} must be at least 1")
+        raise UserError(f"max_num_patches is {max_num_patches}; give at least 1")
     patch, processor = model.config.patch_stride, subject.processor
 
     def prepare(images: "Sequence[Image]") -> Any:
-        return _batch([_prepared(image, processor, patch, max_num_patches) for image in images], patch)
+        return _pad_to_batch([_prepare_image(image, processor, patch, max_num_patches) for image in images], patch)
 
     return replace(subject, model=without_padding(subject.model), prepare=prepare)
 
 
-def own_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
-    """(h, w): the patches that an image of `size` (height, width) px is resized to."""
+def fit_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
+    """Return the patch grid (h, w) to which an image of `size` (height, width) px is resized."""
     h, w = (max(1, round(side / px)) for side, px in zip(size, patch, strict=True))
     if h * w > max_num_patches:
         scale = math.sqrt(max_num_patches * patch[0] * patch[1] / (size[0] * size[1]))
@@ -147,17 +149,19 @@ def own_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int
     return h, w
 
 
-def _prepared(image: "Image", processor: Any, patch: tuple[int, int], max_num_patches: int) -> torch.Tensor:
-    """Return [C, H, W] of an RGB image."""
-    h, w = own_grid((image.height, image.width), patch, max_num_patches)
+def _prepare_image(image: "Image", processor: Any, patch: tuple[int, int], max_num_patches: int) -> torch.Tensor:
+    """Resize an RGB image to whole patches and scale it: [C, H, W]."""
+    h, w = fit_grid((image.height, image.width), patch, max_num_patches)
     size = (w * patch[1], h * patch[0])
     resized = image if image.size == size else image.resize(size, processor.resample)
-    fixed = {f"do_{step}": False for step in ("resize", "center_crop", "pad") if getattr(processor, f"do_{step}", None)}
-    return processor(images=resized, return_tensors="pt", **fixed)["pixel_values"][0]
+    disabled_steps = {
+        f"do_{step}": False for step in ("resize", "center_crop", "pad") if getattr(processor, f"do_{step}", None)
+    }
+    return processor(images=resized, return_tensors="pt", **disabled_steps)["pixel_values"][0]
 
 
-def _batch(images: Sequence[torch.Tensor], patch: tuple[int, int]) -> "BatchFeature":
-    """Return images [C, H, W] at the top left of [B, C, H, W], and where they are, [B, h, w]."""
+def _pad_to_batch(images: Sequence[torch.Tensor], patch: tuple[int, int]) -> "BatchFeature":
+    """Pad images [C, H, W] to a batch [B, C, H, W], and return it with the mask of their patches, [B, h, w]."""
     from transformers import BatchFeature
 
     height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))

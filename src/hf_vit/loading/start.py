@@ -1,4 +1,4 @@
-"""Where a training starts from: a named variant with fresh weights, or a checkpoint whose head is replaced."""
+"""Build the initial model of a training: a named variant with fresh weights, or a checkpoint with a new head."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,15 +17,15 @@ from hf_vit.data.labels import normalize_name
 from hf_vit.display import shortened
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import AUTO_CLASSES, Door, dense_head_of, family_of, problem_type_of
-from hf_vit.loading.graphs import graph_file
+from hf_vit.loading.graphs import find_graph
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.repositories.reading import CONFIG, loading, read_object
 
 _HEADS = ("classifier", "distillation_classifier")
-_POOLER = ("vit.pooler.", "pooler.")  # which checkpoints of patch prediction do not have
-_COUNTED = "num_batches_tracked"  # by a batch norm, and by nobody used; DETRs' frozen ones do not
-# What starts afresh behind a door.
+_POOLER = ("vit.pooler.", "pooler.")  # checkpoints of patch prediction have none
+_COUNTER = "num_batches_tracked"  # unused buffer of batch norms, which DETR's frozen ones lack
+# Prefixes of parameters that are initialized for a door (kind of model) even if a checkpoint is loaded.
 _NEW: Mapping[Door, tuple[str, ...]] = {
     "model": (),
     "backbone": ("pyramid.",),
@@ -34,37 +34,37 @@ _NEW: Mapping[Door, tuple[str, ...]] = {
 
 
 def find_model(name: str | HfBaseConfig) -> Source:
-    """Find out where a training starts: see `find_source`.
+    """Return the initial model of a training by name, see `find_source`; a configuration stands for fresh weights.
 
-    A configuration stands for fresh weights of its own. A checkpoint of another code is converted on the way.
+    A checkpoint of another library will be converted.
 
     Raises:
-        UserError: none of these, or a checkpoint that cannot be converted.
+        UserError: the name is unknown, or the checkpoint cannot be converted or trained.
     """
     if not isinstance(name, str):
         family = type(name).__name__.removeprefix("Hf").removesuffix("Config")
-        parts = "layers" if hasattr(name, "num_hidden_layers") else "stages"  # a ResNet's
+        parts = "layers" if hasattr(name, "num_hidden_layers") else "stages"  # ResNets have stages
         return Source(f"{family} of {name.num_stages} {parts}, {name.hidden_size} wide", fresh=name)
-    if graph_file(name) is not None:
+    if find_graph(name) is not None:
         raise UserError(f"{name} is an exported graph, which cannot be trained; give the model that was exported")
     source = find_source(name, with_variants=True)
     source.need_config()
     try:
-        _ = source.config  # its conversion is planned here
+        _ = source.config  # plans the conversion
     except UserError as error:
         if source.family is not None:
             raise
         kind, is_folder = source.stored.get("model_type") or "unknown", source.path is not None and source.path.is_dir()
-        what = f", a checkpoint of another architecture ('{kind}')," if is_folder else ""
+        description = f", a checkpoint of another architecture ('{kind}')," if is_folder else ""
         raise UserError(
-            f"{name}{what} cannot be converted to hf_vit: {error}; give another checkpoint, or start from a "
+            f"{name}{description} cannot be converted to hf_vit: {error}; give another checkpoint, or start from a "
             "variant such as S/16"
         ) from error
     return source
 
 
 def dense_model(source: Source) -> PreTrainedModel:
-    """Return the model of a checkpoint for masks or boxes, in float32."""
+    """Load a segmentation or detection model in float32."""
     assert source.dense_head is not None
     with loading(source.name):
         auto_class: Any = getattr(transformers, source.dense_head.auto_class)
@@ -82,39 +82,39 @@ def build_classifier(
     head_bias: float = 0.0,
     **fields: Any,
 ) -> PreTrainedModel:
-    """Return a classifier in float32: of a checkpoint for these very classes with its head, else with a new zero head.
+    """Build a classifier in float32.
 
-    With a new head a representation layer before the old one is dropped (arXiv 2010.11929, section 3.2). Learned
-    positions are resampled where `image_size` differs from the checkpoint's.
+    A checkpoint for the same classes keeps its head. Otherwise the head is new with zero weights, and a representation
+    layer before it is removed (arXiv 2010.11929, section 3.2). Position embeddings are resampled to `image_size`.
 
     Args:
         source: from `find_model`.
         label_names: the classes, in the order of their numbers.
-        image_size: (height, width) in px; None keeps the source's.
-        dropout, drop_path: rates; None keeps the source's.
-        new_head: for the checkpoint's own classes, too.
-        head_bias: first value of a new head's bias.
-        **fields: of the configuration; they replace the source's.
+        image_size: (height, width) px; None keeps the source's size.
+        dropout, drop_path: rates; None keeps the source's rates.
+        new_head: replace the head even if the checkpoint has the same classes.
+        head_bias: initial value of a new head's bias.
+        **fields: fields of the configuration that replace the source's.
 
     Raises:
         UserError: a value does not fit the model, the family has no such head, or the weights do not fit.
     """
-    rows = None if new_head else rows_of_head(source, label_names)
+    rows = None if new_head else match_head_rows(source, label_names)
     changes: dict[str, Any] = {
         "id2label": dict(enumerate(label_names)),
         "label2id": {name: index for index, name in enumerate(label_names)},
         "problem_type": None,
         **({"representation_size": None} if rows is None and hasattr(source.config, "representation_size") else {}),
         **fields,
-        **_rates(source, dropout, drop_path),
+        **_make_rate_fields(source, dropout, drop_path),
     }
-    new = _HEADS if rows is None else () if getattr(source.config, "has_distillation_head", False) else _HEADS[1:]
-    model = _build(source, "classification", changes, image_size, new=new)
+    new_heads = _HEADS if rows is None else () if getattr(source.config, "has_distillation_head", False) else _HEADS[1:]
+    model = _build(source, "classification", changes, image_size, new=new_heads)
     for name in _HEADS:
         head = getattr(model, name, None)
         if isinstance(head, nn.Linear):
             with torch.no_grad():
-                if rows is None or name in new:
+                if rows is None or name in new_heads:
                     nn.init.zeros_(head.weight)
                     nn.init.constant_(head.bias, head_bias)
                 else:
@@ -123,17 +123,17 @@ def build_classifier(
     return model
 
 
-def rows_of_head(source: Source, label_names: Sequence[str]) -> list[int] | None:
-    """Return for every class its row in the checkpoint's head; None if that head has other classes."""
+def match_head_rows(source: Source, label_names: Sequence[str]) -> list[int] | None:
+    """Return the row of every class in the checkpoint's head, or None if the head has other classes."""
     if source.door != "classification" or problem_type_of(source.config) == "regression":
         return None
     labels = cast(dict[int, str], source.config.id2label)
     names = [normalize_name(str(labels[row])) for row in sorted(labels)]
-    wanted = list(map(normalize_name, label_names))
-    if names == wanted:  # in which a name may stand twice
+    wanted_names = list(map(normalize_name, label_names))
+    if names == wanted_names:  # a name may occur twice
         return list(range(len(names)))
     rows = {name: row for row, name in enumerate(names)}
-    return [rows[name] for name in wanted] if sorted(rows) == sorted(wanted) else None
+    return [rows[name] for name in wanted_names] if sorted(rows) == sorted(wanted_names) else None
 
 
 def build_model(
@@ -145,21 +145,18 @@ def build_model(
     drop_path: float | None = None,
     **fields: Any,
 ) -> PreTrainedModel:
-    """Return a bare model, a backbone or a patch predictor in float32; `fields` of its configuration replace the
-    source's.
+    """Build a bare model, a backbone or a patch predictor in float32; `fields` replace fields of the configuration.
 
-    A backbone's pyramid and a patch predictor's head are new.
+    The pyramid of a backbone and the head of a patch predictor are new.
 
     Raises:
         UserError: a value does not fit the model, the family has no such class, or the weights do not fit.
     """
-    return _build(source, door, fields | _rates(source, dropout, drop_path), image_size, new=_NEW[door])
+    return _build(source, door, fields | _make_rate_fields(source, dropout, drop_path), image_size, new=_NEW[door])
 
 
-def own_head(name: object, task: str) -> str | None:
-    """Return the head of a checkpoint for this very task, which can be trained on; None for all others, and what is
-    none.
-    """
+def find_dense_head(name: object, task: str) -> str | None:
+    """Return the head's name if a folder holds a checkpoint with a head for this task; None for everything else."""
     path = Path(name).expanduser() if isinstance(name, str) else Path()
     if not (path / CONFIG).is_file() or not isinstance(name, str):
         return None
@@ -167,19 +164,19 @@ def own_head(name: object, task: str) -> str | None:
     return head.name if head is not None and head.task == task else None
 
 
-def backbone_in(model: nn.Module) -> HfBaseBackbone:
+def find_backbone(model: nn.Module) -> HfBaseBackbone:
     """Return the backbone of a segmentation or detection model."""
-    (inside,) = (module for module in model.modules() if isinstance(module, HfBaseBackbone))
-    return inside
+    (backbone,) = (module for module in model.modules() if isinstance(module, HfBaseBackbone))
+    return backbone
 
 
-def _rates(source: Source, dropout: float | None, drop_path: float | None) -> dict[str, float]:
-    """Return the rates as fields of the configuration; 0 is what a family without them has."""
+def _make_rate_fields(source: Source, dropout: float | None, drop_path: float | None) -> dict[str, float]:
+    """Return the given rates as fields of the configuration; raise UserError if a family cannot have one above 0."""
     rates = {"hidden_dropout_prob": ("dropout", dropout), "drop_path_rate": ("drop path", drop_path)}
-    known = {field: value for field, (_, value) in rates.items() if hasattr(source.config, field)}
-    if wrong := [name for field, (name, value) in rates.items() if field not in known and value]:
-        raise UserError(f"{source.name} has no {' and '.join(wrong)}; give 0, or a recipe without")
-    return {field: value for field, value in known.items() if value is not None}
+    supported = {field: value for field, (_, value) in rates.items() if hasattr(source.config, field)}
+    if unsupported := [name for field, (name, value) in rates.items() if field not in supported and value]:
+        raise UserError(f"{source.name} has no {' and '.join(unsupported)}; set it to 0, or choose a recipe without it")
+    return {field: value for field, value in supported.items() if value is not None}
 
 
 def _build(
@@ -189,7 +186,15 @@ def _build(
     image_size: tuple[int, int] | None,
     new: tuple[str, ...],
 ) -> PreTrainedModel:
-    """Return a variant with fresh weights or a checkpoint with its own, but for those whose names begin as in `new`."""
+    """Build a variant with fresh weights, or load a checkpoint and initialize only parameters with a prefix in `new`.
+
+    Args:
+        source: from `find_model`.
+        door: kind of model.
+        changes: fields of the configuration that replace the source's.
+        image_size: (height, width) px; None keeps the source's size.
+        new: prefixes of parameter names.
+    """
     side = None if image_size is None else image_size[0] if image_size[0] == image_size[1] else image_size
     family = family_of(source.config.model_type)
     assert family is not None
@@ -202,20 +207,21 @@ def _build(
         if not source.has_weights:
             return getattr(transformers, AUTO_CLASSES[door]).from_config(config, dtype=torch.float32)
         if image_size is not None:
-            config.grid_of(*image_size)  # an MLP-Mixer takes one size
+            config.grid_of(*image_size)  # raises for an MLP-Mixer, which has a fixed size
         return _load(source, family.classes[door], config, sizes, new)
     except StrictDataclassError as error:
         raise UserError(f"{source.name}: {strict_reason(error)}") from error
     except UserError:
         raise
-    except ValueError as error:  # a head that the configuration cannot have
+    except ValueError as error:  # the configuration does not allow this head
         raise UserError(f"{source.name}: {error}") from error
 
 
 def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcessor:
-    """Return the checkpoint's image processor at the model's size; the original's (pixels in [-1, 1]) for a variant.
+    """Build the image processor of a model, at the model's size.
 
-    Steps that the checkpoint's leaves out, or a factor other than 1/255, become part of mean and standard deviation.
+    It scales pixels as the checkpoint's image processor does, or to [-1, 1] for a variant with fresh weights. Steps
+    that the checkpoint's processor skips, and a factor other than 1/255, become part of mean and standard deviation.
     """
     from hf_vit.data import make_processor
     from hf_vit.data.transforms import pixel_scale
@@ -231,21 +237,23 @@ def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcess
             except OSError:
                 return make_processor(config)
         names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
-        known = ViTImageProcessor(**{name: stored[name] for name in names if stored.get(name) is not None})
-        factor, *of_channels = pixel_scale(known, config.num_channels)
-        mean, std = ([value / (255 * factor) for value in values] for values in of_channels)
-        processor = make_processor(config, image_mean=mean, image_std=std, resample=known.resample)
-        processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
+        # Only these fields scale pixels; the others (size, crop) do not fit the new model.
+        scaling = ViTImageProcessor(**{name: stored[name] for name in names if stored.get(name) is not None})
+        factor, *mean_and_std = pixel_scale(scaling, config.num_channels)
+        mean, std = ([value / (255 * factor) for value in values] for values in mean_and_std)
+        processor = make_processor(config, image_mean=mean, image_std=std, resample=scaling.resample)
+        processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")  # raises now if a value cannot be used
     return processor
 
 
 def _load(
     source: Source, model_class: Any, config: HfBaseConfig, sizes: Mapping[str, Any], new: tuple[str, ...]
 ) -> PreTrainedModel:
+    """Load the weights of a checkpoint; raise UserError if others than those with a prefix in `new` are missing."""
     state = source.converted_state() if source.family is None else None
     if source.dense_head is not None:
-        state = backbone_in(dense_model(source)).state_dict()
-    # transformers' report would tell of the head that is replaced on purpose; what else does not fit is raised below.
+        state = find_backbone(dense_model(source)).state_dict()
+    # transformers would report the head that is replaced on purpose; all other misfits raise an error below.
     with quiet_transformers(), loading(source.name):
         model, report = model_class.from_pretrained(
             source.path if state is None else None,
@@ -259,9 +267,11 @@ def _load(
     if source.door == "masked_prediction":
         new = (*new, *_POOLER)
     mismatched = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
-    missing = {key for key in report["missing_keys"] if not key.endswith(_COUNTED)}
-    wrong = sorted(key for key in {*missing, *mismatched} if not key.startswith(new))
-    if wrong:
-        keys = shortened(wrong, 3)
-        raise UserError(f"the weights of {source.name} are missing or misshaped: {keys}; save the checkpoint again")
+    missing = {key for key in report["missing_keys"] if not key.endswith(_COUNTER)}
+    misfits = sorted(key for key in {*missing, *mismatched} if not key.startswith(new))
+    if misfits:
+        keys = shortened(misfits, 3)
+        raise UserError(
+            f"the weights {keys} of {source.name} are missing or have other shapes; save the checkpoint again"
+        )
     return model

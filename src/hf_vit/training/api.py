@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hf_vit.errors import DivergedError, UserError
 from hf_vit.evaluation.runners import running
 from hf_vit.hub.card import refresh_card
-from hf_vit.loading.start import own_head
+from hf_vit.loading.start import find_dense_head
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.training.plan import Job, Run, Start, use_bf16
 from hf_vit.training.processes import is_first, report_on_first, world_size
@@ -107,7 +107,7 @@ def finetune(
         raise UserError(f"a learning-rate sweep compares accuracies, which {task} does not have; leave it out")
     rates = None if lr_sweep is False else _sweep_rates(job.recipe, lr_sweep)
     if task != "classification":
-        learner = TASKS[task](head or own_head(model, task), head_width)
+        learner = TASKS[task](head or find_dense_head(model, task), head_width)
     elif self_training is not None:
         learner = TASKS[name](self_training, options.device, options.skip_bad_images)
     else:

@@ -14,7 +14,7 @@ import torch
 
 from hf_vit.data import load_data
 from hf_vit.errors import UserError
-from hf_vit.loading.model import label_names_of
+from hf_vit.loading.model import get_label_names
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.results.delivery import free_folder, new_folder
 from hf_vit.results.facts import Facts
@@ -143,7 +143,7 @@ def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
     with torch.inference_mode():
         inputs = result.processor(images=images, return_tensors="pt")
         best = result.model(**inputs).logits.softmax(-1).max(-1)
-    names = label_names_of(result.model)
+    names = get_label_names(result.model)
     with scratch_folder("demo") as scratch:
         files = [str(scratch / f"{index}.png") for index in range(len(images))]
         for image, file in zip(images, files, strict=True):

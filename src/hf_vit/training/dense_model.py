@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hf_vit.conversion.loading import Source
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import DENSE_HEADS, DenseHead, family_of
-from hf_vit.loading.start import backbone_in, build_model, build_processor, dense_model
+from hf_vit.loading.start import build_model, build_processor, dense_model, find_backbone
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
@@ -195,7 +195,7 @@ def _take_head(model: Any, own: Any, name: str) -> None:
 
 
 def _take_weights(model: Any, backbone: Any) -> None:
-    report = backbone_in(model).load_state_dict(backbone.state_dict(), strict=False)
+    report = find_backbone(model).load_state_dict(backbone.state_dict(), strict=False)
     # DETRs replace batch norms by frozen ones, which count nothing.
     wrong = [*report.missing_keys, *(key for key in report.unexpected_keys if "num_batches_tracked" not in key)]
     assert not wrong, wrong

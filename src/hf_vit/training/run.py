@@ -36,7 +36,7 @@ from hf_vit.errors import DivergedError, UserError, is_out_of_memory, refusal
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import license_of, need_license
-from hf_vit.loading.folders import WORK_FOLDER, checkpoints_in
+from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints
 from hf_vit.loading.start import find_model
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.hub import check_repo_id
@@ -457,7 +457,7 @@ def has_ended(checkpoint: Path) -> bool:
 
 def last_complete(work: Path) -> Path | None:
     """Return the newest checkpoint that can be resumed from; None when there is none."""
-    return next((path for path in reversed(checkpoints_in(work)) if is_complete(path)), None)
+    return next((path for path in reversed(list_checkpoints(work)) if is_complete(path)), None)
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -495,7 +495,7 @@ def is_complete(checkpoint: Path) -> bool:
 
 def _remove_incomplete(work: Path) -> list[str]:
     """Delete what a killed process or a full disk left half-written; return the names."""
-    broken = [path for path in checkpoints_in(work) if not is_complete(path)]
+    broken = [path for path in list_checkpoints(work) if not is_complete(path)]
     for path in broken:
         shutil.rmtree(path)
     return [path.name for path in broken]

@@ -26,8 +26,8 @@ from hf_vit.evaluation.protocols.frame import (
     worst_first,
 )
 from hf_vit.evaluation.reading import Collate
-from hf_vit.loading.model import label_names_of, match_labels
-from hf_vit.loading.outputs import dense_task_of, detect, segment
+from hf_vit.loading.model import get_label_names, match_labels
+from hf_vit.loading.outputs import detect, get_dense_task, segment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ class SegmentationMeter:
         }
 
 
-# What torchmetrics calls the measurements of COCO -> what they are called here.
+# What torchmetrics calls the measurements of COCO -> what they are call_model here.
 _COCO = {
     "map": "ap", "map_50": "ap50", "map_75": "ap75", "map_small": "ap_small", "map_medium": "ap_medium",
     "map_large": "ap_large", "mar_100": "ar100",
@@ -189,7 +189,7 @@ def _worst_image(score: float, index: int, image: "Image", pair: tuple[Any, Any]
 
 
 def draw_worst(worst: Sequence[WorstImage], measure: str) -> "Figure | None":
-    """Draw truth and answer side by side, an image a row, the worst first; `measure`: what its score is called."""
+    """Draw truth and answer side by side, an image a row, the worst first; `measure`: what its score is call_model."""
     pictures = [picture for entry in worst for picture in (entry.truth, entry.answer)]
     titles = ((f"image {each.index}: truth", f"answer, {measure} {each.score:.2%}") for each in worst)
     return draw_images(pictures, [title for pair in titles for title in pair], 2, (3.2, 3.2), 9) if worst else None
@@ -216,7 +216,7 @@ class DenseRows(Collate, ABC):
 def need_task(examination: Examination, task: str, target: str) -> list[str]:
     """Return the classes of a model that does this task, on data for it."""
     subject, data = examination.subject, examination.data
-    answered = dense_task_of(subject.model)
+    answered = get_dense_task(subject.model)
     if answered != task:
         other = f"does {answered}" if answered else "names images"
         raise UserError(f"{subject.name} {other}; choose --protocol {answered or 'top1'}, or give a model for {task}")
@@ -225,7 +225,7 @@ def need_task(examination: Examination, task: str, target: str) -> list[str]:
             f"the images of '{data.name}' have no {_WANTED[target]}, which {task} is evaluated on; give data "
             "that have them"
         )
-    return label_names_of(subject.model)
+    return get_label_names(subject.model)
 
 
 def answered(

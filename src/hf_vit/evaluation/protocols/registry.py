@@ -27,7 +27,7 @@ from hf_vit.evaluation.runners import choose_engine, running
 from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import ON_FEATURES
 from hf_vit.loading.model import load_model
-from hf_vit.loading.pixels import at_own_size
+from hf_vit.loading.pixels import keep_image_sizes
 from hf_vit.results.facts import Facts, Record
 
 PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
@@ -117,10 +117,10 @@ def evaluate_protocol(
         split, num_images, batch_size, seed, progress, num_workers: see `Examination`.
         device: torch device; by default a GPU where there is one.
         streaming, skip_bad_images, image_column, label_column: see `load_data`.
-        max_num_patches: images in their own size and shape, shrunk where they hold more patches (`at_own_size`).
+        max_num_patches: images in their own size and shape, shrunk where they hold more patches (`keep_image_sizes`).
         draft: decode JPEG files at the smallest of their own scales that covers the size that images are resized to:
             faster, and other pixels by a little. Not of streams.
-        optimize: compute a model that is loaded here by what is fastest for so many images (`engine_for`); for
+        optimize: compute a model that is loaded here by what is fastest for so many images (`select_engine`); for
             protocols that only ask for answers or features, of images of one size.
         runner: "local"; or "ray", for protocols that only ask for answers or features, of a model given by its name and
             of data that is no stream: a model on every GPU or machine, which share model and data under these names.
@@ -149,7 +149,7 @@ def evaluate_protocol(
             remedy = f"hf-vit predict gives its values, or choose {others}, which need features only"
             refuse_regression(subject.model, subject.name, f"protocol {protocol}", remedy)
         if max_num_patches is not None:
-            subject = at_own_size(subject, max_num_patches)
+            subject = keep_image_sizes(subject, max_num_patches)
         if subject.folder is not None:
             Facts.load(subject.folder)  # damaged facts are told before the work, not after it
         if isinstance(data, str):

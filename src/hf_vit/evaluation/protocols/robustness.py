@@ -26,7 +26,7 @@ from hf_vit.evaluation.protocols.frame import Line, OneTableResult, Table, curve
 from hf_vit.evaluation.reading import enough_for, finite_logits
 from hf_vit.families import family_of
 from hf_vit.loading.model import LoadedModel
-from hf_vit.loading.pixels import PixelScale, image_generator, seen_part
+from hf_vit.loading.pixels import PixelScale, crop_to_patches, image_generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,7 +114,7 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
             "choose others"
         )
     check_differentiable(examination.subject)
-    scale, model = PixelScale.of(examination.subject), examination.subject.model
+    scale, model = PixelScale.measure(examination.subject), examination.subject.model
     hits, images = np.zeros((2, len(sizes) + 1)), 0
     for values, labels in examination.judging("attacking"):
         pixels = scale.pixels(values).clamp(0, 1)
@@ -208,10 +208,10 @@ def patch_drop(
     if not orders or set(orders) - set(ORDERS):
         raise UserError(f"orders {list(orders)} contain an unknown order; choose from {', '.join(ORDERS)}")
     check_differentiable(examination.subject)
-    scale, model = PixelScale.of(examination.subject), examination.subject.model
+    scale, model = PixelScale.measure(examination.subject), examination.subject.model
     hits, images, patch = {order: np.zeros(len(chosen)) for order in orders}, 0, (0, 0)
     for given, labels in examination.judging("dropping patches"):
-        values = seen_part(model, given)  # nothing is dropped that nobody sees
+        values = crop_to_patches(model, given)  # nothing is dropped that nobody sees
         patch = patch_px(model, (values.shape[2], values.shape[3]), patch_size)
         filling = scale.values(torch.zeros_like(values)) if fill == "black" else values.mean(dim=(2, 3), keepdim=True)
         salient = saliency(model, values, filling, patch)
@@ -473,7 +473,7 @@ def corruptions(examination: Examination, *, kinds: Sequence[str] | None = None)
     and on its content alone.
     """
     names = known_corruptions(kinds)
-    scale, model = PixelScale.of(examination.subject), examination.subject.model
+    scale, model = PixelScale.measure(examination.subject), examination.subject.model
     hits, clean, images = {name: np.zeros(len(SEVERITIES)) for name in names}, 0, 0
     for values, labels in examination.judging("corrupting"):
         pixels = scale.pixels(values).clamp(0, 1)

@@ -14,8 +14,8 @@ from hf_vit.data import ImageCollator, ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, judge
 from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult
-from hf_vit.loading.model import label_names_of
-from hf_vit.loading.start import build_classifier, build_processor, rows_of_head
+from hf_vit.loading.model import get_label_names
+from hf_vit.loading.start import build_classifier, build_processor, match_head_rows
 from hf_vit.results.facts import Record
 from hf_vit.training.plan import Run, Start, weights_of
 from hf_vit.training.tasks.task import FinetuneResult, MeasuredTask
@@ -69,7 +69,7 @@ class ClassifierTask(MeasuredTask):
         return values
 
     def recalled_test(self, judged: Record, model: PreTrainedModel) -> ClassificationResult | MultiLabelResult:
-        return _recalled_test(judged, label_names_of(model))
+        return _recalled_test(judged, get_label_names(model))
 
 
 def _recalled_test(judged: Record, label_names: list[str]) -> ClassificationResult | MultiLabelResult:
@@ -137,7 +137,7 @@ def build_for_classes(start: Start, recipe: Recipe, **fields: Any) -> tuple[PreT
 
 
 def _keeps_head(run: Run) -> bool:
-    return not run.recipe.new_head and rows_of_head(run.source, run.data.label_names) is not None
+    return not run.recipe.new_head and match_head_rows(run.source, run.data.label_names) is not None
 
 
 def summarize_logits(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:

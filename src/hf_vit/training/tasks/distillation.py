@@ -113,7 +113,7 @@ def _as_teacher(subject: LoadedModel) -> Teacher:
     # It has a size if images of every size become one.
     other = subject.prepare([Image.new("RGB", (_PROBE_PX // 2, _PROBE_PX // 2))])
     size = subject.input_size if tuple(other.shape[2:]) == subject.input_size else None
-    return Teacher(subject, PixelScale.of(subject), size, mode)
+    return Teacher(subject, PixelScale.measure(subject), size, mode)
 
 
 class TaughtTask(ClassifierTask):
@@ -175,7 +175,7 @@ class DistillationTrainer(HfViTTrainer):
     def __init__(self, *args: Any, teacher: Teacher, distillation: DistillationOptions, **kwargs: Any) -> None:
         super().__init__(*args, compute_loss_func=self._loss, **kwargs)
         self.teacher, self.distillation = teacher, distillation
-        self._scale = PixelScale.of_processor(self.processing_class)
+        self._scale = PixelScale.from_processor(self.processing_class)
         self._taught: torch.Tensor | None = None
         teacher.subject.model.to(self.args.device)
 

@@ -359,7 +359,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         self.baseline = torch.zeros((), device=self.args.device)
         self.lesson = TeachersLesson(list(model.parameters()))
         self.teacher_optimizer: torch.optim.Optimizer
-        self._scale = PixelScale.of_processor(self.processing_class)
+        self._scale = PixelScale.from_processor(self.processing_class)
         self._batches: list[dict[str, Any]] = []
         self.before: list[torch.Tensor] = []  # the student's weights before its step
         self.add_callback(_TeachersTurn(self))
