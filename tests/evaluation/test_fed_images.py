@@ -206,7 +206,7 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
     ):
         with pytest.raises(UserError, match=said):
             keep_image_sizes(subject, 12)
-    with pytest.raises(UserError, match="--draft needs a fixed input size, which .* does not have"):
+    with pytest.raises(UserError, match=r"--draft needs a fixed input size, which .* does not have"):
         _ = load_model((classifier, ViTImageProcessor(do_resize=False))).draft_side
     before_a_crop = ViTImageProcessor(
         size={"shortest_edge": 11}, do_center_crop=True, crop_size={"height": 8, "width": 8}
