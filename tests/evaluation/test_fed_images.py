@@ -198,7 +198,7 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
             measure(model, data, **output, **given)
     for subject, said in (
         (examine().subject, "takes only images of one size; use --max-num-patches with Vision Transformers"),
-        (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), "takes images of one size"),
+        (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), "takes only images of one size"),
         (
             load_model((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())),
             "has no pooling layer",
