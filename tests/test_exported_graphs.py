@@ -150,7 +150,7 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path, capfd:
         onnx.save(proto, file)
     else:
         file.write_text(file.read_text().replace("<labels ", "<names "))
-    with pytest.raises(UserError, match=r"lacks its labels; give a graph that hf-vit export --to"):
+    with pytest.raises(UserError, match=r"has no labels; give a graph that hf-vit export --to"):
         load_model(file)
     file.write_text("no graph")
     with pytest.raises(UserError, match=rf"model\{file.suffix} cannot be read by (onnxruntime|openvino)"):

@@ -72,7 +72,7 @@ def test_columns_of_anything_but_zero_and_one_are_refused(shapes, no, said):
     header, *rows = (shapes / "columns.csv").read_text().splitlines()
     rows = [",".join(no if cell == "0" else cell for cell in row.split(",")) for row in rows]
     (shapes / "others.csv").write_text("\n".join([header, *rows]) + "\n")
-    with pytest.raises(UserError, match=rf"the column \w+ holds {said}; write 1 for images of"):
+    with pytest.raises(UserError, match=rf"the label column \w+ holds {said}; write 1 for images of"):
         load_data(str(shapes / "others.csv"), label_column="blue,green,red", multi_label=True)
 
 
