@@ -34,6 +34,7 @@ from numpy.lib import format as npy
 from safetensors import safe_open
 
 from hf_vit.errors import UserError
+from hf_vit.repositories.reading import POINTER
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -71,6 +72,8 @@ _SIGNATURES = {
     b"\x89HDF": "an HDF5 file (Keras)",
     b"\x80": "a Python pickle (an old .pth or .bin file), which is never loaded; save its tensors as .safetensors",
     b"\x1f\x8b": "compressed by gzip; unpack it first",
+    POINTER[:16]: "a Git LFS pointer; fetch the file with git lfs pull",
+    b"<": "a web page; download the file itself",
 }
 
 

@@ -247,6 +247,17 @@ def test_the_certificate_is_of_what_the_model_gives(plain: tuple[Any, Path], cap
     assert "7 checks repeated with onnxruntime" in capsys.readouterr().out
 
 
+def test_a_model_whose_results_are_no_numbers_is_not_certified(tmp_path: Path):
+    """One class of a damaged head was passed over where all other differences were small."""
+    model = saved("plain", tmp_path / "model")
+    with torch.no_grad():
+        model.classifier.bias[1] = torch.nan
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match=r"results are not finite .* its weights are damaged or diverged"):
+        export(tmp_path / "model", tmp_path / "out", "onnx", static=True)
+    assert not (tmp_path / "out").exists()
+
+
 def edit_graph(folder: Path) -> None:
     proto = onnx.load(folder / "model.onnx")
     proto.producer_name = "someone else"

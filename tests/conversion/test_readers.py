@@ -447,6 +447,8 @@ def test_other_files_and_folders_are_named(tmp_path: Path):
         npy(np.ones(3)): r"a single \.npy array",
         b"\x89HDF\r\n\x1a\n" + bytes(64): "an HDF5 file",
         b"\x1f\x8b" + bytes(64): "compressed by gzip",
+        b"version https://git-lfs.github.com/spec/v1": "a Git LFS pointer; fetch the file with git lfs pull",
+        b"<!DOCTYPE html><html>Sign in": "a web page; download the file itself",
         b"hello world": r"not an \.npz, \.safetensors or PyTorch file",
         bytes(100): r"not an \.npz",
     }.items():

@@ -68,6 +68,9 @@ def test_an_existing_folder_is_never_taken_for_a_hub_id(tmp_path, monkeypatch):
     assert load_data("user/name").name == "name"
 
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 9\n"
+
+
 def write(root, *names):
     """Files that are nothing of what their names say; images and empty folders by their names."""
     for name in names:
@@ -100,6 +103,8 @@ FOLDERS = {
     "one class *": (lambda root: folders(root, cat=9), r"of one class only \(cat\); a classifier needs at least two"),
     "a class of test": (lambda root: make_folder(folders(root, "train") / "test", {"a": 4, "c": 4}).parent,
                         "class 'c' of .* is in test but not in train"),
+    "pointer *": (lambda root: (root / "x.parquet").write_text(POINTER) and root / "x.parquet",
+                  "the file train/x.parquet of 'x.parquet' is a Git LFS pointer; fetch the file with git lfs pull"),
     "parquet *": (lambda root: write(root, "x.parquet") / "x.parquet", "'x.parquet' cannot be read as parquet"),
     "tar *": (lambda root: write(root, "x.tar") / "x.tar", "'x.tar' cannot be read as webdataset"),
     "saved to disk": (lambda root: make_table(folders(root / "a")).save_to_disk(root / "x") or root / "x",
@@ -272,7 +277,7 @@ def test_size_is_counted_upright_and_positive(folder):
 
 
 def test_files_that_stand_for_images_and_images_too_large_are_called_so(folder, monkeypatch):
-    (folder / "owl" / "000.png").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}")
+    (folder / "owl" / "000.png").write_text(POINTER)
     refuses(folder, r"image '.*owl/000.png' is a Git LFS pointer; fetch the image with git lfs pull")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
     refuses(folder, r"image '.*' has more pixels than are decoded \(.*120 pixels.*\); cut it into smaller images")

@@ -285,6 +285,10 @@ def _bert(folder):
         (lambda folder: (folder / "model.safetensors").unlink(), r"no weights: model\.safetensors"),
         (_truncate, "weights of .* are damaged"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "weights of .* are damaged"),
+        (
+            lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
+            "model.safetensors of .* is a Git LFS pointer; fetch the file with git lfs pull",
+        ),
         (lambda folder: (folder / "preprocessor_config.json").unlink(), r"no readable image processor"),
         (lambda folder: (folder / "preprocessor_config.json").write_text("{"), r"no readable image processor"),
         (_black, r"gives pixels that are not finite .* correct image_mean, image_std"),

@@ -222,6 +222,7 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"),
      r"no weights in safetensors format \(pickles such as pytorch_model.bin"),
     (lambda folder: os.truncate(folder / WEIGHTS, 2000), "weights in .* are damaged"),
+    (write(WEIGHTS, "version https://git-lfs.github.com/spec/v1"), "model.safetensors of .* is a Git LFS pointer"),
     (only_index({"weight_map": {"a": "model-1.safetensors"}}), "lacks some of the weight files"),
     (write(INDEX, json.dumps({"weight_map": {"a": WEIGHTS}})), "delete the stale one"),
     *((only_index(index), INDEX_DAMAGED) for index in ({}, [], {"weight_map": ["a"]}, {"weight_map": {"a": 1}}, "{")),

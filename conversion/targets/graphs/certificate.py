@@ -76,6 +76,8 @@ class Check(BaseModel):
 
     def compared(self, ours: torch.Tensor, theirs: torch.Tensor) -> "Check":
         finite = ours.isfinite()
+        if self.pixels != "not finite" and not finite.all():
+            raise UserError("the model's results are not finite (NaN or infinity); its weights are damaged or diverged")
         same = ours.shape == theirs.shape and torch.equal(finite, theirs.isfinite())
         difference = largest_difference(ours[finite], theirs[finite]) if same and finite.any() else None
         if same and self.compares == "preprocessed":

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from hf_vit.data.annotations import Annotation
 from hf_vit.display import progress_bar
 from hf_vit.errors import UserError
+from hf_vit.repositories.reading import POINTER
 from hf_vit.repositories.stores import StoreError, in_store, place_of, read
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def open_image(
         digest = hashlib.sha256(content).hexdigest()
         image, peak, is_turned = _decode(io.BytesIO(content), draft_side)
     except Exception as error:
-        is_pointer = content.startswith(b"version https://git-lfs")
+        is_pointer = content.startswith(POINTER)
         problem = "is a Git LFS pointer; fetch the image with git lfs pull" if is_pointer else image_problem(error)
         return ImageScan(name, digest, problem=problem), None
     return ImageScan(name, digest, image.height, image.width, peak=peak, is_turned=is_turned), image

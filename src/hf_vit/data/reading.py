@@ -26,7 +26,7 @@ from hf_vit.data.labels import LabelMap, normalize_label, normalize_name, summar
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, assign_split, split_name
 from hf_vit.errors import UserError
-from hf_vit.repositories.reading import reading
+from hf_vit.repositories.reading import reading, refuse_pointer
 from hf_vit.repositories.stores import in_store, sizes
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
 
     schemas: list[tuple[str, Any]] = []
     for name, path in source.named_files():
+        refuse_pointer(path, f"the file {name} of '{source.name}'")
         try:
             with path.open("rb") as file:
                 if source.kind == "parquet":

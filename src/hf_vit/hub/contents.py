@@ -36,7 +36,7 @@ from hf_vit.hub.model_folder import (
     weight_files,
 )
 from hf_vit.hub.published_results import RESULTS_FILE, results_file
-from hf_vit.repositories.reading import check_name
+from hf_vit.repositories.reading import check_name, refuse_pointer
 from hf_vit.results.facts import FACTS_NAME, Facts
 from hf_vit.results.redaction import redact_text, secret_in
 
@@ -249,6 +249,7 @@ def find_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _Sou
         raise UserError(f"{folder} holds no weights in safetensors format{more}; save the model: save_pretrained")
     for name in names:
         check_inside(folder, folder / name)
+        refuse_pointer(folder / name, f"{name} of {folder}")
     if count_parameters(folder) is None:
         raise UserError(f"{folder} lacks some of the weight files that {INDEX} names; save the model again")
     if names != [SINGLE]:

@@ -17,6 +17,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Outputs, Runtime
 from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError, one_line
+from hf_vit.repositories.reading import refuse_pointer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,6 +48,7 @@ class GraphForImageClassification(nn.Module):
     def __init__(self, runtime: Runtime, file: Path) -> None:
         super().__init__()
         runtime.require(file)
+        refuse_pointer(file, str(file))
         # Before the graph is opened, because verifying opens it as well and would double the memory.
         is_unverified = sums_int8_in_16_bits() and not _verify_int8(file)
         try:

@@ -22,6 +22,7 @@ from hf_vit.repositories.hub import chain, explain
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order of preference
+POINTER = b"version https://git-lfs"  # how a file begins that git has in place of a large one
 _INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
 _DESCRIPTIONS = (CONFIG, ADAPTER, "preprocessor_config.json", "processor_config.json")
 _LARGEST_JSON = 32 * 2**20  # bytes; an index of 1,000 layers has less than one MiB
@@ -123,7 +124,16 @@ def check_folder(folder: Path, name: str) -> None:
             f"{CONFIG} of {name} refers to another repository ({place[0]}: {str(place[1])[:80]!r}), which "
             "is not read; remove it, or give a complete model"
         )
-    indexed_files(folder, name)
+    for weights in [*WEIGHTS, *indexed_files(folder, name)]:
+        refuse_pointer(folder / weights, f"{weights} of {name}")
+
+
+def refuse_pointer(path: Path, name: str) -> None:
+    """Refuse a file that git has in place of a large one, before a library calls it damaged."""
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                raise UserError(f"{name} is a Git LFS pointer; fetch the file with git lfs pull")
 
 
 def _place_in(value: object, depth: int = 0) -> tuple[str, object] | None:
