@@ -1,4 +1,4 @@
-"""Libraries and machine: versions that a measurement was made with, what is missing or imported when used, memory."""
+"""Inspect libraries and machine: versions, optional libraries, CPU instructions, memory, devices."""
 
 import ast
 import ctypes
@@ -18,7 +18,7 @@ from hf_vit.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-# Module that not every installation has -> the package that holds it, and the extra of this package that brings it.
+# Module of an optional library -> its package, and the extra of hf-vit that installs it.
 LIBRARIES = {
     "sklearn": ("scikit-learn", "train"),
     "scipy": ("scipy", "train"),
@@ -43,114 +43,119 @@ LIBRARIES = {
     "vit_pytorch": ("vit-pytorch", "bench"),
 }
 _PACKAGES = ("hf-vit", "torch", "torchvision", "transformers", "datasets", "huggingface_hub")
-# mallopt(3): what is larger is mapped by itself, and unmapped when freed (older C libraries take no more than 32 MiB);
-# and as much free memory at the end of the heap is kept.
+# Parameters of mallopt(3): larger blocks are mapped separately and unmapped when freed (older C libraries accept up to
+# 32 MiB); free memory at the end of the heap is kept up to the trim threshold.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _MAPPED_FROM, _TRIMMED_FROM = (2**28, 2**25), 2**30
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are imported when they are used.
+    """Return `__getattr__`, `__dir__` and `__all__` for a package that imports its names on first use.
 
     Args:
         package: its `__name__`.
         file: its `__file__`; the stub beside it, __init__.pyi, imports each name from its module.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
-    origins = {each.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for each in node.names}
-    names = sorted(origins)
+    modules = {
+        alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    names = sorted(modules)
 
-    def get(name: str) -> Any:
-        if name not in origins:
+    def import_name(name: str) -> Any:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{origins[name]}"), name)
+        value = getattr(import_module(f"{package}.{modules[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: names, names
+    return import_name, lambda: names, names
 
 
-def require(*modules: str, what: str, extra: str | None = None) -> None:
-    """Refuse to go on without libraries that an extra of this package brings.
+def require(*modules: str, purpose: str, extra: str | None = None) -> None:
+    """Refuse to continue without libraries that an extra of this package installs.
 
     Args:
         modules: keys of `LIBRARIES`.
-        what: needs them, at the beginning of a sentence: "training".
-        extra: that brings all of them; None: that of the first.
+        purpose: what needs them, as the beginning of a sentence: "training".
+        extra: the extra that installs all of them; None: that of the first missing one.
 
     Raises:
-        UserError: one is missing; the message has the pip command.
+        UserError: a library is missing; the message has the pip command.
     """
     if missing := [name for name in modules if not _is_installed(name)]:
-        raise UserError(_missing(what, missing, extra))
+        raise UserError(_missing_message(purpose, missing, extra))
 
 
 def missing_library(error: ImportError) -> str | None:
-    """Return which library of an extra could not be imported, and the pip command; None for any other module."""
+    """Return a message with the pip command if an optional library could not be imported; None for other modules."""
     name = (error.name or "").partition(".")[0]
-    return _missing("this", [name]) if name in LIBRARIES else None
+    return _missing_message("this", [name]) if name in LIBRARIES else None
 
 
-def _missing(what: str, modules: list[str], extra: str | None = None) -> str:
+def _missing_message(purpose: str, modules: list[str], extra: str | None = None) -> str:
+    """Return a message that names missing libraries and the pip command that installs them."""
     names = " and ".join(LIBRARIES[name][0] for name in modules)
-    return f'{what} needs {names}, not installed here: pip install "hf-vit[{extra or LIBRARIES[modules[0]][1]}]"'
+    extra = extra or LIBRARIES[modules[0]][1]
+    return f'{purpose} needs {names}; install with pip install "hf-vit[{extra}]"'
 
 
 def _is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # None in sys.modules; a parent that is missing
+    except (ImportError, ValueError):  # sys.modules holds None for it; its parent package is missing
         return False
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that decide about numbers; those not installed are left out."""
+    """Return the versions of Python and of the installed libraries that affect numerical results."""
     return dict(_versions())
 
 
-@functools.cache  # reading them takes as long as converting a small model
+@functools.cache  # reading versions takes as long as converting a small model
 def _versions() -> Mapping[str, str]:
-    found = {"python": platform.python_version()}
+    """Read the versions that `versions` returns."""
+    library_versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            library_versions[package] = metadata.version(package)
+    return library_versions
 
 
 def hardware(device: str | None = None) -> dict[str, Any]:
-    """Return the machine without its name: CPU model, usable cores and memory in GiB; the GPU's too when work runs
-    there.
+    """Return facts about the machine: CPU or GPU model, usable cores, memory in GiB; never its host name.
 
     Args:
-        device: a torch device string; by default CUDA where there is one, else the CPU.
+        device: the torch device that is used; default: CUDA if available, else the CPU.
     """
     import psutil
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "device": "cpu",
         "name": cpu_name(),
         "cores": cores,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
     }
-    kind = torch.device(device).type if device else ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind == "cuda" and torch.cuda.is_available():
+    device_type = torch.device(device).type if device else ("cuda" if torch.cuda.is_available() else "cpu")
+    if device_type == "cuda" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.device(device or "cuda"))
-        found |= {
+        facts |= {
             "device": "cuda",
-            "cpu": found["name"],
+            "cpu": facts["name"],
             "name": str(properties.name),
             "gpus": torch.cuda.device_count(),
             "gpu_memory_gib": round(int(properties.total_memory) / 2**30, 1),
         }
-    elif kind != "cpu":
-        found["device"] = kind
-    return found
+    elif device_type != "cpu":
+        facts["device"] = device_type
+    return facts
 
 
 def cpu_name() -> str:
-    """Return the processor's model, as the system tells it."""
+    """Return the processor's model name as the system reports it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -159,22 +164,25 @@ def cpu_name() -> str:
 
 
 def cpu_capabilities() -> Mapping[str, Any]:
-    """Return what torch knows of this CPU's instructions; empty in torch 2.11, the oldest supported."""
+    """Return what torch knows about this CPU's instructions; empty in torch 2.11, the oldest supported version."""
     import torch
 
-    read = getattr(torch.cpu, "get_capabilities", None)
-    return read() if read is not None else {}
+    get_capabilities = getattr(torch.cpu, "get_capabilities", None)
+    return get_capabilities() if get_capabilities is not None else {}
 
 
 def emulates_bfloat16() -> bool:
-    """Return whether this CPU has no instructions for bfloat16: products take 3 to 4 times as long as float32's."""
-    known = cpu_capabilities()
-    return known.get("architecture") == "x86_64" and not (known.get("avx512_bf16") or known.get("amx_bf16"))
+    """Return whether this CPU lacks bfloat16 instructions, so that products take 3 to 4 times as long as in float32."""
+    capabilities = cpu_capabilities()
+    return capabilities.get("architecture") == "x86_64" and not (
+        capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
+    )
 
 
 def has_avx2_alone() -> bool:
-    """Return whether AVX2 is the most that torch, oneDNN and OpenVINO have here: there a GELU that they compute in a
-    product costs more than one after it.
+    """Return whether AVX2 is the best instruction set that torch, oneDNN and OpenVINO can use here.
+
+    There a GELU fused into a product is slower than one computed afterwards.
     """
     import torch
 
@@ -182,26 +190,26 @@ def has_avx2_alone() -> bool:
 
 
 def sums_int8_in_16_bits() -> bool:
-    """Return whether this CPU adds two products of bytes in 16 bits, which cuts off what does not fit: x86 without
-    VNNI.
-    """
-    known = cpu_capabilities()
-    return platform.machine() in ("x86_64", "AMD64") and not (known.get("avx512_vnni") or known.get("avx_vnni"))
+    """Return whether this CPU adds two int8 products in 16 bits, which may saturate: x86 without VNNI."""
+    capabilities = cpu_capabilities()
+    return platform.machine() in ("x86_64", "AMD64") and not (
+        capabilities.get("avx512_vnni") or capabilities.get("avx_vnni")
+    )
 
 
 def keep_freed_memory() -> bool:
-    """Let this process use up to 1 GiB of freed memory again, in place of giving it back to the system every time.
+    """Let this process reuse up to 1 GiB of freed memory instead of returning it to the system.
 
-    glibc maps large tensors anew at every pass, and the system clears every page of them: up to a quarter of a pass of
-    large batches on a CPU. `optimize_for_inference` and everything that trains a model or opens one by its name do it;
-    other programs call it before their first pass. What the environment says of it (`MALLOC_...`, `GLIBC_TUNABLES`) is
-    left alone.
+    By default glibc maps large tensors anew in every pass, and the system clears every page, which takes up to a
+    quarter of the time of large batches on a CPU. `optimize_for_inference`, training, and opening a model by name call
+    this function; other programs may call it before their first pass. Settings in the environment (`MALLOC_...`,
+    `GLIBC_TUNABLES`) take precedence.
 
     Returns:
-        Whether it is so now: False without glibc, or where the environment decides.
+        Whether memory is kept: False without glibc, or if the environment sets this.
     """
-    is_chosen = any(name.startswith("MALLOC_") for name in os.environ)
-    if sys.platform != "linux" or is_chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    is_configured = any(name.startswith("MALLOC_") for name in os.environ)
+    if sys.platform != "linux" or is_configured or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -212,15 +220,19 @@ def keep_freed_memory() -> bool:
 
 
 def pick_device(device: str | None = None) -> "torch.device":
-    """Return the asked device if torch can use it here; by default CUDA where there is one, else the CPU."""
+    """Return the requested device if torch can use it here; default: CUDA if available, else the CPU.
+
+    Raises:
+        UserError: torch cannot use the device on this machine.
+    """
     import torch
 
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
-        torch.empty(1, device=place).item()  # which the device "meta" cannot
+        torch_device = torch.device(device)
+        torch.empty(1, device=torch_device).item()  # fails on the device "meta", which has no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"device {device!r} cannot be used here ({reason}); try --device cpu") from error
-    return place
+    return torch_device

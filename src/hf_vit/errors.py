@@ -1,4 +1,4 @@
-"""The one error a user is meant to read, and what becomes of memory that ran out and of what the system refuses."""
+"""Turn errors that users can act on, such as full memory or a full disk, into one clear line."""
 
 import errno
 import os
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from hf_vit_settings import UserError
 
-# In the words of CUDA, MPS and cuBLAS; of torch's allocator on the CPU, on Linux and Windows.
+# Phrases in the errors of CUDA, MPS and cuBLAS, and of torch's CPU allocator on Linux and Windows.
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
 
-# Why the system refuses to write -> what to do about it.
-_OF_THE_DISK = {
+# Error number of a failed write -> remedy, for errors that depend on the disk.
+_DISK_REMEDIES = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some of your space there",
     errno.EROFS: "make that disk writable",
@@ -21,8 +21,8 @@ _OF_THE_DISK = {
     errno.EPERM: "make that folder writable",
     errno.EIO: "check that disk for errors",
 }
-_OF_TORCH_SAVE = ("inline_container.cc", "iostream error")  # of a large file, and of one that it writes at its end
-_OTHERWISE = {
+_TORCH_SAVE_ERRORS = ("inline_container.cc", "iostream error")  # phrases of torch.save when a write fails
+_OTHER_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "end programs that hold files open",
     errno.ENAMETOOLONG: "give a shorter name",
@@ -30,69 +30,72 @@ _OTHERWISE = {
 
 
 def one_line(value: object) -> str:
-    """Return the value's text in one line, without control characters and without what turns the direction of
-    writing.
-    """
-    spaced = "".join(" " if unicodedata.category(sign) in ("Cc", "Zl", "Zp") else sign for sign in str(value))
-    return " ".join("".join(sign for sign in spaced if unicodedata.category(sign) not in ("Cf", "Cs")).split())
+    """Return the value's text in one line, without control characters and marks that change the writing direction."""
+    spaced = "".join(
+        " " if unicodedata.category(character) in ("Cc", "Zl", "Zp") else character for character in str(value)
+    )
+    return " ".join(
+        "".join(character for character in spaced if unicodedata.category(character) not in ("Cf", "Cs")).split()
+    )
 
 
 class DivergedError(UserError):
-    """The loss of a training is no number any more."""
+    """Training diverged: the loss is not a finite number."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, of whatever library and device, says that memory ran out."""
+    """Return whether an error of any library or device means that memory ran out."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 @contextmanager
-def enough_memory(what: str, remedy: str) -> Generator[None]:
-    """Turn memory that runs out meanwhile into one line.
+def enough_memory(purpose: str, remedy: str) -> Generator[None]:
+    """Turn running out of memory in a block into an error of one line.
 
     Args:
-        what: was to fit: "a batch of 8 images".
-        remedy: "choose a smaller batch size".
+        purpose: what needs the memory, such as "a batch of 8 images".
+        remedy: what the user can do, such as "choose a smaller batch size".
 
     Raises:
-        UserError: it did not fit.
+        UserError: memory ran out.
     """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(f"out of memory for {what}; {remedy}") from error
+        raise UserError(f"out of memory for {purpose}; {remedy}") from error
 
 
 def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
-    """Return why the system refused to write, in its words, and the remedy; None for any other error.
+    """Return why the system refused to write and the remedy; None for any other error.
 
     Args:
-        error: of the system, of safetensors (which says it in its text), or of torch.save (which does not say why).
-        elsewhere: whether another place would do as well.
+        error: an error of the system, of safetensors (which names the reason in its text) or of torch.save (which does
+            not).
+        elsewhere: whether another disk would help.
     """
-    named = re.search(r"\(os error (\d+)\)", str(error))
+    os_error = re.search(r"\(os error (\d+)\)", str(error))
     if isinstance(error, OSError):
         number, reason = error.errno, error.strerror
-    elif any(words in str(error) for words in _OF_TORCH_SAVE):
+    elif any(words in str(error) for words in _TORCH_SAVE_ERRORS):
         number, reason = errno.ENOSPC, "torch could not write a file to its end, probably because the disk is full"
-    elif named is not None:
-        number, reason = int(named[1]), os.strerror(int(named[1]))
+    elif os_error is not None:
+        number, reason = int(os_error[1]), os.strerror(int(os_error[1]))
     else:
         return None
-    if number not in _OF_THE_DISK:
-        return f"{reason}; {_OTHERWISE[number]}" if number in _OTHERWISE else None
-    return f"{reason}; {_OF_THE_DISK[number]}{', or choose a folder on another disk' if elsewhere else ''}"
+    if number not in _DISK_REMEDIES:
+        return f"{reason}; {_OTHER_REMEDIES[number]}" if number in _OTHER_REMEDIES else None
+    return f"{reason}; {_DISK_REMEDIES[number]}{', or choose a folder on another disk' if elsewhere else ''}"
 
 
 def strict_reason(error: Exception) -> str:
-    """Return why a strict config refused its values: it names the validator first and the reason in its last line."""
+    """Return why a strict config refused its values, which is the last line of the error."""
     return str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a message that says anything, or the error's name."""
+    """Return the first line of an error's message that is not empty, or the error's type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,8 +1,8 @@
-"""Every family of the package in one table, and the heads of dense prediction in another: whoever needs a list of
-either reads it here. `models/` does not.
+"""List all model families and all dense prediction heads in two tables, and find entries by name or config.
 
-A family has up to four doors, one for each task class; what stands behind them follows from the `auto_classes` of its
-configuration. Where a door makes no sense for a family, the table says why.
+A family has up to four model classes, one for each task ("door"): the bare model, a classifier, a model for masked
+prediction and a backbone. They follow from the `auto_classes` of its configuration. Where a task does not apply to a
+family, the table says why.
 """
 
 import functools
@@ -55,11 +55,11 @@ class Family:
     """One architecture.
 
     Attributes:
-        name: short, a key of `FAMILIES`.
-        label: what a model of it is called in a sentence.
+        name: short name, a key of `FAMILIES`.
+        label: name of such a model in a sentence.
         config_class: its configuration.
-        classes: door -> class.
-        not_applicable: door -> why it makes no sense; every door is here or in `classes`.
+        classes: task -> model class.
+        not_applicable: task -> why the family has no such class; every task is here or in `classes`.
     """
 
     name: str
@@ -70,52 +70,55 @@ class Family:
 
     @property
     def model_type(self) -> str:
-        """What config.json calls it."""
+        """Return the family's `model_type` in config.json."""
         return self.config_class.model_type
 
     @property
     def is_vit(self) -> bool:
-        """Whether it is a Vision Transformer: it has attention, positions and classes of all doors."""
+        """Return whether the family is a Vision Transformer, with attention, positions and classes for all tasks."""
         return issubclass(self.config_class, HfViTBaseConfig)
 
     @property
     def has_tokens(self) -> bool:
-        """Whether its `hidden_states` are tokens; those of ResNets are maps."""
+        """Return whether its `hidden_states` are tokens; those of ResNets are maps."""
         return not issubclass(self.config_class, HfResNetBaseConfig)
 
     @property
     def prefix(self) -> str:
-        """What the bare model's parameters begin with inside the other classes."""
+        """Return the prefix that the bare model's parameters have in the other classes."""
         return self.classes["model"].base_model_prefix
 
     @property
     def blocks(self) -> tuple[type, ...]:
-        """The modules that its depth is made of, of two kinds in BiT; every one's output is a hidden state."""
-        recorded: Any = self.classes["model"]._can_record_outputs
-        kinds = recorded["hidden_states"]
-        return tuple(each.target_class for each in kinds) if isinstance(kinds, list) else (kinds,)
+        """Return the classes of the modules whose outputs are the hidden states; BiT has two."""
+        outputs: Any = self.classes["model"]._can_record_outputs
+        recorders = outputs["hidden_states"]
+        return tuple(recorder.target_class for recorder in recorders) if isinstance(recorders, list) else (recorders,)
 
     def why_not(self, door: Door) -> str:
-        """Return why there is nothing behind one of its doors, in a sentence."""
+        """Return a sentence that says why the family has no class for a task."""
         name = self.label.removeprefix("A ").removeprefix("An ")
         return f"there is no {name} for {door.replace('_', ' ')}: {self.not_applicable[door]}"
 
     def door_of(self, class_name: object) -> Door | None:
-        """Return which of its classes config.json's `architectures` names; None where it is none of them."""
+        """Return the task of a class that config.json's `architectures` names; None if it is not the family's."""
         return next((door for door, model in self.classes.items() if model.__name__ == class_name), None)
 
 
-def _class(target: str) -> Any:
+def _import_class(path: str) -> Any:
     """Return the class that `auto_map` calls "module.Class"."""
-    module, _, name = target.partition(".")
+    module, _, name = path.partition(".")
     return getattr(import_module(f"hf_vit.models.{module}"), name)
 
 
-def _family(name: str, label: str, config_class: type[HfBaseConfig], **not_applicable: str) -> Family:
-    known = config_class.auto_classes
-    classes: dict[Door, Any] = {door: _class(known[name]) for door, name in AUTO_CLASSES.items() if name in known}
-    absent: dict[Door, str] = {door: not_applicable[door] for door in AUTO_CLASSES if door not in classes}
-    return Family(name, label, config_class, classes, absent)
+def _build_family(name: str, label: str, config_class: type[HfBaseConfig], **not_applicable: str) -> Family:
+    """Build the table's entry for a family; `not_applicable` says why each missing class is missing."""
+    auto_classes = config_class.auto_classes
+    classes: dict[Door, Any] = {
+        door: _import_class(auto_classes[name]) for door, name in AUTO_CLASSES.items() if name in auto_classes
+    }
+    reasons: dict[Door, str] = {door: not_applicable[door] for door in AUTO_CLASSES if door not in classes}
+    return Family(name, label, config_class, classes, reasons)
 
 
 _RESNET = {
@@ -128,32 +131,32 @@ _MIXER = {
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        _family("plain", "A Vision Transformer", HfViTConfig),
-        _family("hybrid", "A hybrid Vision Transformer (ResNet stem)", HfHybridViTConfig),
-        _family("axial", "An Axial Vision Transformer", HfAxialViTConfig),
-        _family("local", "A Local Vision Transformer", HfLocalViTConfig),
-        _family("axial_resnet", "A ResNet with axial attention", HfAxialResNetConfig, **_RESNET),
-        _family("bit", "A BiT ResNet", HfBitConfig, **_RESNET),
-        _family("mixer", "An MLP-Mixer", HfMixerConfig, **_MIXER),
+        _build_family("plain", "A Vision Transformer", HfViTConfig),
+        _build_family("hybrid", "A hybrid Vision Transformer (ResNet stem)", HfHybridViTConfig),
+        _build_family("axial", "An Axial Vision Transformer", HfAxialViTConfig),
+        _build_family("local", "A Local Vision Transformer", HfLocalViTConfig),
+        _build_family("axial_resnet", "A ResNet with axial attention", HfAxialResNetConfig, **_RESNET),
+        _build_family("bit", "A BiT ResNet", HfBitConfig, **_RESNET),
+        _build_family("mixer", "An MLP-Mixer", HfMixerConfig, **_MIXER),
     )
 }
 
 
 def family_of(model_type: object) -> Family | None:
-    """Return the family that config.json calls so; None for another package's."""
+    """Return the family with this `model_type` in config.json; None if it is not the package's."""
     return next((family for family in FAMILIES.values() if family.model_type == model_type), None)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class DenseHead:
-    """What predicts something for every place of an image, on the backbone of a family.
+    """A head that predicts something for every position of an image, on the backbone of a family.
 
     Attributes:
-        name: short, a key of `DENSE_HEADS`.
+        name: short name, a key of `DENSE_HEADS`.
         task: what it predicts.
         model_class: a head of the package, of transformers or of torchvision.
-        processor: the class of transformers' image processor that is saved beside it.
+        processor: class name of the image processor of transformers that is saved with it.
     """
 
     name: str
@@ -167,16 +170,16 @@ class DenseHead:
 
     @property
     def model_type(self) -> str:
-        """What config.json calls it."""
+        """Return the head's `model_type` in config.json."""
         return self.config_class.model_type
 
     @property
     def auto_class(self) -> str:
-        """The Auto class that loads it."""
+        """Return the name of the Auto class that loads the head."""
         return self.model_class._auto_class
 
 
-# The first one of a task is what it takes by default.
+# The first head of a task is its default.
 DENSE_HEADS: Mapping[str, DenseHead] = {
     head.name: head
     for head in (
@@ -191,31 +194,31 @@ DENSE_HEADS: Mapping[str, DenseHead] = {
 
 
 def dense_head_of(model_type: object) -> DenseHead | None:
-    """Return the head of dense prediction that config.json calls so; None for anything else."""
+    """Return the dense prediction head with this `model_type` in config.json; None for anything else."""
     return next((head for head in DENSE_HEADS.values() if head.model_type == model_type), None)
 
 
 def problem_type_of(model: Any) -> str:
-    """Return what the outputs of a classification head are, in transformers' words.
+    """Return what the outputs of a classification head mean, as a `problem_type` of transformers.
 
-    "single_label_classification": logits of which a softmax makes probabilities; "multi_label_classification": of which
-    a sigmoid does; "regression": values. One output without a `problem_type` is a value, as it is in the losses of
-    transformers and of this package.
+    "single_label_classification": logits for a softmax; "multi_label_classification": logits for a sigmoid;
+    "regression": values. One output without a `problem_type` is a value, as in the losses of transformers and of this
+    package.
 
     Args:
         model: a model of any library, its configuration, or its config.json.
     """
     config = getattr(model, "config", model)
-    stated = getattr(config, "problem_type", None)
-    if stated in PROBLEM_TYPES:
-        return stated
+    problem_type = getattr(config, "problem_type", None)
+    if problem_type in PROBLEM_TYPES:
+        return problem_type
     names = getattr(config, "id2label", None)
-    outputs = getattr(config, "num_classes", None) if names is None else len(names)
-    return "regression" if outputs == 1 else "single_label_classification"
+    num_outputs = getattr(config, "num_classes", None) if names is None else len(names)
+    return "regression" if num_outputs == 1 else "single_label_classification"
 
 
 def regression_reason(model: Any) -> str | None:
-    """Return what says that the outputs of a model are values; None for a classifier."""
+    """Return why the outputs of a model are values; None for a classifier."""
     if problem_type_of(model) != "regression":
         return None
     if getattr(getattr(model, "config", model), "problem_type", None) == "regression":
@@ -223,88 +226,94 @@ def regression_reason(model: Any) -> str | None:
     return 'one output and no problem_type; "multi_label_classification" in its config would make it a probability'
 
 
-def refuse_regression(model: Any, name: str, what: str, remedy: str = "hf-vit predict gives its values") -> None:
-    """Refuse a model without classes.
+def refuse_regression(model: Any, name: str, purpose: str, remedy: str = "hf-vit predict prints its values") -> None:
+    """Refuse a regression model where a classifier is needed.
 
     Args:
         model: see `problem_type_of`.
-        name: of the model.
-        what: needs classes.
-        remedy: what to do instead.
+        name: name of the model.
+        purpose: what needs the classifier.
+        remedy: what the user can do instead.
 
     Raises:
-        UserError: its outputs are values.
+        UserError: the model's outputs are values.
     """
     if (reason := regression_reason(model)) is not None:
-        raise UserError(f"{what} needs a classifier, and {name} is a regression model ({reason}); {remedy}")
+        raise UserError(f"{purpose} needs a classifier, but {name} is a regression model ({reason}); {remedy}")
 
 
 def own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | None = None) -> str | None:
-    """Return the class outside this package that a config.json names; None where it names the package's.
+    """Return the class from outside this package that a config.json names; None if it names a class of the package.
 
     Args:
-        config: its fields.
-        model_class: of the package, which an Auto class is to load; by default the one that was saved.
+        config: fields of config.json.
+        model_class: class of the package that an Auto class is about to load; default: the one that was saved.
+
+    Returns:
+        "module.Class" of `auto_map` if the checkpoint has the class's code, else the name alone.
     """
     family, head = family_of(config.get("model_type")), dense_head_of(config.get("model_type"))
     classes = tuple(family.classes.values()) if family else (head.model_class,) if head else ()
-    names, given = config.get("architectures"), config.get("auto_map")
+    names, auto_map_field = config.get("architectures"), config.get("auto_map")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
-    saved = next((each for each in classes if each.__name__ == name), None)
-    wanted, auto_map = model_class or saved, given if isinstance(given, dict) else {}
-    target = auto_map.get(_AUTO_CLASS_OF.get(wanted))
-    if isinstance(target, str) and wanted is not None:
-        module, _, named = target.rpartition("--")[2].rpartition(".")
-        return None if named == wanted.__name__ and "_hf_" in module else target
-    if not classes or saved is not None:
+    saved_class = next((member for member in classes if member.__name__ == name), None)
+    requested_class, auto_map = model_class or saved_class, auto_map_field if isinstance(auto_map_field, dict) else {}
+    target = auto_map.get(_AUTO_CLASS_OF.get(requested_class))
+    if isinstance(target, str) and requested_class is not None:
+        module, _, class_name = target.rpartition("--")[2].rpartition(".")
+        return None if class_name == requested_class.__name__ and "_hf_" in module else target
+    if not classes or saved_class is not None:
         return None
-    with_code = next((str(each) for each in auto_map.values() if str(each).endswith(f".{name}")), None)
-    return with_code or name if model_class is None else None if with_code else name
+    path_with_code = next((str(member) for member in auto_map.values() if str(member).endswith(f".{name}")), None)
+    return path_with_code or name if model_class is None else None if path_with_code else name
 
 
 def refuse_own_class(config: Mapping[str, Any], name: str) -> None:
-    """Refuse a checkpoint of a class outside this package, whose numbers none of the package's gives.
+    """Refuse a checkpoint of a class from outside this package, whose outputs none of the package's classes computes.
 
     Raises:
-        UserError: names it.
+        UserError: config.json names such a class.
     """
-    own = own_class(config)
-    if own is not None:
+    custom_class = own_class(config)
+    if custom_class is not None:
         raise UserError(
-            f"config.json of {name} names no class of hf_vit but {own}, whose code the commands do not run; "
-            "load it in Python (trust_remote_code=True), or, where hf_vit's class gives the same numbers, "
-            "load and save it with that"
+            f"config.json of {name} names the class {custom_class}, which is not part of hf_vit, and commands do not "
+            "run its code; load it in Python with trust_remote_code=True, or, if a class of hf_vit computes the same, "
+            "load it with that class and save it"
         )
 
 
 def _find_class(model_class: Any, source: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what an Auto class is to load, and with which options: a checkpoint's own class, where it is trusted.
+    """Return the class that an Auto class should load, and the options: the checkpoint's own class, if its code is
+    trusted.
 
-    With the package imported, transformers takes its classes for what the checkpoint's code defines. Auto classes
-    always pass `trust_remote_code`, and nobody else does.
+    Where hf_vit is imported, transformers would use the package's class in place of the checkpoint's. Only Auto classes
+    pass `trust_remote_code`, which tells them from other callers.
     """
     config: Any = options.get("config")
     if config is None or source is None or "trust_remote_code" not in options or model_class not in _AUTO_CLASS_OF:
         return model_class, options
     fields = {name: getattr(config, name, None) for name in ("model_type", "architectures", "auto_map")}
-    own = own_class(fields, model_class)
-    if own is None:
+    custom_class = own_class(fields, model_class)
+    if custom_class is None:
         return model_class, options
-    if not options.get("trust_remote_code") or "." not in own:
-        remedy = "pass trust_remote_code=True for its code" if "." in own else "it came without code"
+    if not options.get("trust_remote_code") or "." not in custom_class:
+        has_code = "." in custom_class
+        remedy = "pass trust_remote_code=True to load its own class" if has_code else "it was saved without its code"
         warnings.warn(
-            f"{source} was saved by {own} and is loaded as {model_class.__name__}, whose numbers may differ; {remedy}",
+            f"{source} was saved by {custom_class} but is loaded as {model_class.__name__}, whose outputs may differ; "
+            f"{remedy}",
             UserWarning,
             stacklevel=4,
         )
         return model_class, options
-    place = {name: options[name] for name in HUB_KEYS if name in options}
-    loaded = get_class_from_dynamic_module(own, source, **place)
-    loaded.register_for_auto_class(_AUTO_CLASS_OF[model_class])
-    if loaded.config_class.__name__ != type(config).__name__:
-        stored, _ = loaded.config_class.get_config_dict(source, **place)
-        config = loaded.config_class.from_dict({**stored, **config.to_dict()}, name_or_path=str(source))
-    return loaded, {**options, "config": config}
+    hub_options = {name: options[name] for name in HUB_KEYS if name in options}
+    loaded_class = get_class_from_dynamic_module(custom_class, source, **hub_options)
+    loaded_class.register_for_auto_class(_AUTO_CLASS_OF[model_class])
+    if loaded_class.config_class.__name__ != type(config).__name__:
+        stored, _ = loaded_class.config_class.get_config_dict(source, **hub_options)
+        config = loaded_class.config_class.from_dict({**stored, **config.to_dict()}, name_or_path=str(source))
+    return loaded_class, {**options, "config": config}
 
 
 _AUTO_CLASS_OF: Mapping[Any, str] = {
@@ -314,7 +323,7 @@ _AUTO_CLASS_OF: Mapping[Any, str] = {
 
 @functools.cache
 def register() -> None:
-    """Make every family and every head of dense prediction known to transformers' Auto classes, once."""
+    """Register every family and every dense prediction head with transformers' Auto classes, once."""
     HfPublishedMixin._find_class = staticmethod(_find_class)  # pyright: ignore[reportPrivateUsage]
     processors = {"torchvision": transformers.ViTImageProcessor, "pil": transformers.ViTImageProcessorPil}
     for family in FAMILIES.values():

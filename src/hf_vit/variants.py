@@ -1,4 +1,4 @@
-"""The papers' named sizes as tables, and their configurations by name.
+"""List the papers' named sizes, and build their configurations by name.
 
 Sources: B, L, H: arXiv 2010.11929, table 1; Ti, S: arXiv 2106.10270; So400m, g, G, e: arXiv 2106.04560, 2305.13035
 and 2209.06794 with the numbers of the original code's table. Hybrids: 2010.11929 section 3.1 and table 6, 2106.10270.
@@ -18,7 +18,7 @@ from hf_vit.models.configuration_hf_vit import HfBaseConfig
 
 @dataclass(frozen=True)
 class Variant:
-    """A named size: depth, width D, MLP width, heads, and the patch sides in px that were published."""
+    """A named size: depth, width D, MLP width, heads, and the published patch sides in px."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -39,7 +39,7 @@ VARIANTS: dict[str, Variant] = {
     "e": Variant(56, 1792, 15360, 16, (14,)),
 }
 
-# Name -> (size, stage depths, side of the patches of the feature map). "R+Ti/16" has a true stride of 32 px.
+# Name -> (size, stage depths, side of the feature map's patches in cells). The stride of "R+Ti/16" is 32 px.
 HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "R+Ti/16": ("Ti", (), 8),
     "R26+S/32": ("S", (2, 2, 2, 2), 1),
@@ -49,10 +49,10 @@ HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "R50+L/16": ("L", (3, 4, 9), 1),
 }
 
-AXIAL_SIZES = ("Ti", "S", "B")  # published: B/32 and B/16 (2010.11929, appendix D.6); the smaller ones are ours
+AXIAL_SIZES = ("Ti", "S", "B")  # B is published (2010.11929, appendix D.6); the smaller sizes are the package's
 AXIAL_PATCHES = (32, 16)
 
-LOCAL_SIZES = ("Ti", "S", "B")  # ours: the plain sizes with attention in a window of 7 (1906.05909)
+LOCAL_SIZES = ("Ti", "S", "B")  # the package's: the plain sizes with attention in a window of 7 (1906.05909)
 LOCAL_PATCHES = (16, 8)
 
 # Name -> (family, stage depths, channels of the root).
@@ -76,7 +76,7 @@ MIXERS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
 
 
 def variant_names() -> list[str]:
-    """Return every named variant, plain ones first."""
+    """Return the names of all variants, plain ones first."""
     plain = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
     axial = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
     local = [f"Local-{size}/{patch}" for size in LOCAL_SIZES for patch in LOCAL_PATCHES]
@@ -85,45 +85,48 @@ def variant_names() -> list[str]:
 
 
 def looks_like_variant(name: str) -> bool:
-    """Return whether a name can be meant for a variant, right or wrong, and for no repository of the Hub."""
+    """Return whether a name looks like a variant's, valid or not, and not like a repository of the Hub."""
     return "/" not in name or re.fullmatch(r"[^/\\.]+/\d+", name) is not None
 
 
 def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
-    """Return the configuration of a variant: "B/16", "R50+B/16", "Axial-B/32", "Local-B/8", "AxialResNet-S",
-    "BiT-R50x1", ...
+    """Return the configuration of a variant, such as "B/16", "R50+B/16", "Axial-B/32", "Local-B/8" or "BiT-R50x1".
 
-    Plain, axial and local variants and Mixers take any patch side in px ("Ti/4"); any field may be overridden.
+    Plain, axial and local variants and Mixers take any patch side in px ("Ti/4"); `overrides` sets any field.
 
     Raises:
-        UserError: there is no such variant; the message names the nearest.
+        UserError: there is no such variant; the message names the most similar ones.
     """
     if name in HYBRIDS:
         size, stage_depths, stem_patch_size = HYBRIDS[name]
         stem: dict[str, Any] = {"stage_depths": stage_depths, "stem_patch_size": stem_patch_size}
-        return _config("hybrid", {**_widths(VARIANTS[size]), **stem, **overrides})
+        return _build_config("hybrid", {**_width_fields(VARIANTS[size]), **stem, **overrides})
     if name in RESNETS:
         family, stage_depths, stem_width = RESNETS[name]
-        return _config(family, {"stage_depths": stage_depths, "stem_width": stem_width, **overrides})
+        return _build_config(family, {"stage_depths": stage_depths, "stem_width": stem_width, **overrides})
     size, _, patch = name.partition("/")
     if size in MIXERS and patch.isdecimal():
         layers, width, tokens, channels, _ = MIXERS[size]
         widths = {"hidden_size": width, "token_intermediate_size": tokens, "intermediate_size": channels}
-        return _config("mixer", {"num_hidden_layers": layers, **widths, "patch_size": int(patch), **overrides})
+        return _build_config("mixer", {"num_hidden_layers": layers, **widths, "patch_size": int(patch), **overrides})
     match = re.fullmatch(r"(?:ViT-)?(Axial-|Local-)?([A-Za-z0-9]+)/(\d+)", name)
     if match is None or match[2] not in VARIANTS:
-        nearest = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
-        raise UserError(f"unknown variant '{name}'; names have the form SIZE/PATCH, for example {', '.join(nearest)}")
-    fields = {**_widths(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
-    return _config({"Axial-": "axial", "Local-": "local"}.get(match[1], "plain"), fields)
+        suggestions = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
+        raise UserError(
+            f"unknown variant '{name}'; names have the form SIZE/PATCH, for example {', '.join(suggestions)}"
+        )
+    fields = {**_width_fields(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
+    return _build_config({"Axial-": "axial", "Local-": "local"}.get(match[1], "plain"), fields)
 
 
-def _config(family: str, fields: dict[str, Any]) -> HfBaseConfig:
+def _build_config(family: str, fields: dict[str, Any]) -> HfBaseConfig:
+    """Build a family's configuration from fields."""
     config_class: Any = FAMILIES[family].config_class
     return config_class(**fields)
 
 
-def _widths(variant: Variant) -> dict[str, Any]:
+def _width_fields(variant: Variant) -> dict[str, Any]:
+    """Return the fields of a size: depth, widths and number of heads."""
     return {
         "num_hidden_layers": variant.num_hidden_layers,
         "hidden_size": variant.hidden_size,

@@ -120,7 +120,7 @@ class Command(TyperCommand):
         if is_seen:
             print(end="\x1b[K", file=sys.stderr, flush=True)
         extra, modules = _NEEDED.get(ctx.command_path, (None, ()))
-        require(*modules, what=ctx.command_path, extra=extra)
+        require(*modules, purpose=ctx.command_path, extra=extra)
         return super().invoke(ctx)
 
     def _refuse_truths(self, ctx: typer.Context, args: list[str]) -> None:

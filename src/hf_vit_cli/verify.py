@@ -40,7 +40,7 @@ def verify(
     if (data or any(shared.values())) and not results:
         raise UserError("--data and --device need --results; add it, or leave them out")
     if results:
-        require("sklearn", "matplotlib", what="measuring results again")
+        require("sklearn", "matplotlib", purpose="measuring results again")
     result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=tell)
     tell(result.describe())
     if results:

@@ -123,7 +123,7 @@ def test_weights_whose_answers_are_not_numbers(value: float):
     model.vit.layers[0].mlp.fc1.bias[0] = value
     model.vit.layers[0].mlp.fc2.weight[:, 0] = 3.0  # else 3e38 stays a number
     assert model(IMAGES).logits.isnan().all()
-    with pytest.raises(hf_vit.UserError, match=r"engine='openvino' may turn the NaN .* engine='torch'"):
+    with pytest.raises(hf_vit.UserError, match=r"engine='openvino' may return numbers where .* computes NaN.* engine='torch'"):
         optimize(model, "openvino")
     fast = hf_vit.optimize_for_inference(model)
     assert fast.engine == "torch"
@@ -145,7 +145,7 @@ def test_an_engine_that_is_asked_for_takes_no_hooks():
     for path, named in (("", "the model"), ("vit", "vit"), ("classifier", "classifier")):
         model = build("gap")
         model.get_submodule(path).register_forward_hook(lambda *given: heard.append(given))
-        with pytest.raises(hf_vit.UserError, match=f"and {named} has a hook; leave one of them out, or set it after"):
+        with pytest.raises(hf_vit.UserError, match=f"cannot call the hook of {named}; remove it, set it afterwards"):
             hf_vit.optimize_for_inference(model, engine="openvino")
     assert not heard
 
@@ -159,7 +159,7 @@ def test_hooks_that_come_later_on_parts_that_are_new(pair: tuple[Any, Any]):
     assert_near(fast(IMAGES).logits, plain(IMAGES).logits)
     for hook in hooks:
         hook.remove()
-    with pytest.raises(hf_vit.UserError, match="listened to here, where parts are merged"):
+    with pytest.raises(hf_vit.UserError, match="hooked at a merged layer"):
         fast.vit.layers[0].mlp.register_forward_pre_hook(lambda *_: None)
     heard: list[str] = []
     everywhere = nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(type(module).__name__))
@@ -190,7 +190,7 @@ def test_a_bias_before_a_batch_norm():
     part.dense.bias = nn.Parameter(torch.randn(part.dense.out_features))
     features = torch.randn(5, part.dense.in_features)
     wanted = part.norm(part.dense(features))
-    assert_near(Dense.of_normed(part, torch.float32)(features), wanted)
+    assert_near(Dense.from_dense_norm(part, torch.float32)(features), wanted)
 
 
 @torch.no_grad()
@@ -265,7 +265,7 @@ def test_the_class_around_a_model_stays_its_owners():
 def test_a_class_that_nothing_can_guard_is_refused_before_anything_changes():
     model = Particular()
     before = [type(part) for part in model.modules()]
-    with pytest.raises(hf_vit.UserError, match=r"nothing can guard a Particular \(.*key.*\); optimize the model in it"):
+    with pytest.raises(hf_vit.UserError, match=r"Particular cannot be subclassed to guard it \(.*key.*\); optimize the hf_vit model inside it"):
         hf_vit.optimize_for_inference(model)
     assert [type(part) for part in model.modules()] == before
 

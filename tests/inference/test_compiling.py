@@ -78,7 +78,7 @@ def test_products_by_onednn_are_of_processors_without_lower_precision(
     model(torch.ones(2))
     with pytest.raises(ValueError, match="no image"):
         model(torch.ones(2))
-    with pytest.raises(hf_vit.UserError, match="has no gradients"):
+    with pytest.raises(hf_vit.UserError, match="computes no gradients"):
         model(torch.ones(2, requires_grad=True))
     assert seen == ["tf32" if is_slow else before] * 2
     assert PRECISION.fp32_precision == before
@@ -88,7 +88,7 @@ def test_passes_that_overlap_leave_the_setting_as_it_was():
     """As those of several threads do: the second began when it was set already."""
     before, first, second = PRECISION.fp32_precision, ExitStack(), ExitStack()
     for each in (first, second):
-        each.enter_context(optimize._products_by_onednn())
+        each.enter_context(optimize._use_onednn_products())
     first.close()
     assert PRECISION.fp32_precision == "tf32" != before
     second.close()

@@ -282,15 +282,15 @@ def test_a_pipeline(pair: tuple[Any, Any]):
 
 
 NOT_TAKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "backbone": (lambda: PLAIN.build("backbone"), {}, "is for bare models and classifiers"),
+    "backbone": (lambda: PLAIN.build("backbone"), {}, "runs bare models and classifiers only"),
     "compiled": (lambda: build(), {"compile": True}, "cannot be combined with compile=True"),
     "merged": (lambda: build(), {"merge_tokens": 2}, "cannot be combined with merge_tokens=2"),
     "int8": (lambda: build(), {"quantize": "int8"}, "cannot be combined with quantize='int8'"),
-    "float64": (lambda: build().double(), {}, "computes models in float32 or bfloat16, and this one"),
+    "float64": (lambda: build().double(), {}, "needs a model in float32 or bfloat16, but it is in"),
     "bfloat16": (
         lambda: build().to(torch.bfloat16),
         {"engine": "onnxruntime"},
-        "engine='onnxruntime' computes models in float32, and this one is in",
+        "engine='onnxruntime' needs a model in float32, but it is in",
     ),
     "a hook": (lambda: hooked(build()), {}, "vit.layernorm has a hook"),
 }

@@ -178,7 +178,7 @@ def test_what_would_show_fewer_tokens_is_refused() -> None:
     family, model, _ = merging_model("plain")
     images = family.images(model.config, dtype=torch.float64)
     fast = hf_vit.optimize_for_inference(model, merge_tokens=1)
-    with pytest.raises(hf_vit.UserError, match="there is no output_hidden_states"):
+    with pytest.raises(hf_vit.UserError, match="output_hidden_states is not available"):
         fast(images, output_hidden_states=True)
     h, w = model.config.grid_of(*images.shape[2:])
     for method in (fast, fast.attention_maps):

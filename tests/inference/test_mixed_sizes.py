@@ -179,5 +179,5 @@ def test_torchs_kernel_for_gpus_is_called_with_the_bounds_of_every_image(
     query, key, value = torch.randn(3, 1, 2, 13, 4, generator=torch.Generator().manual_seed(0))
     images = [(2, 4), (1, 5)]
     expected, _ = mixed_sizes.attend_within_images(module, query, key, value, None, 0.5, images=images)
-    found = mixed_sizes._by_varlen(query, key, value, 0.5, images, causal)
+    found = mixed_sizes._attend_by_varlen(query, key, value, 0.5, images, causal)
     torch.testing.assert_close(found, expected)

@@ -74,7 +74,7 @@ def test_convolutions_equal_the_formula(
     """Of one map and of several, of uneven sides, in both layouts of memory."""
     monkeypatch.setattr(packing, "_TAKES_BFLOAT16", lambda: packs_bfloat16)
     plain = StdConv2d(8, 6, side, stride, padding, groups, bias=True, standardization="paper").to(dtype)
-    exact, packed = copy.deepcopy(plain).double(), pack(StandardizedConv2d.of(plain, dtype))
+    exact, packed = copy.deepcopy(plain).double(), pack(StandardizedConv2d.from_conv(plain, dtype))
     is_packed = isinstance(packed, PackedPointwise if side == 1 else PackedConv2d)
     assert is_packed == (dtype == torch.float32 or packs_bfloat16)
     for batch, layout in ((1, torch.contiguous_format), (3, torch.channels_last)):
@@ -89,7 +89,7 @@ def test_convolutions_equal_the_formula(
 def test_kernels_are_packed_for_the_size_that_comes_first(capfd):
     """oneDNN tells of every kernel that it brings into another order before it multiplies."""
     conv = StdConv2d(128, 128, 3, 2, standardization="paper")
-    packed, maps = pack(StandardizedConv2d.of(conv, torch.float32)), torch.randn(1, 128, 56, 56)
+    packed, maps = pack(StandardizedConv2d.from_conv(conv, torch.float32)), torch.randn(1, 128, 56, 56)
     maps = maps.contiguous(memory_format=torch.channels_last)
     wanted = packed(maps)
     with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
@@ -233,7 +233,7 @@ def products(processor: Callable[..., None], monkeypatch: pytest.MonkeyPatch) ->
 def fused(**fields: Any) -> tuple[Any, Any]:
     """An attention of the plain family, and its form by products."""
     layer = FAMILIES["plain"].build("model", **fields).layers[0].attention
-    part = FusedAttention.of(layer, None, torch.float32)
+    part = FusedAttention.from_attention(layer, None, torch.float32)
     other = copy.copy(part)
     assert attend_by_products(other)
     return part, other
@@ -410,6 +410,6 @@ def test_what_is_not_finite_stays_so():
 def test_a_model_without_dense_layers_is_refused():
     model = OTHERS["bit"].build("classification")
     before = [type(part) for part in model.modules()]
-    with pytest.raises(hf_vit.UserError, match="dense layers, and a HfBitForImageClassification has none; leave it"):
+    with pytest.raises(hf_vit.UserError, match="needs dense layers, but HfBitForImageClassification has none; leave it"):
         hf_vit.optimize_for_inference(model, quantize="int8")
     assert [type(part) for part in model.modules()] == before

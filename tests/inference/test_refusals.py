@@ -201,9 +201,9 @@ def test_what_is_no_model_of_the_package(given: Any):
     [
         ({"engine": "tvm"}, "unknown engine='tvm'; choose from 'auto', 'torch', 'openvino', 'onnxruntime'"),
         ({"engine": None}, "engine=None"),
-        ({"quantize": "int4"}, "unknown quantize='int4'; choose None or 'int8'"),
+        ({"quantize": "int4"}, "unknown quantize='int4'; choose 'int8' or None"),
         ({"quantize": "int8", "compile": True}, "quantize='int8' cannot be combined with compile=True"),
-        ({"merge_tokens": 0.5}, "merge_tokens=0.5: give the number of tokens"),
+        ({"merge_tokens": 0.5}, "merge_tokens=0.5 must be the number of tokens"),
     ],
 )
 def test_options_that_there_are_not(option: dict[str, Any], message: str):
@@ -275,7 +275,7 @@ def test_a_model_inside_another():
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "train": (lambda model: model.train(), "cannot be trained; load the model again"),
     "requires_grad": (lambda model: model.requires_grad_(), "cannot be trained"),
-    "half": (lambda model: model.half(), r"cannot be cast or moved, it stays torch.float32 on cpu"),
+    "half": (lambda model: model.half(), r"cannot be cast or moved from torch.float32 on cpu"),
     "bfloat16": (lambda model: model.to(torch.bfloat16), "cannot be cast"),
     "double": (lambda model: model.double(), "cannot be cast"),
     "meta": (lambda model: model.to("meta"), "cannot be cast or moved"),
@@ -366,7 +366,7 @@ def test_weights_that_are_shown_cannot_be_written(family: Family):
     wanted = model(images).logits
     weights = [*model.named_parameters(), *getattr(model, model.base_model_prefix).named_buffers()]
     for (name, weight), (way, write) in itertools.product(weights, WRITES.items()):
-        with pytest.raises(hf_vit.UserError, match="cannot be given other weights; load them before") as error:
+        with pytest.raises(hf_vit.UserError, match="cannot be given other weights; load the weights before") as error:
             write(weight)
         assert "\n" not in str(error.value), (name, way)
     assert torch.equal(model(images).logits, wanted)
@@ -400,11 +400,11 @@ def test_parts_of_an_optimized_model_stay():
     model = hf_vit.optimize_for_inference(FAMILIES["plain"].build("classification", "layer_scale"), engine="torch")
     layer, embeddings = model.vit.layers[0], model.vit.embeddings
     for change, message in (
-        (lambda: setattr(layer.mlp, "fc1", nn.Linear(32, 48)), "another part"),
-        (lambda: setattr(layer.mlp.fc1, "forward", lambda tokens: tokens), "another part"),
+        (lambda: setattr(layer.mlp, "fc1", nn.Linear(32, 48)), "another submodule"),
+        (lambda: setattr(layer.mlp.fc1, "forward", lambda tokens: tokens), "another submodule"),
         (lambda: setattr(embeddings, "cls_token", nn.Parameter(torch.zeros(1, 1, 32))), "other weights"),
-        (lambda: layer.mlp.fc1.register_forward_hook(lambda *_: None), "listened to here"),
-        (lambda: layer.attention.register_forward_hook(lambda *_: None), "listened to here"),
+        (lambda: layer.mlp.fc1.register_forward_hook(lambda *_: None), "hooked at a merged layer"),
+        (lambda: layer.attention.register_forward_hook(lambda *_: None), "hooked at a merged layer"),
     ):
         with pytest.raises(hf_vit.UserError, match=message):
             change()

@@ -145,9 +145,9 @@ def test_every_head_of_dense_prediction(head: str, write: Write, tmp_path: Path)
         answers = dense_answers(own, images)
         assert type(own).__name__ == "Own"
         assert all(torch.allclose(answers[name], value, atol=1e-4) for name, value in wanted.items())
-        with pytest.warns(UserWarning, match=r"saved by own.Own and is loaded as Hf\w+, whose numbers may differ"):
+        with pytest.warns(UserWarning, match=r"saved by own.Own but is loaded as Hf\w+, whose outputs may differ"):
             auto_class.from_pretrained(folder)
-        with pytest.raises(UserError, match=r"no class of hf_vit but own\.Own"):
+        with pytest.raises(UserError, match=r"names the class own\.Own, which is not part of hf_vit"):
             from_hub(folder)
 
 
@@ -180,7 +180,7 @@ def test_class_whose_code_is_not_saved(
     found = stranger.run("hub.jobs:logits", repo_id=str(tmp_path / "saved"), trust_remote_code=True)
     assert "ValueError: Unrecognized configuration class" in found
     if case != "of the same name":
-        with pytest.warns(UserWarning, match=r"was saved by Own and is loaded as HfViTForImageClassification"):
+        with pytest.warns(UserWarning, match=r"was saved by Own but is loaded as HfViTForImageClassification"):
             transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "saved")
 
 
@@ -266,7 +266,7 @@ def test_commands_refuse_it(command: str, write: Write, tmp_path: Path, capsys: 
     with pytest.raises(SystemExit, match="1"):
         main([command, *arguments[command]])
     told = capsys.readouterr().err.strip().splitlines()
-    assert "names no class of hf_vit but own.Own" in told[-1]
+    assert "names the class own.Own, which is not part" in told[-1]
 
 
 PROCESSOR = """

@@ -196,9 +196,7 @@ def refuses_another_size(model, folder: Path) -> None:
         lambda: loader.from_pretrained(folder, config=config),
         lambda: model.resize_to(image_size=(height, 2 * width)),
     ):
-        with pytest.raises(
-            ValueError, match=r"cannot be resized to .* a weight for every patch"
-        ) as error:
+        with pytest.raises(ValueError, match=r"cannot be resized to .* a weight for every patch") as error:
             attempt()
         assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="px only, as its token MLP"):

@@ -25,7 +25,7 @@ from hf_vit.speed.peers import (
     build,
     engine_forms,
     measure_cell,
-    obstacle,
+    find_obstacle,
 )
 from hf_vit_cli.main import main
 
@@ -107,18 +107,18 @@ AXIAL, HALF = Shape("Axial-B/16"), {"training": False, "dtype": torch.bfloat16}
 @pytest.mark.parametrize(
     ("name", "shape", "how", "said"),
     [
-        *((name, SHAPE, {"training": True}, "it is for inference")
+        *((name, SHAPE, {"training": True}, f"{name} is for inference only")
           for name in ("hf_vit optimized", "timm, openvino", "transformers" + FROZEN, PRODUCTS + PACKED)),
         ("transformers" + COMPILED, AXIAL, {"training": False}, "transformers has no Axial-B/16"),
         ("transformers, openvino", AXIAL, {"training": False}, "transformers has no Axial-B/16"),
         ("timm", Shape("R50+B/16", 384), {"training": True}, None),
-        ("timm, onnxruntime", SHAPE, HALF, "onnxruntime has no bfloat16"),
-        ("timm, openvino int8", SHAPE, HALF, "openvino int8 has no bfloat16"),
-        ("timm, openvino", SHAPE, {"training": False, "device": "cuda"}, "openvino is measured on CPUs"),
+        ("timm, onnxruntime", SHAPE, HALF, "onnxruntime does not support bfloat16"),
+        ("timm, openvino int8", SHAPE, HALF, "openvino int8 does not support bfloat16"),
+        ("timm, openvino", SHAPE, {"training": False, "device": "cuda"}, "openvino is only measured on CPUs"),
     ],
 )  # fmt: skip
 def test_who_cannot_take_part_is_told(name, shape, how, said):
-    assert obstacle(name, shape, **how) == said
+    assert find_obstacle(name, shape, **how) == said
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch):
@@ -129,7 +129,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
     with pytest.raises(UserError, match="dtype 'float8' is unknown"):
         Cell("inference", SHAPE, dtype="float8")
     monkeypatch.setattr("hf_vit.conversion.targets.graphs.runtimes.find_spec", lambda name: None)
-    assert obstacle("timm, openvino", SHAPE, training=False).startswith("openvino and onnx")
+    assert find_obstacle("timm, openvino", SHAPE, training=False).startswith("openvino and onnx")
     assert engine_forms(["timm"]) == []
 
 

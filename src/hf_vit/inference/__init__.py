@@ -1,1 +1,1 @@
-"""The one place for speed: a frozen model rewritten, packed for the processor, or compiled; `optimize` is its door."""
+"""Make models faster: rewrite a frozen model, pack it for the processor, or compile it; start at `optimize`."""

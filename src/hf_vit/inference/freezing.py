@@ -1,4 +1,4 @@
-"""What guards an optimized model, whose weights may be packed, folded and kept: they cannot be changed or copied."""
+"""Guard an optimized model, whose weights may be packed, merged or cached: nothing may change or copy them."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -13,23 +13,24 @@ from hf_vit.inference.layers import Merged
 
 Module = TypeVar("Module", bound=nn.Module)
 REMEDY = "load the model again with from_pretrained"
-RECORDING = "transformers.utils.output_capturing"  # whose hooks are asked for by output_hidden_states=True
+RECORDING = "transformers.utils.output_capturing"  # the module whose hooks record hidden states and attentions
 
 
 def _refuse(change: str, remedy: str = REMEDY) -> NoReturn:
+    """Raise a UserError that names the change and the remedy."""
     raise UserError(f"a model optimized for inference cannot be {change}; {remedy}")
 
 
-_PARTS = ("given another part here", "put it there before it is optimized")
-_WEIGHTS = ("given other weights", "load them before it is optimized")
+_PARTS = ("given another submodule here", "replace the submodule before optimizing")
+_WEIGHTS = ("given other weights", "load the weights before optimizing")
 
 
 @final
 class ReadOnly(torch.Tensor):
-    """A weight as an optimized model shows it: readable; written to, it would differ from the packed ones."""
+    """A weight of an optimized model that can only be read; written to, it would differ from the packed weight."""
 
-    is_meta = False  # asked for by every pass; what has no values is shown as it is
-    _base = None  # or those who ask for what it is a view of, and of that again, would never end
+    is_meta = False  # a constant, as every pass reads it; tensors without values never become ReadOnly
+    _base = None  # code that follows views to their base would never end
 
     def _is_view(self) -> bool:
         return False
@@ -43,31 +44,34 @@ class ReadOnly(torch.Tensor):
             _refuse(*_WEIGHTS)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            weights = [each for each in args if isinstance(each, cls)]
+            weights = [argument for argument in args if isinstance(argument, cls)]
 
-            def show(tensor: torch.Tensor) -> torch.Tensor:
-                return tensor.as_subclass(cls) if any(_share(tensor, each) for each in weights) else tensor
+            def protect_view(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor.as_subclass(cls) if any(_share_memory(tensor, weight) for weight in weights) else tensor
 
-            result = tree_map_only(torch.Tensor, show, result)
-        if hasattr(result, "setflags"):  # numpy's view
+            result = tree_map_only(torch.Tensor, protect_view, result)
+        if hasattr(result, "setflags"):  # a NumPy array, which shares the weight's memory
             result.setflags(write=False)
         return result
 
 
-def _share(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
+def _share_memory(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether a tensor is in the memory of a weight."""
     try:
         return tensor.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
-    except NotImplementedError:  # nothing in memory, as where a pass is mapped over images
+    except NotImplementedError:  # a tensor of torch.func.vmap, which has no memory
         return False
 
 
 def _writes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether torch's function of this name changes a read-only weight; those in place end in one underscore."""
-    first = args[0] if isinstance(args[0], list | tuple) else args[:1]
+    """Return whether the torch function of this name changes a read-only weight, which in-place names show by a last
+    "_".
+    """
+    inputs = args[0] if isinstance(args[0], list | tuple) else args[:1]
     outputs = kwargs.get("out")
-    if not any(isinstance(each, ReadOnly) for each in (*first, outputs)):
+    if not any(isinstance(tensor, ReadOnly) for tensor in (*inputs, outputs)):
         return False
-    if name in ("__set__", "requires_grad_"):  # what is so already: no gradient, none required
+    if name in ("__set__", "requires_grad_"):  # setting no gradient changes nothing, as the weight has none
         return not (len(args) > 1 and (args[1] is None or args[1] is False))
     in_place = name.endswith("_") and not name.endswith("__")
     operators = name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")
@@ -75,13 +79,14 @@ def _writes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 class Guarded:
-    """Goes before the class of an optimized model. What it refuses has changed nothing, nowhere.
+    """Class put before an optimized model's class; what it refuses changes nothing.
 
     Attributes:
-        engine: what computes, "torch" or another; a user's class that has an attribute of this name keeps it.
+        engine: the engine that computes the model, such as "torch"; a user's class with such an attribute keeps its
+            own.
     """
 
-    _placement: tuple[torch.dtype, torch.device]  # of the model when it was optimized
+    _placement: tuple[torch.dtype, torch.device]  # dtype and device of the model when it was optimized
     engine: str
 
     def train(self, mode: bool = True) -> Self:
@@ -99,24 +104,27 @@ class Guarded:
         dtype, device = self._placement
         moved = fn(torch.empty(0, dtype=dtype, device=device))
         if (moved.dtype, moved.device) != self._placement:
-            _refuse(f"cast or moved, it stays {dtype} on {device}", "load it again, move or cast it, then optimize it")
+            _refuse(
+                f"cast or moved from {dtype} on {device}", "load the model again, move or cast it, then optimize it"
+            )
         return self
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        return _shown(super().named_parameters(*args, **kwargs))  # pyright: ignore[reportAttributeAccessIssue]
+        return _protect(super().named_parameters(*args, **kwargs))  # pyright: ignore[reportAttributeAccessIssue]
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        return _shown(super().named_buffers(*args, **kwargs))  # pyright: ignore[reportAttributeAccessIssue]
+        return _protect(super().named_buffers(*args, **kwargs))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _shown(named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, weight in named:
-        # A compiler, which only reads, would split its graph at every one that is of a class of ours.
+def _protect(named_weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return weights as `ReadOnly`, for users who list them."""
+    for name, weight in named_weights:
+        # A compiler only reads them, and a tensor subclass would split its graph.
         yield name, weight if weight.is_meta or torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
 
 
 class Frozen(Guarded):
-    """Goes before the class of every module of the package in an optimized model."""
+    """Class put before the class of every module of the package in an optimized model."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -142,12 +150,15 @@ class Frozen(Guarded):
         return super().register_forward_pre_hook(hook, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _refuse_listener(self, hook: Any) -> None:
+        """Refuse a hook on a merged layer, whose values it would not expect; transformers'
+        recording hooks are allowed.
+        """
         if isinstance(self, Merged) and hook.__module__ != RECORDING:
-            _refuse("listened to here, where parts are merged", "use the model as loaded, or hook a whole block")
+            _refuse("hooked at a merged layer", "use the model as loaded, or put the hook on a whole block")
 
 
 class Sealed(Frozen):
-    """Goes before the class of every module that an engine computes: nothing in it can be changed."""
+    """Class put before the class of every module that an engine computes, in which nothing can be changed."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, nn.Module) or name in vars(self)["_modules"]:
@@ -157,18 +168,18 @@ class Sealed(Frozen):
         super().__setattr__(name, value)
 
 
-# What is refused whatever it is given.
+# Methods that are refused with any arguments.
 _METHODS: dict[type, dict[str, tuple[str, ...]]] = {
     Guarded: {
         **dict.fromkeys(("state_dict", "save_pretrained", "push_to_hub"), ("saved",)),
         "load_state_dict": _WEIGHTS,
         "resize_to": ("resized (it takes images of any size)",),
-        "compile": ("compiled afterwards", "load it again and give optimize_for_inference compile=True"),
+        "compile": ("compiled afterwards", "load it again and call optimize_for_inference with compile=True"),
         "__deepcopy__": ("copied",),
         "__reduce_ex__": ("copied or pickled",),
     },
     Sealed: {
-        **dict.fromkeys(("__delattr__", "add_module", "insert"), _PARTS),  # the last of a ModuleList
+        **dict.fromkeys(("__delattr__", "add_module", "insert"), _PARTS),  # insert is a method of ModuleList
         **dict.fromkeys(("register_parameter", "register_buffer"), _WEIGHTS),
     },
 }
@@ -178,39 +189,45 @@ for _kind, _methods in _METHODS.items():
 
 
 def refuse_gradients(inputs: torch.Tensor) -> None:
-    """Raise a UserError for a pass whose gradients would stop in front of the weights."""
+    """Raise a UserError if gradients are requested for inputs, as they would not reach the weights."""
     if inputs.requires_grad and torch.is_grad_enabled():
-        raise UserError(f"a model optimized for inference has no gradients; {REMEDY}")
+        raise UserError(f"a model optimized for inference computes no gradients; {REMEDY}")
 
 
 @functools.cache
 def precede(kind: type[Module], by: type[nn.Module]) -> type[Module]:
-    """Return a class of the same name, as transformers asks for it, with another class before it."""
-    mixed: Any = type(kind.__name__, (by, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
-    return mixed
+    """Return a class that inherits from `by`, then from `kind`, with the name of `kind`, which transformers needs."""
+    combined: Any = type(kind.__name__, (by, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    return combined
 
 
 def guard_of(model: object) -> type[Any]:
+    """Return the class that guards a model: `Frozen` for the package's, `Guarded` for others that contain one."""
     return Frozen if type(model).__module__.startswith("hf_vit.") else Guarded
 
 
 def freeze(
     model: nn.Module, placement: tuple[torch.dtype, torch.device], engine: str, computed: set[nn.Module]
 ) -> None:
-    """Guard the model itself and all its modules of the package, dropouts too; others of torch stay torch's.
+    """Guard the model and all its modules of the package, dropouts included; torch's other modules stay as they are.
 
     Args:
-        computed: the parts that an engine computes, of which all parts and weights are out of reach.
+        model: the optimized model.
+        placement: its dtype and device.
+        engine: the name of the engine that computes it.
+        computed: the modules that an engine computes, of which no submodule or weight may change.
     """
-    ours = {part for part in model.modules() if type(part).__module__.startswith("hf_vit.")}
-    # One of several that would train, of which the others are gone.
-    ours |= {child for part in ours for child in part.children() if type(child) is nn.Dropout}
+    own_modules = {module for module in model.modules() if type(module).__module__.startswith("hf_vit.")}
+    # Dropouts of torch too, which would be the only modules left that can train.
+    own_modules |= {child for module in own_modules for child in module.children() if type(child) is nn.Dropout}
     guarded: Any
     for guarded in list(model.modules()):
         if guarded in computed:
             for tensors in (guarded._parameters, guarded._buffers):
-                tensors.update({name: each.as_subclass(ReadOnly) for name, each in tensors.items() if each is not None})
-        if guarded in computed or guarded is model or guarded in ours:
+                tensors.update(
+                    {name: tensor.as_subclass(ReadOnly) for name, tensor in tensors.items() if tensor is not None}
+                )
+        if guarded in computed or guarded is model or guarded in own_modules:
             vars(guarded)["_placement"] = placement
             if not hasattr(guarded, "engine"):
                 guarded.engine = engine

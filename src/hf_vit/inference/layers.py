@@ -1,4 +1,4 @@
-"""The layers of a model that only infers: fewer, larger products, and nothing computed again that never changes.
+"""Define the layers of an optimized model: fewer, larger products, and nothing constant computed more than once.
 
 Legend: B batch, C channels, H x W px, h x w patch grid, P patch side, N tokens, D inputs and M outputs of a layer,
 O x I x k x k a kernel, A heads, K head size.
@@ -25,31 +25,32 @@ from hf_vit.models.modeling_hf_vit import (
 )
 from hf_vit.models.resnet_hf_vit import StdConv2d
 
-# The GELUs that a dense layer takes along, by their modules: what a user put in an activation's place stays.
+# The GELUs that `Dense` can apply, with torch's name of the approximation; other activations stay modules.
 _GELUS = {type(ACT2FN["gelu"]): "none", type(ACT2FN["gelu_pytorch_tanh"]): "tanh"}
 Part = TypeVar("Part", bound=nn.Module)
 
 
 def derive(kind: type[Part], module: nn.Module, without: tuple[str, ...] = ()) -> Part:
     """Return a module of a subclass that shares state, hooks and parts, except `without`, with another module."""
-    new = kind.__new__(kind)
+    derived = kind.__new__(kind)
     parts = {name: part for name, part in module._modules.items() if name not in without}
-    new.__dict__ = {**vars(module), "_modules": parts}
-    return new
+    derived.__dict__ = {**vars(module), "_modules": parts}
+    return derived
 
 
 class Merged(nn.Module):
-    """Abstract: its output is not what the plain model's part of this name returns, as neighbors are merged into it.
+    """Abstract: a layer that merges several of the plain model's, so that its output is not that of the layer it is
+    named for.
 
-    A hook would see another number, and a part in its place would lack the rest.
+    A hook on it would get other values, and a module put in its place would lack what was merged.
     """
 
 
 @final
 class Dense(Merged):
-    """x W' + b, then GELU, or + residual: [.., D] -> [.., M], computed in the dtype of its weights.
+    """Dense layer x W' + b [.., D] -> [.., M], followed by GELU or + residual, computed in the dtype of its weights.
 
-    The weights are buffers, so that the dtype of the model stays that of its other parameters.
+    The weights are buffers, so that the model's dtype remains that of its other parameters.
     """
 
     merged_weight: torch.Tensor
@@ -57,19 +58,26 @@ class Dense(Merged):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str | None = None) -> None:
         super().__init__()
-        self.approximate = approximate  # torch's name of a GELU's approximation, None for no GELU
+        self.approximate = approximate  # torch's name of the GELU's approximation, None for no GELU
         self.register_buffer("merged_weight", weight.detach())
         self.register_buffer("merged_bias", None if bias is None else bias.detach())
 
     @classmethod
-    def of(cls, dtype: torch.dtype, *linears: nn.Linear, scale: HfViTLayerScale | None = None) -> "Dense":
-        """Return layers of the same inputs as one, outputs side by side, with the LayerScale that follows."""
+    def from_linears(cls, dtype: torch.dtype, *linears: nn.Linear, scale: HfViTLayerScale | None = None) -> "Dense":
+        """Merge layers with the same inputs into one, whose outputs are theirs side by side, and a LayerScale that
+        follows.
+        """
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[Any] = [linear.bias for linear in linears]  # torch's annotation leaves None out
         weight, bias = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(dtype), biases[0]
-        if len(linears) > 1 and any(each is not None for each in biases):
+        if len(linears) > 1 and any(layer_bias is not None for layer_bias in biases):
             pairs = zip(weights, biases, strict=True)
-            bias = torch.cat([of.new_zeros(len(of)) if each is None else each for of, each in pairs])
+            bias = torch.cat(
+                [
+                    layer_weight.new_zeros(len(layer_weight)) if layer_bias is None else layer_bias
+                    for layer_weight, layer_bias in pairs
+                ]
+            )
         bias = None if bias is None else bias.to(dtype)
         if scale is not None:
             factor = scale.lambda1.to(dtype)
@@ -77,10 +85,10 @@ class Dense(Merged):
         return cls(weight, bias)
 
     @classmethod
-    def of_normed(cls, dense_norm: DenseNorm, dtype: torch.dtype) -> "Dense":
-        """Return a product with the batch norm that follows it in evaluation."""
+    def from_dense_norm(cls, dense_norm: DenseNorm, dtype: torch.dtype) -> "Dense":
+        """Merge a dense layer with the batch norm that follows it, as in evaluation."""
         scale, shift = scale_and_shift(dense_norm.norm)
-        bias: Any = dense_norm.dense.bias  # the package's have none
+        bias: Any = dense_norm.dense.bias  # None, unless an adapter added one
         if bias is not None:
             shift = shift + bias * scale
         return cls(dense_norm.dense.weight.to(dtype) * scale.to(dtype)[:, None], shift.to(dtype))
@@ -93,37 +101,40 @@ class Dense(Merged):
 
 
 def scale_and_shift(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a batch norm multiplies by and adds in evaluation, [C] each."""
+    """Return the factors and terms [C] that a batch norm in evaluation applies to its inputs."""
     scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     return scale, norm.bias - norm.running_mean * scale
 
 
 class FusedAttention(HfViTAttention, Merged):
-    """`HfViTAttention` whose q, k and v are one product, and whose output projection adds the residual."""
+    """`HfViTAttention` that computes q, k and v in one product and adds the residual in the output projection."""
 
     qkv: nn.Module
 
     @classmethod
-    def of(cls, attention: HfViTAttention, scale: HfViTLayerScale | None, dtype: torch.dtype) -> Self:
-        new = derive(cls, attention, without=("q_proj", "k_proj", "v_proj", "o_proj"))
-        new.qkv = Dense.of(dtype, attention.q_proj, attention.k_proj, attention.v_proj)
-        new.o_proj = Dense.of(dtype, attention.o_proj, scale=scale)
-        return new
+    def from_attention(cls, attention: HfViTAttention, scale: HfViTLayerScale | None, dtype: torch.dtype) -> Self:
+        """Build the fused form of an attention and the LayerScale that follows it."""
+        fused = derive(cls, attention, without=("q_proj", "k_proj", "v_proj", "o_proj"))
+        fused.qkv = Dense.from_linears(dtype, attention.q_proj, attention.k_proj, attention.v_proj)
+        fused.o_proj = Dense.from_linears(dtype, attention.o_proj, scale=scale)
+        return fused
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        parts = self.qkv(hidden_states).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
+        projections = self.qkv(hidden_states).chunk(3, dim=-1)
+        query, key, value = (
+            projection.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for projection in projections
+        )
         return query, key, value
 
     def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.project(hidden_states)[:2]
 
     def attend_first(self, num_queries: int, hidden_states: torch.Tensor, attention_mask: Any) -> torch.Tensor:
-        """Let only the first tokens attend, to all tokens: [B, num_queries, D]."""
+        """Compute attention for the first `num_queries` tokens only, [B, num_queries, D], to all tokens."""
         query, key, value = self.project(hidden_states)
         mask = None if attention_mask is None else attention_mask[:, :, :num_queries]
-        attended = F.scaled_dot_product_attention(query[:, :, :num_queries], key, value, mask, scale=self.scaling)
-        return attended.transpose(1, 2).flatten(2)
+        output = F.scaled_dot_product_attention(query[:, :, :num_queries], key, value, mask, scale=self.scaling)
+        return output.transpose(1, 2).flatten(2)
 
     def forward(
         self,
@@ -134,15 +145,15 @@ class FusedAttention(HfViTAttention, Merged):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if num_queries is None:
-            attended, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
+            output, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
         else:
-            attended, probabilities = self.attend_first(num_queries, hidden_states, attention_mask), None
-        return self.o_proj(attended, residual), probabilities
+            output, probabilities = self.attend_first(num_queries, hidden_states, attention_mask), None
+        return self.o_proj(output, residual), probabilities
 
 
 @final
 class FusedLocalAttention(FusedAttention, HfLocalViTAttention):
-    """The same of `HfLocalViTAttention`, whose special tokens see all."""
+    """`FusedAttention` for `HfLocalViTAttention`, whose special tokens attend to all tokens."""
 
     def attend_first(self, num_queries: int, hidden_states: torch.Tensor, attention_mask: Any) -> torch.Tensor:
         mask = attention_mask if isinstance(attention_mask, torch.Tensor) else attention_mask.special_mask
@@ -151,11 +162,11 @@ class FusedLocalAttention(FusedAttention, HfLocalViTAttention):
 
 @final
 class FusedMLP(Merged):
-    """`HfViTMLP` or `HfMixerMLP` in evaluation: a GELU belongs to the first product, the residual to the second."""
+    """`HfViTMLP` or `HfMixerMLP` in evaluation: the first product applies a GELU, the second adds the residual."""
 
     def __init__(self, mlp: HfViTMLP | HfMixerMLP, scale: HfViTLayerScale | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.fc1, self.fc2 = Dense.of(dtype, mlp.fc1), Dense.of(dtype, mlp.fc2, scale=scale)
+        self.fc1, self.fc2 = Dense.from_linears(dtype, mlp.fc1), Dense.from_linears(dtype, mlp.fc2, scale=scale)
         self.fc1.approximate = _GELUS.get(type(mlp.activation_fn))
         self.activation_fn = None if self.fc1.approximate else mlp.activation_fn
 
@@ -166,12 +177,12 @@ class FusedMLP(Merged):
 
 @final
 class FusedSwiGLU(Merged):
-    """`HfViTSwiGLU` in evaluation: gate and values are one product, the residual belongs to the other."""
+    """`HfViTSwiGLU` in evaluation: gate and values are one product, and the other product adds the residual."""
 
     def __init__(self, mlp: HfViTSwiGLU, scale: HfViTLayerScale | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.gate_up = Dense.of(dtype, mlp.gate_proj, mlp.up_proj)
-        self.down_proj = Dense.of(dtype, mlp.down_proj, scale=scale)
+        self.gate_up = Dense.from_linears(dtype, mlp.gate_proj, mlp.up_proj)
+        self.down_proj = Dense.from_linears(dtype, mlp.down_proj, scale=scale)
 
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         gate, values = self.gate_up(hidden_states).chunk(2, dim=-1)
@@ -186,20 +197,22 @@ FUSED_MLPS: dict[type[nn.Module], Callable[..., nn.Module]] = {HfViTMLP: FusedML
 
 
 class FusedLayer(HfViTLayer):
-    """`HfViTLayer` in evaluation: attention and MLP add their residuals.
+    """`HfViTLayer` in evaluation, whose attention and MLP add the residuals.
 
-    The last one of a classifier that reads special tokens computes these alone, `num_read` of them.
+    If the classifier reads only special tokens, the last layer computes only these, `num_read` of them.
     """
 
     num_read: int | None
 
     @classmethod
-    def of(cls, layer: HfViTLayer, dtype: torch.dtype) -> "FusedLayer":
-        new = derive(cls, layer, without=("layer_scale1", "layer_scale2", "dropout", "drop_path"))
-        new.attention = FUSED_ATTENTIONS[type(layer.attention)].of(layer.attention, layer.layer_scale1, dtype)
-        new.mlp = FUSED_MLPS[type(layer.mlp)](layer.mlp, layer.layer_scale2, dtype)
-        new.num_read = None
-        return new
+    def from_layer(cls, layer: HfViTLayer, dtype: torch.dtype) -> "FusedLayer":
+        """Build the fused form of a block."""
+        fused = derive(cls, layer, without=("layer_scale1", "layer_scale2", "dropout", "drop_path"))
+        attention_class = FUSED_ATTENTIONS[type(layer.attention)]
+        fused.attention = attention_class.from_attention(layer.attention, layer.layer_scale1, dtype)
+        fused.mlp = FUSED_MLPS[type(layer.mlp)](layer.mlp, layer.layer_scale2, dtype)
+        fused.num_read = None
+        return fused
 
     def forward(
         self,
@@ -208,15 +221,15 @@ class FusedLayer(HfViTLayer):
         only_for_head: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        normed, num_queries = self.layernorm_before(hidden_states), self.num_read if only_for_head else None
+        normalized, num_queries = self.layernorm_before(hidden_states), self.num_read if only_for_head else None
         residual = hidden_states[:, :num_queries]
-        hidden_states, _ = self.attention(normed, attention_mask, residual, num_queries=num_queries, **kwargs)
+        hidden_states, _ = self.attention(normalized, attention_mask, residual, num_queries=num_queries, **kwargs)
         return self.mlp(self.layernorm_after(hidden_states), hidden_states)
 
 
 @final
 class PatchProduct(nn.Module):
-    """A convolution that cuts patches, as one product: [B, C, H, W] -> [B, D, h, w]."""
+    """Convolution that cuts an image into patches, computed as one product: [B, C, H, W] -> [B, D, h, w]."""
 
     def __init__(self, projection: nn.Conv2d, dtype: torch.dtype) -> None:
         super().__init__()
@@ -225,66 +238,70 @@ class PatchProduct(nn.Module):
         self.dense = Dense(kernel.permute(0, 2, 3, 1).flatten(1), None if bias is None else bias.to(dtype))
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        if self.patch == (1, 1) and torch.compiler.is_exporting():  # else a product stands between two transposes
+        if self.patch == (1, 1) and torch.compiler.is_exporting():  # a product would need two transposes
             kernel = self.dense.merged_weight[:, :, None, None]
             return F.conv2d(maps.to(kernel.dtype), kernel, self.dense.merged_bias).to(maps.dtype)
         h, w = maps.shape[2] // self.patch[0], maps.shape[3] // self.patch[1]
-        whole = maps[:, :, : h * self.patch[0], : w * self.patch[1]]
-        cut = whole.unflatten(2, (h, -1)).unflatten(4, (w, -1))  # [B, C, h, P, w, P]
-        return self.dense(cut.permute(0, 2, 4, 3, 5, 1).flatten(3)).permute(0, 3, 1, 2)
+        cropped = maps[:, :, : h * self.patch[0], : w * self.patch[1]]
+        patches = cropped.unflatten(2, (h, -1)).unflatten(4, (w, -1))  # [B, C, h, P, w, P]
+        return self.dense(patches.permute(0, 2, 4, 3, 5, 1).flatten(3)).permute(0, 3, 1, 2)
 
 
 def fuse_pooling(pooling: AttentionPooling, dtype: torch.dtype) -> nn.Module:
-    new: Any = derive(AttentionPooling, pooling)
+    """Build the fused form of attention pooling."""
+    fused: Any = derive(AttentionPooling, pooling)
     linears: Any = pooling.attention.items()
-    new.attention = nn.ModuleDict({name: Dense.of(dtype, linear) for name, linear in linears})
-    new.mlp = FusedMLP(pooling.mlp, None, dtype)
-    return new
+    fused.attention = nn.ModuleDict({name: Dense.from_linears(dtype, linear) for name, linear in linears})
+    fused.mlp = FusedMLP(pooling.mlp, None, dtype)
+    return fused
 
 
 @final
 class StandardizedConv2d(StdConv2d):
-    """`StdConv2d` that holds the standardized kernel [O, I, k, k], in whose dtype it computes, and not its weight."""
+    """`StdConv2d` with its standardized kernel [O, I, k, k], in whose dtype it computes, instead of its weight."""
 
     kernel: torch.Tensor
 
     @classmethod
-    def of(cls, conv: StdConv2d, dtype: torch.dtype) -> "StandardizedConv2d":
-        new = derive(cls, conv)
+    def from_conv(cls, conv: StdConv2d, dtype: torch.dtype) -> "StandardizedConv2d":
+        """Standardize the kernel of a convolution once."""
+        standardized = derive(cls, conv)
         bias = None if conv.bias is None else conv.bias.detach().to(dtype)
-        new._parameters, new._buffers = {}, {"weight": conv.weight.detach().to(dtype), "bias": bias}
-        kernel = StdConv2d.standardized(new).contiguous(memory_format=torch.channels_last)
-        new._buffers = {"kernel": kernel, "bias": bias}
-        return new
+        standardized._parameters, standardized._buffers = {}, {"weight": conv.weight.detach().to(dtype), "bias": bias}
+        kernel = StdConv2d.standardized(standardized).contiguous(memory_format=torch.channels_last)
+        standardized._buffers = {"kernel": kernel, "bias": bias}
+        return standardized
 
     def standardized(self) -> torch.Tensor:
         return self.kernel
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        wide = input.to(self.kernel.dtype)
-        # In an engine's graph a product over channels would stand between two transposes.
-        outputs = self.convolved(wide, self.kernel) if torch.compiler.is_exporting() else super().forward(wide)
+        inputs = input.to(self.kernel.dtype)
+        # In an engine's graph a 1x1 kernel as a product would need two transposes.
+        outputs = self.convolved(inputs, self.kernel) if torch.compiler.is_exporting() else super().forward(inputs)
         return outputs.to(input.dtype)
 
 
 class ChannelwiseGroupNorm(nn.GroupNorm):
-    """GroupNorm by sums over each channel's pixels, [B, C, H, W] -> [B, C, H, W]: for what has channels last.
+    """GroupNorm by sums over the pixels of each channel, [B, C, H, W] -> [B, C, H, W], for channels-last memory.
 
-    Where engines normalize a group at once, they take it to another layout and back; a compiler goes through memory by
-    the group. The variance is that of what the mean was taken from, so that none of it cancels.
+    Engines that normalize whole groups transpose the input and back; a compiler reads memory group by group. The
+    variance is computed from centered values, so that no digits cancel.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        wide = input.to(torch.promote_types(input.dtype, torch.float32))
-        centred = wide - self._of_groups(wide.mean((2, 3)))
-        sums = torch.linalg.vector_norm(centred, dim=(2, 3)) ** 2
-        variance = self._of_groups(sums / (input.shape[2] * input.shape[3]))
-        weight, bias = (each[:, None, None] for each in (self.weight, self.bias))
-        return (centred * (weight * torch.rsqrt(variance + self.eps)) + bias).to(input.dtype)
+        values = input.to(torch.promote_types(input.dtype, torch.float32))
+        centered = values - self._group_means(values.mean((2, 3)))
+        sums = torch.linalg.vector_norm(centered, dim=(2, 3)) ** 2
+        variance = self._group_means(sums / (input.shape[2] * input.shape[3]))
+        weight, bias = (parameter[:, None, None] for parameter in (self.weight, self.bias))
+        return (centered * (weight * torch.rsqrt(variance + self.eps)) + bias).to(input.dtype)
 
-    def _of_groups(self, channels: torch.Tensor) -> torch.Tensor:
-        """Return the mean of each channel's group, [B, C] -> [B, C, 1, 1]; a product is not repeated a pixel."""
+    def _group_means(self, channels: torch.Tensor) -> torch.Tensor:
+        """Return the mean of each channel's group, [B, C] -> [B, C, 1, 1]; as a product, it is not repeated for every
+        pixel.
+        """
         size = self.num_channels // self.num_groups
         means = channels.unflatten(1, (self.num_groups, size)).mean(2)
-        spread = torch.eye(self.num_groups, dtype=means.dtype, device=means.device).repeat_interleave(size, 1)
-        return (means @ spread)[:, :, None, None]
+        group_channels = torch.eye(self.num_groups, dtype=means.dtype, device=means.device).repeat_interleave(size, 1)
+        return (means @ group_channels)[:, :, None, None]

@@ -1,6 +1,6 @@
-"""What a frozen model keeps between passes, computes in portions, and writes over.
+"""Rewrite parts of a frozen model to save time and memory: keep tables, compute in portions, overwrite inputs.
 
-Legend: h x w patch grid, A heads, L places of a line, M lines, K size of a query.
+Legend: B batch, C channels, H x W px, h x w patch grid, A heads, L positions of a line, M lines, K size of a query.
 """
 
 from typing import Any, final
@@ -16,45 +16,45 @@ from hf_vit.models.embeddings_hf_vit import Grid, HfViTEmbeddings, Rows
 from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
 from hf_vit.models.resnet_hf_vit import ResNetBottleneck, channels_last
 
-KEPT_GRIDS = 16  # sizes of images whose tables are kept; of more, the oldest is computed anew
-SMALL_MAP = 1024  # places, below which torch has another way to normalize
-CACHED_LOGITS = 2**18  # computed at a time on a CPU: what fits into its cache
+KEPT_GRIDS = 16  # number of image sizes whose tables are kept; the oldest is dropped first
+SMALL_MAP = 1024  # cells of a map; torch normalizes smaller maps by another, slower kernel
+CACHED_LOGITS = 2**18  # logits computed at a time on a CPU, so that they fit into its cache
 
 
 @final
-class KeptEmbeddings(HfViTEmbeddings):
-    """`HfViTEmbeddings` that computes resampled and sinusoidal tables once a grid.
+class CachingEmbeddings(HfViTEmbeddings):
+    """`HfViTEmbeddings` that computes resampled and sinusoidal tables once per grid.
 
-    Tables that are kept do not follow their parameters, which therefore are out of reach: in `tables` alone.
+    Cached tables would not follow changes of their parameters, so the parameters are hidden in `tables`.
     """
 
-    kept: dict[Any, Rows]
-    tables: tuple[HfViTEmbeddings]  # a tuple, so that it is no part of the model
+    cache: dict[Any, Rows]
+    tables: tuple[HfViTEmbeddings]  # in a tuple, which makes it no submodule
 
     def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
-        if type(like) is not torch.Tensor:  # nothing but shapes, maybe, as where a pass is traced
+        if type(like) is not torch.Tensor:  # a tracer's tensor, which may have no values
             return self.tables[0].position_table(grid, like)
         key = grid, like.dtype, like.device
-        rows = self.kept.get(key)
+        rows = self.cache.get(key)
         if rows is None:
-            if len(self.kept) >= KEPT_GRIDS:
-                self.kept.pop(next(iter(self.kept)), None)
-            rows = self.kept[key] = self.tables[0].position_table(grid, like)
+            if len(self.cache) >= KEPT_GRIDS:
+                self.cache.pop(next(iter(self.cache)), None)
+            rows = self.cache[key] = self.tables[0].position_table(grid, like)
         return rows
 
 
 @final
 class PortionedAttention(HfAxialResNetAttention):
-    """`HfAxialResNetAttention` that computes as many lines at a time as a CPU's cache holds the logits of.
+    """`HfAxialResNetAttention` that computes only as many lines at a time as fit into a CPU's cache.
 
-    Both of its batch norms are one sum, unless somebody listens to them.
+    Both of its batch norms become one sum, unless they have hooks.
     """
 
     def add_normalized(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         if has_listeners(self.content_norm) or has_listeners(self.position_norm):
             return super().add_normalized(content, position)
         (scale, shift), (other_scale, other_shift) = (
-            [each.view(content.shape[2:]) for each in scale_and_shift(norm)]
+            [tensor.view(content.shape[2:]) for tensor in scale_and_shift(norm)]
             for norm in (self.content_norm, self.position_norm)
         )
         return torch.addcmul(torch.addcmul(shift + other_shift, content, scale), position, other_scale)
@@ -71,24 +71,24 @@ class PortionedAttention(HfAxialResNetAttention):
 
 @final
 class InPlaceBottleneck(ResNetBottleneck):
-    """`ResNetBottleneck` that writes sums and ReLUs over what nobody reads any more, nor listens to."""
+    """`ResNetBottleneck` that overwrites values that nothing reads again, unless its parts have hooks."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        if any(has_listeners(part) for part in self.children()):
+        if any(has_listeners(child) for child in self.children()):
             return super().forward(features)
         residual = features
         if self.projection is not None and self.projection_norm is not None:
-            residual = _normed(self.projection_norm, self.projection(features))
-        hidden = F.relu_(_normed(self.norm1, self.conv1(features)))
-        hidden = F.relu_(_normed(self.norm2, self.conv2(hidden)))
-        return F.relu_(_normed(self.norm3, self.conv3(hidden)).add_(residual))
+            residual = _normalize(self.projection_norm, self.projection(features))
+        hidden = F.relu_(_normalize(self.norm1, self.conv1(features)))
+        hidden = F.relu_(_normalize(self.norm2, self.conv2(hidden)))
+        return F.relu_(_normalize(self.norm3, self.conv3(hidden)).add_(residual))
 
 
-def _normed(norm: nn.GroupNorm, features: torch.Tensor) -> torch.Tensor:
-    """Compute a GroupNorm of [B, C, H, W].
+def _normalize(norm: nn.GroupNorm, features: torch.Tensor) -> torch.Tensor:
+    """Apply a GroupNorm to [B, C, H, W].
 
-    On CPUs torch takes small maps in bfloat16, with few channels a group that are last in memory, value by value, for
-    longer than two changes of the order in memory take.
+    For small bfloat16 maps with few channels per group and channels-last memory, torch's CPU kernel is slower than
+    changing the memory order twice.
     """
     is_slow = features.device.type == "cpu" and features.dtype == torch.bfloat16
     if is_slow and features.shape[2] * features.shape[3] < SMALL_MAP and norm.num_channels <= 8 * norm.num_groups:
@@ -97,16 +97,20 @@ def _normed(norm: nn.GroupNorm, features: torch.Tensor) -> torch.Tensor:
 
 
 def memory_changes(model: nn.Module) -> list[Change]:
-    """Return other classes for parts whose weights stay where they are."""
+    """Return the changes of class for modules that keep their weights."""
     changes: list[Change] = []
     for module in model.modules():
         if type(module) is HfViTEmbeddings:
-            within_reach = {name: each for name, each in module._parameters.items() if "position" not in name}
+            visible_parameters = {
+                name: parameter for name, parameter in module._parameters.items() if "position" not in name
+            }
             tables: Any = derive(HfViTEmbeddings, module, without=tuple(module._modules))
-            tables._parameters = {name: each.detach() for name, each in module.named_parameters(recurse=False)}
+            tables._parameters = {
+                name: parameter.detach() for name, parameter in module.named_parameters(recurse=False)
+            }
             changes += [
-                *(Change(module, "kept", {}), Change(module, "tables", (tables,))),
-                *(Change(module, "_parameters", within_reach), Change(module, "__class__", KeptEmbeddings)),
+                *(Change(module, "cache", {}), Change(module, "tables", (tables,))),
+                *(Change(module, "_parameters", visible_parameters), Change(module, "__class__", CachingEmbeddings)),
             ]
         elif type(module) is HfAxialResNetAttention:
             changes.append(Change(module, "__class__", PortionedAttention))

@@ -1,4 +1,4 @@
-"""`optimize_for_inference`: what it takes, and in which order, so that a model is optimized wholly or not at all."""
+"""Optimize a model for inference, completely or not at all."""
 
 import threading
 from collections.abc import Generator
@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_vit.environment import cpu_capabilities, emulates_bfloat16, keep_freed_memory
 from hf_vit.errors import UserError, enough_memory
-from hf_vit.inference.engines import ENGINES, choose_engine, computed_parts, engine_changes
+from hf_vit.inference.engines import ENGINES, choose_engine, engine_changes, engine_modules
 from hf_vit.inference.freezing import freeze, refuse_gradients
 from hf_vit.inference.memory import memory_changes
 from hf_vit.inference.merging import check_mergeable, merging_changes
@@ -31,115 +31,118 @@ def optimize_for_inference(
 ) -> Model:
     """Make a model faster at inference, in place: same inputs, same outputs up to rounding, no more training or saving.
 
-    q, k and v become one product, LayerScale and batch norms go into the weights, kernels are standardized once, and
-    patches are cut by a product instead of a convolution. The last layer of a classifier that reads its class token
-    computes only that, unless hidden states or attentions are asked for (a hook on it sees as much). On CPUs weights
-    are packed for oneDNN, which then adds biases, residuals and GELU while the product is in the cache; bfloat16 is
-    computed in float32 where the processor has no instructions for it; position tables are kept for the sizes of
-    images that come, and freed memory for the next pass (`hf_vit.keep_freed_memory`, of the whole process).
+    q, k and v become one product, LayerScale and batch norms are merged into the weights, kernels are standardized
+    once, and a product cuts patches instead of a convolution. The last layer of a classifier that reads its class token
+    computes only that token, unless hidden states or attentions are requested or a hook reads them. On CPUs weights are
+    packed for oneDNN, which adds biases, residuals and GELU while the product is in the cache. bfloat16 is computed in
+    float32 on processors without instructions for it. Position tables are cached per image size, and freed memory is
+    kept for the next pass (`hf_vit.keep_freed_memory`, for the whole process).
 
-    All of the model is looked at first, and everything new is built before anything is changed, so that a model that
-    is refused, or for which memory runs out, is as it was. Meanwhile the weights are in memory twice, afterwards once.
+    The whole model is checked and everything new is built before anything changes, so a model that is refused, or for
+    which memory runs out, stays as it was. While it is optimized, its weights are in memory twice.
 
     Args:
-        model: any model of this package, or one that holds such a model; on its device and in its dtype (they are
-            final), without adapters, hooks or parametrizations on what is rewritten.
-        engine: what computes: "torch"; "openvino" or "onnxruntime", for bare models and classifiers on CPUs in float32
-            (OpenVINO: bfloat16 too), weights at least twice in memory. What their graph does not give (hidden states,
-            padding, what hooks hear) torch computes. "auto": OpenVINO where it can and was measured to be faster.
-        compile: instead of packing weights, compile by inductor, weights frozen: a C++ compiler, a slow first call
-            a shape, before which hooks and heads are to be set. Which is faster, `hf-vit bench models` tells.
-        quantize: "int8": dense layers on CPUs in int8, by oneDNN (weights per channel, what enters a layer by the range
-            of the batch); what cuts patches, convolutions, attention's own products and the head stay in float. Other
-            outputs, within what the model's accuracy allows. Without VNNI it is not fast, and weights are coarser.
-        merge_tokens: how many patch tokens every block merges into others (token merging, arXiv 2210.09461), for
-            Vision Transformers and hybrids: other outputs, within what the model's accuracy allows, in less time.
-            `attention_maps` stay maps over all patches. Hidden states, backbones and padding are refused.
+        model: a model of this package, or a module that contains one, on its final device and in its final dtype,
+            without adapters, hooks or parametrizations on the modules that are rewritten.
+        engine: "torch"; "openvino" or "onnxruntime", for bare models and classifiers on CPUs in float32 (OpenVINO also
+            bfloat16), which need at least twice the weights' memory; torch computes what their graph does not return
+            (hidden states, padding, hooks). "auto": OpenVINO where it works and was measured to be faster, else torch.
+        compile: compile the model with torch's inductor instead of packing weights. Needs a C++ compiler; the first
+            call with each shape is slow; set hooks and heads before it. `hf-vit bench models` shows which is faster.
+        quantize: "int8": compute dense layers on CPUs in int8 by oneDNN (weights per channel, inputs by the range of
+            the batch); patches, convolutions, attention's products and the head stay in float. Outputs change; check
+            the model's accuracy. Without VNNI instructions it is not fast, and weights are coarser.
+        merge_tokens: patch tokens that every block merges into others (token merging, arXiv 2210.09461), for Vision
+            Transformers and hybrids. Faster, but outputs change; check the model's accuracy. `attention_maps` still
+            cover all patches. Hidden states, backbones and padding are refused.
 
     Returns:
-        `model`, in evaluation mode and frozen: what would train, cast, move, copy or save it raises UserError and
-        changes nothing. `model.engine` says what computes.
+        `model`, in evaluation mode and frozen: training, casting, moving, copying or saving it raises UserError and
+            changes
+        nothing. `model.engine` names the engine.
 
     Raises:
-        UserError: no such option; a model that would lose something (the message names the part); too little memory.
+        UserError: an unknown option; a model that would lose something (the message names the module); too little
+            memory.
     """
     names = ("auto", "torch", *ENGINES)
     if engine not in names:
         raise UserError(f"unknown engine={engine!r}; choose from {', '.join(map(repr, names))}")
     if quantize not in (None, "int8"):
-        raise UserError(f"unknown quantize={quantize!r}; choose None or 'int8'")
+        raise UserError(f"unknown quantize={quantize!r}; choose 'int8' or None")
     dtype, device = placement = check_model(model)
     if quantize is not None:
         check_int8(model, device, compile)
     if merge_tokens is not None:
         check_mergeable(model, merge_tokens)
     options = {"compile": compile, "quantize": quantize, "merge_tokens": merge_tokens}
-    runtime, by_engine = choose_engine(engine, model, placement, options), list[Change]()
+    runtime, graph_changes = choose_engine(engine, model, placement, options), list[Change]()
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
-    # A compiler cannot look into packed weights, and folds by itself what depends on weights alone.
+    # A compiler cannot read packed weights, and precomputes by itself what depends only on weights.
     finish = as_built if compile else pack if quantize is None else partial(pack, in_int8=True)
-    with enough_memory("the model's weights a second time", "use the model as it is, or where there is more"):
+    with enough_memory("the model's weights a second time", "use the model as it is, or a machine with more memory"):
         plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
         if runtime is not None:
             try:
-                by_engine = engine_changes(model, runtime, dtype, plan)
+                graph_changes = engine_changes(model, runtime, dtype, plan)
             except UserError:
                 if engine != "auto":
                     raise
     if merge_tokens is not None:
         plan.changes += merging_changes(model, plan.changes, merge_tokens)
-    plan.changes += [*(channelwise_norms(model) if compile else memory_changes(model)), *by_engine]
+    plan.changes += [*(channelwise_norms(model) if compile else memory_changes(model)), *graph_changes]
     plan.carry_out()
     model.eval().requires_grad_(False)
     if compile:
         compile_frozen(model)
-    freeze(model, placement, runtime.package if runtime and by_engine else "torch", computed_parts(model))
+    freeze(model, placement, runtime.package if runtime and graph_changes else "torch", engine_modules(model))
     if device.type == "cpu":
         keep_freed_memory()
     return model
 
 
 def compile_frozen(model: nn.Module) -> None:
-    """Compile by torch's inductor, frozen; on CPUs C++ calls the operators, which saves calls of Python.
+    """Compile a frozen model with torch's inductor; on CPUs a C++ wrapper calls the operators, which is faster than
+    Python.
 
-    All has to be set while dynamo traces too, and as options it comes too late.
+    The settings also hold while dynamo traces the model, when options of `compile` would come too late.
     """
-    from torch._inductor import config  # not before it is needed: it takes a second
+    from torch._inductor import config  # imported late, as it takes a second
 
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    # Products of float32 are slower by Intel's MKL, which inductor takes, than by oneDNN on AMD's CPUs. Not on one with
-    # AMX, should it come: there oneDNN could take the lower precision that it is allowed below.
-    known = cpu_capabilities()
-    is_slow = str(known.get("cpu_name")).startswith("AMD") and not known.get("amx_tile")
-    by_onednn = _products_by_onednn if on_cpu and is_slow else nullcontext
+    # On AMD's CPUs float32 products are faster in oneDNN than in Intel's MKL, which inductor uses. A CPU with AMX is
+    # excluded, as oneDNN could use the lower precision that is allowed below.
+    capabilities = cpu_capabilities()
+    mkl_is_slow = str(capabilities.get("cpu_name")).startswith("AMD") and not capabilities.get("amx_tile")
+    use_onednn = _use_onednn_products if on_cpu and mkl_is_slow else nullcontext
     model.compile(dynamic=False)
     compiled: Any = model._compiled_call_impl
 
-    def frozen(*args: Any, **kwargs: Any) -> Any:
+    def run_frozen(*args: Any, **kwargs: Any) -> Any:
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, torch.Tensor):
                 refuse_gradients(argument)
-        with torch.no_grad(), config.patch(freezing=True, cpp_wrapper=on_cpu), by_onednn():
+        with torch.no_grad(), config.patch(freezing=True, cpp_wrapper=on_cpu), use_onednn():
             return compiled(*args, **kwargs)
 
-    model._compiled_call_impl = frozen
+    model._compiled_call_impl = run_frozen
 
 
 _lock = threading.Lock()
-_passes_by_onednn: list[str] = []  # of each that is on its way, what was set before the first
+_previous_precisions: list[str] = []  # one entry per running pass: the setting from before the first of them
 
 
 @contextmanager
-def _products_by_onednn() -> Generator[None]:
-    """Allow lower precision, for which inductor takes oneDNN; without instructions for it, none is lost."""
-    products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+def _use_onednn_products() -> Generator[None]:
+    """Allow lower precision, which makes inductor use oneDNN; CPUs without instructions for it lose no precision."""
+    matmul_settings: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     with _lock:
-        _passes_by_onednn.append(_passes_by_onednn[0] if _passes_by_onednn else products.fp32_precision)
-        products.fp32_precision = "tf32"
+        _previous_precisions.append(_previous_precisions[0] if _previous_precisions else matmul_settings.fp32_precision)
+        matmul_settings.fp32_precision = "tf32"
     try:
         yield
     finally:
         with _lock:
-            before = _passes_by_onednn.pop()
-            if not _passes_by_onednn:
-                products.fp32_precision = before
+            previous = _previous_precisions.pop()
+            if not _previous_precisions:
+                matmul_settings.fp32_precision = previous

@@ -1,6 +1,6 @@
-"""The one look at a whole model before any of it changes, and the list of changes that make it fast.
+"""Check a whole model before it changes, and list the changes that make it fast.
 
-What a change would lose is refused in one line; everything new is built before anything is carried out.
+A change that would lose something is refused; everything new is built before the first change is made.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,17 +42,17 @@ from hf_vit.models.modeling_hf_vit import (
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 from hf_vit.models.resnet_hf_vit import StdConv2d
 
-# By exact types; what stands for a module stands for its parts too.
+# How to build the replacement of a module, by its exact type; the replacement includes its submodules.
 REPLACEMENTS: dict[type[nn.Module], Callable[[Any, torch.dtype], nn.Module]] = {
-    HfViTLayer: FusedLayer.of,
+    HfViTLayer: FusedLayer.from_layer,
     AttentionPooling: fuse_pooling,
-    HfMixerMLP: lambda mlp, dtype: FusedMLP(mlp, None, dtype),  # a block's, which adds no residual itself
-    StdConv2d: StandardizedConv2d.of,
-    DenseNorm: Dense.of_normed,
+    HfMixerMLP: lambda mlp, dtype: FusedMLP(mlp, None, dtype),  # the block adds the residual
+    StdConv2d: StandardizedConv2d.from_conv,
+    DenseNorm: Dense.from_dense_norm,
 }
-# Their `projection`, a convolution of torch's, cuts patches.
-_CUTTERS = (HfViTPatchEmbeddings, HfHybridViTPatchEmbeddings, HfAxialViTStemEmbeddings)
-# What becomes part of something else, by exact types: a forward pass calls these modules no more.
+# Modules whose `projection`, a convolution of torch, cuts patches.
+_PATCH_EMBEDDINGS = (HfViTPatchEmbeddings, HfHybridViTPatchEmbeddings, HfAxialViTStemEmbeddings)
+# Submodules that replacements merge, with the exact types allowed; a forward pass no longer calls these modules.
 _Kinds = dict[str, tuple[type[nn.Module], ...]]
 _LINEARS: _Kinds = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (nn.Linear,))
 _PARTS: dict[type[nn.Module], _Kinds] = {
@@ -67,21 +67,21 @@ _PARTS: dict[type[nn.Module], _Kinds] = {
     HfViTMLP: {**dict.fromkeys(("fc1", "fc2"), (nn.Linear,)), "dropout": (nn.Dropout,)},
     HfViTSwiGLU: {**dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (nn.Linear,)), "dropout": (nn.Dropout,)},
     AttentionPooling: {"attention": (nn.ModuleDict,), "mlp": (HfViTMLP,)},
-    nn.ModuleDict: _LINEARS,  # of the pooling's attention
+    nn.ModuleDict: _LINEARS,  # the attention of AttentionPooling
     HfMixerMLP: dict.fromkeys(("fc1", "fc2"), (nn.Linear,)),
     DenseNorm: {"dense": (nn.Linear,), "norm": (nn.BatchNorm1d,)},
 }
-# Where a class comes from -> what to do first. No library is imported to know its classes.
+# Prefix of a class's module -> what the user must do first; the libraries need not be imported for this.
 _REMEDIES = {
     "peft.": "merge its adapters first: model = model.merge_and_unload()",
-    "torch.nn.utils.parametrize": "first take that off by torch.nn.utils.parametrize.remove_parametrizations",
+    "torch.nn.utils.parametrize": "remove it first with torch.nn.utils.parametrize.remove_parametrizations",
     **dict.fromkeys(("torch.ao.", "torchao.", "bitsandbytes."), "give the model before it is quantized"),
     "torch._dynamo.": "give the model before it is compiled",
     "torch.jit.": "give the model before it is traced",
     "torch.nn.parallel.": "give the model inside it: model.module",
     "torch.distributed.": "give the model before it is distributed",
-    "hf_vit.inference.": "it was rewritten before; load it again with from_pretrained",
-    "transformers_modules.": "its classes are not the package's: import hf_vit, then load it without "
+    "hf_vit.inference.": "it is rewritten already; load the model again with from_pretrained",
+    "transformers_modules.": "it comes from the checkpoint's remote code: import hf_vit and load the model without "
     "trust_remote_code, or import your own class from its file and load it with that",
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -89,65 +89,74 @@ _AS_LOADED = "give the model as from_pretrained loads it"
 
 
 def check_model(model: object) -> tuple[torch.dtype, torch.device]:
-    """Return the dtype and device of a model that can be optimized without losing anything.
+    """Check that a model can be optimized without losing anything; return its dtype and device.
 
-    Types are compared exactly: a subclass may compute anything. What stays in its place (a head, say) may be anything.
-    A UserError where there is nothing to rewrite, or something would be lost: an adapter, a hook, a parametrization, a
-    quantized, compiled or patched part; or where weights have several dtypes or devices, or no values.
+    Types are compared exactly, as a subclass may compute anything. Modules that are not replaced, such as a head, may
+    have any type.
+
+    Raises:
+        UserError: nothing can be optimized; or something would be lost: an adapter, hook, parametrization, or a
+            quantized, compiled or patched module; or weights have several dtypes or devices, or no values.
     """
     if not isinstance(model, nn.Module):
-        raise UserError(f"a {type(model).__name__} is not a model; give one of hf_vit's")
-    modules, kind = dict(model.named_modules()), type(model).__name__
+        raise UserError(f"a {type(model).__name__} is not a model; give a model of hf_vit")
+    modules, class_name = dict(model.named_modules()), type(model).__name__
     if any(isinstance(module, Guarded) for module in modules.values()):
         raise UserError(f"the model is already optimized; use it as it is, or {REMEDY}")
     try:
         precede(type(model), by=guard_of(model))
-    except Exception as error:  # whatever making a subclass of a user's class does
-        raise UserError(f"nothing can guard a {kind} ({one_line(error)}); optimize the model in it") from error
+    except Exception as error:  # code of a user's metaclass may raise anything
+        raise UserError(
+            f"{class_name} cannot be subclassed to guard it ({one_line(error)}); optimize the hf_vit model inside it"
+        ) from error
     for name, module in modules.items():
         if (remedy := _remedy_for(module)) is not None:
             raise UserError(f"{_describe(name, module)}; {remedy}")
         if module._compiled_call_impl is not None:
             raise UserError(f"{name or 'the model'} is compiled; {_REMEDIES['torch._dynamo.']}")
     if not any(isinstance(module, HfPreTrainedModel) or type(module) in REPLACEMENTS for module in modules.values()):
-        raise UserError(f"{kind} is not a model of hf_vit and contains none; there is nothing to optimize")
+        raise UserError(f"{class_name} is not a model of hf_vit and contains none; there is nothing to optimize")
     placement = _find_placement(model)
     for name, module in modules.items():
         if type(module) in (DenseNorm, HfAxialResNetAttention):  # their batch norms become scales and shifts
             for part_name, part in module.named_children():
-                if isinstance(part, nn.BatchNorm1d) and any(each is None for each in (part.running_mean, part.weight)):
-                    flaw = "is a batch norm without running statistics or weights"
-                    raise UserError(f"{name}.{part_name} {flaw}; {_AS_LOADED}")
-        owner, _, place = name.rpartition(".")
-        if find_replacement(modules[owner], place, module) is not None:
+                if isinstance(part, nn.BatchNorm1d) and any(
+                    tensor is None for tensor in (part.running_mean, part.weight)
+                ):
+                    raise UserError(
+                        f"{name}.{part_name} is a batch norm without running statistics or weights; {_AS_LOADED}"
+                    )
+        owner, _, child_name = name.rpartition(".")
+        if find_replacement(modules[owner], child_name, module) is not None:
             for part_name, part in module.named_modules(prefix=name):
                 _check_untouched(part_name, part)
         elif isinstance(module, tuple(REPLACEMENTS)):
-            risk = "which may differ from its base class"
-            raise UserError(f"{_describe(name, module)}, {risk}; {_AS_LOADED}")
+            raise UserError(f"{_describe(name, module)}, which may differ from its base class; {_AS_LOADED}")
     return placement
 
 
-def _describe(name: str, thing: object) -> str:
-    return f"{name or 'the model'} is a {type(thing).__module__}.{type(thing).__qualname__}"
+def _describe(name: str, module_or_tensor: object) -> str:
+    """Return a clause that names a module or tensor and its class."""
+    return f"{name or 'the model'} is a {type(module_or_tensor).__module__}.{type(module_or_tensor).__qualname__}"
 
 
-def _remedy_for(thing: object) -> str | None:
-    origin = f"{type(thing).__module__}."
+def _remedy_for(module_or_tensor: object) -> str | None:
+    """Return what the user must do first with a module or tensor of this class; None if it is a usual one."""
+    origin = f"{type(module_or_tensor).__module__}."
     return next((remedy for prefix, remedy in _REMEDIES.items() if origin.startswith(prefix)), None)
 
 
 def _check_untouched(name: str, module: nn.Module) -> None:
-    """Refuse parts that are not torch's or the package's, hooks, and methods that were replaced."""
+    """Raise a UserError for submodules of other types, for hooks, and for methods that were replaced on the object."""
     for part_name, kinds in _PARTS.get(type(module), {}).items():
         part = getattr(module, part_name, None)
         if part is not None and type(part) not in kinds:
             plain = " or ".join(kind.__name__ for kind in kinds)
             raise UserError(f"{_describe(f'{name}.{part_name}', part)}, not the plain {plain}; {_AS_LOADED}")
-    # transformers records hidden states and attentions by hooks of its own; they move to the new part.
-    if any(hook.__module__ != RECORDING for kind in _HOOKS for hook in vars(module)[kind].values()):
+    # The replacement takes over transformers' own hooks, which record hidden states and attentions.
+    if any(hook.__module__ != RECORDING for hooks in _HOOKS for hook in vars(module)[hooks].values()):
         raise UserError(
-            f"{name} has a hook, which would no longer be called; remove it first, or put it on another module"
+            f"{name} has a hook, which would never be called again; remove it first, or put it on another module"
         )
     patched = [key for key in vars(module) if callable(getattr(type(module), key, None))]
     if patched:
@@ -155,36 +164,38 @@ def _check_untouched(name: str, module: nn.Module) -> None:
 
 
 def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:
-    """Return the one dtype and device of all weights."""
+    """Return the dtype and device that all weights have."""
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     for name, tensor in tensors.items():
         if type(tensor) not in (nn.Parameter, torch.Tensor):
-            raise UserError(f"{_describe(name, tensor)}, no plain tensor; {_remedy_for(tensor) or _AS_LOADED}")
+            raise UserError(f"{_describe(name, tensor)}, not a plain tensor; {_remedy_for(tensor) or _AS_LOADED}")
         if tensor.is_meta:
             raise UserError(f"{name} is on the meta device, without values; load the model's weights first")
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     devices = {tensor.device for tensor in tensors.values()}
-    for kind, several in (("dtype", dtypes), ("device", devices)):
-        if len(several) > 1:
-            names = " and ".join(sorted(map(str, several)))
-            raise UserError(f"the model's weights have more than one {kind}: {names}; use one, with model.to(…)")
+    for property_name, values in (("dtype", dtypes), ("device", devices)):
+        if len(values) > 1:
+            names = " and ".join(sorted(map(str, values)))
+            raise UserError(
+                f"the model's weights have more than one {property_name}: {names}; use one, with model.to(…)"
+            )
     return dtypes.pop(), devices.pop()
 
 
-def attends_otherwise(config: Any) -> bool:
-    """Return whether a function computes the attention that is not known to give what all others do."""
+def has_custom_attention(config: Any) -> bool:
+    """Return whether a custom function computes the attention, which may differ from the built-in ones."""
     name = config._attn_implementation
     return name not in ("eager", "sdpa", "flex_attention") and "flash" not in str(name)
 
 
 def has_listeners(module: nn.Module) -> bool:
-    """Return whether somebody hears or changes what goes in or comes out, by a hook or as accelerate does it."""
+    """Return whether a hook, or a patched forward as accelerate's, reads or changes the module's inputs or outputs."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return "forward" in vars(module) or any(hook.__module__ != RECORDING for hook in hooks)
 
 
 class Change(NamedTuple):
-    """`owner.name = value`: a part, or an object's class."""
+    """The assignment `owner.name = value`, of a submodule, an attribute or an object's class."""
 
     owner: nn.Module
     name: str
@@ -193,13 +204,14 @@ class Change(NamedTuple):
 
 @dataclass
 class Plan:
-    """What turns a model into its rewritten form; nothing of it has happened."""
+    """The changes that optimize a model; none is made until `carry_out`."""
 
-    changes: list[Change] = field(default_factory=list)  # in order
-    # Those whose last layer computes only what the head reads.
+    changes: list[Change] = field(default_factory=list)  # in the order to make them
+    # The classifiers whose last layer computes only what the head reads.
     classifiers: list[HfViTBaseForImageClassification] = field(default_factory=list)
 
     def carry_out(self) -> None:
+        """Make all changes."""
         for owner, name, value in self.changes:
             setattr(owner, name, value)
         for classifier in self.classifiers:
@@ -207,89 +219,105 @@ class Plan:
 
 
 def as_built(part: nn.Module) -> nn.Module:
+    """Return a module unchanged; the default for `finish` in `make_plan`."""
     return part
 
 
 @torch.no_grad()
 def make_plan(model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module], nn.Module] = as_built) -> Plan:
-    """Build the rewritten form of a model that `check_model` has passed; the model stays as it is.
+    """Build the replacements for a model that passed `check_model`, without changing the model.
 
     Args:
-        dtype: what rewritten products are computed in; inputs and outputs keep theirs.
-        finish: is given every new part as soon as it is built, and returns what stands in its place.
+        model: the model.
+        dtype: the dtype that the replacements compute in; inputs and outputs keep theirs.
+        finish: called with every replacement once it is built; returns the module to use in its place.
     """
-    plan, built = Plan(), dict[nn.Module, Any]()  # a part that stands in two places stays one part
-    for parent in _kept_modules(model):
+    plan, replacements = Plan(), dict[nn.Module, Any]()  # a module used twice gets one replacement
+    for parent in _unreplaced_modules(model):
         for name, child in parent._modules.items():
             if child is not None and (build := find_replacement(parent, name, child)) is not None:
-                if child not in built:
-                    built[child] = finish(build(child, dtype))
-                plan.changes.append(Change(parent, name, built[child]))
+                if child not in replacements:
+                    replacements[child] = finish(build(child, dtype))
+                plan.changes.append(Change(parent, name, replacements[child]))
     for module in model.modules():
         if isinstance(module, HfViTBaseForImageClassification):
-            last, num_read = built.get(module.vit.layers[-1]), num_read_tokens(module)
-            places = {(change.owner, change.name) for change in plan.changes if change.value is last}
-            if last is not None and num_read is not None and len(places) == 1:  # elsewhere all of it may be read
-                last.num_read = num_read
+            last_layer, num_read = replacements.get(module.vit.layers[-1]), num_read_tokens(module)
+            uses = {(change.owner, change.name) for change in plan.changes if change.value is last_layer}
+            if last_layer is not None and num_read is not None and len(uses) == 1:  # another use may read all tokens
+                last_layer.num_read = num_read
                 plan.classifiers.append(module)
     return plan
 
 
 def find_replacement(parent: nn.Module, name: str, child: nn.Module) -> Callable[[Any, torch.dtype], nn.Module] | None:
-    """Return what builds the rewritten form of a part, by its exact type and place; None where it stays."""
-    if name == "projection" and type(parent) in _CUTTERS and type(child) is nn.Conv2d:
-        others = child.padding, child.dilation, child.groups  # patches that overlap or have a margin are no product
-        return PatchProduct if child.stride == child.kernel_size and others == ((0, 0), (1, 1), 1) else None
+    """Return the function that builds a module's replacement, by its exact type and name; None if the module stays."""
+    if name == "projection" and type(parent) in _PATCH_EMBEDDINGS and type(child) is nn.Conv2d:
+        options = child.padding, child.dilation, child.groups  # patches must not overlap or have a margin
+        return PatchProduct if child.stride == child.kernel_size and options == ((0, 0), (1, 1), 1) else None
     return REPLACEMENTS.get(type(child))
 
 
-def _kept_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """Iterate over the module and all in it, down to what is replaced."""
+def _unreplaced_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over a module and its descendants, without those that are replaced and their descendants."""
     yield module
     for child in module.children():
         if type(child) not in REPLACEMENTS:
-            yield from _kept_modules(child)
+            yield from _unreplaced_modules(child)
 
 
 def channelwise_norms(model: nn.Module) -> list[Change]:
-    """Return another class for the GroupNorms of the package's parts on CPUs, where channels are last in memory."""
-    ours = (part for part in model.modules() if type(part).__module__.startswith("hf_vit."))
-    norms = (child for part in ours for child in part.children() if type(child) is nn.GroupNorm)
+    """Return the changes of class for GroupNorms of the package on CPUs, where channels come last in memory."""
+    own_modules = (module for module in model.modules() if type(module).__module__.startswith("hf_vit."))
+    norms = (child for module in own_modules for child in module.children() if type(child) is nn.GroupNorm)
     return [Change(norm, "__class__", ChannelwiseGroupNorm) for norm in norms if norm.weight.device.type == "cpu"]
 
 
 def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
-    """Return how many tokens of the last layer the head reads; None where it may read all.
+    """Return how many tokens of the last layer the head reads; None if it may read all.
 
-    Layers that share a block have no last one, and a bias of relative positions is that of all tokens.
+    Layers that share a block have no separate last one, and the bias of relative positions needs all tokens.
     """
     config, vit = classifier.config, classifier.vit
-    plain = _is_plain(classifier, HfViTBaseForImageClassification, "_head_outputs") and _is_plain(vit, HfViTBaseModel)
-    if not (plain and _is_plain(vit.pooler, HfViTTokenPooler, "pool")):
+    is_plain = _is_plain(classifier, HfViTBaseForImageClassification, "_head_outputs") and _is_plain(
+        vit, HfViTBaseModel
+    )
+    if not (is_plain and _is_plain(vit.pooler, HfViTTokenPooler, "pool")):
         return None
-    shared = len(set(vit.layers)) < config.num_hidden_layers
-    if shared or config.pooling != "token" or config.is_causal or config.position_embedding.startswith("relative"):
+    shares_layers = len(set(vit.layers)) < config.num_hidden_layers
+    if (
+        shares_layers
+        or config.pooling != "token"
+        or config.is_causal
+        or config.position_embedding.startswith("relative")
+    ):
         return None
     return config.num_special_tokens - config.num_register_tokens
 
 
-def _is_plain(part: nn.Module | None, kind: type[nn.Module], *methods: str) -> bool:
-    """Return whether its forward and other methods are those of a class of the package; others may read anything."""
-    return isinstance(part, kind) and all(
-        getattr(getattr(part, name), "__func__", None) is getattr(kind, name) for name in ("forward", *methods)
+def _is_plain(module: nn.Module | None, expected_class: type[nn.Module], *methods: str) -> bool:
+    """Return whether a module's forward, and these methods, are those of the package's class;
+    others may read anything.
+    """
+    return isinstance(module, expected_class) and all(
+        getattr(getattr(module, name), "__func__", None) is getattr(expected_class, name)
+        for name in ("forward", *methods)
     )
 
 
 def _ask_only_for_head(
     classifier: HfViTBaseForImageClassification, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Let the last layer leave out what nobody reads, records or listens to (a forward pre-hook)."""
+    """Make the last layer skip tokens that nothing reads, records or hooks (a forward pre-hook)."""
     config, vit = classifier.config, classifier.vit
-    recorded = (kwargs.get(name, getattr(config, name)) for name in ("output_hidden_states", "output_attentions"))
+    recordings = (kwargs.get(name, getattr(config, name)) for name in ("output_hidden_states", "output_attentions"))
     reads_token = _is_plain(vit.pooler, HfViTTokenPooler, "pool")
-    if any(recorded) or config._attn_implementation not in ("eager", "sdpa") or not reads_token:
+    if any(recordings) or config._attn_implementation not in ("eager", "sdpa") or not reads_token:
         return args, kwargs
-    ends = [end for end in (vit.layers[-1], vit.layernorm, vit.pooler) if end is not None]
-    if has_listeners(vit) or any(has_listeners(part) for end in ends for part in end.modules()):
+    last_modules = [
+        last_module for last_module in (vit.layers[-1], vit.layernorm, vit.pooler) if last_module is not None
+    ]
+    if has_listeners(vit) or any(
+        has_listeners(module) for last_module in last_modules for module in last_module.modules()
+    ):
         return args, kwargs
     return args, {**kwargs, "only_for_head": True}

@@ -1,1 +1,1 @@
-"""Measuring hf_vit beside its peers on identical shapes: contestants and cells of a table (`peers`)."""
+"""Measure the speed of hf_vit and of its peers on identical shapes."""

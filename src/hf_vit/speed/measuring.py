@@ -1,7 +1,7 @@
-"""Speed, memory and FLOPs as they are measured: contestants take turns in one process, and ratios within a turn count.
+"""Measure speed, memory and FLOPs of contestants that take turns in one process.
 
-Absolute times move with whatever else the machine does; what two contestants take in the same turn moves together.
-Rows of what was measured are kept in a dated file that says whether others left the machine alone.
+Absolute times vary with other load on the machine; the ratio of two contestants within a turn varies little. Rows of
+measurements go to a dated file that says whether the machine was otherwise idle.
 """
 
 import os
@@ -24,13 +24,13 @@ from hf_vit.results.documents import Measurements
 if TYPE_CHECKING:
     from hf_vit.loading.model import LoadedModel
 
-# Load of others, in cores, above which a machine is not called quiet.
+# A machine is quiet if other processes use at most so many cores.
 BUSY = 0.5
 
 
 @dataclass(frozen=True)
 class Quartiles:
-    """Lower quartile, median and upper quartile of what was measured in all turns."""
+    """Lower quartile, median and upper quartile over all turns."""
 
     lower: float
     median: float
@@ -41,7 +41,7 @@ class Quartiles:
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
-    """Return the quartiles of at least one value; values between two are interpolated."""
+    """Return the quartiles of at least one value, with linear interpolation."""
     if len(values) == 1:
         return Quartiles(values[0], values[0], values[0])
     lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -49,9 +49,9 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def take_turns(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 2) -> dict[str, list[float]]:
-    """Return the seconds of every contestant in every turn; turns differ in order.
+    """Return the seconds of every contestant in every turn; the order differs between turns.
 
-    Whoever follows a contestant whose threads still wait for more to do is held up, so nobody follows the same always.
+    A contestant may be slowed down by idle threads of the one before it, so the order is shuffled.
     """
     names = list(contestants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -67,28 +67,33 @@ def take_turns(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up
 
 
 def speed_ratio(seconds: Mapping[str, Sequence[float]], subject: str, other: str) -> Quartiles:
-    """Return how many times as fast as the other the subject is, paired by turns."""
-    return quartiles([theirs / ours for ours, theirs in zip(seconds[subject], seconds[other], strict=True)])
+    """Return how many times as fast `subject` is as `other`, paired by turns."""
+    return quartiles(
+        [
+            other_seconds / subject_seconds
+            for subject_seconds, other_seconds in zip(seconds[subject], seconds[other], strict=True)
+        ]
+    )
 
 
 def others_load(seconds: float = 0.5) -> float:
-    """Return the cores that other processes keep busy now, measured over so many seconds."""
+    """Return how many cores other processes use now, measured for so many seconds."""
     import psutil
 
-    def ticks() -> tuple[float, float, float]:
-        system, own = psutil.cpu_times(), os.times()
-        # "user" holds a guest's time; waiting for a disk keeps no core busy.
+    def read_times() -> tuple[float, float, float]:
+        system, own_ticks = psutil.cpu_times(), os.times()
+        # "user" includes the time of virtual machines; waiting for a disk does not use a core.
         names = ("user", "nice", "system", "irq", "softirq", "steal")
-        return sum(getattr(system, name, 0.0) for name in names), own.user + own.system, time.perf_counter()
+        return sum(getattr(system, name, 0.0) for name in names), own_ticks.user + own_ticks.system, time.perf_counter()
 
-    busy, own, started = ticks()
+    busy, own_ticks, started = read_times()
     time.sleep(seconds)
-    busy_after, own_after, ended = ticks()
-    return max(((busy_after - busy) - (own_after - own)) / (ended - started), 0.0)
+    busy_after, own_ticks_after, ended = read_times()
+    return max(((busy_after - busy) - (own_ticks_after - own_ticks)) / (ended - started), 0.0)
 
 
 def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
-    """Return the bytes that torch holds at most during a second call, beyond what it held before."""
+    """Return the most bytes that torch allocates during a second call, beyond what was allocated before."""
     function()
     if torch.device(device).type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -96,33 +101,33 @@ def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
         function()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    # Its own chatter would look like an error on a machine without a GPU.
+    # Without a GPU the profiler prints notes that look like errors.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()
-    held = peak = 0
+    allocated = peak = 0
     results: Any = profile.profiler and profile.profiler.kineto_results
     for event in results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
     return peak
 
 
 def counted_flops(model: torch.nn.Module, function: Callable[[], Any]) -> int:
-    """Return the FLOPs of a call of a torch module, 2 a multiply-add, as torch's FlopCounterMode counts them.
+    """Return the FLOPs of a call of a torch module, 2 per multiply-add, as torch's FlopCounterMode counts them.
 
-    Matrix products, convolutions and attention are counted; norms, activations and softmax are not. For the count the
-    parameters ask for no gradient, which the counter would look for.
+    Matrix products, convolutions and attention count; norms, activations and softmax do not. Meanwhile parameters
+    require no gradient, as the counter fails on those that do.
     """
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in learning:
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             function()
     finally:
-        for parameter in learning:
+        for parameter in trainable:
             parameter.requires_grad_(True)
     return counter.get_total_flops()
 
@@ -130,9 +135,9 @@ def counted_flops(model: torch.nn.Module, function: Callable[[], Any]) -> int:
 @final
 @dataclass(frozen=True)
 class ForwardSpeed:
-    """One model's forward pass: rate over the turns, times as fast as the first model (paired by turns).
+    """Speed of a model's forward pass: throughput over the turns, and relative to the first model (paired by turns).
 
-    `peak_memory` are the bytes that torch holds at most, beyond weights and input; None of a graph.
+    `peak_memory` is in bytes, without weights and input; None for an exported graph.
     """
 
     images_per_second: Quartiles
@@ -141,30 +146,30 @@ class ForwardSpeed:
 
 
 def noise_for(subject: "LoadedModel", batch: int) -> torch.Tensor:
-    """Return images of noise in the model's input size, as its processor makes them, [B, C, H, W] on its device.
+    """Return preprocessed images of noise [B, C, H, W] in the model's input size, on its device.
 
     Raises:
         UserError: the model refuses a batch of this size.
     """
     height, width = subject.input_size
-    levels = np.random.default_rng(0).integers(0, 256, (batch, height, width, 3), np.uint8)
-    sample = subject.pixel_values([Image.fromarray(image) for image in levels])
-    _forward(subject, sample)()
-    return sample
+    pixels = np.random.default_rng(0).integers(0, 256, (batch, height, width, 3), np.uint8)
+    pixel_values = subject.pixel_values([Image.fromarray(image) for image in pixels])
+    _forward(subject, pixel_values)()
+    return pixel_values
 
 
 def measure_forwards(
     subjects: "Mapping[str, LoadedModel]", samples: Mapping[str, torch.Tensor], turns: int
 ) -> tuple[dict[str, ForwardSpeed], float]:
-    """Time forward passes of all models on prepared images.
+    """Time the forward passes of all models on prepared images.
 
     Args:
-        subjects: the models, the first of them the measure of the others.
-        samples: for every model the images it is timed with, [B, C, H, W] on its device.
-        turns: forwards of every model that count; two more warm up.
+        subjects: the models; speeds are relative to the first one.
+        samples: for every model its images [B, C, H, W], on its device.
+        turns: passes of every model that count; two more come before as warm-up.
 
     Returns:
-        The speeds, and the cores that others kept busy before or after, whichever was more.
+        The speeds, and the cores that other processes used before or after, whichever was more.
     """
     forwards = {name: _forward(subject, samples[name]) for name, subject in subjects.items()}
     first, load = next(iter(forwards)), others_load()
@@ -182,6 +187,7 @@ def measure_forwards(
 
 
 def _forward(subject: "LoadedModel", sample: torch.Tensor) -> Callable[[], Any]:
+    """Return a function that runs a model on images and waits until it is done."""
     model = subject.model.eval()
 
     def forward() -> None:
@@ -194,10 +200,10 @@ def _forward(subject: "LoadedModel", sample: torch.Tensor) -> Callable[[], Any]:
 
 
 class SpeedFile:
-    """Collects rows and writes them into a file, see `Measurements`.
+    """Collect rows of measurements and write them to a file, see `Measurements`.
 
     Attributes:
-        loads: cores that others kept busy, one number a row.
+        loads: for each row, the cores that other processes used.
     """
 
     def __init__(self, path: Path | None, command: str | Sequence[str], device: str, **settings: object) -> None:
@@ -206,14 +212,14 @@ class SpeedFile:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether others left the machine alone in every row."""
+        """Return whether the machine was otherwise idle during every row."""
         return max(self.loads, default=0.0) <= BUSY
 
     def add(self, row: Mapping[str, Any], load: float) -> None:
-        """Add a row, and the load of others while it was measured."""
+        """Add a row, and the load of other processes while it was measured."""
         self.loads.append(load)
         self._file.add(row, quiet=self.is_quiet)
 
-    def finish(self, **whole: object) -> None:
-        """Add what is true of all rows."""
-        self._file.write(quiet=self.is_quiet, **whole)
+    def finish(self, **fields: object) -> None:
+        """Add fields that hold for all rows."""
+        self._file.write(quiet=self.is_quiet, **fields)

@@ -1,7 +1,8 @@
-"""hf_vit and its peers with random weights and identical shapes, each as a module from images to logits; cells of the
-table of speeds, in which all contestants take turns in one process, and only their paired ratios count.
+"""Build hf_vit and its peers with random weights and identical shapes, and measure them.
 
-Legend: B batch, C channels, H x W px, N tokens, D hidden size, K labels.
+Each contestant is a module from images to logits. A table consists of cells; within a cell all contestants take turns
+in one process, and only their paired ratios count. Legend: B batch, C channels, H x W px, N tokens, D hidden size, K
+labels.
 """
 
 import functools
@@ -46,31 +47,33 @@ from hf_vit.speed.measuring import (
 from hf_vit.variants import variant_config
 
 NUM_LABELS = 1000
-# What timm calls the hybrids that it has; the stride of R50+B/16 is 16 px there too.
+# Names of hybrids in timm; its R50+B/16 has a stride of 16 px too.
 _TIMM_HYBRIDS = {"R26+S/32": "vit_small_r26_s32_224", "R50+B/16": "vit_base_r50_s16_384"}
 _TIMM_WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a variant at an image size (px a side), which all contestants of a comparison share."""
+    """The sizes of a variant at an image size (side in px), which all contestants of a comparison share."""
 
     variant: str
     image_size: int = 224
 
     def config(self, **fields: Any) -> HfViTBaseConfig:
+        """Return the configuration; raise a UserError if the variant is not a Vision Transformer."""
         config = self.any_config(**fields)
         if not isinstance(config, HfViTBaseConfig):
-            raise UserError(f"{self.variant} is not a Vision Transformer and has no such peer; give a size like S/16")
+            raise UserError(f"{self.variant} is not a Vision Transformer, which this peer needs; use a size like S/16")
         return config
 
     def any_config(self, **fields: Any) -> HfBaseConfig:
+        """Return the configuration of a variant of any family."""
         return variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
 
     def images(self, batch: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-        """Return noise [B, 3, H, W]."""
-        noise = torch.Generator().manual_seed(0)
-        return torch.randn(batch, 3, self.image_size, self.image_size, generator=noise).to(device, dtype)
+        """Return images of noise [B, 3, H, W]."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(batch, 3, self.image_size, self.image_size, generator=generator).to(device, dtype)
 
 
 @final
@@ -87,7 +90,7 @@ class Logits(nn.Module):
 
 @final
 class TorchViT(nn.Module):
-    """torch.nn.TransformerEncoder (its fast path in inference) between patches and a head."""
+    """A ViT built on torch.nn.TransformerEncoder, which has a fast path for inference."""
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
@@ -111,9 +114,9 @@ class TorchViT(nn.Module):
 
 @final
 class MatrixProducts(nn.Module):
-    """A plain ViT's matrix products alone, without head: what no ViT can be faster than by the same library.
+    """Only the matrix products of a plain ViT without its head: a lower bound for its time with the same library.
 
-    Every layer has weights of its own, as they come from memory.
+    Every layer has its own weights, so that they are read from memory as in a real model.
     """
 
     def __init__(self, config: HfViTBaseConfig, packed: bool) -> None:
@@ -122,13 +125,13 @@ class MatrixProducts(nn.Module):
         self.depth, self.heads, self.patch = config.num_hidden_layers, config.num_attention_heads, config.patch_size
         sizes = {"qkv": (width, 3 * width), "output": (width, width), "fc1": (width, mlp), "fc2": (mlp, width)}
 
-        def dense(inputs: int, outputs: int) -> nn.Module:
+        def build_dense(inputs: int, outputs: int) -> nn.Module:
             linear = nn.Linear(inputs, outputs)
             return Dense(linear.weight, linear.bias) if packed else linear
 
-        self.patches = dense(3 * self.patch**2, width)
+        self.patches = build_dense(3 * self.patch**2, width)
         self.layers = nn.ModuleList(
-            nn.ModuleDict({name: dense(*size) for name, size in sizes.items()}) for _ in range(self.depth)
+            nn.ModuleDict({name: build_dense(*size) for name, size in sizes.items()}) for _ in range(self.depth)
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -136,26 +139,29 @@ class MatrixProducts(nn.Module):
         tokens, layers = F.pad(tokens, (0, 0, 1, 0)), cast(Any, self.layers)
         for layer in layers:
             query, key, value = layer["qkv"](tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-            attended = torch.matmul(torch.matmul(query, key.transpose(2, 3)), value)
-            tokens = layer["fc2"](layer["fc1"](layer["output"](attended.transpose(1, 2).flatten(2))))
+            values = torch.matmul(torch.matmul(query, key.transpose(2, 3)), value)
+            tokens = layer["fc2"](layer["fc1"](layer["output"](values.transpose(1, 2).flatten(2))))
         return tokens
 
 
-def _hf_vit(shape: Shape, attention: str = "sdpa", **fields: Any) -> nn.Module:
+def _build_hf_vit(shape: Shape, attention: str = "sdpa", **fields: Any) -> nn.Module:
+    """Build hf_vit's classifier; fields that the family's configuration lacks are dropped."""
     family: Any = family_of(shape.any_config().model_type)
     config = shape.any_config(**{name: value for name, value in fields.items() if hasattr(family.config_class, name)})
-    how = {"attn_implementation": attention} if family.is_vit else {}
-    return Logits(family.classes["classification"]._from_config(config, **how))
+    options = {"attn_implementation": attention} if family.is_vit else {}
+    return Logits(family.classes["classification"]._from_config(config, **options))
 
 
-def _transformers(shape: Shape, attention: str) -> nn.Module:
-    ours = shape.config()
+def _build_transformers(shape: Shape, attention: str) -> nn.Module:
+    """Build transformers' ViT."""
+    hf_vit_config = shape.config()
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size", "image_size")
-    config = ViTConfig(**{name: getattr(ours, name) for name in names}, num_labels=NUM_LABELS)  # pyright: ignore[reportCallIssue]
+    config = ViTConfig(**{name: getattr(hf_vit_config, name) for name in names}, num_labels=NUM_LABELS)  # pyright: ignore[reportCallIssue]
     return Logits(ViTForImageClassification._from_config(config, attn_implementation=attention))
 
 
-def _timm(shape: Shape) -> nn.Module:
+def _build_timm(shape: Shape) -> nn.Module:
+    """Build timm's model of the same architecture."""
     import timm
 
     variant, options = shape.variant, dict[str, Any](num_classes=NUM_LABELS)
@@ -168,13 +174,14 @@ def _timm(shape: Shape) -> nn.Module:
         return timm.create_model(f"{variant.replace('Mixer-', 'mixer_').replace('/', '').lower()}_224", **options)
     config = shape.config()
     options["patch_size"] = config.patch_size
-    if config.hidden_size not in _TIMM_WIDTHS:  # a shape of no name: any of its ViTs with these sizes
+    if config.hidden_size not in _TIMM_WIDTHS:  # timm has no name for it
         sizes = {"embed_dim": config.hidden_size, "depth": config.num_hidden_layers}
         return timm.models.VisionTransformer(**options, **sizes, num_heads=config.num_attention_heads)  # pyright: ignore
     return timm.create_model(f"vit_{_TIMM_WIDTHS[config.hidden_size]}_patch16_224", **options)
 
 
-def _vit_pytorch(shape: Shape) -> nn.Module:
+def _build_vit_pytorch(shape: Shape) -> nn.Module:
+    """Build vit-pytorch's ViT."""
     from vit_pytorch import ViT
 
     config = shape.config()
@@ -190,71 +197,74 @@ def _vit_pytorch(shape: Shape) -> nn.Module:
     )
 
 
-# hf_vit's contestants: as loaded with the peers' GELU, with explicit attention, with the original's GELU.
+# hf_vit's contestants. All but "tanh", which has the original code's GELU, have the peers' exact GELU.
 OURS: dict[str, Callable[[Shape], nn.Module]] = {
-    "hf_vit": functools.partial(_hf_vit, hidden_act="gelu"),
-    "hf_vit eager": functools.partial(_hf_vit, attention="eager", hidden_act="gelu"),
-    "hf_vit flash": functools.partial(_hf_vit, attention="flash_attention_2", hidden_act="gelu"),
-    "hf_vit tanh": _hf_vit,
+    "hf_vit": functools.partial(_build_hf_vit, hidden_act="gelu"),
+    "hf_vit eager": functools.partial(_build_hf_vit, attention="eager", hidden_act="gelu"),
+    "hf_vit flash": functools.partial(_build_hf_vit, attention="flash_attention_2", hidden_act="gelu"),
+    "hf_vit tanh": _build_hf_vit,
     **dict.fromkeys(
         ("hf_vit optimized", "hf_vit optimized, compiled", "hf_vit optimized, int8"),
-        functools.partial(_hf_vit, hidden_act="gelu"),
+        functools.partial(_build_hf_vit, hidden_act="gelu"),
     ),
 }
 PEERS: dict[str, Callable[[Shape], nn.Module]] = {
-    "transformers eager": functools.partial(_transformers, attention="eager"),
-    "transformers": functools.partial(_transformers, attention="sdpa"),
-    "timm": _timm,
-    "vit-pytorch": _vit_pytorch,
+    "transformers eager": functools.partial(_build_transformers, attention="eager"),
+    "transformers": functools.partial(_build_transformers, attention="sdpa"),
+    "timm": _build_timm,
+    "vit-pytorch": _build_vit_pytorch,
     "torch encoder": lambda shape: TorchViT(shape.config()),
 }
-PRODUCTS = "products alone"  # by torch's own; packed by oneDNN; by OpenVINO's
-# What stands at the end of a contestant's name: how it is compiled (as `optimize_for_inference(model, compile=True)`
-# does, frozen into the graph), packed, or computed by an engine in torch's place, as its own converter takes it.
+PRODUCTS = "products alone"
+# Suffixes of contestants' names: compiled by torch, compiled with frozen weights, packed for oneDNN.
 COMPILED, FROZEN, PACKED = ", compiled", ", compiled and frozen", ", packed by oneDNN"
-# -> the engine, and whether in int8.
+# Further suffixes, each with its engine and whether it computes in int8.
 FORMS: dict[str, tuple[Runtime, bool]] = {
     f"{name}{form}": (engine, bool(form)) for name, engine in ENGINES.items() for form in ("", " int8")
 }
 _PACKAGES = {"timm": "timm", "vit-pytorch": "vit_pytorch", "hf_vit flash": "flash_attn"}
 
 
-def obstacle(
+def find_obstacle(
     name: str, shape: Shape, training: bool, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> str | None:
     """Return why a contestant cannot take part; None if it can."""
-    plain, comma, form = name.partition(", ")
+    base_name, separator, form = name.partition(", ")
     config, variant = shape.any_config(), shape.variant
-    if training and ("optimized" in plain or comma + form not in ("", COMPILED)):
-        return "it is for inference"
+    if training and ("optimized" in base_name or separator + form not in ("", COMPILED)):
+        return f"{name} is for inference only"
     if form in FORMS:
         engine, in_int8 = FORMS[form]
         if missing := engine.missing():
             return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
         if torch.device(device).type != "cpu":
-            return f"{engine.package} is measured on CPUs"
+            return f"{engine.package} is only measured on CPUs"
         if (in_int8 and dtype != torch.float32) or dtype not in engine.dtypes:
-            return f"{form} has no {str(dtype).removeprefix('torch.')}"
+            return f"{form} does not support {str(dtype).removeprefix('torch.')}"
     is_mixer = variant.startswith("Mixer-") and variant != "Mixer-H/14"
-    is_timms = plain == "timm" and (variant in _TIMM_HYBRIDS or variant.startswith("BiT-") or is_mixer)
-    package, is_vit = _PACKAGES.get(plain), isinstance(config, HfViTBaseConfig)
-    obstacles = {
+    is_in_timm = base_name == "timm" and (variant in _TIMM_HYBRIDS or variant.startswith("BiT-") or is_mixer)
+    package, is_vit = _PACKAGES.get(base_name), isinstance(config, HfViTBaseConfig)
+    reasons = {
         f"{package} is not installed": package is not None and find_spec(package) is None,
-        f"{variant} has no attention": plain in ("hf_vit eager", "hf_vit flash") and not is_vit,
-        f"{variant} has no GELU": plain == "hf_vit tanh" and not hasattr(config, "hidden_act"),
-        f"{plain} has no {variant}": type(config) is not HfViTConfig and plain in (PRODUCTS, *PEERS) and not is_timms,
+        f"{variant} has no attention": base_name in ("hf_vit eager", "hf_vit flash") and not is_vit,
+        f"{variant} has no GELU": base_name == "hf_vit tanh" and not hasattr(config, "hidden_act"),
+        f"{base_name} has no {variant}": type(config) is not HfViTConfig
+        and base_name in (PRODUCTS, *PEERS)
+        and not is_in_timm,
     }
-    return next((reason for reason, holds in obstacles.items() if holds), None)
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def compiled_forms(names: Sequence[str]) -> list[str]:
-    """Return each of these contestants compiled, frozen and not; what is optimized is always frozen."""
-    plain = [name for name in names if ", " not in name and name != PRODUCTS]
-    return [name + form for name in plain for form in ((COMPILED,) if "optimized" in name else (COMPILED, FROZEN))]
+    """Return the compiled contestants for these names: with frozen weights and without; optimized
+    models only frozen.
+    """
+    base_names = [name for name in names if ", " not in name and name != PRODUCTS]
+    return [name + form for name in base_names for form in ((COMPILED,) if "optimized" in name else (COMPILED, FROZEN))]
 
 
 def engine_forms(names: Sequence[str]) -> list[str]:
-    """Return each of these contestants by every engine that is installed, in float and in int8."""
+    """Return the contestants for these names on every installed engine, in float and in int8."""
     return [f"{name}, {form}" for form, (engine, _) in FORMS.items() if not engine.missing() for name in names]
 
 
@@ -262,48 +272,50 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
     """Build a contestant with random weights, [B, 3, H, W] -> [B, K] ("products alone": to tokens).
 
     Args:
-        name: of `OURS`, `PEERS` or `PRODUCTS`, maybe with `COMPILED`, `FROZEN`, `PACKED` or a key of `FORMS` at its end
-            (hf_vit's optimized are compiled and put on engines by `optimize_for_inference`).
+        name: a key of `OURS` or `PEERS`, or `PRODUCTS`, optionally followed by `COMPILED`, `FROZEN`, `PACKED` or a key
+            of `FORMS` (optimized models of hf_vit are compiled and put on engines by `optimize_for_inference`).
 
     Raises:
         UserError: there is no such contestant.
     """
-    plain, comma, form = name.partition(", ")
-    is_optimized = plain == "hf_vit optimized"
+    base_name, separator, form = name.partition(", ")
+    is_optimized = base_name == "hf_vit optimized"
     engine, in_int8 = FORMS.get(form, (None, is_optimized and form == "int8"))
-    makers = OURS | PEERS | {PRODUCTS: lambda shape: MatrixProducts(shape.config(), packed=comma + form == PACKED)}
-    if plain not in makers or not (engine or in_int8 or comma + form in ("", COMPILED, FROZEN, PACKED)):
+    builders = (
+        OURS | PEERS | {PRODUCTS: lambda shape: MatrixProducts(shape.config(), packed=separator + form == PACKED)}
+    )
+    if base_name not in builders or not (engine or in_int8 or separator + form in ("", COMPILED, FROZEN, PACKED)):
         raise UserError(
-            f"unknown contestant '{name}'; choose from {', '.join(makers)}; for saved models use hf-vit bench saved"
+            f"unknown contestant '{name}'; choose from {', '.join(builders)}; for saved models use hf-vit bench saved"
         )
     if engine is not None and (in_int8 or not is_optimized):
-        model = build("hf_vit" if is_optimized else plain, shape).eval()
-        if is_optimized:  # packed for torch, it could not be exported
+        model = build("hf_vit" if is_optimized else base_name, shape).eval()
+        if is_optimized:  # a model that is packed for torch could not be exported
             make_plan(model, torch.float32).carry_out()
-        # OpenVINO 2026.4 crashes on kernels that are standardized in the graph, as its own converter has them.
+        # OpenVINO 2026.4 crashes on kernels that its own converter standardizes in the graph.
         through_onnx = only_whole_patches(shape.any_config())
         return OnEngine(model, shape.images(8, torch.float32, "cpu"), engine, in_int8, dtype, through_onnx)
     torch.manual_seed(0)
-    model = makers[plain](shape).to(device, dtype)
+    model = builders[base_name](shape).to(device, dtype)
     if is_optimized:
-        where, quantize = form if engine else "torch", "int8" if in_int8 else None
-        return optimize_for_inference(model, engine=where, compile=form.startswith("compiled"), quantize=quantize)
-    if comma + form == PACKED:
+        engine_name, quantize = form if engine else "torch", "int8" if in_int8 else None
+        return optimize_for_inference(model, engine=engine_name, compile=form.startswith("compiled"), quantize=quantize)
+    if separator + form == PACKED:
         return pack(model)
-    if comma + form == FROZEN:
+    if separator + form == FROZEN:
         compile_frozen(model.eval().requires_grad_(False))
-    elif comma + form == COMPILED:
+    elif separator + form == COMPILED:
         model.compile()
     return model
 
 
 @final
 class OnEngine(nn.Module):
-    """A model in float32, as OpenVINO's own converter or torch's exporter gives it to an engine: images -> outputs.
+    """A float32 model on an engine, converted by OpenVINO's own converter or torch's exporter: images -> outputs.
 
     Args:
-        images: [B, 3, H, W], of the size that the graph is for; in int8 they also set ranges.
-        through_onnx: torch's exporter for OpenVINO too.
+        images: [B, 3, H, W] in the size that the graph is for; in int8 they also set the ranges.
+        through_onnx: whether torch's exporter is used for OpenVINO too.
     """
 
     @torch.no_grad()
@@ -325,7 +337,7 @@ class OnEngine(nn.Module):
         else:
             program: Any = onnx_of_batches(model, images, ["outputs"])
             if engine is not OPENVINO:
-                self.graph = _in_int8(program) if in_int8 else engine.compile(program, dtype)
+                self.graph = _quantize_with_onnxruntime(program) if in_int8 else engine.compile(program, dtype)
                 return
             graph = openvino_graph(program)
         if in_int8:
@@ -339,13 +351,16 @@ class OnEngine(nn.Module):
         return self.graph.run(images.contiguous(), ("outputs",))["outputs"]
 
 
-def _in_int8(program: Any) -> Graph:
-    """Return dense layers in int8 by onnxruntime, whose inputs take every batch's range."""
+def _quantize_with_onnxruntime(program: Any) -> Graph:
+    """Return a graph for ONNX Runtime with dense layers in int8, whose inputs are quantized by the range of every
+    batch.
+    """
     from onnxruntime.quantization import quantize_dynamic
 
     graph = program.model.graph
-    inside = [value for node in graph.all_nodes() for value in node.outputs if not value.is_graph_output()]
-    for value in (*inside, *graph.initializers.values()):  # whoever needs shapes infers them; quantizing changes them
+    intermediate_values = [value for node in graph.all_nodes() for value in node.outputs if not value.is_graph_output()]
+    # Quantizing changes shapes and types; tools that need them infer them.
+    for value in (*intermediate_values, *graph.initializers.values()):
         value.shape = value.type = None
     with scratch_folder("engine") as folder:
         program.save(str(folder / "float.onnx"))
@@ -359,9 +374,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Cell:
-    """A comparison: inference in a dtype, or training (forward, backward, AdamW; bfloat16 by autocast).
+    """One comparison: inference in a dtype, or training (forward, backward, AdamW; bfloat16 by autocast).
 
-    With `checkpointing` the contestants that can recompute activations in training.
+    With `checkpointing`, contestants that can recompute activations in training.
     """
 
     work: Work
@@ -380,7 +395,7 @@ class Cell:
             raise UserError(f"batch size {self.batch} must be at least 1")
 
     def step(self, name: str) -> Callable[[], Any]:
-        """Return one step of a contestant, ready to be called again and again."""
+        """Build a contestant; return a function that runs one step of it and waits until it is done."""
         dtype, is_training = DTYPES[self.dtype], self.work == "training"
         model = build(name, self.shape, torch.float32 if is_training else dtype, self.device).train(is_training)
         images = self.shape.images(self.batch, torch.float32 if is_training else dtype, self.device)
@@ -388,16 +403,16 @@ class Cell:
             model.model.gradient_checkpointing_enable()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4) if is_training else None
         labels = torch.arange(self.batch, device=self.device) % NUM_LABELS
-        kind = torch.device(self.device).type
+        device_type = torch.device(self.device).type
 
         @torch.inference_mode()
         def infer() -> None:
             model(images)
 
         def train() -> None:
-            with torch.autocast(kind, dtype, enabled=dtype != torch.float32):
+            with torch.autocast(device_type, dtype, enabled=dtype != torch.float32):
                 outputs = model(images)
-                # Products alone have no head: the class token stands for one.
+                # Products alone have no head, so the first token serves as logits.
                 loss = F.cross_entropy(outputs if outputs.ndim == 2 else outputs[:, 0], labels)
             loss.backward()
             assert optimizer is not None
@@ -406,7 +421,7 @@ class Cell:
 
         def step() -> None:
             train() if is_training else infer()
-            if kind == "cuda":
+            if device_type == "cuda":
                 torch.cuda.synchronize(self.device)
 
         return step
@@ -414,12 +429,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The median rate of a contestant in a cell, and how many times as fast it is as each other, paired by turns.
+    """Median throughput of a contestant in a cell, and how many times as fast it is as each other one, paired by turns.
 
     Attributes:
-        memory: bytes held at most during a step, beyond weights and input (training: and beyond optimizer state).
-        utilisation: share of the peak FLOP/s; a multiply-add counts 2, training three forwards, and what an optimized
-            model leaves out does not count.
+        memory: peak memory of a step in bytes, without weights and input (in training also without optimizer state).
+        utilisation: share of the device's peak FLOP/s; a multiply-add counts 2, training three forward passes, and what
+            an optimized model leaves out does not count.
     """
 
     images_per_second: float
@@ -430,7 +445,7 @@ class Outcome:
 
 @dataclass
 class MeasuredCell:
-    """A cell, its outcomes by contestant, who did not take part and why, and the load of others in cores."""
+    """A cell with its outcomes, the contestants that could not take part and why, and the load of other processes."""
 
     cell: Cell
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -450,19 +465,20 @@ def measure_cell(
     """Let contestants take turns at a cell.
 
     Args:
-        contestants: names as `build` takes them; who cannot take part is told in `absent`.
-        turns: of every contestant in a build, after two that are not counted.
-        builds: how often all are built anew, who comes first changing: where a model's weights and maps happen to lie
-            in memory makes it some per cent faster or slower for as long as it lives.
-        memory: measure the peak as well (one more step of each).
-        peak_flops: FLOP/s of the device, for the utilisation.
+        cell: the comparison.
+        contestants: names that `build` takes; those that cannot take part are listed in `absent`.
+        turns: steps of every contestant per build, after two that do not count.
+        builds: how often to build all contestants anew, in rotating order: the position of weights in memory makes a
+            model some per cent faster or slower for as long as it lives.
+        memory: whether to measure peak memory too, with one more step.
+        peak_flops: FLOP/s of the device, for the utilization.
 
     Raises:
-        UserError: nobody can take part.
+        UserError: no contestant can take part.
     """
     measured, names = MeasuredCell(cell), list[str]()
     for name in contestants:
-        reason = obstacle(name, cell.shape, cell.work == "training", DTYPES[cell.dtype], cell.device)
+        reason = find_obstacle(name, cell.shape, cell.work == "training", DTYPES[cell.dtype], cell.device)
         if reason is None and cell.checkpointing and not name.startswith(("hf_vit", "transformers")):
             reason = "it has no comparable activation checkpointing"
         names += [] if reason else [name]
@@ -471,13 +487,13 @@ def measure_cell(
         raise UserError(f"no contestant can run: {'; '.join(measured.absent.values())}")
     steps: dict[str, Callable[[], Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for built in range(builds):
+    for build_index in range(builds):
         steps.clear()
         gc.collect()
-        first = built % len(names)
+        first = build_index % len(names)
         steps.update((name, cell.step(name)) for name in names[first:] + names[:first])
-        for name, of_build in take_turns(steps, turns).items():
-            seconds[name] += of_build
+        for name, build_seconds in take_turns(steps, turns).items():
+            seconds[name] += build_seconds
     measured.load = others_load()
     for name in names:
         rate = cell.batch / quartiles(seconds[name]).median
@@ -489,13 +505,13 @@ def measure_cell(
         )
     steps.clear()
     gc.collect()
-    torch.compiler.reset()  # its limit of recompilations would have later cells run uncompiled
+    torch.compiler.reset()  # otherwise later cells reach its limit of recompilations and run uncompiled
     return measured
 
 
 @functools.cache
 def _step_flops(cell: Cell, *, optimized: bool) -> float:
-    """Return the FLOPs of one image in the work of a cell; a training step is three forwards."""
+    """Return the FLOPs per image of a cell's step; a training step counts as three forward passes."""
     with torch.device("meta"):
         model = build("hf_vit", cell.shape, device="meta").eval()
         if optimized:
