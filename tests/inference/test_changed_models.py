@@ -123,7 +123,7 @@ def test_weights_whose_answers_are_not_numbers(value: float):
     model.vit.layers[0].mlp.fc1.bias[0] = value
     model.vit.layers[0].mlp.fc2.weight[:, 0] = 3.0  # else 3e38 stays a number
     assert model(IMAGES).logits.isnan().all()
-    with pytest.raises(hf_vit.UserError, match=r"engine='openvino' may return numbers where .* computes NaN.* engine='torch'"):
+    with pytest.raises(hf_vit.UserError, match=r"may return numbers where .* computes NaN.* engine='torch'"):
         optimize(model, "openvino")
     fast = hf_vit.optimize_for_inference(model)
     assert fast.engine == "torch"
@@ -265,7 +265,7 @@ def test_the_class_around_a_model_stays_its_owners():
 def test_a_class_that_nothing_can_guard_is_refused_before_anything_changes():
     model = Particular()
     before = [type(part) for part in model.modules()]
-    with pytest.raises(hf_vit.UserError, match=r"Particular cannot be subclassed to guard it \(.*key.*\); optimize the hf_vit model inside it"):
+    with pytest.raises(hf_vit.UserError, match=r"Particular cannot be subclassed .*key.*; optimize the hf_vit model"):
         hf_vit.optimize_for_inference(model)
     assert [type(part) for part in model.modules()] == before
 

@@ -292,7 +292,7 @@ NOT_TAKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"engine": "onnxruntime"},
         "engine='onnxruntime' needs a model in float32, but it is in",
     ),
-    "a hook": (lambda: hooked(build()), {}, "vit.layernorm has a hook"),
+    "a hook": (lambda: hooked(build()), {}, "cannot call the hook of vit.layernorm"),
 }
 
 

@@ -206,7 +206,7 @@ def test_norms_of_small_maps_equal_the_formula(monkeypatch, channels: int):
     exact = copy.deepcopy(norm).double()(features.double().contiguous())
     for small in (0, 1024):
         monkeypatch.setattr(memory, "SMALL_MAP", small)
-        normed = memory._normed(norm.bfloat16(), features)
+        normed = memory._normalize(norm.bfloat16(), features)
         assert normed.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(normed.double(), exact, rtol=1e-2, atol=2e-2)
 
@@ -410,6 +410,6 @@ def test_what_is_not_finite_stays_so():
 def test_a_model_without_dense_layers_is_refused():
     model = OTHERS["bit"].build("classification")
     before = [type(part) for part in model.modules()]
-    with pytest.raises(hf_vit.UserError, match="needs dense layers, but HfBitForImageClassification has none; leave it"):
+    with pytest.raises(hf_vit.UserError, match="dense layers, but HfBitForImageClassification has none; leave it"):
         hf_vit.optimize_for_inference(model, quantize="int8")
     assert [type(part) for part in model.modules()] == before

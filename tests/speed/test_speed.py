@@ -24,8 +24,8 @@ from hf_vit.speed.peers import (
     Shape,
     build,
     engine_forms,
-    measure_cell,
     find_obstacle,
+    measure_cell,
 )
 from hf_vit_cli.main import main
 
