@@ -1,4 +1,4 @@
-"""A block of axial or of local attention beside blocks of full attention, one image.
+"""Compare the speed of axial or local attention blocks with full attention blocks, for one image.
 
     python benchmarks/attention.py axial [--turns 15] [--threads N] [--output benchmarks/results/axial.json]
     python benchmarks/attention.py local [--turns 11] [--threads N] [--output benchmarks/results/local.json]

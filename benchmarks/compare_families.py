@@ -1,4 +1,4 @@
-"""Small models of the documents' families, trained alike on the digits, then put side by side by `hf-vit compare`.
+"""Train small models of the papers' families with one recipe on digits, and compare them with `hf-vit compare`.
 
     python benchmarks/compare_families.py [--output benchmarks/results/compare_families.json] [--models out/families]
     python benchmarks/compare_families.py --steps 1600 --models out/families-1600 --output FILE     # to the end
@@ -79,7 +79,7 @@ def of_timm(name: str, **fields: Any) -> Callable[[], nn.Module]:
 
 
 def register_small_mixer() -> None:
-    """timm's MLP-Mixer in 4x4 px patches: its own entry points fix the patch, the width and the depth."""
+    """Register timm's MLP-Mixer with 4x4 px patches; its own entry points fix patch size, width and depth."""
     from timm.models import mlp_mixer, register_model
 
     def mixer_digits(pretrained: bool = False, **fields: Any) -> nn.Module:
@@ -123,7 +123,7 @@ TIMM = ("cait", "mixer", "coatnet", "nfnet", "tresnet", "efficientnet", "skresne
 
 
 def loss_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Of the digit; of an ImageGPT, of every next pixel."""
+    """Return the cross-entropy of the digit, or for an ImageGPT of every next pixel."""
     if isinstance(model, transformers.ImageGPTForCausalImageModeling):
         small = F.interpolate(images[:, :1], size=(TOKENS_SIDE, TOKENS_SIDE), mode="bilinear", antialias=True)
         tokens = ((small.flatten(1) + 1) / 2 * (GRAYS - 1)).round().long().clamp(0, GRAYS - 1)
@@ -148,7 +148,7 @@ def train(model: nn.Module, digits: Images, rate: float, seed: int, steps: int) 
 
 @torch.no_grad()
 def judge(model: nn.Module, digits: Images) -> float:
-    """What chooses the rate: accuracy on the validation images, or less the loss of the next pixel."""
+    """Return the score that selects the learning rate: validation accuracy, or minus the loss of the next pixel."""
     images, labels = digits.images["validation"], digits.labels["validation"]
     if isinstance(model, transformers.ImageGPTForCausalImageModeling):
         return -float(loss_of(model.eval(), images, labels))
@@ -156,7 +156,7 @@ def judge(model: nn.Module, digits: Images) -> float:
 
 
 def save(model: Any, folder: Path, family: str) -> None:
-    """As its library saves it, with the image processor that its training stands for."""
+    """Save a model as its library does, with the image processor of its training."""
     if family in TIMM:
         from timm.models._hub import save_for_hf
 
@@ -184,7 +184,7 @@ def folder_of(root: Path, family: str, rate: float, seed: int) -> Path:
 
 
 def carry_out(root: Path, family: str, rate: float, seed: int, digits: Images, steps: int) -> dict[str, Any]:
-    """Train one model and keep it, unless it is there; what is told of its training."""
+    """Train and save one model unless it is saved already, and return the facts of its training."""
     folder = folder_of(root, family, rate, seed)
     record = folder / "training.json"
     if record.exists():
@@ -205,7 +205,7 @@ def carry_out(root: Path, family: str, rate: float, seed: int, digits: Images, s
 
 
 def train_all(root: Path, seeds: int, steps: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """All runs, and the chosen rate of every family."""
+    """Return all runs, and the selected learning rate of every family."""
     run = partial(carry_out, digits=load("digits"), steps=steps)
     runs = [run(root, family, rate, 0) for rate in RATES for family in FAMILIES]
     judged = {(done["family"], done["rate"]): done["validation"] for done in runs}
@@ -215,7 +215,7 @@ def train_all(root: Path, seeds: int, steps: int) -> tuple[list[dict[str, Any]],
 
 
 def compare_all(root: Path, chosen: dict[str, float], seeds: int, turns: int) -> dict[str, Any]:
-    """The comparison of every seed's models, the first with speed."""
+    """Return the comparison of every seed's models; only the first includes speed."""
     found: dict[str, Any] = {}
     for seed in SEEDS[:seeds]:
         settings = ComparisonSettings(robustness_images=None, speed_turns=0 if seed else turns)

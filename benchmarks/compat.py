@@ -1,4 +1,4 @@
-"""The contract on the oldest versions that pyproject.toml allows: `make compat` makes the environment and runs this.
+"""Run the contract tests on the oldest versions that pyproject.toml allows, in an environment that `make compat` makes.
 
     build/compat/bin/python benchmarks/compat.py [--output benchmarks/results/compat.json]
 

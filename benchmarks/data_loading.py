@@ -51,7 +51,7 @@ Batches = Iterable[Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """Files of one kind.
+    """The files of one kind of data set.
 
     Attributes:
         path: of the folder with "train" (class folders) or of the tars.
@@ -67,7 +67,7 @@ class Layout:
 
 
 def ours(layout: Layout) -> Batches:
-    """What `finetune` reads from."""
+    """Return the loader that `finetune` uses."""
     sizes: dict[str, Any] = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     config = HfViTConfig(image_size=layout.size, patch_size=layout.size // 2, num_labels=2, **sizes)
     data = load_data(f"{layout.path}/*.tar" if layout.is_stream else str(layout.path), streaming=layout.is_stream)
@@ -99,7 +99,7 @@ def torchvisions(layout: Layout) -> Batches:
 
 
 class Varied:
-    """A batch of `datasets` through torchvision's transform."""
+    """A function that applies torchvision's transform to a batch of `datasets`."""
 
     def __init__(self, size: int, image: str, label: str) -> None:
         self.vary, self.image, self.label = varied_by_torchvision(size), image, label
@@ -135,7 +135,7 @@ def contestants(layout: Layout) -> dict[str, Callable[[Layout], Batches]]:
 
 
 def measured(open_loader: Callable[[Layout], Batches], layout: Layout, images: int) -> list[float]:
-    """Seconds of opening; then for every epoch seconds an image."""
+    """Return the seconds of opening the loader, then the seconds per image of every epoch."""
     begun = time.perf_counter()
     batches = endless(open_loader(layout))
     found = [time.perf_counter() - begun]
@@ -156,7 +156,7 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def write_layouts(folder: Path, images: int) -> dict[str, tuple[Layout, int]]:
-    """Layouts by name, and how many images each has."""
+    """Write the data sets, and return them by name with their number of images."""
     made = folder / "made"
     made.mkdir()
     paths = write_images(made, images, 512)
@@ -190,7 +190,7 @@ def write_layouts(folder: Path, images: int) -> dict[str, tuple[Layout, int]]:
 
 
 def write_shards(folder: Path, paths: list[Path], split: str, ends: list[int]) -> None:
-    """A tar up to each of these numbers of images, and one of the rest."""
+    """Write one tar up to each of these numbers of images, and one with the rest."""
     folder.mkdir(exist_ok=True)
     for shard, (begin, end) in enumerate(itertools.pairwise([0, *ends, len(paths)])):
         with tarfile.open(folder / f"{split}-{shard}.tar", "w") as tar:

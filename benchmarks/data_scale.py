@@ -1,4 +1,4 @@
-"""Accuracy against the number of training images: ViT, Hybrid, Axial and BiT of about equal compute on fractals.
+"""Measure accuracy against the number of training images: ViT, Hybrid, Axial and BiT of about equal compute.
 
     python benchmarks/data_scale.py                     # continues from the records that are there
 
@@ -66,7 +66,7 @@ PLATEAU = {"schedule": "constant", "evaluations": 10, "patience": 3}
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done; see the options."""
+    """The plan of the experiment; its fields are the script's options."""
 
     sizes: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
     chosen_at: tuple[int, ...] = (3_000, 100_000)
@@ -85,7 +85,7 @@ class Plan:
         return {"kind": kind, "model": model, "images": images, "seed": seed, **more, **same}
 
     def choices(self, model: str, images: int) -> list[Job]:
-        """The trials that choose for this number of images, at the nearer of the two."""
+        """Return the trials that select settings for this number of images."""
         near = min(self.chosen_at, key=lambda size: abs(math.log(size / images)))
         return [
             self.job("choice", model, near, 0, learning_rate=rate, regularisation=regularisation)
@@ -94,14 +94,14 @@ class Plan:
         ]
 
     def runs(self, model: str) -> list[Job]:
-        """All of a model, the smallest first."""
+        """Return all runs of a model, the smallest first."""
         return [self.job("run", model, size, seed) for size in sorted(self.sizes) for seed in self.seeds]
 
     def prediction(self, model: str) -> Job:
         return self.job("prediction", model, max(self.sizes), 0)
 
     def jobs(self) -> Iterator[tuple[Job, list[Job]]]:
-        """Each with those that have to be done before it, in the order in which they are worth most."""
+        """Return all jobs with those they depend on, the most valuable first."""
         for size in dict.fromkeys(self.chosen_at):
             for model in self.models:
                 yield from ((choice, []) for choice in self.choices(model, size))
@@ -128,7 +128,7 @@ def do(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
 
 
 def carry_out(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
-    """One training, and of all but choices what comes after it; `epochs` are those of a transfer."""
+    """Carry out one training and, unless it only selects settings, the transfers after it."""
     rate, regularisation = chosen(job, needed)
     with tempfile.TemporaryDirectory() as kept:
         folder = Path(kept) / "out"
@@ -149,14 +149,14 @@ def carry_out(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str
 
 
 def chosen(job: Job, needed: list[dict[str, Any]]) -> tuple[float, str]:
-    """Learning rate and regularisation: a choice's own, else those of the best on validation images."""
+    """Return learning rate and regularization: those of the trial itself, else the best ones on validation images."""
     trials = [record for record in needed if record["kind"] == "choice"]
     best = max(trials, key=lambda trial: trial["validation_accuracy"], default=job)
     return best["learning_rate"], best["regularisation"]
 
 
 def train(job: Job, rate: float, regularisation: str, folder: Path) -> Any:
-    """A model from fresh weights, for as many steps as its images are to be seen, or until its plateau."""
+    """Train a model from new weights for as many steps as its images should be seen, or until it reaches a plateau."""
     settings = {"evaluations": 4} | REGULARISATIONS[regularisation] | (PLATEAU if job["kind"] == "plateau" else {})
     return finetune(
         MODELS[job["model"]],
@@ -176,7 +176,7 @@ def train(job: Job, rate: float, regularisation: str, folder: Path) -> Any:
 
 
 def transfers(folder: Path, epochs: float, seed: int) -> dict[str, Any]:
-    """Accuracies of the encoder on other data, held out: few-shot, and fine-tuned."""
+    """Return held-out accuracies of the encoder on other data: few-shot, and fine-tuned."""
     worth: dict[str, Any] = {}
     for name in TRANSFERS:
         shots = evaluate(folder, name, protocol="few-shot", shots=SHOTS, device="cpu", output=folder.parent / name)
@@ -192,7 +192,7 @@ def transfers(folder: Path, epochs: float, seed: int) -> dict[str, Any]:
 
 
 def predict(job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The error with the most images, by the law of the errors with fewer."""
+    """Return the error with the most images, predicted by a law fitted to the errors with fewer."""
     points = [(run["images"], 1 - run["test_accuracy"]) for run in runs]
     try:
         law = fit_scaling_law(points)

@@ -1,4 +1,4 @@
-"""How good is the demonstration? Its models' answers over the seeds, beside two classifiers of scikit-learn.
+"""Compare the demonstration's models over several seeds with two classifiers of scikit-learn.
 
     hf-vit demo --seeds 10 --output out/seeds
     python benchmarks/demo.py out/seeds [--output benchmarks/results/demo.json]
@@ -23,9 +23,9 @@ PEERS = {"SVC(C=10, gamma=0.001)": SVC(C=10, gamma=0.001), "3 nearest neighbours
 
 
 def seed_of(folder: Path) -> dict[str, Any]:
-    """What the facts of one seed's model say."""
+    """Return the recorded results of one seed's model."""
     facts = Facts.load(folder)
-    training, test = facts.of_kind("training")[-1], facts.of_kind("evaluation")[-1]
+    training, test = facts.filter_kind("training")[-1], facts.filter_kind("evaluation")[-1]
     assert test.data is not None
     return {
         "seed": training.seed,
@@ -41,7 +41,7 @@ def seed_of(folder: Path) -> dict[str, Any]:
 
 
 def peers() -> dict[str, int]:
-    """How many of the test images each peer has wrong."""
+    """Return how many test images each scikit-learn classifier misclassifies."""
     splits: Any = load_data("digits").splits
     pixels = {
         name: np.stack([np.asarray(row["image"].convert("L"), dtype=float).ravel() / 255 * 16 for row in splits[name]])

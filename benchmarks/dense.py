@@ -83,7 +83,7 @@ _DETR: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A head on a backbone, on scenes of one size, for so many CPU minutes."""
+    """A head on a backbone, for scenes of one size and a number of CPU minutes."""
 
     part: str
     task: str
@@ -129,7 +129,7 @@ PAIRS = [
 
 
 def costs(pair: Pair) -> tuple[float, float]:
-    """CPU seconds of a step of training, and of judging the held-out scenes once; the least of three."""
+    """Return the CPU seconds of a training step and of one evaluation, each the minimum of three."""
     data = load_data(replace(pair, images=BATCH).data, target=TARGETS[pair.task])
     model, processor = build_dense_model(
         find_model(BACKBONES[pair.backbone](pair.size)), pair.head, data.label_names, width=pair.width, **pair.fields
@@ -151,7 +151,7 @@ def costs(pair: Pair) -> tuple[float, float]:
 
 
 def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
-    """The small recipe of the task with this rate and length, and the head's fields."""
+    """Return the task's small recipe with this rate and length, and the head's fields."""
     small = find_recipe(f"{pair.task}-small")
     settings: dict[str, Any] = {"learning_rate": rate, "batch_size": BATCH, "steps": steps, "evaluations": EVALUATIONS}
     if pair.optimizer == "muon":
@@ -161,7 +161,7 @@ def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
 
 
 def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """One run from scratch: a trial at its rate for a quarter of the time, others at the best rate on validation."""
+    """Carry out one training: a trial at its rate for a quarter of the time, others at the best validation rate."""
     pair = next(pair for pair in PAIRS if pair.name == job["pair"])
     best = max(trials, key=lambda run: next(iter(run["validation"].values())), default={"rate": pair.rates[0]})
     rate, minutes = job.get("rate", best["rate"]), pair.minutes / (1 if job["final"] else 4)
@@ -194,7 +194,7 @@ def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def jobs(part: str | None, only: str, seeds: list[int]) -> Iterator[Needing]:
-    """Pair by pair, each run with the trials that choose its rate."""
+    """Return the runs pair by pair, each with the trials that select its rate."""
     for pair in PAIRS:
         if part in (None, pair.part) and only in pair.name:
             rates = pair.rates if len(pair.rates) > 1 else ()

@@ -1,4 +1,4 @@
-"""How sure are students? Accuracy and calibration with and without label smoothing and a teacher, on the digits.
+"""Measure accuracy and calibration of students with and without label smoothing and a teacher, on digits.
 
     python benchmarks/distillation.py                          # goes on from the records that are there
     python benchmarks/distillation.py --epochs 160 --varied    # trained to the end
@@ -61,7 +61,7 @@ UNVARIED = {"shift_px": 0.0, "rotation_degrees": 0.0, "shear_degrees": 0.0, "zoo
 
 
 def jobs(epochs: int, varied: bool) -> Iterator[Job]:
-    """Seed by seed."""
+    """Return all runs, seed by seed."""
     for seed in SEEDS:
         for way in WAYS:
             yield {"way": way, "seed": seed, "epochs": epochs, "varied": varied}

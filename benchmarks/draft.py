@@ -29,7 +29,7 @@ QUALITY = 90
 
 
 def write_files(folder: Path) -> None:
-    """folder/SPLIT/CLASS/NUMBER.jpg."""
+    """Write folder/SPLIT/CLASS/NUMBER.jpg."""
     data = load_data("photos", image_size=(SIDE, SIDE))
     for split, table in data.splits.items():
         for number, row in enumerate(table):

@@ -1,4 +1,4 @@
-"""Memory of `embed` against the number of images: does it stay the same from ten thousand to a million?
+"""Measure the memory of `embed` from ten thousand to a million images.
 
     python benchmarks/embed_memory.py [--output benchmarks/results/embed_memory.json]
 
@@ -29,7 +29,7 @@ PER_FILE, SIDE, PROCESSES, PAUSE = 10_000, 8, 2, 0.2
 
 
 def write_images(folder: Path, images: int) -> None:
-    """Images with one of two labels."""
+    """Write images with one of two labels."""
     folder.mkdir()
     noise = np.random.default_rng(0)
     for number in range(-(-images // PER_FILE)):
@@ -48,7 +48,7 @@ def write_model(folder: Path) -> None:
 
 
 def held(processes: list[psutil.Process]) -> int:
-    """Bytes that they hold together."""
+    """Return the bytes that processes hold together."""
     total = 0
     for process in processes:
         try:
@@ -59,7 +59,7 @@ def held(processes: list[psutil.Process]) -> int:
 
 
 def run(words: list[str], folder: Path) -> int:
-    """The most bytes held by a command."""
+    """Return the peak bytes held by a command."""
     most = 0
     with (folder / "log.txt").open("w") as log:
         command = psutil.Popen(

@@ -1,4 +1,4 @@
-"""What it brings to keep freed memory (`hf_vit.keep_freed_memory`): paired processes with and without.
+"""Measure the effect of keeping freed memory (`hf_vit.keep_freed_memory`) in paired processes.
 
     python benchmarks/freed_memory.py [--turns 5] [--threads N] [--output benchmarks/results/freed_memory.json]
 

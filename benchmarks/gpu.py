@@ -1,4 +1,4 @@
-"""One call on a machine with a GPU: eager and compiled, inference and training, in bfloat16, beside its peers.
+"""Measure speed on a GPU in one call: eager and compiled, inference and training, bfloat16, with the other libraries.
 
     python benchmarks/gpu.py [--seconds 480] [--peak-tflops 790] [--output benchmarks/results/gpu.json]
 

@@ -38,7 +38,7 @@ OTHER_MEMORY_THEORY = {("axial_resnet", "tokens"): 1.5, ("bit", "hidden size"): 
 
 
 def configuration(name: str, width: int, depth: int, tokens: int) -> Any:
-    """A model of a family with so many tokens; of ResNets places of the last map, and units."""
+    """Return the configuration of a family with this many tokens (for ResNets: positions of the last map)."""
     family, fields = FAMILIES[name], {"image_size": PATCH * round(tokens**0.5), "num_labels": 10}
     if not family.has_tokens:
         return family.config_class(**fields, stage_depths=(depth // 2, depth // 2), stem_width=width // 2)
@@ -75,7 +75,7 @@ def slope(rows: list[dict[str, Any]], axis: str, of: str) -> float:
 
 
 def exponents(name: str, axis: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What was fitted for a family along an axis, and what theory says."""
+    """Return the fitted exponent and the theoretical one for a family along an axis."""
     memory = OTHER_MEMORY_THEORY.get((name, axis), MEMORY_THEORY[axis])
     found: dict[str, Any] = {"family": name, "axis": axis}
     for what, theory in (("seconds", slope(rows, axis, "flops")), ("bytes", memory)):

@@ -1,4 +1,4 @@
-"""Does it learn, and from how little? ViT, Hybrid and Axial of about equal size on few digits.
+"""Measure how few digits ViT, Hybrid and Axial of about equal size need.
 
     python benchmarks/inductive_bias.py [--output benchmarks/results/inductive_bias.jsonl]
 
@@ -69,7 +69,7 @@ BATCH, STEPS, WEIGHT_DECAY, SHIFT = 32, 1600, 0.05, 4
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained; two runs are the same if these are."""
+    """The settings of a training; equal settings mean the same run."""
 
     kind: str  # recipe: judged on validation images; data: on test images
     family: str
@@ -103,7 +103,9 @@ def load_digits() -> Images:
 
 
 def subset(labels: torch.Tensor, examples: int, seed: int) -> torch.Tensor:
-    """Indices of `examples` images, class by class in turn; a larger subset of the same seed holds a smaller one."""
+    """Return the indices of `examples` images, class by class in turn; larger subsets contain smaller ones of the same
+    seed.
+    """
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=generator)
     ranks = torch.zeros(len(labels))
@@ -114,7 +116,7 @@ def subset(labels: torch.Tensor, examples: int, seed: int) -> torch.Tensor:
 
 
 def batches(indices: torch.Tensor, steps: int, generator: torch.Generator, size: int = BATCH) -> Iterator[torch.Tensor]:
-    """`steps` batches of indices, every image once before any is seen again."""
+    """Yield `steps` batches of indices, repeating an image only when all have been used."""
     waiting = indices[:0]
     for _ in range(steps):
         while len(waiting) < size:
@@ -124,7 +126,7 @@ def batches(indices: torch.Tensor, steps: int, generator: torch.Generator, size:
 
 
 def shifted(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Every image moved by up to `SHIFT` px either way; what comes in is background."""
+    """Return images shifted by up to `SHIFT` px in both directions, with background at the borders."""
     padded = F.pad(images, (SHIFT,) * 4, value=-1.0)
     offsets = torch.randint(2 * SHIFT + 1, (len(images), 2), generator=generator)
     return torch.stack([image[:, y : y + SIDE, x : x + SIDE] for image, (y, x) in zip(padded, offsets, strict=True)])
@@ -157,7 +159,7 @@ def optimise(
     after: Callable[[int], None] = lambda step: None,
     **settings: Any,
 ) -> None:
-    """AdamW, a tenth of the steps warm-up, cosine to 0; `after` is called after every step."""
+    """Train with AdamW, 10% warm-up and cosine decay to 0; `after` is called after every step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, **settings)
     warm_up = max(steps // 10, 1)
     for step, batch in enumerate(order):
@@ -198,13 +200,13 @@ def trials(steps: int) -> list[Run]:
 
 
 def chosen_rate(trials: list[dict[str, Any]]) -> float:
-    """The rate with the best mean validation accuracy of the three models; the lower one of equals."""
+    """Return the rate with the best mean validation accuracy of the three models, the lower one if equal."""
     scores = {rate: [run["validation_accuracy"] for run in trials if run["rate"] == rate] for rate in RATES}
     return max(RATES, key=lambda rate: statistics.mean(scores[rate]))
 
 
 def jobs(steps: int) -> Iterator[Needing]:
-    """The trials, and the runs, which wait for these."""
+    """Return the trials, and the runs that depend on them."""
     tried = [asdict(run) for run in trials(steps)]
     yield from ((job, []) for job in tried)
     for seed, examples, family in itertools.product(SEEDS, EXAMPLES, FAMILIES):
@@ -213,7 +215,7 @@ def jobs(steps: int) -> Iterator[Needing]:
 
 
 def spread(lines: list[dict[str, Any]], name: str) -> tuple[float, float]:
-    """(mean, standard deviation) over the seeds."""
+    """Return (mean, standard deviation) over the seeds."""
     values = [line[name] for line in lines]
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 

@@ -1,4 +1,4 @@
-"""ViTs in int8 beside bfloat16 and float32, in torch, ONNX Runtime and OpenVINO: speed, memory, size, agreement.
+"""Measure speed, memory, size and agreement of ViTs in int8, bfloat16 and float32 with three engines.
 
     python benchmarks/int8.py agreement [--work build/int8] [--output build/int8/int8.json] [--development]
     python benchmarks/int8.py speed [--variants S/16 B/16] [--batches 1 8] [--turns 15]
@@ -54,7 +54,7 @@ EXPORTS = (("onnx", "dynamic"), ("onnx", "static"), ("openvino", "static"))
 
 
 def digit_images(mirrored: bool) -> Iterator[tuple[str, str, Image.Image]]:
-    """(split, class, image): 597 digits to train on, 100 to choose an epoch by, 1,100 to be judged by."""
+    """Yield (split, class, image): 597 digits for training, 100 to select an epoch, 1,100 for the test."""
     from sklearn.datasets import load_digits
 
     bunch: Any = load_digits()
@@ -66,7 +66,7 @@ def digit_images(mirrored: bool) -> Iterator[tuple[str, str, Image.Image]]:
 
 
 def photograph_crops(mirrored: bool) -> Iterator[tuple[str, str, Image.Image]]:
-    """(split, class, image): crops like the built-in photos, four times as many, from disjoint tiles."""
+    """Yield (split, class, image): crops like the built-in photos, four times as many, from disjoint tiles."""
     import skimage
 
     from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes
@@ -81,7 +81,7 @@ def photograph_crops(mirrored: bool) -> Iterator[tuple[str, str, Image.Image]]:
 
 
 def data_folder(name: str, work: Path) -> Path:
-    """A folder of images, split/class/number.png; written once."""
+    """Return a folder of images split/class/number.png, written once."""
     folder = work / "data" / name.replace(" ", "-")
     if not (folder / "test").is_dir():
         *mirrored, kind = name.split()
@@ -96,7 +96,7 @@ def data_folder(name: str, work: Path) -> Path:
 
 
 def trained(family: str, name: str, work: Path) -> Path:
-    """A classifier of a family, trained on such a folder; trained once."""
+    """Return a classifier of a family, trained once on such a folder."""
     from hf_vit.training import FinetuneOptions, finetune
 
     folder, kind = work / "models" / f"{family}-{name.replace(' ', '-')}", name.split()[-1]
@@ -110,7 +110,7 @@ def trained(family: str, name: str, work: Path) -> Path:
 
 
 def exported(model: Path, to: str, mode: str | None, data: str | None, work: Path) -> Path:
-    """A folder of `hf-vit export`; made once."""
+    """Return a folder written once by `hf-vit export`."""
     from hf_vit.conversion import export
 
     folder = work / "exports" / f"{model.name}-{to}-{mode or 'float'}"
@@ -120,13 +120,13 @@ def exported(model: Path, to: str, mode: str | None, data: str | None, work: Pat
 
 
 def size_of(folder: Path) -> float:
-    """MB of a graph's files."""
+    """Return the size of a graph's files in MB."""
     files = [path for path in folder.iterdir() if path.suffix in (".onnx", ".data", ".xml", ".bin")]
     return sum(path.stat().st_size for path in files) / 1e6
 
 
 def judge(family: str, name: str, to: str, mode: str, work: Path) -> dict[str, Any]:
-    """What the certificate says of a trained model in int8, or why there is none."""
+    """Return the certificate's results of a trained model in int8, or why there is none."""
     from hf_vit.errors import UserError
 
     model, data = trained(family, name, work), data_folder(name, work)
@@ -138,7 +138,7 @@ def judge(family: str, name: str, to: str, mode: str, work: Path) -> dict[str, A
 
 
 def judge_torch(family: str, name: str, work: Path) -> dict[str, Any]:
-    """Share of the test split that `optimize_for_inference(quantize="int8")` answers as the model does."""
+    """Return the share of test images with the same prediction after `optimize_for_inference(quantize="int8")`."""
     from hf_vit import optimize_for_inference
     from hf_vit.data import load_data
     from hf_vit.loading.model import load_model
@@ -162,7 +162,7 @@ def judge_torch(family: str, name: str, work: Path) -> dict[str, Any]:
 
 
 def random_model(variant: str, work: Path) -> Path:
-    """A model of random weights at 224 px."""
+    """Return a model with random weights at 224 px."""
     from hf_vit.data import make_processor
     from hf_vit.speed.peers import Shape, build
 
@@ -188,7 +188,7 @@ class Noise:
 
 
 def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
-    """A graph of random weights in int8 throughout: nothing to judge, so without a certificate."""
+    """Return a fully quantized graph of random weights, which needs no certificate."""
     from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS
 
     runtime = next(each for each in QUANTIZERS.values() if each.target == to)
@@ -204,7 +204,7 @@ def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
 
 
 def graph_step(folder: Path, images: torch.Tensor, threads: int, precision: str = "f32") -> Callable[[], Any]:
-    """One pass of a graph on so many threads, which torch has, too."""
+    """Return a function that runs a graph once on this many threads."""
     from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, openvino_core
 
     if (folder / "model.onnx").is_file():
@@ -215,7 +215,7 @@ def graph_step(folder: Path, images: torch.Tensor, threads: int, precision: str 
 
 
 def torch_step(folder: Path, images: torch.Tensor, form: str) -> Callable[[], Any]:
-    """One pass of an optimized model: "float32", "bfloat16" or "int8"."""
+    """Return a function that runs an optimized model once in "float32", "bfloat16" or "int8"."""
     from transformers import AutoModelForImageClassification
 
     from hf_vit import optimize_for_inference
@@ -239,17 +239,15 @@ FORMS = {
 }
 
 
-def parse_step(
-    runtime: str, form: str, variant: str, images: torch.Tensor, threads: int, work: Path
-) -> Callable[[], Any]:
-    """A form of a runtime, ready to be timed."""
+def step_of(runtime: str, form: str, variant: str, images: torch.Tensor, threads: int, work: Path) -> Callable[[], Any]:
+    """Return a function that runs one form of a runtime."""
     if runtime == "torch":
         return torch_step(random_model(variant, work), images, form)
     return graph_step(folder_of(runtime, form, variant, work), images, threads, "bf16" if form == "bfloat16" else "f32")
 
 
 def folder_of(runtime: str, form: str, variant: str, work: Path) -> Path:
-    """The graph of a form; made once."""
+    """Return the folder of a form's graph, made once."""
     to = {"onnxruntime": "onnx", "openvino": "openvino"}[runtime]
     if form.startswith("int8"):
         return quantized_random(variant, to, form.split()[1], work)
@@ -257,7 +255,7 @@ def folder_of(runtime: str, form: str, variant: str, work: Path) -> Path:
 
 
 def resident_megabytes(arguments: Sequence[str]) -> float:
-    """MB that a fresh process holds at most for a form, beyond what it held with its libraries imported."""
+    """Return the peak MB that a new process needs for a form, beyond its imported libraries."""
     command = [sys.executable, __file__, "memory", *arguments]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
@@ -267,16 +265,16 @@ PASSES_A_TURN = 5
 
 
 def several(step: Callable[[], Any]) -> None:
-    """A turn."""
+    """Run a step several times, as one turn."""
     for _ in range(PASSES_A_TURN):
         step()
 
 
 def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All forms of a runtime in turns: images/s, times float32, MB of memory and of the file."""
+    """Measure all forms of a runtime in turns: images/s, ratio to float32, memory and file size in MB."""
     images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     work = options.work
-    steps = {form: parse_step(runtime, form, variant, images, options.threads, work) for form in FORMS[runtime]}
+    steps = {form: step_of(runtime, form, variant, images, options.threads, work) for form in FORMS[runtime]}
     turns = {form: partial(several, step) for form, step in steps.items()}
     seconds, load = take_turns(turns, options.turns), others_load()
     rows: dict[str, Any] = {"others_load": round(load, 2), "passes_a_turn": PASSES_A_TURN}
@@ -291,7 +289,7 @@ def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespa
 
 
 def print_memory(words: Sequence[str]) -> None:
-    """Of this process, which does nothing else."""
+    """Print the memory of this process, which runs only one form."""
     import psutil
 
     runtime, form, variant, batch, threads, work = words
@@ -299,14 +297,14 @@ def print_memory(words: Sequence[str]) -> None:
     images = torch.randn(int(batch), 3, 224, 224)
     __import__(runtime)
     before = psutil.Process().memory_info().rss
-    step = parse_step(runtime, form, variant, images, int(threads), Path(work))
+    step = step_of(runtime, form, variant, images, int(threads), Path(work))
     step()
     step()
     print((psutil.Process().memory_info().rss - before) / 1e6)
 
 
 class Record:
-    """Cells by name in a dated file; those that it holds are not measured again."""
+    """Cells by name in a dated file; recorded cells are not measured again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

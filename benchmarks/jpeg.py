@@ -27,7 +27,7 @@ from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
 
 
 def write_images(folder: Path, count: int, size: int) -> list[Path]:
-    """Square crops of photographs, JPEG of quality 90."""
+    """Write square crops of photographs as JPEG of quality 90."""
     random = np.random.default_rng(0)
     sources = [Image.fromarray(photographs.astronaut()), Image.fromarray(photographs.chelsea())]
     paths = []
@@ -40,7 +40,7 @@ def write_images(folder: Path, count: int, size: int) -> list[Path]:
 
 
 class Opening:
-    """Paths -> a batch, by a function of images."""
+    """A function that opens paths and turns the images into a batch."""
 
     def __init__(self, prepare: Any, draft_side: int | None = None) -> None:
         self.prepare, self.draft_side = prepare, draft_side
@@ -50,7 +50,7 @@ class Opening:
 
 
 class Theirs:
-    """An image processor as it is."""
+    """An image processor of transformers, used as it is."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -60,7 +60,7 @@ class Theirs:
 
 
 class OneByOne:
-    """The same, every image by itself; in threads, if wanted, as many as torch computes in."""
+    """An image processor that handles one image at a time, optionally in as many threads as torch uses."""
 
     def __init__(self, prepare: Theirs, in_threads: bool = False) -> None:
         self.prepare, self.map = prepare, map_in_threads if in_threads else map

@@ -1,4 +1,4 @@
-"""The time before work begins: loading a B/16, converting its `.npz`, importing the package, and the program's answers.
+"""Measure startup: loading a B/16, converting its `.npz`, importing the package, and the program's first answers.
 
     python benchmarks/loading.py loading [--turns 15] [--threads N] [--output benchmarks/results/loading.json]
     python benchmarks/loading.py conversion [--turns 15] [--threads N] [--output benchmarks/results/conversion.json]

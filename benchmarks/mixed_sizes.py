@@ -1,4 +1,4 @@
-"""Images of mixed sizes in one sequence (`without_padding`) beside the same model on the padded batch.
+"""Compare images of mixed sizes in one sequence (`without_padding`) with the padded batch.
 
     python benchmarks/mixed_sizes.py [--variant B/16] [--sides 128 384] [--images 64] [--batch 8] [--turns 9]
 
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _counts(batch: dict[str, torch.Tensor]) -> tuple[int, int]:
-    """Patches on images, and with padding."""
+    """Return the number of patches in the images, and with padding."""
     return int(batch["patch_attention_mask"].sum()), batch["patch_attention_mask"].numel()
 
 

@@ -1,4 +1,4 @@
-"""How long a visitor waits for the first answer of a page, in headless Chromium with an empty cache.
+"""Measure how long a visitor waits for the first answer of a page, in headless Chromium with an empty cache.
 
     python benchmarks/page.py [--openings 5] [--output benchmarks/results/page.json]
 
@@ -27,7 +27,7 @@ from pages.browser import RUNTIME, browser, served  # noqa: E402
 
 
 def save_fresh(folder: Path, variant: str) -> Path:
-    """A classifier of 1000 classes whose weights were drawn: they decide nothing about the time."""
+    """Save a classifier of 1,000 classes with random weights, which do not affect the time."""
     torch.manual_seed(0)
     model = HfViTForImageClassification(variant_config(variant, num_labels=1000))
     model.save_pretrained(folder)
@@ -36,7 +36,7 @@ def save_fresh(folder: Path, variant: str) -> Path:
 
 
 def first_answers(page: Path, openings: int, scratch: Path) -> tuple[list[float], str]:
-    """Seconds of each opening in a new browser; what the page says of the time of an image."""
+    """Return the seconds of each opening in a new browser, and the time per image that the page reports."""
     seconds, said = [], ""
     with served(page) as address:
         for number in range(openings):

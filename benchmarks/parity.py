@@ -1,4 +1,4 @@
-"""How far hf_vit, transformers and timm are from the original code's digits, on the same checkpoints in one run.
+"""Measure how far the logits of hf_vit, transformers and timm are from the original code's, on the same checkpoints.
 
     python benchmarks/parity.py [--output benchmarks/results/parity.json]
 
@@ -33,7 +33,7 @@ def hf_vit_model(case: str, folder: Path) -> HfViTForImageClassification:
 
 
 def transformers_model(ours: HfViTForImageClassification) -> ViTForImageClassification | None:
-    """transformers' ViT with its own defaults; None where it has no such pooling or layer."""
+    """Return transformers' ViT with its own defaults, or None if it lacks the pooling or layer."""
     config = ours.config
     if config.pooling != "token" or config.representation_size is not None:
         return None

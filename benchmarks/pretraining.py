@@ -65,7 +65,7 @@ TRIALS = {"run": "trial", "probe": "probe trial"}
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained; two runs are the same if these are."""
+    """The settings of a training; equal settings mean the same run."""
 
     data: str
     start: str
@@ -83,7 +83,7 @@ def load(name: str) -> Images:
 
 
 def varied(images: torch.Tensor, generator: torch.Generator, colours: bool = False) -> torch.Tensor:
-    """Random crops of 85 to 100% of either side, resized bilinearly; with `colours`, other light too."""
+    """Return random crops of 85 to 100% of each side, resized bilinearly, with changed light if `colours` is set."""
     batch = len(images)
     share = 0.85 + 0.15 * torch.rand(batch, 2, generator=generator)
     middle = (2 * torch.rand(batch, 2, generator=generator) - 1) * (1 - share)
@@ -104,7 +104,7 @@ def config_of(run: Run, data: Images) -> HfViTConfig:
 
 
 def pretrain(run: Run, data: Images, steps: int, rate: float) -> Any:
-    """The encoder that a way of starting leaves: of scratch with its first weights."""
+    """Return the encoder after pre-training; from scratch, with its initial weights."""
     objective, _ = STARTS[run.start]
     config, images = config_of(run, data), data.images["train"]
     torch.manual_seed(run.seed)
@@ -145,7 +145,7 @@ def contrast(
 def fine_tune(
     run: Run, encoder: Any, data: Images, labels: int, rate: float, steps: int
 ) -> HfViTForImageClassification:
-    """A classifier on a copy of the encoder, trained whole."""
+    """Return a classifier on a copy of the encoder, with all weights trained."""
     torch.manual_seed(run.seed + 1)
     model = HfViTForImageClassification(config_of(run, data))
     missing, _ = model.vit.load_state_dict(copy.deepcopy(encoder.state_dict()), strict=False)
@@ -163,7 +163,7 @@ def fine_tune(
 
 @torch.no_grad()
 def features(encoder: Any, images: torch.Tensor) -> dict[str, Any]:
-    """[n, D] of every token that may be read: the mean of the patches, and the class token."""
+    """Return features [n, D] by kind: the mean of the patches, and the class token."""
     special, causal = encoder.config.num_special_tokens, encoder.config.is_causal
     tokens = torch.cat([encoder.eval()(part).last_hidden_state for part in images.split(256)])
     found = {"patches": tokens[:, :PATCHES] if causal else tokens[:, special:]}
@@ -174,7 +174,7 @@ def features(encoder: Any, images: torch.Tensor) -> dict[str, Any]:
 
 
 def probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, float, str]:
-    """Validation and test accuracy of the linear probe, and which features it reads."""
+    """Return validation and test accuracy of the linear probe, and which features it uses."""
     of = {split: features(encoder, data.images[split]) for split in ("train", "validation", "test")}
     chosen = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), seed).numpy()
     best = (-1.0, 0.0, "")
@@ -186,7 +186,7 @@ def probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, fl
 
 
 def trials(kind: str, data: str, start: str, labels: int, scale: float) -> list[Job]:
-    """Every pair of rates, with seed 0; a probe has none of its own."""
+    """Return every pair of rates with seed 0; a probe has no rates."""
     rates = RATES if not start.startswith("scratch") else (0.0,)
     tunings = [{"tuning_rate": rate} for rate in TUNING_RATES] if kind == "run" else [{}]
     same = {"kind": TRIALS[kind], "data": data, "start": start, "labels": labels, "seed": 0, "scale": scale}
@@ -194,12 +194,12 @@ def trials(kind: str, data: str, start: str, labels: int, scale: float) -> list[
 
 
 def read_as(kind: str) -> list[str]:
-    """The ways to start that are read so; "scratch, long" leaves no encoder before its fine-tuning."""
+    """Return the starts that are evaluated in this way."""
     return [start for start in STARTS if kind == "run" or start != "scratch, long"]
 
 
 def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
-    """Each with the trials that choose its rates; side by side what begins with the same encoder."""
+    """Return all runs with the trials that select their rates; those with the same encoder are adjacent."""
     for data, start in itertools.product(DATA, STARTS):
         kinds = [kind for kind in TRIALS if start in read_as(kind)]
         of = {(kind, labels): trials(kind, data, start, labels, scale) for kind in kinds for labels in LABELS}
@@ -216,12 +216,14 @@ def work(records: Records, scale: float, runner: str = "local", address: str | N
 
 
 def do(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """A trial at its own rates; a run at those that are best on validation images, of equally good ones the first."""
+    """Carry out a trial at its own rates, or a run at the best rates on validation images."""
     return carry_out(job, max(trials, key=lambda trial: trial["accuracy"], default=job))
 
 
 def carry_out(job: Job, rates: dict[str, Any]) -> dict[str, Any]:
-    """Pre-train and fine-tune, or probe, at these rates: a trial is judged on validation, all others on test images."""
+    """Pre-train and fine-tune, or probe, at these rates; trials are evaluated on validation images, runs on test
+    images.
+    """
     data, scale = load(job["data"]), job["scale"]
     steps, tuning = (max(1, int(count * scale)) for count in (STEPS, TUNING_STEPS))
     run = Run(job["data"], job["start"], job["seed"])
@@ -237,7 +239,7 @@ def carry_out(job: Job, rates: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def encoder(run: Run, steps: int, rate: float) -> Any:
-    """Pre-trained once for all that a process begins with it, one after the other; fine-tuning copies it."""
+    """Return an encoder that is pre-trained once for all runs of a process; fine-tuning copies it."""
     return pretrain(run, load(run.data), steps, rate)
 
 

@@ -1,4 +1,4 @@
-"""Finished runs as lines of a file, which several processes fill without doing anything twice; or Ray's machines."""
+"""Keep finished runs as lines of a file, which several processes or Ray fill without repeating a run."""
 
 import argparse
 import fcntl
@@ -59,7 +59,7 @@ def read_plan(plan: type[Plan], asked: argparse.Namespace) -> Plan:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All finished runs; a line cut off by a crash is no finished run."""
+    """Return all finished runs; a line that a crash cut off is ignored."""
     found: list[dict[str, Any]] = []
     for line in path.read_text().splitlines() if path.exists() else []:
         with suppress(json.JSONDecodeError):
@@ -68,14 +68,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 class Records:
-    """Lines of a file, to which several processes add, and who is at what."""
+    """The lines of a file to which several processes add, and the claims of running jobs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._known: tuple[int, list[dict[str, Any]]] = (0, [])
 
     def find(self, job: Job) -> dict[str, Any] | None:
-        """Its record; a line that a kill cut off is none."""
+        """Return the record of a job, or None."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size != self._known[0]:
             self._known = (size, read(self.path))
@@ -96,7 +96,7 @@ class Records:
 
     @contextmanager
     def claim(self, job: Job) -> Iterator[bool]:
-        """Whether no other process is at it; the system ends the claim of a process that dies."""
+        """Yield whether no other process runs the job; the system releases the claim of a dead process."""
         place = int.from_bytes(hashlib.sha256(json.dumps(job, sort_keys=True).encode()).digest()[:7])
         try:
             fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)

@@ -47,7 +47,7 @@ CLASSES, BATCH_SIZE = 100, 128
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done; see the options."""
+    """The plan of the experiment; its fields are the script's options."""
 
     sizes: tuple[int, ...] = (8_000, 16_000, 32_000, 64_000, 128_000)
     largest: int = 256_000
@@ -71,7 +71,7 @@ class Plan:
         return [{"kind": "run", "images": self.largest, "seed": seed} for seed in self.seeds]
 
     def jobs(self) -> Iterator[tuple[Job, list[Job]]]:
-        """Each with those that have to be done before it."""
+        """Return all jobs with those they depend on."""
         yield from ((choice, []) for choice in self.choices())
         yield from ((run, self.choices()) for run in self.runs())
         yield self.prediction(), self.runs()
@@ -79,7 +79,7 @@ class Plan:
 
 
 def do(job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
-    """A prediction from the runs before it, or a training: a choice is judged on validation, a run on test images."""
+    """Carry out a prediction, or a training evaluated on validation (trials) or test images (runs)."""
     if job["kind"] == "prediction":
         law = law_of(needed, job.get("shift", True))
         return {"law": str(law), "intervals": law.intervals, "loss": float(law.error(compute(job["images"])))}
@@ -96,12 +96,12 @@ def do(job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def fractals(images: int) -> str:
-    """The data with so many training images."""
+    """Return the data with this many training images."""
     return f"fractals:classes={CLASSES},images={images // CLASSES},jitter=50"
 
 
 def best_rate(needed: list[dict[str, Any]]) -> float:
-    """The one whose choices have the lowest mean loss."""
+    """Return the rate whose trials have the lowest mean loss."""
     losses: dict[float, list[float]] = {}
     for record in needed:
         if record["kind"] == "choice":
@@ -110,13 +110,13 @@ def best_rate(needed: list[dict[str, Any]]) -> float:
 
 
 def compute(images: int) -> float:
-    """Of a training, in 10^12 operations."""
+    """Return the compute of a training in 10^12 operations."""
     return 3 * forward_flops(MODEL) * images / 1e12
 
 
 @torch.inference_mode()
 def mean_loss(folder: Path, data: str, split: str) -> float:
-    """Cross-entropy of the patches of a split's images, in nats a patch."""
+    """Return the cross-entropy per patch in nats for a split's images."""
     model = AutoModelForMaskedImageModeling.from_pretrained(folder).eval()
     images = load_data(data, image_size=(SIDE, SIDE), streaming=False).splits[split]["image"]
     transform, collate = eval_transform(make_processor(model.config)), MaskingCollator(NextPatch(), model.config)
@@ -133,7 +133,7 @@ def law_of(runs: list[dict[str, Any]], shift: bool) -> ScalingLaw:
 
 
 def draw(plan: Plan, records: Records, path: Path) -> None:
-    """Losses over compute, the law and its floor."""
+    """Draw the losses over compute, the law and its floor."""
     runs, held_out = (
         [found for job in jobs if (found := records.find(job))] for jobs in (plan.runs(), plan.held_out())
     )

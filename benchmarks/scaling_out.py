@@ -35,7 +35,7 @@ WORKERS, BATCH, ROWS_PER_FILE, EDGE = 2, 8, 32, 4
 
 
 def alone(model: str, seconds: float, barrier: Any, told: Any) -> None:
-    """Images/s of one process with one thread, while the others are at it."""
+    """Return the images/s of one process with one thread while the others run."""
     torch.set_num_threads(1)
     subject = load_model(model, "cpu")
     optimize(subject, "torch")
@@ -51,7 +51,7 @@ def alone(model: str, seconds: float, barrier: Any, told: Any) -> None:
 
 
 def model_alone(model: str, seconds: float = 30) -> float:
-    """Images/s of all workers together."""
+    """Return the images/s of all workers together."""
     context = multiprocessing.get_context("spawn")
     barrier, told = context.Barrier(WORKERS), context.Queue()
     processes = [context.Process(target=alone, args=(model, seconds, barrier, told)) for _ in range(WORKERS)]
@@ -64,7 +64,7 @@ def model_alone(model: str, seconds: float = 30) -> float:
 
 
 def embedded(model: str, data: str, runner: str) -> tuple[float, float]:
-    """(images/s of the middle of a run, seconds of all of it)."""
+    """Return images/s in the middle of a run, and the seconds of the whole run."""
     moments: list[float] = []
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +79,7 @@ def embedded(model: str, data: str, runner: str) -> tuple[float, float]:
 
 
 def write_data(folder: Path, kind: str, count: int) -> str:
-    """Images of one kind in the folders of two classes, all of them in the training split."""
+    """Write images of one kind into folders of two classes, all in the training split."""
     made = folder / "made"
     made.mkdir()
     for number, path in enumerate(write_images(made, count, 512)):

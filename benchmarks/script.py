@@ -1,4 +1,4 @@
-"""The frame of scripts that measure speed and memory: options, rows that are printed and kept, programs, commands."""
+"""Shared code of scripts that measure speed and memory: options, rows, programs, commands."""
 
 import argparse
 import json
@@ -47,7 +47,7 @@ def alternate(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up:
 
 
 class Script(SpeedFile):
-    """Rows of what a script measured, printed as they come.
+    """The rows that a script measures; each is printed at once and kept.
 
     Args:
         options: parsed, see `parser`.

@@ -72,7 +72,7 @@ CHOOSING = ("supervised", "noisy-1", "meta", "meta-labels")  # by whose runs the
 
 
 def write_data(root: Path, seed: int) -> None:
-    """Folders `labelled` (train, validation, test, with classes) and `unlabelled`."""
+    """Write the folders `labelled` (train, validation, test, with classes) and `unlabelled`."""
     data, random = load_data("digits"), np.random.RandomState(seed)
     train: Any = data.split("train")
     labels = np.asarray(train["label"])
@@ -86,7 +86,7 @@ def write_data(root: Path, seed: int) -> None:
 
 
 def train(work: Path, job: Job, records: Records, folder: Path) -> dict[str, Any]:
-    """One run, with the settings of its grid that the job names, or the best of those tried."""
+    """Carry out one run with the settings that the job names, or the best of those tried."""
     grid, teacher, begin, steps = WAYS[job["way"]]
     seed, choice = job["seed"], job["choice"] if "choice" in job else best(records, grid)
     changes, told = GRIDS[grid][choice]
@@ -117,7 +117,7 @@ def train(work: Path, job: Job, records: Records, folder: Path) -> dict[str, Any
 
 
 def jobs() -> Iterator[Job]:
-    """Seed by seed, the trials before the runs whose settings they choose."""
+    """Return all jobs seed by seed, with trials before the runs that depend on them."""
     for seed in SEEDS:
         for way, (grid, *_) in WAYS.items():
             if seed == 0 and way in CHOOSING:
@@ -140,7 +140,7 @@ def measure(records: Records, work: Path, limit: int | None) -> None:
 
 
 def best(records: Records, grid: str) -> int:
-    """Which settings of a grid did best on the validation images of seed 0."""
+    """Return the settings of a grid with the best validation result for seed 0."""
     if len(GRIDS[grid]) == 1:
         return 0
     tried = [run for job in jobs() if not job["final"] and WAYS[job["way"]][0] == grid and (run := records.find(job))]

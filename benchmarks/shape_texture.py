@@ -43,7 +43,7 @@ COARSER: dict[str, Any] = {"vit": {"patch_size": 8}, "hybrid": {"stem_patch_size
 
 
 def outline(name: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Where a shape of radius 1 is, at coordinates y, x about its centre."""
+    """Return where a shape of radius 1 is, for coordinates y, x relative to its center."""
     if name == "disc":
         return y**2 + x**2 < 1
     if name == "square":
@@ -54,7 +54,7 @@ def outline(name: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def texture(kind: int, rows: np.ndarray, columns: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """One of four textures of mean about 0 and values in [-1, 1], at a random phase."""
+    """Return one of four textures with mean about 0 and values in [-1, 1], at a random phase."""
     y, x = rows + generator.integers(8), columns + generator.integers(8)
     if kind == 0:
         return np.where((y + x) % 6 < 3, 1.0, -1.0)
@@ -66,7 +66,7 @@ def texture(kind: int, rows: np.ndarray, columns: np.ndarray, generator: np.rand
 
 
 def draw(shape: int | None, filling: int | None, seed: int, generator: np.random.Generator) -> np.ndarray:
-    """One image [32, 32] in [0, 1]: a class's shape (None: the whole image) with a class's texture (None: plain)."""
+    """Return an image [32, 32] in [0, 1] with a class's shape (None: whole image) and texture (None: plain)."""
     rows, columns = np.meshgrid(np.arange(SIDE), np.arange(SIDE), indexing="ij")
     radius = generator.uniform(9, 13)
     centre = generator.uniform(radius, SIDE - radius, 2)
@@ -80,7 +80,7 @@ def draw(shape: int | None, filling: int | None, seed: int, generator: np.random
 
 
 def images(pairs: list[tuple[int | None, int | None]], seed: int, stream: int) -> torch.Tensor:
-    """[n, 3, 32, 32] in [-1, 1]."""
+    """Return images [n, 3, 32, 32] in [-1, 1]."""
     generator = np.random.default_rng([seed, stream])
     made = np.stack([draw(shape, filling, seed, generator) for shape, filling in pairs])
     return torch.from_numpy(made * 2 - 1).float()[:, None].expand(-1, 3, -1, -1).contiguous()
@@ -96,7 +96,7 @@ def cropped(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def blurred_and_noisy(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Up to 70% of the way to its 5x5 means, at random for each image, and noise of a random strength."""
+    """Return images blended by up to 70% with their 5x5 means, with noise of random strength."""
     share, strength = torch.rand(2, len(batch), 1, 1, 1, generator=generator)
     means = F.avg_pool2d(F.pad(batch, (2,) * 4, mode="reflect"), 5, 1)
     noise = torch.randn(len(batch), 1, SIDE, SIDE, generator=generator)
@@ -112,7 +112,7 @@ VARIATIONS: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] =
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained; two runs are the same if these are."""
+    """The settings of a training; equal settings mean the same run."""
 
     family: str
     variation: str
@@ -137,7 +137,7 @@ def train(run: Run) -> torch.nn.Module:
 
 
 def conflicting(each: int) -> list[tuple[int, int]]:
-    """(shape, texture) of two classes, every pair `each` times."""
+    """Return (shape, texture) class pairs that differ, every pair `each` times."""
     count = len(CLASSES)
     return [(one, other) for one in range(count) for other in range(count) if one != other for _ in range(each)]
 
@@ -168,7 +168,7 @@ def carry_out(job: Job, _: Any) -> dict[str, Any]:
 
 
 def write_example(folder: Path) -> None:
-    """A ViT that learnt the set without variation, and its cue conflicts as files."""
+    """Save a ViT trained without augmentation, and its cue conflicts as files."""
     from torchvision.transforms.v2.functional import to_pil_image
 
     from hf_vit.data import make_processor

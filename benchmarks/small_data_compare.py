@@ -48,7 +48,7 @@ _SHORT = (8, 136)  # steps of the two trainings that a step's seconds are taken 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done; see the options."""
+    """The plan of the experiment; its fields are the script's options."""
 
     data: tuple[str, ...] = DATA
     images: tuple[int, ...] = (50, 200, 0)  # 0: all
@@ -58,7 +58,7 @@ class Plan:
     pretraining_seconds: float = 600.0
 
     def jobs(self) -> Iterator[tuple[Job, list[Job]]]:
-        """Seconds of steps, then all runs, seed by seed; each with what it needs."""
+        """Return all jobs seed by seed, each with those it depends on."""
         origins = [STARTS[start] for start in self.starts]
         steps = [(model, "labels") for model, _ in origins]
         steps += [(model, origin) for model, origin in origins if origin not in ("scratch", "fractals")]
@@ -101,19 +101,19 @@ def do(job: Job, _: Any, records: Records, kept: Path) -> dict[str, Any]:
 
 
 def step(model: str, objective: str) -> Job:
-    """The measuring of a step's seconds."""
+    """Return the job that measures the seconds of a step."""
     return {"kind": "step", "model": model, "objective": objective}
 
 
 def steps_in(seconds: float, records: Records, model: str, objective: str) -> int:
-    """As many as fit, by the one record that all processes go by."""
+    """Return the number of steps that fit, from the one record that all processes use."""
     measured = records.find(step(model, objective))
     assert measured is not None, "measured before"
     return max(1, round(seconds / measured["seconds_of_step"]))
 
 
 def learn_fractals(job: Job, records: Records, kept: Path) -> dict[str, Any]:
-    """Weights for all runs of a seed, which appear in one move."""
+    """Train weights on fractals for all runs of a seed, and move them into place when complete."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "out"
         steps = steps_in(job["seconds"], records, job["model"], "labels")
@@ -130,7 +130,7 @@ def learn_fractals(job: Job, records: Records, kept: Path) -> dict[str, Any]:
 
 
 def carry_out(job: Job, records: Records, folder: Path, kept: Path) -> dict[str, Any]:
-    """One start on some images: pre-training on them where it has one, and fine-tuning at two rates."""
+    """Carry out one start on some images: pre-training if it has one, then fine-tuning at two rates."""
     model, origin = STARTS[job["start"]]
     data, batch_size = few_images(job["data"], job["images"], job["seed"], folder / "data")
     seconds, start, before = job["seconds"], MODELS[model], 0
@@ -158,7 +158,7 @@ def carry_out(job: Job, records: Records, folder: Path, kept: Path) -> dict[str,
 
 
 def few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, int]:
-    """A folder of class folders with so many training images of all classes alike, and a batch that suits them."""
+    """Return a folder with this many training images per class, and a suitable batch size."""
     data = load_data(name, image_size=(SIDE, SIDE))
     for split, table in data.splits.items():
         numbers = range(len(table))
@@ -173,7 +173,7 @@ def few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, in
 
 
 def step_seconds(model: str, objective: str) -> float:
-    """CPU seconds of a step of 64 digits, by short trainings; what surrounds the steps varies by a second."""
+    """Return the CPU seconds of a step of 64 digits, measured by short trainings."""
     with tempfile.TemporaryDirectory() as folder:
 
         def train(steps: int) -> float:

@@ -1,4 +1,4 @@
-"""What a training step costs beside a plain PyTorch loop, where the model is tiny: HfViTTrainer and the stock Trainer.
+"""Measure the overhead of HfViTTrainer and the stock Trainer over a plain PyTorch loop with a tiny model.
 
     python benchmarks/step_overhead.py [--turns 9] [--steps 60] [--output benchmarks/results/step_overhead.json]
 
@@ -39,7 +39,7 @@ class Noise(torch.utils.data.Dataset):
 
 
 class Clock(TrainerCallback):
-    """When every step ended, in CPU seconds."""
+    """A callback that records the CPU time at the end of every step."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -178,7 +178,7 @@ def engines(_: Path | None) -> str:
 
 @table("models_zen4.json")
 def engines_summary(_: Path | None) -> str:
-    """One row a processor and dtype: over all models and batches the median and the range."""
+    """Return one row per processor and dtype with median and range over models and batches."""
     forms = ("hf_vit optimized, openvino", "hf_vit optimized", "hf_vit optimized, compiled")
     lines = []
     for kind, dtype in ((kind, dtype) for kind in PROCESSORS for dtype in DTYPES):
@@ -211,7 +211,7 @@ def axial_engines(_: Path | None) -> str:
 
 @table("models_zen4.json")
 def other_engines(_: Path | None) -> str:
-    """ONNX Runtime, timm beside OpenVINO, int8 without VNNI, and what the products alone allow."""
+    """Return rows for ONNX Runtime, timm with OpenVINO, int8 without VNNI, and the products alone."""
     ours = "hf_vit optimized, openvino"
     pairs = [
         *((kind, ours, "timm, openvino") for kind in PROCESSORS),

@@ -1,4 +1,4 @@
-"""What token merging costs and gives: `optimize_for_inference(merge_tokens=r)` beside the same model without.
+"""Measure speed and accuracy of token merging: `optimize_for_inference(merge_tokens=r)` against the same model without.
 
     python benchmarks/token_merging.py [--train out/tokens] [--turns 9] [--output benchmarks/results/token_merging.json]
 
@@ -55,7 +55,7 @@ def split(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rows_of(name: str, model: Any, images: torch.Tensor, turns: int) -> list[dict[str, Any]]:
-    """Speed for every r, as a ratio to the model that merges nothing."""
+    """Return the speed for every r as a ratio to the model without merging."""
     forms = {None: optimize_for_inference(copy.deepcopy(model), engine="torch")}
     forms |= {count: optimize_for_inference(copy.deepcopy(model), merge_tokens=count) for count in MERGED}
 
@@ -77,7 +77,7 @@ def rows_of(name: str, model: Any, images: torch.Tensor, turns: int) -> list[dic
 
 
 def chosen(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest of the digits' rows that keeps its accuracy on the validation images, and what the others say."""
+    """Return the fastest row of the digits that keeps the validation accuracy, with its other results."""
     plain, *merging = [row for row in rows if row["model"] == "digits"]
     kept = [row for row in merging if row["validation_accuracy"] >= plain["validation_accuracy"] - ALLOWED]
     best = max(kept, key=lambda row: row["times_as_fast"].median)

@@ -21,9 +21,9 @@ from hf_vit.conversion.verification import Recording, Verification, verify
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.results.delivery import free_folder, new_folder
+from hf_vit.results.delivery import new_folder, prepare_output
 from hf_vit.results.facts import append_record, new_record
-from hf_vit.results.writing import new_file, saying_why
+from hf_vit.results.writing import explain_write_errors, new_file
 
 REPORT_BEGIN = b'{"origin": '
 
@@ -81,7 +81,7 @@ def convert(
             not give the recorded results.
     """
     started = time.perf_counter()
-    wishes, place = Wishes(**options), free_folder(output, force)
+    wishes, place = Wishes(**options), prepare_output(output, force)
     if recording is not None and is_within(place, recording):
         raise UserError(f"the folder {output} holds --verify {recording}; give another one")
     recorded = None if recording is None else Recording(recording)
@@ -96,19 +96,19 @@ def convert(
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, advance=advance)
             folder = delivery.enter_context(new_folder(place, force))
-            with progress(f"writing {place.name}"), saying_why(place):
+            with progress(f"writing {place.name}"), explain_write_errors(place):
                 build_model(plan, weights.state).save_pretrained(folder)
                 build_processor(plan).save_pretrained(folder)
             with progress(f"comparing {place.name}"):
                 verification = None if recorded is None else _verify(reader, plan, weights.state, folder, recorded)
-            with progress(f"finishing {place.name}"), saying_why(place):
+            with progress(f"finishing {place.name}"), explain_write_errors(place):
                 facts = {"source": checkpoint.name} | facts_of(reader, plan, weights, verification)
                 seconds = time.perf_counter() - started
                 append_record(folder, new_record("conversion", values=facts, seconds=seconds))
             if report_file is not None:
-                with saying_why(Path(report or "")):
+                with explain_write_errors(Path(report or "")):
                     report_file.write_text(report_of(plan, reader.shapes), encoding="utf-8")
-            free_folder(place, force, folder.parent)  # or the report would come of a model that is refused
+            prepare_output(place, force, folder.parent)  # or the report would come of a model that is refused
     return ConversionResult(Path(output), plan, weights.rounded, verification, seconds)
 
 
@@ -121,7 +121,7 @@ def _free_report(path: str | Path, output: Path) -> Path:
         raise UserError(f"the folder of --report {path} does not exist; create it first")
     if not path.exists():
         return path
-    with saying_why(path), path.open("rb") as file:
+    with explain_write_errors(path), path.open("rb") as file:
         is_report = file.read(len(REPORT_BEGIN)) == REPORT_BEGIN
     if not is_report:
         raise UserError(f"--report {path} already exists and is not a conversion report; choose another name")

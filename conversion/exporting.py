@@ -18,9 +18,9 @@ from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.results.delivery import free_folder, new_folder
+from hf_vit.results.delivery import new_folder, prepare_output
 from hf_vit.results.facts import append_record, new_record
-from hf_vit.results.writing import saying_why
+from hf_vit.results.writing import explain_write_errors
 
 SPELLINGS = ("newer", "older")
 
@@ -92,7 +92,7 @@ def export(
         raise UserError(f"unknown --spelling {spelling!r}; choose from {', '.join(SPELLINGS)}")
     mode = _mode_of(to, quantize, calibrate)
     target.require_libraries()
-    place = free_folder(output, force)
+    place = prepare_output(output, force)
     if Path(model).exists() and is_within(place, model):
         raise UserError(f"the folder {output} holds the model itself; give another one")
     with quiet_transformers():
@@ -113,9 +113,9 @@ def export(
             outgoing = OutgoingModel(
                 loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], takes, mode, images, opset
             )
-            with progress(f"writing {place.name}"), saying_why(place):
+            with progress(f"writing {place.name}"), explain_write_errors(place):
                 target.write(outgoing)
-            with progress(f"comparing {place.name}"), saying_why(place):
+            with progress(f"comparing {place.name}"), explain_write_errors(place):
                 difference, measured_with = target.compare(outgoing)
             if not difference <= target.tolerance(loaded.config):  # refuses NaN too
                 raise UserError(
@@ -123,7 +123,7 @@ def export(
                     f"with {measured_with}), so nothing was written; please report this"
                 )
             values = {"target": to, "largest_difference": difference, "measured_with": measured_with}
-            with saying_why(place):
+            with explain_write_errors(place):
                 record = new_record("conversion", values=values, seconds=time.perf_counter() - started)
                 append_record(folder, record)
     certificate = None if mode is None else Certificate.read(place / CERTIFICATE)

@@ -19,7 +19,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from training.conftest import COLOURS, make_colour_folder
 from transformers import AutoModelForImageClassification, pipeline
 
-from hf_vit.audit.differences import diff, layers_apart
+from hf_vit.audit.differences import compare_layers, diff
 from hf_vit.audit.results import NearTies, audit_results, check
 from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
@@ -61,7 +61,7 @@ def audit(folder: Path, *data: Path, **options: Any) -> list[Any]:
 
 
 def verdicts(folder: Path, *data: Path) -> dict[str, str]:
-    return {finding.what: finding.verdict for finding in audit(folder, *data)}
+    return {finding.result_name: finding.verdict for finding in audit(folder, *data)}
 
 
 def change(folder: Path, place: int = -2, **fields: Any) -> None:
@@ -112,9 +112,12 @@ def test_what_is_not_true_is_different(judged: Path, colours: Path) -> None:
     rows: list[Any] = list(load_data(str(colours)).split("test"))
     assert len(rows) == 5
     right = sum(ask(row["image"])[0]["label"] == names[row["label"]] for row in rows)
-    assert re.search(rf"\(by {5 - right} images; 0 are near ties", str(first))
-    assert [finding.verdict for finding in others if "loss" in finding.what] == ["different"]
-    with pytest.raises(UserError, match=r"2 of \d published results are different: different: Top-1 accuracy"):
+    assert re.search(rf"\({5 - right} images differ, and rounding can change the 0 near ties", str(first))
+    assert [finding.verdict for finding in others if "loss" in finding.result_name] == ["different"]
+    with pytest.raises(
+        UserError,
+        match=r"2 of \d published results differ from those measured now; the first is different: Top-1 accuracy",
+    ):
         check([first, *others])
     set_head(judged, None, 0.0)
     assert "different" in verdicts(judged, colours).values()
@@ -150,12 +153,12 @@ def test_what_near_ties_may_make_of_the_means_of_classes(tied: Examination) -> N
     assert ties.count(1) == len(turning)
     for metric, values in ways.items():
         assert max(values) - min(values) > 0.01
-        assert all(ties.may_give(metric, value, values[0]) for value in values)
-        assert not ties.may_give(metric, min(values) - 0.01, values[0])
-        assert not ties.may_give(metric, max(values) + 0.01, values[0])
-    assert ties.may_give("ece", 0.1 + len(turning) / 16 - 0.001, 0.1)
-    assert not ties.may_give("ece", 0.1 + len(turning) / 16 + 0.001, 0.1)
-    assert not ties.may_give("loss", 0.101, 0.1)
+        assert all(ties.can_explain(metric, value, values[0]) for value in values)
+        assert not ties.can_explain(metric, min(values) - 0.01, values[0])
+        assert not ties.can_explain(metric, max(values) + 0.01, values[0])
+    assert ties.can_explain("ece", 0.1 + len(turning) / 16 - 0.001, 0.1)
+    assert not ties.can_explain("ece", 0.1 + len(turning) / 16 + 0.001, 0.1)
+    assert not ties.can_explain("loss", 0.101, 0.1)
 
 
 def test_a_machine_that_answers_near_ties_otherwise(judged: Path, colours: Path) -> None:
@@ -165,7 +168,7 @@ def test_a_machine_that_answers_near_ties_otherwise(judged: Path, colours: Path)
     write_card(judged)
     (first, *_) = audit(judged, colours)
     assert (first.verdict, first.published) == ("rounding", 1.0)
-    assert "5 are near ties" in first.reason
+    assert "the 5 near ties" in first.reason
     set_head(judged, 0.0, {0: 1.0, 2: 1.0})
     labels = [row["label"] for row in load_data(str(colours)).split("test")]
     last = labels.count(2)
@@ -175,7 +178,7 @@ def test_a_machine_that_answers_near_ties_otherwise(judged: Path, colours: Path)
     fields = {f"values__{name}": value / len(set(labels)) for name, value in means.items()}
     change(judged, values__top1=precision, **fields)
     write_card(judged)
-    found = {finding.what.split()[0]: finding for finding in audit(judged, colours)}
+    found = {finding.result_name.split()[0]: finding for finding in audit(judged, colours)}
     for name in ("Top-1", "precision", "f1"):
         assert found[name].verdict == "rounding", str(found[name])
     change(judged, values__f1=0.8)  # more than two of three classes can have
@@ -190,19 +193,19 @@ def test_what_is_not_checkable(judged: Path, colours: Path) -> None:
     (judged / ".eval_results").mkdir()
     (judged / ".eval_results" / "x.yaml").write_text("- dataset: {id: cais/hle, task_id: default}\n  value: 0.99\n")
     (judged / ".eval_results" / "y.yaml").write_text("- [")
-    told = {finding.what: finding for finding in audit(judged, colours) if finding.verdict == "not checkable"}
+    told = {finding.result_name: finding for finding in audit(judged, colours) if finding.verdict == "not checkable"}
     (altered,) = [finding for finding in told.values() if finding.published == 0.9999]
-    assert altered.reason.partition(",")[0] == "README.md states it"
-    assert ".eval_results/x.yaml states it" in str(told["Top-1 accuracy on cais/hle, task default"])
+    assert altered.reason.partition(",")[0] == "README.md states this result"
+    assert ".eval_results/x.yaml states this result" in str(told["Top-1 accuracy on cais/hle, task default"])
     assert any(what.startswith(".eval_results/y.yaml cannot be read") for what in told)
     shutil.rmtree(judged / ".eval_results")
     write_card(judged)
     (colours / "red" / "00.png").unlink()
     found = audit(judged, colours)
     assert {finding.verdict for finding in found} == {"not checkable"}
-    assert "another fingerprint" in found[0].reason
+    assert "its fingerprint is different" in found[0].reason
     found = audit(judged)
-    assert found[0].reason == "colours is not a public data set; give its path with --data"
+    assert found[0].reason == "colours is not a public data set; give its path or URL with --data"
     with pytest.raises(UserError, match="no published result could be checked"):
         check(found)
 
@@ -213,8 +216,8 @@ def test_a_stranger_s_record_opens_nothing(judged: Path, colours: Path) -> None:
     for fields, reason in (
         ({"data__name": str(colours)}, "is not a public data set"),
         ({"data__name": "~"}, "is not a public data set"),
-        ({"data__name": "a/b", "data__split": None}, "the record names no data, or no split"),
-        ({"data__fingerprint": None}, "holds no fingerprint"),
+        ({"data__name": "a/b", "data__split": None}, "its record names no data set or no split"),
+        ({"data__fingerprint": None}, "has no fingerprint"),
         ({"values__protocol": "no-such", "values__headline": {"x": 1.0}}, "unknown protocol 'no-such'"),
         ({"data__size": -3}, "must be at least 1"),
         ({"data__split": "nowhere"}, "has no split 'nowhere'"),
@@ -239,7 +242,7 @@ def test_the_command(hub: Loopback, xet_client: Client, judged: Path, colours: P
     assert done.code == 1
     (line,) = done.err.strip().splitlines()
     assert "1 of" in line
-    assert "are different: different: Top-1 accuracy on colours, split test 1 published" in line
+    assert "the first is different: Top-1 accuracy on colours, split test 1 published" in line
 
 
 # Two models side by side
@@ -273,8 +276,8 @@ def test_a_model_is_no_different_from_itself(model: Path, colours: Path, tmp_pat
     assert told.accuracy is not None
     assert (told.accuracy.num_disagreements, told.accuracy.p_value) == (0, 1.0)
     assert [table.title for table in told.tables()[:2]] == [
-        "the configuration is the same",
-        "the weights are the same, value by value",
+        "the configurations are equal",
+        "all weights are equal",
     ]
     assert told.models == ("my-vit (first)", "my-vit (second)")
     with pytest.raises(UserError, match="classes that the model does not have: 'blue'"):
@@ -302,11 +305,11 @@ def test_what_has_no_norm_is_told() -> None:
         "c.weight": torch.ones(1),
         "d.bias": torch.ones(1),
     }
-    told = {layer.layer: (layer.norm, layer.notes) for layer in layers_apart(first, second)}
+    told = {layer.layer: (layer.norm, layer.notes) for layer in compare_layers(first, second)}
     assert told == {
-        "a.0": (None, ("zero in the first",)),
+        "a.0": (None, ("all weights are zero in the first model",)),
         "b": (None, ("b.weight [3] | [4]",)),
-        "c": (None, ("not finite",)),
+        "c": (None, ("weights are not finite",)),
         "d": (None, ("d.bias none | [1]",)),
     }
 
@@ -322,7 +325,7 @@ def test_mcnemar_of_answers_that_are_known(model: Path, tmp_path: Path) -> None:
     assert told.accuracies == (0.9, 0.1)
     assert told.p_value == pytest.approx(2 * (math.comb(10, 0) + math.comb(10, 1)) / 2**10)
     assert told.num_disagreements == 10
-    (blue,) = [each for each in told.pictured if each.label == "blue"]
+    (blue,) = [each for each in told.examples if each.label == "blue"]
     assert (blue.file, [answer.is_right for answer in blue.answers]) == ("00.png", [False, True])
     assert blue.answers[1].probability == pytest.approx(math.exp(3) / (math.exp(3) + 2), abs=1e-6)
 
@@ -337,9 +340,9 @@ def test_accuracies_are_those_of_transformers_own_pipeline(model: Path, colours:
     right = [[answer == NAMES[row["label"]] for answer, row in zip(each, rows, strict=True)] for each in answers]
     assert told.accuracy.accuracies == tuple(sum(each) / len(rows) for each in right)
     apart = [place for place, (first, second) in enumerate(zip(*answers, strict=True)) if first != second]
-    assert {each.index for each in told.accuracy.pictured} == set(apart)
+    assert {each.index for each in told.accuracy.examples} == set(apart)
     assert apart
-    sureness = [each.sureness for each in told.accuracy.pictured]
+    sureness = [each.sureness for each in told.accuracy.examples]
     assert sureness == sorted(sureness, reverse=True)
     told.save(tmp_path / "out")
     numbers = json.loads((tmp_path / "out/diff.json").read_text())

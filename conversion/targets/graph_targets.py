@@ -41,7 +41,7 @@ from hf_vit.conversion.targets.graphs.tracing import (
 from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of
-from hf_vit.results.writing import asking_why
+from hf_vit.results.writing import diagnose_write_failure
 
 LARGEST_BATCH = 64  # memory of an ExecuTorch program is planned for it
 
@@ -135,7 +135,7 @@ class OpenVinoGraph(_GraphTarget):
         OnnxGraph().write(outgoing)
         file = outgoing.folder / ONNXRUNTIME.file
         graph = openvino.convert_model(file)
-        with asking_why(file):
+        with diagnose_write_failure(file):
             openvino.save_model(graph, outgoing.folder / OPENVINO.file, compress_to_fp16=False)
         del graph  # it holds the file
         file.unlink()

@@ -1,5 +1,5 @@
-"""The command line: one thin module a command. Parses, calls the package, reports.
+"""The command line: one thin module per command, which parses options, calls the package and reports.
 
-It stands beside `hf_vit`, whose import registers with transformers and takes seconds: no module here imports it before
-a command runs, so that help, version and completion are there at once.
+It is separate from `hf_vit`, whose import takes seconds. No module here imports `hf_vit` before a command runs, so that
+help, version and completion appear at once.
 """

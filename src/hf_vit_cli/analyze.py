@@ -7,24 +7,28 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, finished_parts, stoppable, tell
+from hf_vit_cli.command import command_line, describe_progress, handle_interrupt, print_safely
 from hf_vit_cli.options import arg, opt
 
 
-@options.takes("device", "optimize")
+@options.with_options("device", "optimize")
 def analyze(
     context: typer.Context,
-    model: str = arg(..., "Folder, Hub id, timm:NAME, a checkpoint file, or a folder of checkpoints."),
+    model: str = arg(..., "Model: folder, Hub id, timm:NAME or checkpoint file; or a folder of checkpoints."),
     output: Path = opt(..., "Folder for metrics, plots and the report.", file_okay=False),
     images: str | None = opt(
         None,
-        "A folder of images, or data: digits, photos, class folders, parquet or webdataset files, a Hub id.",
+        "Images to analyze: a folder of images, or a data set as in --data of evaluate.",
         show_default=False,
     ),
-    only: list[str] | None = opt(None, "Analysis to run; repeat for more. Default: all."),
-    against: str | None = opt(None, "Second model to compare with, for cka_between."),
-    cue_conflict: Path | None = opt(None, "Images named like cat7-elephant1.png (shape-texture), for shape_bias."),
-    class_map: Path | None = opt(None, 'JSON: their classes and the model\'s labels, {"cat": ["tabby", ...], ...}.'),
+    only: list[str] | None = opt(None, "Name of an analysis to run; repeat for more. Default: all."),
+    against: str | None = opt(None, "For cka_between: second model to compare with."),
+    cue_conflict: Path | None = opt(
+        None, "For shape_bias: folder of images named like cat7-elephant1.png (shape-texture)."
+    ),
+    class_map: Path | None = opt(
+        None, 'JSON file that maps the classes of --cue-conflict to model labels: {"cat": ["tabby", ...], ...}.'
+    ),
     num_images: int = opt(128, "Number of images to average over.", min=1),
     num_pictures: int = opt(4, "Number of images whose maps are plotted.", min=1),
     split: str = opt("test", "Split of --images: train, validation or test."),
@@ -32,7 +36,7 @@ def analyze(
     batch_size: int = opt(8, "Images per forward pass.", min=1),
     cka_batch_size: int = opt(64, "Images per minibatch of CKA.", min=4),
     rollout_identity: float = opt(
-        0.5, "Share of the identity matrix (residual connection) in attention rollout: 0 to below 1."
+        0.5, "Weight of the identity matrix (residual connection) in attention rollout, from 0 to below 1."
     ),
     picture_format: str = opt("png", "Plot format: png or svg."),
     seed: int = opt(0, "Random seed for drawing images.", min=0),
@@ -45,7 +49,7 @@ def analyze(
     from hf_vit.errors import UserError
 
     if picture_format not in ("png", "svg"):
-        raise UserError(f"unknown plot format '{picture_format}'; choose png or svg")
+        raise UserError(f"--picture-format '{picture_format}' is unknown; choose png or svg")
     settings = AnalysisSettings(
         num_images=num_images,
         batch_size=batch_size,
@@ -54,9 +58,9 @@ def analyze(
         cka_batch_size=cka_batch_size,
         seed=seed,
     )
-    is_run = bool(stage_folders(model))
-    make: Any = partial(
-        analyze_stages if is_run else partial(run_analyses, command=command_line(context)),
+    has_stages = bool(stage_folders(model))
+    run_analysis: Any = partial(
+        analyze_stages if has_stages else partial(run_analyses, command=command_line(context)),
         only=only,
         against=against,
         cue_conflict=cue_conflict,
@@ -64,23 +68,23 @@ def analyze(
         settings=settings,
         split=split,
         picture_format=picture_format,
-        report=tell,
+        report=print_safely,
         **shared,
     )
-    with stoppable(lambda: finished_parts(output)):
+    with handle_interrupt(lambda: describe_progress(output)):
         source: object = images
         if streaming and images is not None:
             source = load_data(images, streaming=True, skip_bad_images=True)
-        run = make(model, source, output)
-    if is_run:
-        tell(f"report in {output / 'report.html'}")
+        run = run_analysis(model, source, output)
+    if has_stages:
+        print_safely(f"report in {output / 'report.html'}")
         return
     for note in run.images.notes:
-        tell(f"note: {note}", err=True)
+        print_safely(f"note: {note}", err=True)
     for name, reason in run.left_out.items():
-        tell(f"{name}: left out, {reason}")
+        print_safely(f"{name} was not run: {reason}")
     if run.images.skipped:
-        tell(f"{len(run.images.skipped)} unreadable images left out: {', '.join(run.images.skipped)}")
+        print_safely(f"{len(run.images.skipped)} unreadable images were skipped: {', '.join(run.images.skipped)}")
     if run.record is not None:
-        tell(f"recorded in {run.subject.folder / 'facts.json'}")
-    tell(f"report in {output / 'report.html'}")
+        print_safely(f"recorded in {run.subject.folder / 'facts.json'}")
+    print_safely(f"report in {output / 'report.html'}")

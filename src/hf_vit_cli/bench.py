@@ -1,4 +1,4 @@
-"""`hf-vit bench`: what is fast and what is not, on this machine."""
+"""`hf-vit bench`: measure speed on this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import Command, command_line, print_table, tell
+from hf_vit_cli.command import Command, command_line, print_safely, print_table
 from hf_vit_cli.options import arg, opt
 from hf_vit_settings import FinetuneOptions
 
@@ -17,31 +17,37 @@ if TYPE_CHECKING:
     from hf_vit.speed.peers import MeasuredCell
     from hf_vit.training.input_speed import InputSpeed
 
-bench = typer.Typer(
-    help="Measure speed on this machine: models and their peers, saved models and exports, data loading."
-)
+bench = typer.Typer(help="Measure speed on this machine: models, saved models and exports, data loading.")
 
 
 @bench.command("models", cls=Command)
 def model_speed(
     context: typer.Context,
     variants: list[str] | None = arg(None, "Variants to measure. Default: S/16 and B/16."),
-    work: list[str] | None = opt(None, "Work to measure: inference or training; repeat for more. Default: both."),
-    dtype: list[str] | None = opt(None, "float32 or bfloat16; repeat for more. Default: float32."),
-    batch: list[int] | None = opt(None, "Images per step; repeat for more. Default: 1 and 8, for training 8."),
+    work: list[str] | None = opt(None, "Workload to measure: inference or training; repeat for more. Default: both."),
+    dtype: list[str] | None = opt(None, "Data type: float32 or bfloat16; repeat for more. Default: float32."),
+    batch: list[int] | None = opt(None, "Batch size in images; repeat for more. Default: 1 and 8, for training 8."),
     image_size: int = opt(224, "Image size in pixels."),
     contestant: list[str] | None = opt(
-        None, "Contestant; repeat for more. Default: all forms of hf_vit and every peer."
+        None,
+        (
+            "Implementation to measure, such as timm; repeat for more. Default: all forms of hf_vit and all other "
+            "libraries."
+        ),
     ),
-    compiled: bool = opt(False, "Also measure each compiled, with and without frozen weights.", "--compiled"),
+    compiled: bool = opt(
+        False, "Also measure every implementation with torch.compile, with and without frozen weights.", "--compiled"
+    ),
     engines: bool = opt(False, "Also measure OpenVINO and ONNX Runtime, with and without int8.", "--engines"),
     checkpointing: bool = opt(False, "Use activation checkpointing in training.", "--checkpointing"),
-    turns: int = opt(15, "Measurements of every model per build.", min=1),
-    builds: int = opt(1, "Number of builds; averages over where weights lie in memory.", min=1),
-    threads: int | None = opt(None, "Threads of torch. Default: all cores.", min=1),
-    device: str = opt("cpu", "torch device."),
-    peak_tflops: float | None = opt(None, "Peak TFLOP/s of the device, to compute utilization."),
-    output: Path | None = opt(None, "JSON file for the results, updated after every measurement.", dir_okay=False),
+    turns: int = opt(15, "Number of measurements of every model per build.", min=1),
+    builds: int = opt(
+        1, "How often to build the models anew; more builds average out the effect of memory layout on speed.", min=1
+    ),
+    threads: int | None = opt(None, "Number of torch threads. Default: all cores.", min=1),
+    device: str = opt("cpu", "torch device to measure on."),
+    peak_tflops: float | None = opt(None, "Peak speed of the device in TFLOP/s; adds the utilization to the results."),
+    output: Path | None = opt(None, "JSON file for the results; updated after every measurement.", dir_okay=False),
 ) -> None:
     """Compare the speed of hf_vit, transformers, timm, vit-pytorch and torch's encoder on identical shapes."""
     import itertools
@@ -76,41 +82,52 @@ def model_speed(
     if compiled:
         names = list(dict.fromkeys([*names, *compiled_forms(contestant or ["hf_vit", *PEERS])]))
     if engines:
-        plain = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
-        names += engine_forms(plain) + ([] if contestant else [f"{PRODUCTS}, openvino"])
+        implementations = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
+        names += engine_forms(implementations) + ([] if contestant else [f"{PRODUCTS}, openvino"])
     load = others_load()
     speeds = SpeedFile(output, command_line(context), device, turns=turns, builds=builds)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
-        measured = measure_cell(cell, names, turns, builds=builds, memory=cell.work == "training", peak_flops=peak)
-        speeds.add(asdict(measured), measured.load)
-        print_cell(measured)
+        results = measure_cell(cell, names, turns, builds=builds, memory=cell.work == "training", peak_flops=peak)
+        speeds.add(asdict(results), results.load)
+        print_cell(results)
     if load > BUSY:
-        tell(
-            f"note: other processes used {load:.1f} cores, so ratios vary; measure again when the machine is idle",
+        print_safely(
+            (
+                f"note: other processes used {load:.1f} cores during the measurement, so ratios vary; measure again "
+                "on an idle machine"
+            ),
             err=True,
         )
     if output is not None:
-        tell(f"written to {output}")
+        print_safely(f"results written to {output}")
 
 
-def print_cell(measured: "MeasuredCell") -> None:
-    """Print one cell as a table: speeds, memory, and the ratio to transformers."""
-    cell, base = measured.cell, "transformers"
+def print_cell(results: "MeasuredCell") -> None:
+    """Print the results of one cell as a table: speed, ratio to transformers, and memory."""
+    cell, reference = results.cell, "transformers"
     pixels = f"{cell.shape.image_size} px"
     title = f"{cell.work}, {cell.shape.variant} at {pixels}, {cell.dtype}, batch {cell.batch}, {cell.device}"
     if cell.checkpointing:
         title += ", checkpointing"
-    shows_use = any(outcome.utilisation is not None for outcome in measured.outcomes.values())
+    shows_utilization = any(outcome.utilisation is not None for outcome in results.outcomes.values())
     rows: list[list[str]] = []
-    for name, outcome in measured.outcomes.items():
+    for name, outcome in results.outcomes.items():
         memory = "" if outcome.memory is None else f"{outcome.memory / 1e6:,.0f} MB"
-        use = [f"{outcome.utilisation or 0:.1%}"] if shows_use else []
-        rows.append([name, f"{outcome.images_per_second:,.2f}", str(outcome.ratios.get(base, "")), memory, *use])
-    header = ["", "images/s", f"x {base} (quartiles)", "peak memory", *(["utilization"] if shows_use else [])]
+        utilization = [f"{outcome.utilisation or 0:.1%}"] if shows_utilization else []
+        rows.append(
+            [name, f"{outcome.images_per_second:,.2f}", str(outcome.ratios.get(reference, "")), memory, *utilization]
+        )
+    header = [
+        "",
+        "images/s",
+        f"x {reference} (quartiles)",
+        "peak memory",
+        *(["utilization"] if shows_utilization else []),
+    ]
     print_table(rows, *header, title=title)
-    for name, reason in measured.absent.items():
-        tell(f"without {name}: {reason}")
+    for name, reason in results.absent.items():
+        print_safely(f"{name} was not measured: {reason}")
 
 
 @bench.command("saved", cls=Command)
@@ -118,10 +135,10 @@ def saved_speed(
     context: typer.Context,
     models: list[str] = arg(..., "Two or more models: folders, Hub ids, timm:NAME, or exported files."),
     batch: list[int] | None = opt(None, "Images per forward pass; repeat for more. Default: 1 and 8.", min=1),
-    turns: int = opt(15, "Measurements of every model.", min=1),
-    threads: int | None = opt(None, "Threads of torch and ONNX Runtime. Default: all cores.", min=1),
-    device: str = opt("cpu", "torch device."),
-    output: Path | None = opt(None, "JSON file for the results, updated after every batch size.", dir_okay=False),
+    turns: int = opt(15, "Number of measurements of every model.", min=1),
+    threads: int | None = opt(None, "Number of threads of torch and ONNX Runtime. Default: all cores.", min=1),
+    device: str = opt("cpu", "torch device to measure on."),
+    output: Path | None = opt(None, "JSON file for the results; updated after every batch size.", dir_okay=False),
 ) -> None:
     """Compare the speed of saved models and exported graphs with the first one."""
     from dataclasses import asdict
@@ -138,27 +155,32 @@ def saved_speed(
     sizes = batch or [1, 8]
     samples = {size: {name: noise_for(subject, size) for name, subject in subjects.items()} for size in sizes}
     for size in sizes:
-        measured, load = measure_forwards(subjects, samples[size], turns)
-        speeds.add({"batch": size, "models": {name: asdict(speed) for name, speed in measured.items()}}, load)
-        print_speeds(measured, size)
+        results, load = measure_forwards(subjects, samples[size], turns)
+        speeds.add({"batch": size, "models": {name: asdict(speed) for name, speed in results.items()}}, load)
+        print_speeds(results, size)
     if not speeds.is_quiet:
         load = max(speeds.loads)
-        tell(
-            f"note: other processes used {load:.1f} cores, so ratios vary; measure again when the machine is idle",
+        print_safely(
+            (
+                f"note: other processes used {load:.1f} cores during the measurement, so ratios vary; measure again "
+                "on an idle machine"
+            ),
             err=True,
         )
     if output is not None:
-        tell(f"written to {output}")
+        print_safely(f"results written to {output}")
 
 
-def print_speeds(measured: "Mapping[str, ForwardSpeed]", batch: int) -> None:
-    """Print one batch size as a table."""
-    rows = [(name, f"{s.images_per_second.median:,.2f}", str(s.times_as_fast)) for name, s in measured.items()]
+def print_speeds(results: "Mapping[str, ForwardSpeed]", batch: int) -> None:
+    """Print the results for one batch size as a table."""
+    rows = [
+        (name, f"{speed.images_per_second.median:,.2f}", str(speed.times_as_fast)) for name, speed in results.items()
+    ]
     print_table(rows, "", "images/s", "times as fast (quartiles)", title=f"batch {batch}")
 
 
 @bench.command("data", cls=Command)
-@options.takes(
+@options.with_options(
     *("image_size", "micro_batch_size", "precision", "num_workers", "device", "streaming", "skip_bad_images"),
 )
 def data_speed(
@@ -173,24 +195,27 @@ def data_speed(
     from hf_vit.training.input_speed import measure_input
 
     shared["image_size"] = options.parse_size(shared["image_size"])
-    chosen = FinetuneOptions(**shared)
-    print_input_speed(measure_input(model, data, recipe=recipe, options=chosen, seconds=seconds))
+    run_options = FinetuneOptions(**shared)
+    print_input_speed(measure_input(model, data, recipe=recipe, options=run_options, seconds=seconds))
 
 
-def print_input_speed(found: "InputSpeed") -> None:
-    """Print the table, and what follows from it."""
-    workers = f"{found.num_workers} workers" if found.num_workers else "no worker"
+def print_input_speed(speed: "InputSpeed") -> None:
+    """Print the throughput of input and model, and which of them is the bottleneck."""
+    workers = f"{speed.num_workers} workers" if speed.num_workers else "no workers"
     rates = {
-        "input alone, images/s": found.data,
-        "training steps alone, images/s": found.model,
-        "both together, images/s": found.together,
+        "data loading alone, images/s": speed.data,
+        "training steps alone, images/s": speed.model,
+        "both together, images/s": speed.together,
     }
-    title = f"micro-batches of {found.micro_batch_size}, {workers}"
+    title = f"micro-batches of {speed.micro_batch_size}, {workers}"
     print_table([(name, f"{rate:,.1f}") for name, rate in rates.items()], title=title)
-    if found.limit == "model":
-        tell(f"the model is the bottleneck: the input could supply {found.data / found.model:.1f} times as many images")
+    if speed.limit == "model":
+        print_safely(
+            f"the model is the bottleneck: data loading could supply {speed.data / speed.model:.1f} times as "
+            "many images"
+        )
     else:
-        times = f"{found.model / found.data:.1f} times as many images"
-        tell(f"the input is the bottleneck: the model could train on {times}; try more --num-workers")
-    if found.is_cached:
-        tell("prepared images are cached in memory: the first epoch is slower")
+        ratio = f"{speed.model / speed.data:.1f} times as many images"
+        print_safely(f"data loading is the bottleneck: the model could train on {ratio}; try more --num-workers")
+    if speed.is_cached:
+        print_safely("prepared images are cached in memory, so the first epoch is slower than measured here")

@@ -1,14 +1,14 @@
-"""What all commands share: how they read what was typed, how they end, and how they print tables.
+"""Shared behavior of all commands: parsing, interruption, and printing of tables.
 
-Beside what `typer` does:
+Beyond what `typer` does:
 
-- An argument can be given by its name as well: every command that needs one takes `--model MODEL`, `--output OUTPUT`.
-- `--config FILE` takes options from a file, its own or the `facts.json` of an earlier run.
-- All that is missing is told at once.
-- What no command can use is refused: a switch with a value (`--streaming true`), an empty value, a
-  number or a file without end, a place that cannot be written.
-- Ctrl-C ends in one line.
-- A line on the terminal says that libraries are loaded, which takes seconds.
+- An argument can also be given by name: every command accepts `--model MODEL`, `--output OUTPUT` for its arguments.
+- `--config FILE` reads options from a file, or from the `facts.json` of an earlier run.
+- All missing options are reported at once.
+- Values that no command can use are refused: a switch with a value (`--streaming true`), an empty value, an infinite
+  number, a device or pipe, an output path that cannot be written.
+- Ctrl-C ends the program with one line.
+- In a terminal, a line says that libraries are being loaded, which takes seconds.
 """
 
 import json
@@ -37,34 +37,42 @@ if TYPE_CHECKING:
 
     from hf_vit.evaluation.protocols.frame import Table
 
-_LARGEST = 2**32 - 1  # a seed of numpy; nothing that is counted comes near
-_WRITTEN = ("output", "report")
-_TRUTHS = ("true", "yes", "on", "1", "false", "no", "off", "0")
-# Command -> the extra, and its libraries that the command always needs.
-_NEEDED = {
+_MAX_INTEGER = 2**32 - 1  # numpy's largest seed; no other integer option needs larger values
+_OUTPUT_OPTIONS = ("output", "report")
+_BOOLEAN_WORDS = ("true", "yes", "on", "1", "false", "no", "off", "0")
+# Command -> its extra, and the libraries of that extra that it always needs.
+_REQUIREMENTS = {
     **{f"hf-vit {name}": ("train", ("sklearn", "matplotlib")) for name in ("demo", "finetune", "pretrain", "evaluate")},
     **{f"hf-vit {name}": ("train", ("sklearn", "matplotlib")) for name in ("soup", "compare")},
     "hf-vit analyze": ("analysis", ("sklearn", "matplotlib")),
     "hf-vit scaling-law": ("train", ("scipy", "matplotlib")),
 }
-# Name of an option in version 0.2 -> its name.
-_RENAMED = {"--unlabelled": "--unlabeled", "--unlabelled-ratio": "--unlabeled-ratio", "--utilisation": "--utilization"}
-# What a run did with its result is not done again because of a file that came with a model.
-_NOT_REPEATED = ("output", "resume", "push", "private", "share_images")
+# Name of an option in version 0.2 -> current name.
+_RENAMED_OPTIONS = {
+    "--unlabelled": "--unlabeled",
+    "--unlabelled-ratio": "--unlabeled-ratio",
+    "--utilisation": "--utilization",
+}
+# Options that --config does not take from a recorded run: they concern that run's output.
+_SINGLE_USE_OPTIONS = ("output", "resume", "push", "private", "share_images")
 
 
 @contextmanager
-def stoppable(way_on: Callable[[], str]) -> Generator[None]:
-    """Turn `KeyboardInterrupt` into one line that says what was kept and how to go on; the exit code is 130."""
+def handle_interrupt(describe_resume: Callable[[], str]) -> Generator[None]:
+    """Turn `KeyboardInterrupt` into one line that says how to continue, and exit code 130.
+
+    Args:
+        describe_resume: returns what was kept and how to continue; called only after an interrupt.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        tell(f"hf-vit: stopped; {way_on()}", err=True)
+        print_safely(f"hf-vit: stopped; {describe_resume()}", err=True)
         raise typer.Exit(130) from None
 
 
-def finished_parts(output: str | Path) -> str:
-    """Return the way on of a command that keeps what is finished in a folder, or at an address."""
+def describe_progress(output: str | Path) -> str:
+    """Return how to continue a command that keeps finished parts in an output folder or URL."""
     if "://" in str(output):
         return f"finished parts are in {output}; run the same command again to continue"
     output = Path(output)
@@ -74,87 +82,91 @@ def finished_parts(output: str | Path) -> str:
 
 
 class Command(TyperCommand):
-    """A command of the program."""
+    """A command of the program, with the behavior that the module describes."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._arguments: list[Any] = [each for each in self.params if each.param_type_name == "argument"]
+        self._arguments: list[Any] = [param for param in self.params if param.param_type_name == "argument"]
         for argument in self._arguments:
             argument.metavar = argument.metavar or argument.name.upper()
-            argument.help = f"{argument.help} Also {_option_of(argument)}."
+            argument.help = f"{argument.help} Also {_option_flag(argument)}."
 
-    @stoppable(lambda: "no incomplete files remain")
+    @handle_interrupt(lambda: "no incomplete files remain")
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # typer names the class of its context nowhere
-        """Read what was typed into the context.
+        """Parse the command line into the context.
 
         Raises:
-            typer.TyperException: it cannot be understood.
+            typer.TyperException: an option is unknown, missing or invalid.
         """
         context: typer.Context = ctx
-        args = [_current_name(word) for word in args]
-        self._refuse_truths(context, args)
-        args = self._in_place(context, args)
+        args = [_replace_old_name(word) for word in args]
+        self._refuse_switch_values(context, args)
+        args = self._order_arguments(context, args)
         try:
-            rest = super().parse_args(ctx, list(args))
+            remaining = super().parse_args(ctx, list(args))
         except typer.BadParameter as error:
-            if error.param is not None and error.message:  # of a value that is missing there is nothing to say
-                given = self.make_parser(ctx).parse_args(list(args))[0].get(error.param.name)
-                given = ctx.lookup_default(error.param.name) if given is None else given
-                shown = " ".join(map(str, _listed(given)))
-                context.fail(f"{_option_of(error.param)} '{shown}': {error.message[:1].lower()}{error.message[1:]}")
-            missing = [_option_of(each) for each in self.params if each.required and each.name not in ctx.params]
+            if error.param is not None and error.message:  # a missing value has no message
+                value = self.make_parser(ctx).parse_args(list(args))[0].get(error.param.name)
+                value = ctx.lookup_default(error.param.name) if value is None else value
+                value_text = " ".join(map(str, _to_sequence(value)))
+                context.fail(
+                    f"{_option_flag(error.param)} '{value_text}': {error.message[:1].lower()}{error.message[1:]}"
+                )
+            missing = [_option_flag(param) for param in self.params if param.required and param.name not in ctx.params]
             context.fail(f"{', '.join(missing)} must be given")
-        self._refuse_senseless(context, self.make_parser(ctx).parse_args(list(args))[0])
-        return rest
+        self._refuse_bad_values(context, self.make_parser(ctx).parse_args(list(args))[0])
+        return remaining
 
-    @stoppable(lambda: "no incomplete files remain")
+    @handle_interrupt(lambda: "no incomplete files remain")
     def invoke(self, ctx: typer.Context) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Run the command; its libraries are imported before, in sight of who waits for them."""
-        is_seen = sys.stderr.isatty()
-        if is_seen:
+        """Run the command after importing its libraries, with a line in the terminal that says so."""
+        is_terminal = sys.stderr.isatty()
+        if is_terminal:
             print(f"{ctx.command_path}: loading libraries ...", end="\r", file=sys.stderr, flush=True)
         from hf_vit.environment import require
         from hf_vit.families import register
 
         register()
-        if is_seen:
+        if is_terminal:
             print(end="\x1b[K", file=sys.stderr, flush=True)
-        extra, modules = _NEEDED.get(ctx.command_path, (None, ()))
+        extra, modules = _REQUIREMENTS.get(ctx.command_path, (None, ()))
         require(*modules, purpose=ctx.command_path, extra=extra)
         return super().invoke(ctx)
 
-    def _refuse_truths(self, ctx: typer.Context, args: list[str]) -> None:
-        """Tell of `--streaming true` and `--streaming=true`, which would be taken for an argument."""
-        switches = {name: each for each in self.params if getattr(each, "is_flag", False) for name in each.opts}
+    def _refuse_switch_values(self, ctx: typer.Context, args: list[str]) -> None:
+        """Raise an error for `--streaming true` and `--streaming=true`, which typer would take for an argument."""
+        switches = {name: param for param in self.params if getattr(param, "is_flag", False) for name in param.opts}
         for word, following in zip_longest(args, args[1:], fillvalue=""):
             name, equals, value = word.partition("=")
             value = value if equals else following
-            if name in switches and (equals or value.lower() in _TRUTHS):
+            if name in switches and (equals or value.lower() in _BOOLEAN_WORDS):
                 negation = next(iter(switches[name].secondary_opts), f"no {name}")
-                ctx.fail(f"{name} is a switch without a value, but got '{value}'; write {name}, or {negation}")
+                ctx.fail(f"{name} takes no value, but got '{value}'; write {name}, or {negation}")
 
-    def _refuse_senseless(self, context: typer.Context, given: Mapping[str, Any]) -> None:
-        """Tell of empty values (a path "" is the working folder), and of numbers that overflow somewhere below."""
-        for each in self.params:
-            if "" in _listed(given.get(each.name)):
-                context.fail(f"{_option_of(each)} is empty; give a value, or leave it out")
-            for value in _listed(context.params.get(each.name)):
-                if isinstance(value, str | Path) and is_endless(value):
-                    context.fail(f"{_option_of(each)} {value} is a device or a pipe; give a file or a folder")
-                if each.name in _WRITTEN and value is not None:
-                    context.params[each.name] = place = _followed(value)
-                    if (reason := _obstacle(place)) is not None:
-                        said = f"{_option_of(each)} {value} cannot be written ({reason}); choose another path"
-                        raise typer.TyperException(said)
-                if isinstance(value, int) and abs(value) > _LARGEST:
-                    context.fail(f"{_option_of(each)} {value} is too large; give at most {_LARGEST}")
+    def _refuse_bad_values(self, context: typer.Context, typed: Mapping[str, Any]) -> None:
+        """Raise an error for empty values (the path "" is the working folder), devices, and numbers that would
+        overflow.
+        """
+        for param in self.params:
+            if "" in _to_sequence(typed.get(param.name)):
+                context.fail(f"{_option_flag(param)} is empty; give a value, or remove it")
+            for value in _to_sequence(context.params.get(param.name)):
+                if isinstance(value, str | Path) and is_device_or_pipe(value):
+                    context.fail(f"{_option_flag(param)} {value} is a device or a pipe; give a file or a folder")
+                if param.name in _OUTPUT_OPTIONS and value is not None:
+                    context.params[param.name] = path = _follow_link(value)
+                    if (reason := _find_obstacle(path)) is not None:
+                        message = f"{_option_flag(param)} {value} cannot be written ({reason}); choose another path"
+                        raise typer.TyperException(message)
+                if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+                    context.fail(f"{_option_flag(param)} {value} is too large; give at most {_MAX_INTEGER}")
                 if isinstance(value, float) and not math.isfinite(value):
-                    context.fail(f"{_option_of(each)} {value} is not a finite number; give one")
+                    context.fail(f"{_option_flag(param)} {value} is not a finite number; give a finite number")
 
-    def _in_place(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Return what was typed, with the arguments that were given by their names where they belong."""
-        named: dict[str, list[str]] = {_option_of(each): [] for each in self._arguments}
-        single = {_option_of(each) for each in self._arguments if each.nargs == 1}
+    def _order_arguments(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Return the command line with arguments that were given by name moved to their positions."""
+        named: dict[str, list[str]] = {_option_flag(argument): [] for argument in self._arguments}
+        single = {_option_flag(argument) for argument in self._arguments if argument.nargs == 1}
         others: list[str] = []
         words = iter(args)
         for word in words:
@@ -168,75 +180,85 @@ class Command(TyperCommand):
             if not equals and (value := next(words, None)) is None:
                 ctx.fail(f"{name} needs a value")
             if value.startswith("-"):
-                ctx.fail(f"{name} '{value}' begins like an option; for a file write ./{value}")
-            if name in single:  # as of any option, the last one counts
+                ctx.fail(f"{name} '{value}' looks like an option; if it is a file, write ./{value}")
+            if name in single:  # as with any option, the last value counts
                 named[name].clear()
             named[name].append(value)
-        # What stands before an argument that was given without its name comes first, what stands behind it last.
-        first = list(takewhile(bool, named.values()))
-        last = list(named.values())[len(first) :]
-        return [*chain(*first), *others, *chain(*last)]
+        # Named arguments before the first missing one precede positional arguments, later ones follow them.
+        leading = list(takewhile(bool, named.values()))
+        trailing = list(named.values())[len(leading) :]
+        return [*chain(*leading), *others, *chain(*trailing)]
 
 
-def _followed(value: str | Path) -> str | Path:
-    """Return what a link to a file leads to: it is that which is to be written."""
+def _follow_link(value: str | Path) -> str | Path:
+    """Return the target of a link to a file, which is the file to write; other paths are returned unchanged."""
     is_link = os.path.islink(value) and os.path.isfile(value)
     return type(value)(os.path.realpath(value)) if is_link else value
 
 
-def _obstacle(value: str | Path) -> str | None:
-    """Return why a path cannot be written; None for URLs, which are not checked here."""
-    if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # the libraries that write files want UTF-8
+def _find_obstacle(value: str | Path) -> str | None:
+    """Return why a path cannot be written, or None; URLs are not checked here."""
+    if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # libraries that write files need UTF-8
         return "its name is not UTF-8"
-    return None if isinstance(value, str) and "://" in value else obstacle(Path(value))
+    return None if isinstance(value, str) and "://" in value else find_obstacle(Path(value))
 
 
-def _current_name(word: str) -> str:
-    """Replace the former name of an option, as "--name" or "--name=value"."""
+def _replace_old_name(word: str) -> str:
+    """Replace the old name of an option, given as "--name" or "--name=value"."""
     name, equals, value = word.partition("=")
-    if name not in _RENAMED:
+    if name not in _RENAMED_OPTIONS:
         return word
     warnings.warn(
-        f"{name} is now {_RENAMED[name]}; the old name will be removed in version 0.4", FutureWarning, stacklevel=2
+        (
+            f"the option {name} is now {_RENAMED_OPTIONS[name]}; use the new name, as the old one will be removed in "
+            "version 0.4"
+        ),
+        FutureWarning,
+        stacklevel=2,
     )
-    return _RENAMED[name] + equals + value
+    return _RENAMED_OPTIONS[name] + equals + value
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _to_sequence(value: Any) -> Sequence[Any]:
+    """Return a value as a sequence; lists and tuples are returned unchanged."""
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _option_of(parameter: Any) -> str:
-    """`--model` of the argument MODEL, to be repeated of MODELS; `--learning-rate` of an option."""
+def _option_flag(parameter: Any) -> str:
+    """Return the flag of a parameter: `--learning-rate` for an option, `--model` for the argument MODEL or MODELS."""
     if parameter.param_type_name == "option":
         return parameter.opts[0]
     name = parameter.name.removesuffix("s") if parameter.nargs < 0 else parameter.name
     return f"--{name.replace('_', '-')}"
 
 
-def take_config(context: typer.Context, file: Path | None) -> None:
-    """Let the options that a file names be the defaults of this call.
+def load_config(context: typer.Context, file: Path | None) -> None:
+    """Use the options in a file as defaults of this call.
 
-    A mapping names them as the command does (`learning_rate: 0.01`); of a `facts.json` the last run of this command is
-    taken.
+    A mapping uses the command's option names (`learning_rate: 0.01`); from a `facts.json`, the last run of this command
+    is used.
     """
     if file is None or context.resilient_parsing:
         return
-    if is_endless(file):
+    if is_device_or_pipe(file):
         context.fail(f"--config {file} is a device or a pipe; give a file")
-    content = _read(context, file)
-    options = _recorded(context, file, content) if isinstance(content, list) else content
+    content = _read_config(context, file)
+    options = _last_run_options(context, file, content) if isinstance(content, list) else content
     if not isinstance(options, Mapping):
-        context.fail(f"--config {file} holds no options; give 'name: value' lines, or the facts.json of a run")
-    is_switch = {each.name: getattr(each, "is_flag", False) for each in context.command.params}
+        context.fail(
+            f"--config {file} holds no options; write one 'name: value' per line, or give the facts.json of a run"
+        )
+    is_switch = {param.name: getattr(param, "is_flag", False) for param in context.command.params}
     defaults: dict[str, Any] = {}
     for key, value in options.items():
-        name = _current_name(f"--{key}".replace("_", "-"))[2:].replace("-", "_")
+        name = _replace_old_name(f"--{key}".replace("_", "-"))[2:].replace("-", "_")
         if name not in is_switch:
-            near = get_close_matches(name, is_switch, 1)
-            context.fail(f"--config {file}: '{key}' is not an option{f'; did you mean {near[0]}?' if near else ''}")
+            close_names = get_close_matches(name, is_switch, 1)
+            context.fail(
+                f"--config {file}: '{key}' is not an option{f'; did you mean {close_names[0]}?' if close_names else ''}"
+            )
         if value is not None:
-            defaults[name] = value if isinstance(value, bool) and is_switch[name] else _typed(value)
+            defaults[name] = value if isinstance(value, bool) and is_switch[name] else _to_text(value)
     context.default_map = defaults
 
 
@@ -245,7 +267,7 @@ CONFIG = opt(
     "Read options from a YAML or JSON file, or from the facts.json of an earlier run. Typed options take precedence.",
     "--config",
     metavar="FILE",
-    callback=take_config,
+    callback=load_config,
     is_eager=True,
     expose_value=False,
     exists=True,
@@ -253,7 +275,8 @@ CONFIG = opt(
 )
 
 
-def _read(context: typer.Context, file: Path) -> Any:
+def _read_config(context: typer.Context, file: Path) -> Any:
+    """Return the content of a YAML or JSON file."""
     import yaml
 
     try:
@@ -263,30 +286,38 @@ def _read(context: typer.Context, file: Path) -> Any:
         context.fail(f"--config {file} cannot be read ({error}); give a YAML or JSON file")
 
 
-def _recorded(context: typer.Context, file: Path, records: list[Any]) -> dict[str, Any]:
-    """Return the options of the last run of this command that a facts.json knows."""
+def _last_run_options(context: typer.Context, file: Path, records: list[Any]) -> dict[str, Any]:
+    """Return the options of the last run of this command that a facts.json records."""
     commands = [str(record.get("command", "")) for record in records if isinstance(record, dict)]
     runs = [command for command in commands if command.startswith(f"{context.command_path} ")]
     if not runs:
-        context.fail(f"--config {file} records no run of {context.command_path}")
+        context.fail(
+            f"--config {file} records no run of {context.command_path}; give the facts.json of one, or a YAML or "
+            "JSON file"
+        )
     try:
-        words = shlex.split(runs[-1].removeprefix(context.command_path))
-        typed = context.command.make_context(context.info_name, words)
+        arguments = shlex.split(runs[-1].removeprefix(context.command_path))
+        parsed = context.command.make_context(context.info_name, arguments)
     except (ValueError, typer.TyperException) as error:
-        context.fail(f"--config {file} records a command that cannot be read ({error}); type its options")
-    sources = {name: typed.get_parameter_source(name) for name in typed.params if name not in _NOT_REPEATED}
-    return {name: typed.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+        context.fail(
+            f"--config {file} records a command that cannot be parsed ({error}); give its options on the command line"
+        )
+    sources = {name: parsed.get_parameter_source(name) for name in parsed.params if name not in _SINGLE_USE_OPTIONS}
+    return {name: parsed.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def _typed(value: Any) -> Any:
-    """Return a value as it would be typed, so that it is read and refused in the same way."""
+def _to_text(value: Any) -> Any:
+    """Return a value as the user would type it, so that it is parsed and checked in the same way."""
     if isinstance(value, list | tuple):
-        return [_typed(item) for item in value]
+        return [_to_text(item) for item in value]
     return str(value)
 
 
 def command_line(context: typer.Context) -> str:
-    """`hf-vit evaluate out/model --data digits`: the arguments, and the options that differ from their defaults."""
+    """Return the command as it could be typed: arguments, and options that differ from their defaults.
+
+    The result looks like "hf-vit evaluate out/model --data digits".
+    """
     words = context.command_path.split()
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
@@ -297,7 +328,7 @@ def command_line(context: typer.Context) -> str:
             words.append(options[0] if value else parameter.secondary_opts[0])
             continue
         values = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
-        if parameter.nargs > 1:  # one option with several values
+        if parameter.nargs > 1:  # an option with several values
             words += [*options[:1], *values]
         else:
             for item in values:
@@ -305,15 +336,24 @@ def command_line(context: typer.Context) -> str:
     return shlex.join(words)
 
 
-def pass_on(values: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Return the options of a command by their names, of its `locals()`."""
-    own = {name: value for name, value in values.items() if name not in ("context", "shared", *without)}
-    return own | values.get("shared", {})
+def collect_options(values: Mapping[str, Any], *excluded: str) -> dict[str, Any]:
+    """Return a command's options by name, given its `locals()`.
+
+    Args:
+        values: the command's `locals()`; entries of `shared` are included.
+        excluded: names to leave out.
+    """
+    options = {name: value for name, value in values.items() if name not in ("context", "shared", *excluded)}
+    return options | values.get("shared", {})
 
 
-def tell(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text for people, without secrets, as it may be kept in a log; it may hold words of strangers: names of
-    classes and files, records of a model.
+def print_safely(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text without secrets and control characters: it may be logged, and may contain names from elsewhere.
+
+    Args:
+        text: the text.
+        err: print to standard error.
+        nl: end with a new line.
     """
     from hf_vit.results.redaction import redact_message
 
@@ -321,18 +361,18 @@ def tell(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def plain_text(text: str) -> str:
-    """Return a text without what controls a terminal or turns the direction of writing; lines and columns stay."""
+    """Return a text with spaces instead of characters that control a terminal or the writing direction."""
     kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return "".join(sign if sign in "\n\t" or unicodedata.category(sign) not in kinds else " " for sign in text)
+    return "".join(letter if letter in "\n\t" or unicodedata.category(letter) not in kinds else " " for letter in text)
 
 
 def print_table(rows: "Iterable[Sequence[str] | None]", *header: "str | Column", title: str | None = None) -> None:
-    """Print rows of text; None draws a line between two of them."""
+    """Print rows of text as a table; None draws a line between two rows."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    columns = [escape(plain_text(each)) if isinstance(each, str) else each for each in header]
+    columns = [escape(plain_text(column)) if isinstance(column, str) else column for column in header]
     table = Table(*columns, title=title and escape(plain_text(title)), title_justify="left", show_header=bool(header))
     for row in rows:
         if row is None:
@@ -345,26 +385,26 @@ def print_table(rows: "Iterable[Sequence[str] | None]", *header: "str | Column",
 def print_tables(tables: "Iterable[Table]") -> None:
     """Print tables, each below its title."""
     for table in tables:
-        tell(table.title)
+        print_safely(table.title)
         print_table(table.rows, *table.header)
 
 
-def is_endless(path: str | Path) -> bool:
-    """Return whether a device or a pipe has this name, which may never end."""
+def is_device_or_pipe(path: str | Path) -> bool:
+    """Return whether a path is a device or a pipe, which may never end."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
-def obstacle(place: Path) -> str | None:
-    """Return why nothing can be written to a file or folder of this name; None where it can. Nothing is written."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(place)):  # as s3:// does, of which a `Path` has lost a slash
+def find_obstacle(path: Path) -> str | None:
+    """Return why a file or folder cannot be written at a path, or None if it can; nothing is left behind."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):  # a URL such as s3://, of which `Path` removes one slash
         return "it is a URL, not a local path"
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
-            os.lstat(place)  # which a name that is too long does not survive
-        nearest = next(each for each in (place.absolute(), *place.absolute().parents) if os.path.lexists(each))
+            os.lstat(path)  # raises if the name is too long
+        nearest = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.lexists(parent))
         if not nearest.exists():
             return f"{nearest.name} is a broken link"
-        if nearest == place.absolute() and nearest.is_file():
+        if nearest == path.absolute() and nearest.is_file():
             nearest = nearest.parent
         if not nearest.is_dir():
             return f"{nearest} is not a folder"

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, finished_parts, print_table, stoppable, tell
+from hf_vit_cli.command import command_line, describe_progress, handle_interrupt, print_safely, print_table
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
     from hf_vit.comparison import ModelResult, SpeedResult
 
-# Of a table in a terminal, beside the model's name: the comparison is told in several.
+# Columns of a table in the terminal besides the model's name; wider results are split into several tables.
 _COLUMNS = 5
 
 
-@options.takes(
+@options.with_options(
     *("split", "batch_size", "skip_bad_images", "image_column", "label_column", "device", "optimize", "runner"),
     *("address", "seed"),
 )
@@ -25,15 +25,19 @@ def compare(
     models: list[str] = arg(..., "Two or more models: folders, Hub ids, timm:NAME or timm:FOLDER."),
     data: str = options.DATA,
     output: Path = opt(..., "Folder for tables, plots and the page.", file_okay=False),
-    probe: bool = opt(False, "Fit a linear probe for models without a head for these classes.", "--probe"),
-    corruption: list[str] | None = opt(None, "Kind of corruption; repeat for more. Default: four."),
-    severity: int = opt(3, "Severity of the corruptions.", min=1, max=5),
-    epsilon: list[float] | None = opt(None, "Size of FGSM's perturbation in 1/255; repeat for more. Default: 1, 4."),
-    robustness: bool = opt(True, "Corrupt and attack images."),
-    robustness_images: int = opt(500, "Number of images to corrupt and attack.", min=1),
-    probe_images: int = opt(10_000, "Largest number of training images of a probe.", min=1),
-    image_size: str | None = opt(None, "Size of digits and photos in pixels: 64 or 64x48."),
-    speed_turns: int = opt(10, "Timed forward passes of each model; 0: no speed.", min=0),
+    probe: bool = opt(
+        False, "Fit a linear probe for models whose head does not have the classes of the data.", "--probe"
+    ),
+    corruption: list[str] | None = opt(None, "Kind of corruption to apply; repeat for more. Default: four kinds."),
+    severity: int = opt(3, "Severity of the corruptions, from 1 to 5.", min=1, max=5),
+    epsilon: list[float] | None = opt(
+        None, "Size of the FGSM perturbation in units of 1/255; repeat for more. Default: 1 and 4."
+    ),
+    robustness: bool = opt(True, "Measure accuracy on corrupted and attacked images."),
+    robustness_images: int = opt(500, "Number of test images to corrupt and attack.", min=1),
+    probe_images: int = opt(10_000, "Maximum number of training images for a probe.", min=1),
+    image_size: str | None = opt(None, "Size in pixels of the built-in data sets digits and photos: 64 or 64x48."),
+    speed_turns: int = opt(10, "Number of timed forward passes per model; 0 measures no speed.", min=0),
     speed_batch_size: int = opt(8, "Images per timed forward pass.", min=1),
     **shared: Any,
 ) -> None:
@@ -44,13 +48,13 @@ def compare(
     from hf_vit.results.facts import Facts
 
     if not robustness and (corruption or epsilon):
-        what = (
+        conflict = (
             f"--corruption {' '.join(corruption)}" if corruption else f"--epsilon {' '.join(map(str, epsilon or []))}"
         )
-        raise UserError(f"{what} would change nothing with --no-robustness; leave one of them out")
+        raise UserError(f"{conflict} has no effect with --no-robustness; remove one of them")
     for model in models:
         if Path(model).is_dir():
-            Facts.load(model)  # damaged facts are told before the work, not after it
+            Facts.load(model)  # raises for damaged facts before the work begins
     defaults = ComparisonSettings()
     settings = ComparisonSettings(
         corruptions=tuple(corruption or defaults.corruptions) if robustness else (),
@@ -63,7 +67,7 @@ def compare(
         speed_turns=speed_turns,
         speed_batch_size=speed_batch_size,
     )
-    with stoppable(lambda: finished_parts(output)):
+    with handle_interrupt(lambda: describe_progress(output)):
         run = run_comparison(
             models,
             data,
@@ -71,20 +75,21 @@ def compare(
             probe=probe,
             settings=settings,
             image_size=options.parse_size(image_size),
-            report=tell,
+            report=print_safely,
             **shared,
         )
     for note in run.data.notes:
-        tell(f"note: {note}", err=True)
+        print_safely(f"note: {note}", err=True)
     if run.data.skipped:
-        tell(f"{len(run.data.skipped)} unreadable images left out: {', '.join(run.data.skipped)}")
+        print_safely(f"{len(run.data.skipped)} unreadable images were skipped: {', '.join(run.data.skipped)}")
     if recorded := save_comparison(run, command=command_line(context), seed=seed):
-        tell(f"recorded in facts.json of {', '.join(recorded)}")
+        print_safely(f"recorded in facts.json of {', '.join(recorded)}")
     _print_table(run.results, run.speed)
-    tell(f"tables, plot and page in {output}")
+    print_safely(f"tables, plot and page in {output}")
 
 
 def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> None:
+    """Print the results in tables of `_COLUMNS` columns, and the sentences that summarize them."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -93,7 +98,7 @@ def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> N
     rows, console = shown_rows(results, speed), Console()
     name, *headers = rows[0]
     for start in range(0, len(headers), _COLUMNS):
-        shown = [name, *headers[start : start + _COLUMNS]]
-        print_table(([row[header] for header in shown] for row in rows), *shown)
+        columns = [name, *headers[start : start + _COLUMNS]]
+        print_table(([row[header] for header in columns] for row in rows), *columns)
     for sentence in sentences(results, speed):
         console.print(escape(sentence), highlight=False)

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from hf_vit_cli.command import pass_on, tell
+from hf_vit_cli.command import collect_options, print_safely
 from hf_vit_cli.options import arg, opt, parse_size
 
 
 def convert(
-    model: str = arg(..., "Checkpoint: file, folder, https:// or gs:// address, hf://owner/name/file, timm:NAME."),
+    model: str = arg(..., "Checkpoint: file, folder, https:// or gs:// URL, hf://owner/name/file or timm:NAME."),
     output: Path = arg(..., "New folder for the converted model."),
     image_size: str | None = opt(
         None, "Image size that the source was trained at (224 or 224x160), if it cannot be inferred.", metavar="HxW"
@@ -17,9 +17,13 @@ def convert(
     ),
     num_labels: int | None = opt(None, "Replace the head by a new one, filled with zeros, for N classes.", metavar="N"),
     labels: Path | None = opt(
-        None, "The same with class names: a text file with one name per line, or a JSON list.", metavar="FILE"
+        None,
+        "Replace the head as --num-labels does, with class names from a text file (one per line) or a JSON list.",
+        metavar="FILE",
     ),
-    drop_pre_logits: bool = opt(False, "Drop the representation layer and the head behind it.", "--drop-pre-logits"),
+    drop_pre_logits: bool = opt(
+        False, "Drop the representation layer (pre-logits) and the head that follows it.", "--drop-pre-logits"
+    ),
     num_heads: int | None = opt(None, "Number of attention heads, if the source does not record it.", metavar="N"),
     hidden_act: str | None = opt(
         None, "Activation, if the source does not record it: gelu, gelu_pytorch_tanh, quick_gelu, ...", metavar="NAME"
@@ -32,10 +36,10 @@ def convert(
     position_embedding: str | None = opt(
         None, "Position embedding of a source without a table: sincos_2d or none.", metavar="NAME"
     ),
-    prefix: str | None = opt(None, "Prefix of the model's keys, if it is wrapped in another module.", metavar="NAME"),
+    prefix: str | None = opt(None, "Prefix of the keys, if the model is wrapped in another module.", metavar="NAME"),
     verify: Path | None = opt(
         None,
-        "Recording (.npz): images and outputs of the original code that the model must reproduce.",
+        "Recording (.npz) of images and outputs of the original code, which the converted model must reproduce.",
         metavar="IO.npz",
     ),
     report: Path | None = opt(
@@ -44,11 +48,13 @@ def convert(
         metavar="FILE",
         dir_okay=False,
     ),
-    sha256: str | None = opt(None, "Required SHA-256 of the source file; other files are refused.", metavar="HEX"),
-    force: bool = opt(False, "Replace what an earlier conversion wrote.", "--force"),
+    sha256: str | None = opt(
+        None, "Expected SHA-256 of the source file; a file with another hash is refused.", metavar="HEX"
+    ),
+    force: bool = opt(False, "Replace the output of an earlier conversion.", "--force"),
 ) -> None:
     """Convert a checkpoint of another library into a folder that from_pretrained loads."""
-    values = pass_on(locals(), "model", "output", "verify")
+    values = collect_options(locals(), "model", "output", "verify")
     from hf_vit.conversion import api
     from hf_vit.conversion.origins.beside import read_labels
 
@@ -59,5 +65,5 @@ def convert(
     }
     result = api.convert(model, output, recording=verify, **values)
     if (assumption := api.assumption(result.plan)) is not None:
-        tell(assumption, err=True)
-    tell(api.describe(result))
+        print_safely(assumption, err=True)
+    print_safely(api.describe(result))

@@ -14,213 +14,241 @@ if TYPE_CHECKING:
 Rows = list[tuple[str, str]]
 
 _TRAINING = "A training (mode flops)"
-# Mode -> what it reads; blog and corrected have their own numbers.
-_TAKES: dict[str, set[str]] = {
+# Mode -> the options it uses; blog and corrected use only published numbers.
+_MODE_OPTIONS: dict[str, set[str]] = {
     "flops": {"image_size", "images", "epochs", "devices", "device_flops", "utilization", "price"},
     "memory": {"image_size", "devices", "batch_size", "precision"},
     "blog": set(),
     "corrected": set(),
     "tpu": {"device_flops"},
 }
-_OPTIONS = set[str]().union(*_TAKES.values())
+_ALL_OPTIONS = set[str]().union(*_MODE_OPTIONS.values())
 _MEMORY = "Memory of a training (mode memory, with --devices, 64 by default)"
 
 
 def cost(
-    model: str = arg(..., "Variant (L/16), folder, Hub id, or whatever hf-vit convert reads."),
+    model: str = arg(
+        ..., "Model: variant (such as L/16), folder, Hub id, or any checkpoint that hf-vit convert reads."
+    ),
     image_size: str | None = opt(None, "Input size in pixels: 224 or 224x160. Default: the model's."),
     images: float | None = opt(
-        None, "Images in the training set. Default: those recorded in the folder.", panel=_TRAINING
+        None,
+        "Number of images in the training set. Default: the number recorded in the model's folder.",
+        panel=_TRAINING,
     ),
     epochs: float | None = opt(None, "Epochs of the training. Default: 1.", panel=_TRAINING),
     devices: int | None = opt(None, "Number of devices. Default: 1.", panel=_TRAINING),
     device_flops: str | None = opt(
-        None, "Peak FLOP/s of a device: 312e12, or here to measure this machine.", panel=_TRAINING
+        None, "Peak speed of a device in FLOP/s (312e12), or here to measure this machine.", panel=_TRAINING
     ),
-    utilization: float | None = opt(None, "Share of the peak that a training sustains. Default: 0.4.", panel=_TRAINING),
+    utilization: float | None = opt(
+        None, "Fraction of the peak speed that the training reaches. Default: 0.4.", panel=_TRAINING
+    ),
     price: float | None = opt(None, "Price in dollars per device-hour.", panel=_TRAINING),
     batch_size: int | None = opt(None, "Images per device and step. Default: 1.", panel=_MEMORY),
-    precision: str | None = opt(None, "fp32 or bf16. Default: fp32.", panel=_MEMORY),
+    precision: str | None = opt(None, "Precision: fp32 or bf16. Default: fp32.", panel=_MEMORY),
     mode: str = opt(
         "flops",
-        "flops; memory; blog or corrected: prices of the original L/16 and H/14; tpu: this machine beside TPUs.",
+        (
+            "What to estimate: flops; memory; blog or corrected, the price of training the original L/16 or H/14; "
+            "tpu, this machine compared with TPUs."
+        ),
     ),
     as_json: bool = opt(False, "Print JSON.", "--json"),
 ) -> None:
     """Count FLOPs; estimate time, cost and memory of a training."""
-    given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not None}
+    arguments = {name: value for name, value in locals().items() if name in _ALL_OPTIONS and value is not None}
     from hf_vit.cost import beside_tpu, blog_estimate, corrected_estimate, cost_summary, memory_plan
 
-    _refuse_unused(mode, given)
-    for name, read in {"image_size": options.parse_size, "device_flops": _rate}.items():
-        if name in given:
-            given[name] = read(given[name])
+    _check_options(mode, arguments)
+    for name, parse in {"image_size": options.parse_size, "device_flops": _parse_rate}.items():
+        if name in arguments:
+            arguments[name] = parse(arguments[name])
     if mode == "flops":
-        if "utilization" in given:
-            given["utilisation"] = given.pop("utilization")
-        summary = cost_summary(model, **given)
-        _show(model, summary, _summary_rows(summary), as_json)
+        if "utilization" in arguments:
+            arguments["utilisation"] = arguments.pop("utilization")
+        summary = cost_summary(model, **arguments)
+        _print_result(model, summary, _summary_rows(summary), as_json)
     elif mode == "memory":
-        plan = memory_plan(model, **given)
-        _show(f"{model}, memory of a training with AdamW, on each device", plan, _memory_rows(plan), as_json)
+        plan = memory_plan(model, **arguments)
+        _print_result(f"{model}, memory of a training with AdamW, on each device", plan, _memory_rows(plan), as_json)
     elif mode == "tpu":
-        beside = beside_tpu(model, given["device_flops"] if given else _rate("here"))
-        what = "this machine's matrix products" if device_flops in (None, "here") else "a device of"
-        _show(f"{model}, beside TPUv3 cores", beside, _tpu_rows(beside, what), as_json)
+        comparison = beside_tpu(model, arguments["device_flops"] if arguments else _parse_rate("here"))
+        device_label = "this machine's matrix products" if device_flops in (None, "here") else "the given device"
+        _print_result(f"{model}, compared with TPUv3 cores", comparison, _tpu_rows(comparison, device_label), as_json)
     elif mode == "blog":
-        found = blog_estimate(model)
-        _show(f"{model}, as the blog post reckoned", found, _blog_rows(found), as_json)
+        estimate = blog_estimate(model)
+        _print_result(f"{model}, as the blog post estimated", estimate, _blog_rows(estimate), as_json)
     else:
         corrected = corrected_estimate(model)
-        _show(f"{model}, corrected", corrected, _corrected_rows(corrected), as_json)
+        _print_result(f"{model}, corrected", corrected, _corrected_rows(corrected), as_json)
 
 
-def _refuse_unused(mode: str, given: dict[str, Any]) -> None:
+def _check_options(mode: str, arguments: dict[str, Any]) -> None:
+    """Raise a UserError for an unknown mode, or for options that the mode does not use."""
     from hf_vit.errors import UserError
 
-    if mode not in _TAKES:
-        raise UserError(f"mode '{mode}' is unknown; choose {', '.join(_TAKES)}")
-    unused = given.keys() - _TAKES[mode]
+    if mode not in _MODE_OPTIONS:
+        raise UserError(f"--mode '{mode}' is unknown; choose from {', '.join(_MODE_OPTIONS)}")
+    unused = arguments.keys() - _MODE_OPTIONS[mode]
     if unused:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given if name in unused)
-        remedy = next((f"use --mode {other}" for other, takes in _TAKES.items() if unused <= takes), "leave them out")
-        raise UserError(f"{names} would change nothing in mode {mode}; {remedy}")
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in arguments if name in unused)
+        remedy = next(
+            (f"use --mode {other}" for other, mode_options in _MODE_OPTIONS.items() if unused <= mode_options),
+            "remove them",
+        )
+        raise UserError(f"{names} has no effect with --mode {mode}; {remedy}")
 
 
-def _rate(text: str) -> float:
-    """Return the number after --device-flops, or this machine's."""
+def _parse_rate(text: str) -> float:
+    """Return the FLOP/s given by --device-flops, measured on this machine for "here"."""
     from hf_vit.errors import UserError
 
     if text == "here":
         import torch
 
-        return rate_of("cuda" if torch.cuda.is_available() else "cpu")
+        return measure_rate("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return float(text)
     except ValueError as error:
         raise UserError(f"--device-flops {text!r} is not a number; give FLOP/s such as 312e12, or here") from error
 
 
-def _show(title: str, found: Any, rows: Rows, as_json: bool) -> None:
+def _print_result(title: str, result: Any, rows: Rows, as_json: bool) -> None:
+    """Print a result as a table, or as JSON with all its fields."""
     if as_json:
         import dataclasses
         import json
 
-        told = dataclasses.asdict(found)
-        typer.echo(json.dumps(told | {"forward_flops": found.forward_flops} if "macs" in told else told, indent=2))
+        fields = dataclasses.asdict(result)
+        typer.echo(
+            json.dumps(fields | {"forward_flops": result.forward_flops} if "macs" in fields else fields, indent=2)
+        )
         return
     print_table(rows, title=title)
 
 
 def _summary_rows(summary: "CostSummary") -> Rows:
+    """Return the rows for FLOPs and time of a training."""
     height, width = summary.image_size
     rows = [(f"forward, one image of {height}x{width} px", flops(summary.forward_flops))]
     rows += [(f"  {part}", flops(2 * macs)) for part, macs in summary.macs.items()]
     if summary.training_flops is not None:
         rows.append((f"training on {summary.images:,.0f} images", flops(summary.training_flops)))
-    return rows + time_rows(summary)
+    return rows + make_time_rows(summary)
 
 
 def _memory_rows(plan: "MemoryPlan") -> Rows:
+    """Return the rows for the memory of a training."""
     height, width = plan.image_size
     images = f"{plan.batch_size} images of {height}x{width} px in {plan.precision}"
     rows = [
-        (f"weights, gradients, averages of {plan.parameters:,} parameters", gigabytes(plan.states)),
-        (f"activations of {images}", gigabytes(plan.activations)),
+        (f"weights, gradients, optimizer state of {plan.parameters:,} parameters", format_gigabytes(plan.states)),
+        (f"activations of {images}", format_gigabytes(plan.activations)),
     ]
     if plan.checkpointed is not None:
-        rows.append(("  with activation checkpointing", gigabytes(plan.checkpointed)))
+        rows.append(("  with activation checkpointing", format_gigabytes(plan.checkpointed)))
     for row in plan.rows:
-        ways = {"DDP": row.replicated, "FSDP2": row.sharded, "and checkpointing": row.checkpointed}
-        shown = ", ".join(f"{way} {gigabytes(held)}" for way, held in ways.items() if held is not None)
-        rows.append((f"{row.devices} devices" if row.devices > 1 else "one device", shown))
+        strategies = {"DDP": row.replicated, "FSDP2": row.sharded, "and checkpointing": row.checkpointed}
+        memory_text = ", ".join(
+            f"{strategy} {format_gigabytes(memory)}" for strategy, memory in strategies.items() if memory is not None
+        )
+        rows.append((f"{row.devices} devices" if row.devices > 1 else "one device", memory_text))
     return rows
 
 
-def _blog_rows(found: "BlogEstimate") -> Rows:
+def _blog_rows(estimate: "BlogEstimate") -> Rows:
+    """Return the rows for the estimate of the blog post."""
     return [
-        ("TPUv3-core-days (paper, table 2)", f"{found.core_days:,g}"),
-        ("price on TPUs", f"{dollars(found.tpu_dollars)}"),
-        ("four V100 against one TPU core", f"{found.speed_up:.2f} times as fast"),
-        ("time on four V100", f"{found.gpu_days:.1f} days"),
-        ("price on four V100", f"{dollars(found.gpu_dollars)}"),
-        *((f"assumption {number}", text) for number, text in enumerate(found.assumptions, start=1)),
+        ("TPUv3-core-days (paper, table 2)", f"{estimate.core_days:,g}"),
+        ("price on TPUs", f"{format_dollars(estimate.tpu_dollars)}"),
+        ("speed of four V100 relative to one TPU core", f"{estimate.speed_up:.2f} times as fast"),
+        ("time on four V100", f"{estimate.gpu_days:.1f} days"),
+        ("price on four V100", f"{format_dollars(estimate.gpu_dollars)}"),
+        *((f"assumption {number}", text) for number, text in enumerate(estimate.assumptions, start=1)),
     ]
 
 
-def _tpu_rows(found: "BesideTpu", what: str) -> Rows:
+def _tpu_rows(estimate: "BesideTpu", device_label: str) -> Rows:
+    """Return the rows that compare a device with TPU cores."""
     return [
-        ("TPUv3-core-days (paper, table 2)", f"{found.core_days:,g}"),
-        ("peak of a TPU core (data sheet)", f"{flops(found.tpu_core_flops)}/s"),
-        ("sustained by a TPU core", f"{flops(found.sustained_flops)}/s, {found.tpu_utilisation:.0%} of its peak"),
-        (what, f"{flops(found.device_flops)}/s, {found.cores:.3g} TPU cores"),
-        ("time there at the same share", duration(found.days * 86400)),
-        ("time there at its whole rate", duration(found.least_days * 86400)),
+        ("TPUv3-core-days (paper, table 2)", f"{estimate.core_days:,g}"),
+        ("peak of a TPU core (data sheet)", f"{flops(estimate.tpu_core_flops)}/s"),
+        (
+            "speed reached by a TPU core",
+            f"{flops(estimate.sustained_flops)}/s, {estimate.tpu_utilisation:.0%} of its peak",
+        ),
+        (device_label, f"{flops(estimate.device_flops)}/s, {estimate.cores:.3g} TPU cores"),
+        ("time on that device at the same utilization", format_duration(estimate.days * 86400)),
+        ("time on that device at full speed", format_duration(estimate.least_days * 86400)),
     ]
 
 
-def _corrected_rows(found: "CorrectedEstimate") -> Rows:
+def _corrected_rows(estimate: "CorrectedEstimate") -> Rows:
+    """Return the rows for the corrected estimate: every correction, and the resulting times and prices."""
     rows: Rows = []
-    for number, fix in enumerate(found.corrections, start=1):
-        shown = dollars if fix.quantity.endswith("dollars") else "{:,.1f}".format
-        change = f"{fix.quantity} {shown(fix.before)} -> {shown(fix.after)}"
-        rows.append((f"correction {number}", f"not: {fix.assumption}\nbut: {fix.instead}\n{change}"))
-    share = f"{flops(found.sustained_flops)}/s, {found.tpu_utilisation:.0%} of its peak"
+    for number, fix in enumerate(estimate.corrections, start=1):
+        format_value = format_dollars if fix.quantity.endswith("dollars") else "{:,.1f}".format
+        change = f"{fix.quantity} {format_value(fix.before)} -> {format_value(fix.after)}"
+        rows.append((f"correction {number}", f"assumed: {fix.assumption}\ncorrected: {fix.instead}\n{change}"))
+    speed = f"{flops(estimate.sustained_flops)}/s, {estimate.tpu_utilisation:.0%} of its peak"
     return [
         *rows,
-        ("sustained by a TPU core", share),
-        ("price on TPUs", f"{dollars(found.tpu_dollars)} ({found.device_days:g} device-days)"),
-        ("four V100 against one TPU core", f"{found.speed_up:.2f} times as fast"),
-        ("time on four V100", f"{found.gpu_days:.1f} days"),
-        ("price on four V100", f"{dollars(found.gpu_dollars)}"),
+        ("speed reached by a TPU core", speed),
+        ("price on TPUs", f"{format_dollars(estimate.tpu_dollars)} ({estimate.device_days:g} device-days)"),
+        ("speed of four V100 relative to one TPU core", f"{estimate.speed_up:.2f} times as fast"),
+        ("time on four V100", f"{estimate.gpu_days:.1f} days"),
+        ("price on four V100", f"{format_dollars(estimate.gpu_dollars)}"),
     ]
 
 
-def rate_of(device: str) -> float:
-    """FLOP/s of matrix products on a torch device, at the precision that trainings there choose."""
+def measure_rate(device: str) -> float:
+    """Return the FLOP/s of matrix products on a torch device, in the precision that trainings use there."""
     from hf_vit.cost import matmul_flops_per_second
 
     return matmul_flops_per_second(device, "bf16" if device.startswith("cuda") else "fp32")
 
 
-def time_rows(summary: "CostSummary") -> Rows:
-    """Return what a training is estimated to take, and what the last one took."""
+def make_time_rows(summary: "CostSummary") -> Rows:
+    """Return the rows for the estimated time of a training, and for the time of the last one."""
     rows: Rows = []
-    if (found := summary.estimate) is not None:
-        told = f"{found.devices} x {flops(found.device_flops)}/s x {found.utilisation:.0%}"
-        rows.append(("estimated time", f"{duration(found.seconds)} ({told})"))
-        if found.dollars is not None:
-            rows.append(("estimated price", f"${found.dollars:,.2f} ({found.device_hours:,.1f} h x ${found.price:g})"))
+    if (estimate := summary.estimate) is not None:
+        details = f"{estimate.devices} x {flops(estimate.device_flops)}/s x {estimate.utilisation:.0%}"
+        rows.append(("estimated time", f"{format_duration(estimate.seconds)} ({details})"))
+        if estimate.dollars is not None:
+            rows.append(
+                ("estimated price", f"${estimate.dollars:,.2f} ({estimate.device_hours:,.1f} h x ${estimate.price:g})")
+            )
     if (run := summary.measured) is not None and run.seconds is not None and run.flops_per_second is not None:
-        told = f"{flops(run.flops_per_second)}/s"
-        if found is not None:
-            told += f", {run.flops_per_second / (found.devices * found.device_flops):.0%} of this peak"
-        rows.append(("measured time", f"{duration(run.seconds)} ({told})"))
+        details = f"{flops(run.flops_per_second)}/s"
+        if estimate is not None:
+            details += f", {run.flops_per_second / (estimate.devices * estimate.device_flops):.0%} of this peak"
+        rows.append(("measured time", f"{format_duration(run.seconds)} ({details})"))
         if run.hardware:
             rows.append(("measured on", run.hardware))
     return rows
 
 
-def dollars(value: float) -> str:
-    """$18,713 of 18,712.50: halves are rounded up."""
+def format_dollars(value: float) -> str:
+    """Return an amount such as $18,713 for 18712.5; halves are rounded up."""
     return f"${int(value + 0.5):,}"
 
 
 def flops(value: float) -> str:
-    """17.6 GFLOPs."""
+    """Return a number of FLOPs with a unit, such as 17.6 GFLOPs."""
     for prefix, size in (("exa", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if value >= size:
             return f"{value / size:,.4g} {prefix}FLOPs"
     return f"{value / 1e3:,.4g} kFLOPs"
 
 
-def gigabytes(number: int) -> str:
-    """12.3 GB of 12,345,678,901 bytes."""
+def format_gigabytes(number: int) -> str:
+    """Return a number of bytes in GB, such as 12.3 GB."""
     return f"{number / 1e9:,.3g} GB" if number < 1e11 else f"{number / 1e9:,.0f} GB"
 
 
-def duration(seconds: float) -> str:
-    """Format seconds in a readable unit."""
+def format_duration(seconds: float) -> str:
+    """Return seconds in the largest unit of which there are at least two, such as 3.2 h."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"

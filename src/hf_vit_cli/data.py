@@ -4,18 +4,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hf_vit_cli import options
-from hf_vit_cli.command import print_table, tell
+from hf_vit_cli.command import print_safely, print_table
 from hf_vit_cli.options import arg, opt
 
-_LISTED = 10
+_MAX_NAMES = 10
 
 
-@options.takes("skip_bad_images", "image_column", "label_column")
+@options.with_options("skip_bad_images", "image_column", "label_column")
 def data(
-    source: str = arg(..., "Data set, as in --data of other commands.", metavar="DATA"),
-    output: Path | None = opt(None, "Folder for contact_sheet.png: some images of every class.", file_okay=False),
+    source: str = arg(..., "Data set, given as in --data of other commands.", metavar="DATA"),
+    output: Path | None = opt(
+        None, "Folder for contact_sheet.png, which shows some images of every class.", file_okay=False
+    ),
     target: Literal["label", "mask", "objects"] | None = opt(
-        None, "Target: a label per image, a mask (segmentation) or objects (detection).", show_default="as laid out"
+        None,
+        "What to read: a label per image, a mask (segmentation) or objects (detection).",
+        show_default="as the data set is laid out",
     ),
     **shared: Any,
 ) -> None:
@@ -28,28 +32,34 @@ def data(
 
     are_skipped = shared.pop("skip_bad_images")
     images = load_data(source, skip_bad_images=True, multi_label=True, target=target, **shared)
-    seen = overview(images)
-    splits, parts = list(images.splits), seen.counts.values()
-    numbers = {split: images.num_examples(split) or 0 for split in splits}
-    rows: list[list[str] | None] = [[name, *(f"{of[split]:,}" for split in splits)] for name, of in seen.counts.items()]
+    summary = overview(images)
+    splits, class_counts = list(images.splits), summary.counts.values()
+    split_sizes = {split: images.num_examples(split) or 0 for split in splits}
+    rows: list[list[str] | None] = [
+        [name, *(f"{counts[split]:,}" for split in splits)] for name, counts in summary.counts.items()
+    ]
     rows.append(None)
-    if seen.unit != "images":
-        rows.append([f"all {seen.unit}", *(f"{sum(of[split] for of in parts):,}" for split in splits)])
-    rows.append(["all" if seen.unit == "images" else "images", *(f"{number:,}" for number in numbers.values())])
-    print_table(rows, "class", *splits, title=f"{images.name}: {sum(numbers.values()):,} images")
-    smallest, middle, largest = (f"{height}x{width}" for height, width in seen.sizes)
-    tell(f"sizes: {smallest} to {largest} px (height x width), median {middle}")
-    modes = ", ".join(f"{mode} {count:,}" for mode, count in seen.modes.items())
-    tell(f"modes: {modes} (of {sum(seen.modes.values()):,} images inspected)")
-    for remark in (*images.notes, *note_imbalance(images)):
-        tell(f"note: {remark}")
+    if summary.unit != "images":
+        rows.append(
+            [f"all {summary.unit}", *(f"{sum(counts[split] for counts in class_counts):,}" for split in splits)]
+        )
+    rows.append(["all" if summary.unit == "images" else "images", *(f"{number:,}" for number in split_sizes.values())])
+    print_table(rows, "class", *splits, title=f"{images.name}: {sum(split_sizes.values()):,} images")
+    smallest, median, largest = (f"{height}x{width}" for height, width in summary.sizes)
+    print_safely(f"sizes: {smallest} to {largest} px (height x width), median {median}")
+    modes = ", ".join(f"{mode} {count:,}" for mode, count in summary.modes.items())
+    print_safely(f"modes: {modes} (of {sum(summary.modes.values()):,} images inspected)")
+    for note in (*images.notes, *note_imbalance(images)):
+        print_safely(f"note: {note}")
     if images.skipped:
-        more = ", ..." if len(images.skipped) > _LISTED else ""
+        ellipsis = ", ..." if len(images.skipped) > _MAX_NAMES else ""
         advice = "" if are_skipped else "; other commands need --skip-bad-images to skip them"
-        tell(f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_LISTED])}{more}){advice}")
+        print_safely(
+            f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_MAX_NAMES])}{ellipsis}){advice}"
+        )
     if output is not None:
         sheet = io.BytesIO()
         contact_sheet(images).save(sheet, "PNG")
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / "contact_sheet.png", sheet.getvalue())
-        tell(f"contact sheet: {output / 'contact_sheet.png'}")
+        print_safely(f"contact sheet: {output / 'contact_sheet.png'}")

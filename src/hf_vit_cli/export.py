@@ -2,19 +2,23 @@
 
 from pathlib import Path
 
-from hf_vit_cli.command import pass_on, tell
+from hf_vit_cli.command import collect_options, print_safely
 from hf_vit_cli.options import arg, opt
 
 
 def export(
-    model: str = arg(..., "Folder, Hub id, or whatever hf-vit convert reads."),
+    model: str = arg(..., "Model: folder, Hub id, or any checkpoint that hf-vit convert reads."),
     output: Path = arg(..., "New folder for the exported model."),
-    to: str = opt(..., "transformers, timm, vit_jax, onnx, openvino, executorch or transformers.js.", metavar="TARGET"),
-    force: bool = opt(False, "Replace what an earlier export wrote.", "--force"),
+    to: str = opt(
+        ..., "Target: transformers, timm, vit_jax, onnx, openvino, executorch or transformers.js.", metavar="TARGET"
+    ),
+    force: bool = opt(False, "Replace the output of an earlier export.", "--force"),
     static: bool = opt(
         False, "With --to onnx or openvino: export a graph for the model's image size only.", "--static"
     ),
-    spelling: str | None = opt(None, "With --to vit_jax: newer (default) or older key names.", metavar="SPELLING"),
+    spelling: str | None = opt(
+        None, "With --to vit_jax: use the newer (default) or older key names.", metavar="SPELLING"
+    ),
     preprocessing: bool = opt(
         False,
         "With --to onnx or openvino: include the image processor; the graph takes uint8 images of any size.",
@@ -26,19 +30,21 @@ def export(
         "--decoding",
     ),
     quantize: str | None = opt(
-        None, "Quantize dense layers to int8: static (onnx, openvino) or dynamic (onnx).", metavar="MODE"
+        None, "Quantize dense layers to int8: static (for onnx and openvino) or dynamic (for onnx).", metavar="MODE"
     ),
     calibrate: str | None = opt(
-        None, "With --quantize: data whose train split calibrates int8 and whose test split checks it.", metavar="DATA"
+        None,
+        "With --quantize: data set; its train split calibrates the int8 model, its test split checks it.",
+        metavar="DATA",
     ),
     opset: int | None = opt(None, "With --to onnx: opset version, 14 or later (default 20).", metavar="N"),
 ) -> None:
     """Export a model to another library or runtime, and compare its results there."""
-    values = pass_on(locals())
+    values = collect_options(locals())
     from hf_vit import conversion
 
     result = conversion.export(**values)
-    tell(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
+    print_safely(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     if result.int8 is not None:
-        tell(result.int8)
-    tell(f"saved in {result.output}")
+        print_safely(result.int8)
+    print_safely(f"saved in {result.output}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import CONFIG, command_line, print_table, print_tables, stoppable, tell
-from hf_vit_cli.cost import rate_of, time_rows
+from hf_vit_cli.command import CONFIG, command_line, handle_interrupt, print_safely, print_table, print_tables
+from hf_vit_cli.cost import make_time_rows, measure_rate
 from hf_vit_cli.options import opt
 from hf_vit_settings import (
     AUGMENTATION_FIELDS,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hf_vit.training import FinetuneResult
 
 
-@options.takes(
+@options.with_options(
     *(*DISTILLATION_FIELDS.values(), *SELF_TRAINING_FIELDS.values()),
     *(*RUN_FIELDS.values(), *RECIPE_FIELDS.values(), *AUGMENTATION_FIELDS.values()),
 )
@@ -41,27 +41,40 @@ def finetune(
     data: str = options.DATA,
     output: Path = options.OUTPUT,
     config: Path | None = CONFIG,
-    task: str = opt("classification", "classification, segmentation (masks) or detection (boxes); docs/dense.md."),
+    task: str = opt(
+        "classification", "Task: classification, segmentation (masks) or detection (boxes); see docs/dense.md."
+    ),
     head: str | None = opt(
         None,
-        "segmentation: linear (the default), upernet, mask2former; detection: mask-rcnn (the default), "
-        "detr, deformable-detr.",
+        "Head for segmentation: linear (the default), upernet or mask2former; for detection: mask-rcnn (the "
+        "default), detr or deformable-detr.",
     ),
-    head_width: int | None = opt(None, "Channels of the head. Default: its library's.", panel=RUN),
+    head_width: int | None = opt(None, "Number of channels of the head. Default: the library's default.", panel=RUN),
     recipe: str | None = opt(
-        None, "Recipe; hf-vit recipes lists them. Default: default-small, or the task's or method's."
+        None, "Training recipe; hf-vit recipes lists all. Default: default-small, or the recipe of the task or method."
     ),
-    teacher: str | None = opt(None, "Teacher, an image classifier: folder, Hub id or timm:NAME.", panel=TEACHER),
+    teacher: str | None = opt(
+        None, "Teacher model for distillation, an image classifier: folder, Hub id or timm:NAME.", panel=TEACHER
+    ),
     unlabeled: str | None = opt(
-        None, "Unlabeled images: a folder, or as in --data; labels are ignored.", panel=UNLABELED
+        None, "Unlabeled images: a folder, or a data set as in --data, whose labels are ignored.", panel=UNLABELED
     ),
-    lr_sweep: bool = opt(False, "Try the recipe's grid of learning rates on the validation split.", "--lr-sweep"),
+    lr_sweep: bool = opt(
+        False, "Try the recipe's grid of learning rates and keep the best on the validation split.", "--lr-sweep"
+    ),
     sweep_rates: str | None = opt(
-        None, "Try these learning rates on the validation split: 0.001,0.003.", panel=RUN, metavar="RATE,RATE..."
+        None,
+        "Try these learning rates (0.001,0.003) and keep the best on the validation split.",
+        panel=RUN,
+        metavar="RATE,RATE...",
     ),
-    runner: str = opt("local", "With a sweep: local, or ray (extra ray), all rates at once.", panel=RUN),
+    runner: str = opt(
+        "local",
+        "With a sweep: run on local, one rate after another, or on ray, all rates at once (needs the extra ray).",
+        panel=RUN,
+    ),
     address: str | None = opt(
-        None, "Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine.", panel=RUN
+        None, "Address of a running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine.", panel=RUN
     ),
     **shared: Any,
 ) -> None:
@@ -72,7 +85,7 @@ def finetune(
 
     shared["image_size"] = options.parse_size(shared["image_size"])
     distillation, self_training = parse_teaching(teacher, unlabeled, shared)
-    with stoppable(lambda: way_on(output)):
+    with handle_interrupt(lambda: way_on(output)):
         result = run(
             model,
             data,
@@ -87,50 +100,62 @@ def finetune(
             runner=runner,
             address=address,
             command=command_line(context),
-            report=tell,
+            report=print_safely,
             **shared,
         )
     if not is_first():
         return
     print_result(result)
     if result.pushed is not None:
-        tell(result.pushed.describe())
+        print_safely(result.pushed.describe())
 
 
 def parse_teaching(
     teacher: str | None, unlabeled: str | None, values: dict[str, Any]
 ) -> tuple[DistillationOptions | None, SelfTrainingOptions | None]:
-    """Take the options of a teacher out of those of a command; one of the two results is None, or both are."""
-    distilling, labelling = (_pop(each, values) for each in (DISTILLATION_FIELDS, SELF_TRAINING_FIELDS))
-    names = [name for name in ("unlabeled",) if unlabeled is not None]
-    names += [option_name(SELF_TRAINING_FIELDS[name]).replace("_", "-") for name in labelling]
-    if not names:
-        if teacher is None and distilling:
-            raise UserError("--distillation, --temperature and --distillation-weight need a --teacher")
-        return None if teacher is None else DistillationOptions(teacher, **distilling), None
+    """Return the options of distillation or of self-training, removed from the command's options.
+
+    At most one of the two results is not None. A teacher alone means distillation, a teacher with unlabeled images
+    self-training.
+
+    Raises:
+        UserError: an option lacks another one that it needs.
+    """
+    distillation, self_training = (_pop(fields, values) for fields in (DISTILLATION_FIELDS, SELF_TRAINING_FIELDS))
+    self_training_flags = [name for name in ("unlabeled",) if unlabeled is not None]
+    self_training_flags += [option_name(SELF_TRAINING_FIELDS[name]).replace("_", "-") for name in self_training]
+    if not self_training_flags:
+        if teacher is None and distillation:
+            raise UserError(
+                "--distillation, --temperature and --distillation-weight need --teacher; add it, or remove them"
+            )
+        return None if teacher is None else DistillationOptions(teacher, **distillation), None
     if teacher is None or unlabeled is None:
-        raise UserError(f"--{names[0]} needs --teacher and --unlabeled")
-    if distilling:
-        name = option_name(DISTILLATION_FIELDS[next(iter(distilling))]).replace("_", "-")
-        raise UserError(f"--{name} cannot be combined with --unlabeled; leave one of the two out")
-    return None, SelfTrainingOptions(teacher, unlabeled, **labelling)
+        raise UserError(f"--{self_training_flags[0]} needs --teacher and --unlabeled; add both, or remove it")
+    if distillation:
+        name = option_name(DISTILLATION_FIELDS[next(iter(distillation))]).replace("_", "-")
+        raise UserError(f"--{name} cannot be combined with --unlabeled; remove one of them")
+    return None, SelfTrainingOptions(teacher, unlabeled, **self_training)
 
 
 def _pop(fields: "Mapping[str, Any]", values: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of these fields from `values`, and return those that were given by field name."""
     options = {name: values.pop(option_name(field)) for name, field in fields.items()}
     return {name: value for name, value in options.items() if value is not None}
 
 
 def parse_rates(text: str) -> list[float]:
-    """Read "0.001,0.01"."""
+    """Return learning rates from text such as "0.001,0.01"."""
     try:
         return [float(rate) for rate in text.split(",")]
     except ValueError as error:
-        raise UserError(f"--sweep-rates '{text}' cannot be read; give numbers: 0.001,0.003,0.01") from error
+        raise UserError(
+            f"--sweep-rates '{text}' is not a list of numbers; give for example 0.001,0.003,0.01"
+        ) from error
 
 
 def print_result(result: "FinetuneResult") -> None:
-    """The table at the end."""
+    """Print the results of a training, and where the model was saved."""
     from hf_vit.cost import cost_summary
     from hf_vit.evaluation.protocols.top1 import ClassificationResult
     from hf_vit.training.processes import world_size
@@ -138,9 +163,9 @@ def print_result(result: "FinetuneResult") -> None:
     test, device = result.test, result.model.device.type
     if not isinstance(test, ClassificationResult):
         print_tables(test.tables("test split (evaluated once)"))
-        tell(f"saved in {result.folder}: model, processor, facts.json, README.md")
+        print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")
         return
-    devices = 1 if device == "cpu" else world_size()  # on a CPU the processes share its cores
+    devices = 1 if device == "cpu" else world_size()  # processes on a CPU share its cores
     rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
     if test.top5 is not None:
         rows.append(("test top-5 accuracy", f"{test.top5:.2%}"))
@@ -149,16 +174,17 @@ def print_result(result: "FinetuneResult") -> None:
         ("expected calibration error", f"{test.ece:.2%}"),
         ("validation accuracy", f"{result.validation['accuracy']:.2%}"),
         ("best checkpoint", f"step {result.best_step:,} of {result.steps:,}"),
-        *time_rows(cost_summary(result.folder, device_flops=rate_of(device), devices=devices)),
+        *make_time_rows(cost_summary(result.folder, device_flops=measure_rate(device), devices=devices)),
     ]
     if result.trials:
         header, title = ("learning rate", "accuracy", "loss (nats)", ""), "learning rates, validation split"
         print_table(map(_sweep_row, result.trials, repeat(result.recipe.learning_rate)), *header, title=title)
     print_table(rows, title="test split (evaluated once)")
-    tell(f"saved in {result.folder}: model, processor, facts.json, README.md")
+    print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")
 
 
-def _sweep_row(trial: "Mapping[str, Any]", kept: float) -> list[str]:
+def _sweep_row(trial: "Mapping[str, Any]", best_rate: float) -> list[str]:
+    """Return a row of the learning rate sweep; `best_rate` is the learning rate that was chosen."""
     rate = trial["learning_rate"]
-    shown = ("diverged", "-") if trial["score"] is None else (f"{trial['accuracy']:.2%}", f"{trial['loss']:.4f}")
-    return [f"{rate:g}", *shown, "kept" if rate == kept else ""]
+    scores = ("diverged", "-") if trial["score"] is None else (f"{trial['accuracy']:.2%}", f"{trial['loss']:.4f}")
+    return [f"{rate:g}", *scores, "best" if rate == best_rate else ""]

@@ -1,4 +1,4 @@
-"""The `hf-vit` program: collects the commands and turns bad input into one line and a non-zero exit."""
+"""The `hf-vit` program: registers the commands, and turns errors into one line and a non-zero exit code."""
 
 import errno
 import importlib
@@ -16,13 +16,13 @@ import typer
 from hf_vit_cli.command import Command, plain_text
 from hf_vit_cli.options import opt
 
-# Every command has a module, which holds a function, or a group of them, of its name (dashes: underscores).
+# Every command has a module with a function or a typer group of the same name (underscores for dashes).
 COMMANDS = (
     *("demo", "finetune", "pretrain", "recipes", "soup"),
     *("data", "evaluate", "predict", "embed", "analyze", "compare", "diff", "cost", "scaling-law"),
     *("convert", "export", "page", "card", "push", "verify", "models", "bench"),
 )
-# What can be done about what the system did not find or may not read; what it may not write, `errors.refusal` tells.
+# Remedies for system errors while reading; `errors.refusal` handles errors while writing.
 _REMEDIES = {
     errno.EACCES: "ask for permission, or choose another path",
     errno.EPERM: "ask for permission, or choose another path",
@@ -32,13 +32,13 @@ _REMEDIES = {
     errno.EEXIST: "choose another name",
     errno.ELOOP: "the link points to itself; give its target",
 }
-# What reads from the Hub -> where its verbosity is looked for, and whether it shows bars.
+# Library that reads from the Hub -> environment variables of its verbosity, and of its progress bars.
 _CLIENTS = {"datasets": "DATASETS_VERBOSITY", "huggingface_hub": "HF_HUB_VERBOSITY"}
 _BARS = {"datasets": "HF_DATASETS_DISABLE_PROGRESS_BARS", "huggingface_hub": "HF_HUB_DISABLE_PROGRESS_BARS"}
 
 
 def build_app() -> typer.Typer:
-    """Assemble the typer application; command modules import nothing heavy at their top."""
+    """Return the typer application with all commands; command modules import nothing slow at module level."""
     app = typer.Typer(name="hf-vit", pretty_exceptions_enable=False)
 
     @app.callback(invoke_without_command=True)
@@ -66,41 +66,42 @@ def build_app() -> typer.Typer:
 
 @contextmanager
 def _set_up_logs() -> Generator[None]:
-    """Silence the clients' own logs, unless asked for, as errors tell of them; show that a model is converted."""
-    shown, handler = logging.getLogger("hf_vit.conversion"), logging.StreamHandler(sys.stderr)
+    """Silence the Hub clients' logs, as errors are reported in one line, and show notes about conversions."""
+    conversion_log, handler = logging.getLogger("hf_vit.conversion"), logging.StreamHandler(sys.stderr)
     handler.format = lambda record: plain_text(f"note: {record.getMessage()}")
-    levels = {logger: logger.level for logger in (shown, *map(logging.getLogger, _CLIENTS))}
+    levels = {logger: logger.level for logger in (conversion_log, *map(logging.getLogger, _CLIENTS))}
     for name, variable in _CLIENTS.items():
-        if os.environ.setdefault(variable, "critical") == "critical":  # which counts when it is imported
+        if os.environ.setdefault(variable, "critical") == "critical":  # read when the library is imported
             logging.getLogger(name).setLevel(logging.CRITICAL)
     if os.environ.get("RANK", "0") == "0":
-        shown.addHandler(handler)
-        shown.setLevel(logging.INFO)
+        conversion_log.addHandler(handler)
+        conversion_log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        shown.removeHandler(handler)
+        conversion_log.removeHandler(handler)
         for logger, level in levels.items():
             logger.setLevel(level)
 
 
-def message_of(error: Exception) -> str | None:
-    """Return the line; None where the error is no user's, and its traceback is wanted."""
+def format_error(error: Exception) -> str | None:
+    """Return the line to print for an error; None for an unexpected error, whose traceback is needed."""
     if isinstance(error, typer.TyperException):
         text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
-        more = "" if context is None else f"; {context.command_path} --help lists its options"
-        line = " ".join(f"{text[:1].lower()}{text[1:]}{more}".split())
+        help_hint = "" if context is None else f"; {context.command_path} --help lists all options"
+        line = " ".join(f"{text[:1].lower()}{text[1:]}{help_hint}".split())
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    # Not before there is something to be told: these imports take seconds.
+    # These imports take seconds, so they are made only for an error.
     from hf_vit.errors import one_line
     from hf_vit.results.redaction import redact_message
 
-    text = _refusal(error)
-    # It may be kept in a log, and words of strangers may be part of it.
+    text = _describe_error(error)
+    # Redacted, as it may be logged; one line, as it may contain text from elsewhere.
     return None if text is None else redact_message(one_line(text)) or type(error).__name__
 
 
-def _refusal(error: Exception) -> str | None:
+def _describe_error(error: Exception) -> str | None:
+    """Return the message for an error that a user can mend; None for other errors."""
     from huggingface_hub.errors import StrictDataclassError
 
     from hf_vit.environment import missing_library
@@ -111,49 +112,53 @@ def _refusal(error: Exception) -> str | None:
     if isinstance(error, ImportError):
         return missing_library(error)
     if isinstance(error, OSError):
-        # Permission may have been missed for reading.
-        why = None if isinstance(error, PermissionError) else refusal(error)
-        return _of_system(error) if why is None else f"{error.filename or 'a file'} cannot be written: {why}"
+        # Permission may be missing for reading, which `refusal` does not cover.
+        reason = None if isinstance(error, PermissionError) else refusal(error)
+        return (
+            _describe_system_error(error)
+            if reason is None
+            else f"{error.filename or 'a file'} cannot be written: {reason}"
+        )
     if isinstance(error, StrictDataclassError):
         return strict_reason(error)
     if is_out_of_memory(error):
-        return "out of memory; close other programs, or choose a smaller batch, image or model"
+        return "the memory is full; close other programs, or choose a smaller batch size, image size or model"
     return None
 
 
-def _of_system(error: OSError) -> str:
-    """Format an operating system error with a remedy, without its number."""
+def _describe_system_error(error: OSError) -> str:
+    """Return the message for an operating system error: path, reason and remedy, without the error number."""
     if error.errno is None or error.filename is None:
         return str(error)
-    place = error.filename2 or error.filename
+    path = error.filename2 or error.filename
     remedy = _REMEDIES.get(error.errno, "choose another path")
-    return f"{os.fspath(place)!r}: {error.strerror or os.strerror(error.errno)}; {remedy}"
+    return f"{os.fspath(path)!r}: {error.strerror or os.strerror(error.errno)}; {remedy}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program: exit 0, or one line on standard error and an exit code other than 0."""
+    """Run the program; it exits with code 0, or with one line on standard error and another code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # a shell closed it (`2>&-`): the next file that is opened would get its lines
+        if getattr(sys, name) is None:  # closed by the shell (`2>&-`): the next opened file would receive the output
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     warnings.formatwarning = lambda message, *_: f"note: {' '.join(str(message).split())}\n"
-    if isinstance(sys.stdout, TextIOWrapper):  # names of files need not be text
+    if isinstance(sys.stdout, TextIOWrapper):  # file names may not be valid text
         sys.stdout.reconfigure(errors="backslashreplace")
-    for client, variable in _BARS.items() if not sys.stderr.isatty() else ():  # in a log bars are lines
-        if os.environ.setdefault(variable, "1") == "1" and client in sys.modules:  # else it counts when it is imported
+    for client, variable in _BARS.items() if not sys.stderr.isatty() else ():  # in a log every update is a line
+        if os.environ.setdefault(variable, "1") == "1" and client in sys.modules:  # read only when it is imported
             importlib.import_module(f"{client}.utils").disable_progress_bars()
-    given = None if arguments is None else list(arguments)
+    argument_list = None if arguments is None else list(arguments)
     try:
         try:
-            os.getcwd()  # before anything is imported that looks there
+            os.getcwd()  # checked first, as imports need the working directory
         except FileNotFoundError:
-            raise typer.TyperException("the working directory was deleted; change to another") from None
+            raise typer.TyperException("the working directory was deleted; change to another one") from None
         with _set_up_logs():
-            code = build_app()(args=given, prog_name="hf-vit", standalone_mode=False)
+            code = build_app()(args=argument_list, prog_name="hf-vit", standalone_mode=False)
     except Exception as error:
-        message = None if os.environ.get("HF_VIT_TRACEBACK") else message_of(error)
+        message = None if os.environ.get("HF_VIT_TRACEBACK") else format_error(error)
         if message is None:
             raise
         rank = os.environ.get("RANK", "0")
         print(f"hf-vit: {message}" if rank == "0" else f"hf-vit (process {rank}): {message}", file=sys.stderr)
-        code = error.exit_code if isinstance(error, typer.TyperException) else 1  # 2: it was typed wrongly
+        code = error.exit_code if isinstance(error, typer.TyperException) else 1  # typer's code 2 means a usage error
     raise SystemExit(code or 0)

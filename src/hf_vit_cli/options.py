@@ -1,8 +1,8 @@
-"""The options that commands share; those of trainings come from the fields of `hf_vit_settings`.
+"""Options shared by commands; options of trainings are made from the fields of `hf_vit_settings`.
 
-A command ends in `**shared`, and `takes` puts the options in its place:
+A command ends with `**shared`, which `with_options` replaces by options:
 
-    @takes("device", *RECIPE_FIELDS.values())
+    @with_options("device", *RECIPE_FIELDS.values())
     def finetune(context: typer.Context, model: str = MODEL, **shared: Any) -> None: ...
 """
 
@@ -27,17 +27,24 @@ from hf_vit_settings import (
 
 
 def opt(default: Any, help: str, *flags: str, panel: str | None = None, **settings: Any) -> Any:
-    """Return an option of a command: default (... requires a value), help, flags where its name gives others, panel."""
+    """Declare an option of a command.
+
+    Args:
+        default: default value; ... makes the option required.
+        help: help text.
+        flags: flags, if they differ from the parameter's name.
+        panel: panel of the help in which the option appears.
+    """
     return typer.Option(default, *flags, help=help, rich_help_panel=panel, **settings)
 
 
 def arg(default: Any, help: str, **settings: Any) -> Any:
-    """Return an argument of a command."""
+    """Declare a positional argument of a command."""
     return typer.Argument(default, help=help, show_default=False, **settings)
 
 
-MODEL = arg(..., "Variant (S/16), or a checkpoint: folder, file, Hub id, timm:NAME.")
-CHECKPOINT = arg(..., "Model: folder, Hub id, timm:NAME, or a checkpoint file.")
+MODEL = arg(..., "Variant (such as S/16), or a checkpoint: folder, file, Hub id or timm:NAME.")
+CHECKPOINT = arg(..., "Model: folder, Hub id, timm:NAME or checkpoint file.")
 DATA = opt(
     ...,
     "Data set: a built-in one (digits, photos, fractals, scenes), a folder (classes, COCO or ADE20K), a .csv, .jsonl, "
@@ -47,79 +54,100 @@ DATA = opt(
 OUTPUT = opt(..., "New or empty folder for the finished model.", show_default=False)
 JSON = opt(False, "Print JSON.", "--json")
 
-# Options of commands that read a model and images -> type and option.
+# Name of an option for commands that read a model and images -> its type and declaration.
 SHARED: dict[str, tuple[Any, Any]] = {
-    "split": (str, opt("test", "Split: train, validation or test.")),
+    "split": (str, opt("test", "Split of the data set: train, validation or test.")),
     "batch_size": (int, opt(32, "Images per forward pass.", min=1)),
     "seed": (int, opt(0, "Random seed for splits, sampling and noise.", min=0)),
     "optimize": (
         bool,
-        opt(True, "Optimize the model for inference if the number of images repays it.", "--optimize/--no-optimize"),
+        opt(
+            True,
+            "Optimize the model for inference if there are enough images to save time.",
+            "--optimize/--no-optimize",
+        ),
     ),
-    "runner": (str, opt("local", "local, or ray: run on a Ray cluster (extra ray).")),
+    "runner": (str, opt("local", "Where to run: local, or ray for a Ray cluster (needs the extra ray).")),
     "address": (
         str | None,
-        opt(None, "Running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine."),
+        opt(None, "Address of a running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine."),
     ),
     "max_num_patches": (
         int | None,
-        opt(None, "Keep each image's size and shape; shrink those with more patches than this.", min=1),
+        opt(
+            None,
+            "Feed images at their own size and aspect ratio; shrink those with more than this many patches.",
+            min=1,
+        ),
     ),
     "draft": (
         bool,
-        opt(False, "Decode JPEG files at the smallest scale that covers the model's: faster, not exact.", "--draft"),
+        opt(
+            False,
+            (
+                "Decode JPEG files at the smallest scale that covers the model's input size: faster, but pixels "
+                "differ slightly."
+            ),
+            "--draft",
+        ),
     ),
 }
 
 
-# Fields whose options are None where they are left out: the recipe, or the kind of teaching, has the value.
-_LEFT_OUT = {
+# Fields whose options default to None, as the recipe or method supplies the value.
+_OPTIONAL_FIELDS = {
     *(*RECIPE_FIELDS.values(), *AUGMENTATION_FIELDS.values()),
     *(*DISTILLATION_FIELDS.values(), *SELF_TRAINING_FIELDS.values()),
 }
 
 
-def takes(*shared: "str | Field[Any]") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command options in the place of its `**shared`: names of `SHARED` or `RUN_FIELDS`, or fields."""
+def with_options(*shared: "str | Field[Any]") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that replaces `**shared` of a command by options.
 
-    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+    Args:
+        shared: names in `SHARED` or `RUN_FIELDS`, or fields of `hf_vit_settings`.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        """Replace the command's `**shared` in its signature."""
         signature = inspect.signature(command)
-        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
         command.__signature__ = signature.replace(  # pyright: ignore[reportFunctionMemberAccess]
-            parameters=[*own, *map(_parameter, shared)]
+            parameters=[*parameters, *map(_make_parameter, shared)]
         )
         return command
 
-    return decorated
+    return decorate
 
 
-def _parameter(shared: "str | Field[Any]") -> inspect.Parameter:
+def _make_parameter(shared: "str | Field[Any]") -> inspect.Parameter:
+    """Return the signature parameter of a shared option, made from a declaration or from a settings field."""
     kind: Any
     if isinstance(shared, str) and shared in SHARED:
         name, (kind, option) = shared, SHARED[shared]
     else:
         field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
         details, name, parts = field.metadata, option_name(field), (*get_args(field.type), field.type)
-        default = None if field in _LEFT_OUT else field.default
-        kind = details["typed"] or next(each for each in parts if each is not NoneType)
+        default = None if field in _OPTIONAL_FIELDS else field.default
+        kind = details["typed"] or next(part for part in parts if part is not NoneType)
         if any(get_origin(part) is Literal for part in parts):
             kind = str
         elif get_origin(field.type) is tuple:
             kind = field.type
         flag = f"--{name.replace('_', '-')}"
-        flags = details["flags"] or (f"{flag}/--no-{flag[2:]}" if field in _LEFT_OUT else flag)
-        least = details["at_least"] if name in RUN_FIELDS else None
+        flags = details["flags"] or (f"{flag}/--no-{flag[2:]}" if field in _OPTIONAL_FIELDS else flag)
+        minimum = details["at_least"] if name in RUN_FIELDS else None
         switch = [flags] if kind is bool else []
-        option = opt(default, details["help"], *switch, panel=panel, min=least, show_default=default is not None)
+        option = opt(default, details["help"], *switch, panel=panel, min=minimum, show_default=default is not None)
         kind = kind if default is not None else kind | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
 def parse_size(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:
-    """Read "S" or "HxW" (px) as (height, width)."""
+    """Return (height, width) in pixels from "S" or "HxW"; None stays None."""
     if text is None:
         return None
     sides = re.fullmatch(r"([1-9][0-9]{0,5})(?:[xX]([1-9][0-9]{0,5}))?", text.strip())
     if sides is None:
-        raise UserError(f"{option} '{text}' cannot be read; give one side in pixels (384) or HEIGHTxWIDTH (224x320)")
+        raise UserError(f"{option} '{text}' is not a size; give one side in pixels (384) or HEIGHTxWIDTH (224x320)")
     return int(sides[1]), int(sides[2] or sides[1])

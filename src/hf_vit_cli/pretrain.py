@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import CONFIG, command_line, stoppable, tell
+from hf_vit_cli.command import CONFIG, command_line, handle_interrupt, print_safely
 from hf_vit_cli.options import opt
 from hf_vit_settings import (
     AUGMENTATION_FIELDS,
@@ -18,19 +18,19 @@ from hf_vit_settings import (
 )
 
 _PATCHES = "Masked and next patch prediction"
-_OF_SHARING = ("push", "private", "license", "share_images")
-_OF_RECIPES = (
+_SHARING_OPTIONS = ("push", "private", "license", "share_images")
+_RECIPE_OPTIONS = (
     *("epochs", "steps", "batch_size", "learning_rate", "weight_decay", "schedule", "warmup", "cooldown"),
     *("min_learning_rate", "clip", "dropout", "drop_path", "evaluations"),
 )
-_OF_AUGMENTATION = ("random_resized_crop", "horizontal_flip", "shift_px")
+_AUGMENTATION_OPTIONS = ("random_resized_crop", "horizontal_flip", "shift_px")
 
 
-@options.takes(
+@options.with_options(
     *CONTRASTIVE_FIELDS.values(),
-    *(field for name, field in RUN_FIELDS.items() if name not in _OF_SHARING),
-    *map(RECIPE_FIELDS.__getitem__, _OF_RECIPES),
-    *map(AUGMENTATION_FIELDS.__getitem__, _OF_AUGMENTATION),
+    *(field for name, field in RUN_FIELDS.items() if name not in _SHARING_OPTIONS),
+    *map(RECIPE_FIELDS.__getitem__, _RECIPE_OPTIONS),
+    *map(AUGMENTATION_FIELDS.__getitem__, _AUGMENTATION_OPTIONS),
 )
 def pretrain(
     context: typer.Context,
@@ -38,17 +38,22 @@ def pretrain(
     data: str = options.DATA,
     output: Path = options.OUTPUT,
     config: Path | None = CONFIG,
-    objective: str = opt("masked-patch", "masked-patch, next-patch or contrastive."),
-    recipe: str | None = opt(None, "Recipe; hf-vit recipes lists them. Default: the objective's small one."),
+    objective: str = opt("masked-patch", "Objective: masked-patch, next-patch or contrastive."),
+    recipe: str | None = opt(
+        None, "Training recipe; hf-vit recipes lists all. Default: the small recipe of the objective."
+    ),
     class_token: bool | None = opt(
-        None, "Use a class token or not. Default: as the model.", "--class-token/--no-class-token", show_default=False
+        None,
+        "Whether to use a class token. Default: as the model does.",
+        "--class-token/--no-class-token",
+        show_default=False,
     ),
     num_hidden_groups: int | None = opt(None, "Number of groups of layers that share weights."),
-    causal: bool = opt(False, "Causal attention (next-patch always has it).", "--causal"),
+    causal: bool = opt(False, "Use causal attention (next-patch always uses it).", "--causal"),
     target: str = opt("mean_color", "Prediction target: mean_color, downsampled or pixels.", panel=_PATCHES),
-    mask_rate: float = opt(0.5, "Share of patches that are corrupted.", panel=_PATCHES),
-    mask_share: float = opt(0.8, "Share of corrupted patches replaced by the mask token.", panel=_PATCHES),
-    swap_share: float = opt(0.1, "Share of corrupted patches replaced by other patches.", panel=_PATCHES),
+    mask_rate: float = opt(0.5, "Fraction of patches that are corrupted.", panel=_PATCHES),
+    mask_share: float = opt(0.8, "Fraction of corrupted patches that are replaced by the mask token.", panel=_PATCHES),
+    swap_share: float = opt(0.1, "Fraction of corrupted patches that are replaced by other patches.", panel=_PATCHES),
     static_masks: bool = opt(False, "Use the same mask for an image in every epoch.", "--static-masks", panel=_PATCHES),
     **shared: Any,
 ) -> None:
@@ -59,8 +64,8 @@ def pretrain(
     from hf_vit.training.tasks.patch_prediction import RandomMasking
 
     shared["image_size"] = options.parse_size(shared["image_size"])
-    chosen = {name: shared.pop(option_name(field)) for name, field in CONTRASTIVE_FIELDS.items()}
-    with stoppable(lambda: way_on(output)):
+    contrastive_options = {name: shared.pop(option_name(field)) for name, field in CONTRASTIVE_FIELDS.items()}
+    with handle_interrupt(lambda: way_on(output)):
         result = run(
             model,
             data,
@@ -70,17 +75,17 @@ def pretrain(
             target=target,
             masking=RandomMasking(mask_rate, mask_share, swap_share),
             static_masks=static_masks,
-            contrastive=ContrastiveOptions(**chosen),
+            contrastive=ContrastiveOptions(**contrastive_options),
             class_token=class_token,
             num_hidden_groups=num_hidden_groups,
             causal=causal,
             command=command_line(context),
-            report=tell,
+            report=print_safely,
             **shared,
         )
     if not is_first():
         return
     loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"
-    tell(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
-    tell(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")
-    tell(f"next: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")
+    print_safely(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
+    print_safely(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")
+    print_safely(f"next, fine-tune it: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")

@@ -4,28 +4,30 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit_cli import options
-from hf_vit_cli.command import pass_on, tell
+from hf_vit_cli.command import collect_options, print_safely
 from hf_vit_cli.options import arg, opt
 
 
-@options.takes("share_images")
+@options.with_options("share_images")
 def push(
-    model: Path = arg(..., "Folder of a saved model; with --space, of a page."),
+    model: Path = arg(..., "Folder of a saved model, or with --space the folder of a page."),
     repo: str = arg(..., "Repository on the Hub: user/name, or name for your own account."),
-    private: bool = opt(False, "Create a private repository.", "--private"),
+    private: bool = opt(False, "If the repository does not exist, create it as private.", "--private"),
     revision: str | None = opt(None, "Branch to push to; created from main if it does not exist."),
     create_pr: bool = opt(False, "Open a pull request instead of committing.", "--create-pr"),
-    tag: str | None = opt(None, "Name for the new commit, for example v1.0."),
+    tag: str | None = opt(None, "Tag for the new commit, for example v1.0."),
     collection: str | None = opt(None, "Collection to add the repository to: a title (created if needed) or a slug."),
-    license: str | None = opt(None, "Hub license id; else the card's or base model's."),
-    max_shard_size: str = opt("5GB", "Largest weight file; larger ones are split: 5GB."),
+    license: str | None = opt(
+        None, "Hub license id, for example apache-2.0. Default: the card's, else the base model's."
+    ),
+    max_shard_size: str = opt("5GB", "Maximum size of a weight file, such as 5GB; larger files are split."),
     space: bool = opt(False, "Push a page written by hf-vit page as a static Space.", "--space"),
-    dry_run: bool = opt(False, "Check everything without pushing.", "--dry-run"),
+    dry_run: bool = opt(False, "Run all checks without changing anything on the Hub.", "--dry-run"),
     **shared: Any,
 ) -> None:
     """Push a model to the Hub in one commit: weights, code, processor, card, plots and records."""
-    values = pass_on(locals(), "model", "repo")
+    values = collect_options(locals(), "model", "repo")
     from hf_vit.hub.push import push_to_hub
 
-    result = push_to_hub(model, repo, **values, report=tell)
-    tell(result.describe())
+    result = push_to_hub(model, repo, **values, report=print_safely)
+    print_safely(result.describe())

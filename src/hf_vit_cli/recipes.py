@@ -5,7 +5,7 @@ from hf_vit_cli.options import arg
 
 
 def recipes(
-    name: str | None = arg(None, "Recipe to show with every value. Default: list all."),
+    name: str | None = arg(None, "Recipe whose values are shown. Default: list all recipes."),
 ) -> None:
     """Show the training recipes: purpose, values and sources."""
     from rich.table import Column
@@ -14,15 +14,16 @@ def recipes(
 
     if name is None:
         rows = [(recipe.name, recipe.summary, recipe.source) for recipe in RECIPES.values()]
-        print_table(rows, Column("recipe", no_wrap=True), "for", "source")
+        print_table(rows, Column("recipe", no_wrap=True), "purpose", "source")
         return
     recipe = find_recipe(name)
-    values = [(key, _shown(value)) for key, value in recipe.settings().items() if key not in ("name", "source")]
-    known = [("for", recipe.summary), ("source", recipe.source), None]
-    print_table([*known, *values], Column("value", no_wrap=True), recipe.name)
+    values = [(key, _format_value(value)) for key, value in recipe.settings().items() if key not in ("name", "source")]
+    description = [("purpose", recipe.summary), ("source", recipe.source), None]
+    print_table([*description, *values], Column("value", no_wrap=True), recipe.name)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
+    """Return a recipe's value as text; "-" for None and empty values."""
     if value is None or value in ([], {}):
         return "-"
     return ", ".join(str(item) for item in value) if isinstance(value, list) else f"{value}"

@@ -4,18 +4,20 @@ from pathlib import Path
 
 import typer
 
-from hf_vit_cli.command import print_table, tell
+from hf_vit_cli.command import print_safely, print_table
 from hf_vit_cli.options import arg, opt
 
 
 def scaling_law(
     sources: list[str] = arg(
-        ..., "CSV or JSON files of compute and error, or folders of trained models.", metavar="RUNS..."
+        ..., "Runs: CSV or JSON files with compute and error, or folders of trained models.", metavar="RUNS..."
     ),
     output: Path | None = opt(None, "PNG file for the plot.", dir_okay=False),
-    unit: str = opt("exaFLOPs", "Unit of compute in the plot. Folders give exaFLOPs."),
-    shift: bool = opt(True, "Fit the offset d of compute; --no-shift sets it to 0.", "--shift/--no-shift"),
-    predict: list[float] | None = opt(None, "Also predict the error at this compute, with its 95% interval."),
+    unit: str = opt("exaFLOPs", "Unit of compute for the plot's axis; model folders give exaFLOPs."),
+    shift: bool = opt(True, "Fit the compute offset d; --no-shift sets it to 0.", "--shift/--no-shift"),
+    predict: list[float] | None = opt(
+        None, "Also predict the error at this compute, with its 95% interval; repeat for more."
+    ),
     as_json: bool = opt(False, "Print JSON.", "--json"),
 ) -> None:
     """Fit a scaling law E = a (C + d)^-b + c to at least 5 runs (4 without d), with 95% intervals."""
@@ -23,13 +25,13 @@ def scaling_law(
     from hf_vit.errors import UserError
 
     if output is not None:
-        read = [Path(source).expanduser().absolute() for source in sources]
-        if output.suffix.lower() != ".png" or output.absolute() in read:
-            raise UserError(f"{output} is not a PNG file name; give one that ends in .png")
+        inputs = [Path(source).expanduser().absolute() for source in sources]
+        if output.suffix.lower() != ".png" or output.absolute() in inputs:
+            raise UserError(f"--output {output} cannot be used for the plot; give a new file name that ends in .png")
         if not output.absolute().parent.is_dir():
-            raise UserError(f"there is no folder {output.parent} for the plot; make it first")
-    if bad := [compute for compute in predict or [] if compute <= 0]:
-        raise UserError(f"--predict is {bad[0]:g}; it needs a compute above 0")
+            raise UserError(f"the folder {output.parent} for the plot does not exist; create it first")
+    if invalid := [compute for compute in predict or [] if compute <= 0]:
+        raise UserError(f"--predict {invalid[0]:g} is out of range; give a compute above 0")
     law = fit_scaling_law([point for source in sources for point in read_points(source)], shift)
     if output is not None:
         plot_scaling_law(law, output, unit)
@@ -38,13 +40,15 @@ def scaling_law(
         import dataclasses
         import json
 
-        told = [{"compute": each, "error": error, "interval": between} for each, error, *between in predicted]
-        typer.echo(json.dumps(dataclasses.asdict(law) | {"predictions": told}, indent=2))
+        predictions = [
+            {"compute": compute, "error": error, "interval": interval} for compute, error, *interval in predicted
+        ]
+        typer.echo(json.dumps(dataclasses.asdict(law) | {"predictions": predictions}, indent=2))
         return
-    values = [(name, getattr(law, name), *between) for name, between in law.intervals.items()]
+    values = [(name, getattr(law, name), *interval) for name, interval in law.intervals.items()]
     values += [(f"error at {compute:g}", *rest) for compute, *rest in predicted]
     rows = [(name, f"{value:.4g}", f"{low:.4g} to {high:.4g}") for name, value, low, high in values]
     rows.append(("residual (rms)", f"{law.residual:.2g}", f"{len(law.points)} runs"))
     print_table(rows, "", "fit", "95% interval", title=str(law))
     if output is not None:
-        tell(f"plot in {output}")
+        print_safely(f"plot in {output}")

@@ -6,33 +6,39 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, pass_on, print_table, tell
+from hf_vit_cli.command import collect_options, command_line, print_safely, print_table
 from hf_vit_cli.options import arg, opt
 
 
-@options.takes("skip_bad_images", "image_column", "label_column", "device")
+@options.with_options("skip_bad_images", "image_column", "label_column", "device")
 def soup(
     context: typer.Context,
-    models: list[str] = arg(..., "Two or more models fine-tuned from one checkpoint.", metavar="MODEL..."),
+    models: list[str] = arg(
+        ..., "Two or more models that were fine-tuned from the same checkpoint.", metavar="MODEL..."
+    ),
     output: Path = options.OUTPUT,
     data: str | None = opt(
-        None, "Data to evaluate the soup on and to select models by (--greedy); as in --data of finetune."
+        None, "Data set to evaluate the soup on, and to select models on with --greedy; given as in --data of finetune."
     ),
     greedy: bool = opt(False, "Add models one by one and keep those that improve validation accuracy.", "--greedy"),
     batch_size: int = opt(64, "Images per forward pass.", min=1),
     **shared: Any,
 ) -> None:
     """Average the weights of fine-tuned models into one (arXiv 2203.05482)."""
-    values = pass_on(locals())
+    values = collect_options(locals())
     from hf_vit.training.soups import make_soup
 
-    made = make_soup(**values, command=command_line(context), report=tell)
-    rows = [(one.name, _share(one.accuracy), "in" if one.is_in else "left out") for one in made.ingredients]
-    print_table([*rows, None, ("the soup", _share(made.accuracy), "")], "ingredient", "validation accuracy", "")
-    if made.test is not None:
-        tell(f"test accuracy of the soup: {made.test.top1:.2%} of {made.test.num_images:,} images")
-    tell(f"saved in {made.folder}: model, processor, facts.json, README.md")
+    result = make_soup(**values, command=command_line(context), report=print_safely)
+    rows = [
+        (model.name, _format_percent(model.accuracy), "used" if model.is_in else "not used")
+        for model in result.ingredients
+    ]
+    print_table([*rows, None, ("soup", _format_percent(result.accuracy), "")], "ingredient", "validation accuracy", "")
+    if result.test is not None:
+        print_safely(f"test accuracy of the soup: {result.test.top1:.2%} of {result.test.num_images:,} images")
+    print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")
 
 
-def _share(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
+    """Return a fraction as a percentage; "-" for None."""
     return "-" if value is None else f"{value:.2%}"

@@ -80,7 +80,7 @@ def test_resnets_are_looked_at_where_it_makes_sense(name, with_processor):
     assert set(run) == {"patch_filters", "cka", "equivariance", "patch_permutation", "receptive_field"}
     assert set(run.left_out) == {*ATTENTION, "position_similarity", "cka_between", "shape_bias"}
     assert all(np.isfinite(values).all() for arrays in run.values() for values in arrays.values())
-    with pytest.raises(UserError, match=f"attention_rollout does not apply: .*, not from {family.model_type}$"):
+    with pytest.raises(UserError, match=f"attention_rollout does not apply: .*, but not from {family.model_type}$"):
         analyze(with_processor(model), make_images(4), only=["attention_rollout"])
 
 
@@ -170,7 +170,7 @@ def test_files_and_report(whole):
     assert page.count('<img src="data:image/png;base64,') == len(run.pictures)
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     assert all(ANALYSES[name].title in page for name in made)
-    assert "looked at with 9 images" in page
+    assert "analyzed with 9 images" in page
     assert "photos/broken.png" in page
     # Two models with the same weights are one: both CKAs are the same numbers, and 1 on the diagonal.
     np.testing.assert_allclose(run["cka_between"]["cka"], run["cka"]["cka"], rtol=1e-5)
@@ -215,7 +215,9 @@ def test_an_interrupted_run_goes_on(saved, pictures, tmp_path, monkeypatch):
     lines = []
     run = analyze(saved, pictures, tmp_path / "out", report=lines.append, **options)
     assert run.measured == ["cka"]
-    assert [line.partition(",")[0] for line in lines[:2]] == ["attention_distance: kept", "attention_entropy: kept"]
+    assert lines[:2] == [
+        f"attention_{name} was finished before; its result is kept" for name in ("distance", "entropy")
+    ]
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in before} == before
     whole = analyze(saved, pictures, tmp_path / "whole", **options)
     for name in whole:
@@ -240,9 +242,11 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
     options = {"only": ["attention_entropy"], "device": "cpu"}
     analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
     other = with_processor(FAMILIES["plain"].build("classification", seed=1))
-    with pytest.raises(UserError, match=r"attention_entropy of another run \(model differ\); choose another folder"):
+    with pytest.raises(
+        UserError, match=r"attention_entropy of a run with other inputs \(model differ\); choose another folder"
+    ):
         analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
-    with pytest.raises(UserError, match=r"of another run \(images, settings differ\)"):
+    with pytest.raises(UserError, match=r"of a run with other inputs \(images, settings differ\)"):
         analyze(saved, pictures, tmp_path / "out", settings=AnalysisSettings(num_images=4), **options)
     (tmp_path / "out/attention_entropy.json").write_text('{"name": "something else"}')
     with pytest.raises(UserError, match=r"attention_entropy.json is not a result of this version of hf-vit analyze"):
@@ -254,12 +258,12 @@ def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, 
     relative = with_processor(FAMILIES["plain"].build("classification", "relative"))
     for model, images, only, said in (
         (saved, pictures, "cka_between", r"cka_between does not apply: .* give --against MODEL"),
-        (saved, make_images(3), "cka", r"at least 4 images, not 3"),
+        (saved, make_images(3), "cka", r"at least 4 images, but got 3"),
         (relative, pictures, "position_similarity", r"does not apply: the model has no additive position embeddings"),
     ):
         with pytest.raises(UserError, match=said):
             analyze(model, images, out, only=[only])
-    with pytest.raises(UserError, match=r"cka_batch_size 3 must be at least 4"):
+    with pytest.raises(UserError, match=r"cka_batch_size=3 is too small"):
         AnalysisSettings(cka_batch_size=3)
     assert not out.exists()
 
@@ -280,7 +284,7 @@ def test_streams_are_read_again_by_every_pass(saved):
     first = [row["image"].tobytes() for row in itertools.islice(stream.split("test"), 7)]
     images = open_images(stream, 7)
     assert (images.name, images.split, images.size) == ("digits", "test", 7)
-    assert "its first 7 images were taken" in images.notes[-1]
+    assert "its first 7 images are used" in images.notes[-1]
     for limit in (7, 3, 7):  # a pass may stop early
         found = [image.tobytes() for batch in images.batches(4, limit) for image in batch]
         assert found == first[:limit]
@@ -297,7 +301,7 @@ def test_a_folder_without_a_readable_image(tmp_path):
     (tmp_path / "one.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"none of the 1 images in .* can be read"):
         open_images(tmp_path)
-    with pytest.raises(UserError, match="no images were given"):
+    with pytest.raises(UserError, match="the list of images is empty"):
         open_images([])
 
 
@@ -339,9 +343,9 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(api, "ANALYSES", {name: ANALYSES[name] for name in few})  # all there are, drawn sooner
     assert run(*typed(model, pictures, tmp_path)) == 0
     printed = capsys.readouterr().out
-    assert "1 unreadable images left out: photos/broken.png" in printed
-    assert "cka_between: left out, it compares with a second model" in printed
-    (record,) = Facts.load(model).of_kind("analysis")
+    assert "1 unreadable images were skipped: photos/broken.png" in printed
+    assert "cka_between was not run: it needs a second model" in printed
+    (record,) = Facts.load(model).filter_kind("analysis")
     assert (
         record.command
         == "hf-vit analyze my-axial --output out --images photos --num-images 8 --num-pictures 2 --device cpu"
@@ -359,7 +363,7 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, capsys, monkeypatch
     assert "![Attention distance by depth, photos, 8 images](analysis_attention_distance.png)" in card
     # Nothing is left to do: nothing is recorded.
     assert run(*typed(model, pictures, tmp_path)) == 0
-    assert "attention_distance: kept, it was finished before" in capsys.readouterr().out
+    assert "attention_distance was finished before; its result is kept" in capsys.readouterr().out
     assert len(Facts.load(model).records) == 1
 
 
@@ -373,10 +377,10 @@ def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--only", "colour"], "unknown analysis colour; choose from patch_filters"),
-        (["--picture-format", "jpg"], "unknown plot format 'jpg'; choose png or svg"),
+        (["--only", "colour"], "the analysis colour is unknown; choose from patch_filters"),
+        (["--picture-format", "jpg"], "--picture-format 'jpg' is unknown; choose png or svg"),
         (["--against", "nowhere/at/all"], "there is no folder nowhere/at/all"),
-        (["--rollout-identity", "1"], "rollout_identity 1.0 must be a share"),
+        (["--rollout-identity", "1"], "rollout_identity=1.0 is out of range"),
     ],
 )
 def test_mistakes_end_in_one_line(model, pictures, tmp_path, capsys, more, message):
@@ -407,10 +411,10 @@ def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(model,
     with monkeypatch.context() as patched:
         patched.setattr("hf_vit.analysis.api.save_analyses", lambda *arguments, **options: None)
         assert run(*typed(model, pictures, tmp_path, *few)) == 0
-    assert not Facts.load(model).of_kind("analysis")
+    assert not Facts.load(model).filter_kind("analysis")
     for _ in range(2):
         assert run(*typed(model, pictures, tmp_path, *few)) == 0
-    (record,) = Facts.load(model).of_kind("analysis")
+    (record,) = Facts.load(model).filter_kind("analysis")
     assert set(record.values["analyses"]) == {"attention_entropy"}
     (model / "README.md").unlink()  # as if the kill had come between the record and the card
     assert run(*typed(model, pictures, tmp_path, *few)) == 0

@@ -32,7 +32,7 @@ from hf_vit import (
 )
 from hf_vit.analysis import AnalysisSettings, analyze
 from hf_vit.analysis.analysis import MapComparison, read_features
-from hf_vit.analysis.equivariance import Move, moves, shift
+from hf_vit.analysis.equivariance import Move, make_moves, shift_maps
 from hf_vit.analysis.permutation import SHARES, patch_sources, permute_patches
 from hf_vit.analysis.receptive_field import field_energy, field_numbers
 from hf_vit.errors import UserError
@@ -154,8 +154,8 @@ def test_means_of_a_slanted_plane_move_exactly():
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     image = torch.stack([0.3 * rows + 0.1 * columns, columns - 0.5 * rows, 2.0 * rows]).float()[None]
     features = patch_means()(image)
-    for move in moves((4, 4)):
-        comparison, inside = MapComparison(), move.inside((12, 8), (height, width))
+    for move in make_moves((4, 4)):
+        comparison, inside = MapComparison(), move.valid_mask((12, 8), (height, width))
         assert inside.sum() >= 8, move
         comparison.add(0, 0, patch_means()(move(image, (height, width))), move(features, (height, width)), inside)
         assert comparison.arrays()["error"].item() < 1e-3, move
@@ -170,23 +170,23 @@ def test_a_right_angle_is_a_turn_of_the_array():
     maps = torch.randn(2, 3, 6, 6)
     move = Move("rotation", (90.0,))
     torch.testing.assert_close(move(maps, (24, 24)), maps.rot90(1, (2, 3)), rtol=1e-4, atol=1e-5)
-    assert move.inside((6, 6), (24, 24)).all()
+    assert move.valid_mask((6, 6), (24, 24)).all()
 
 
 def test_shift_equals_numbers_interpolated_on_a_circle():
     line = torch.randn(7)
     for places in (0, 2, 0.25, 3.5, -1.75):
         wanted = np.interp(np.arange(7) - places, np.arange(7), line.numpy(), period=7)
-        found = shift(line.view(1, 1, 7, 1), places, 0).flatten()
+        found = shift_maps(line.view(1, 1, 7, 1), places, 0).flatten()
         torch.testing.assert_close(found, torch.from_numpy(wanted).float())
-        torch.testing.assert_close(shift(line.view(1, 1, 1, 7), 0, places).flatten(), found)
+        torch.testing.assert_close(shift_maps(line.view(1, 1, 1, 7), 0, places).flatten(), found)
 
 
 def test_places_inside_a_shift_hold_what_was_there_before():
     """Number by number: a place is inside if all its pixels and all it interpolates come from the image itself."""
     image, grid = (12, 16), (3, 4)
     for px in ((1.0, 1.0), (4.0, 4.0), (6.0, 2.0), (8.0, 8.0)):
-        inside = Move("patch_shift", px).inside(grid, image)
+        inside = Move("patch_shift", px).valid_mask(grid, image)
         for i in range(3):
             for j in range(4):
                 assert bool(inside[i, j]) == (i * 4 - px[0] >= 0 and j * 4 - px[1] >= 0)
@@ -296,7 +296,9 @@ def test_what_cannot_be_looked_at_is_refused():
     mixer = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2))
     with pytest.raises(UserError, match=r"equivariance does not apply: it needs feature maps, .* not from Sequential"):
         look(mixer, ["equivariance"])
-    with pytest.raises(UserError, match=r"16x16 px do not divide into 3x3 of them: use a processor that resizes"):
+    with pytest.raises(
+        UserError, match=r"16x16 px do not divide into 3x3 patches; use an image processor that resizes"
+    ):
         look(Convolutions(nn.Conv2d(3, 4, 5, 5), nn.Identity()), ["patch_permutation"])
 
 

@@ -106,7 +106,7 @@ def test_the_reader(conflicts):
     assert found.classes == list(CLASSES)
     assert found.images.size == 12
     assert found.images.skipped == ["cow/cow3-bee9.png"]
-    assert found.images.notes == ["6 images of one class in shape and texture are left out of the cue conflicts"]
+    assert found.images.notes == ["6 images whose shape and texture have the same class were skipped"]
     for index, (shape, texture) in enumerate(zip(found.shapes, found.textures, strict=True)):
         assert found.images.read(index).getpixel((0, 0)) == (60 * shape, 0, 60 * texture)
 
@@ -137,13 +137,13 @@ def test_what_does_not_fit_is_refused(conflicts, tmp_path):
     read = open_cue_conflicts(conflicts)
     with pytest.raises(UserError, match=r"reader has no label 'cow' \(class cow\); give --class-map FILE"):
         read.for_model(subject(0, ("ant", "bee")))
-    with pytest.raises(UserError, match="names no classes"):
+    with pytest.raises(UserError, match="has no class names"):
         read.for_model(LoadedModel(nn.Linear(1, 1), lambda images: torch.zeros(1), "bare"))
-    for text, message in (("{", "is not valid JSON"), ('{"ant": []}', "must hold a JSON object"), ("[]", "must hold")):
+    for text, message in (("{", "is not valid JSON"), ('{"ant": []}', "must be a JSON object"), ("[]", "must be")):
         (tmp_path / "map.json").write_text(text)
         with pytest.raises(UserError, match=message):
             read.for_model(subject(0), tmp_path / "map.json")
-    with pytest.raises(UserError, match="there is no class map"):
+    with pytest.raises(UserError, match=r"the class map .* does not exist"):
         read.for_model(subject(0), tmp_path / "none.json")
     with pytest.raises(UserError, match=r"is not a folder"):
         open_cue_conflicts(tmp_path / "nowhere")
@@ -152,10 +152,10 @@ def test_what_does_not_fit_is_refused(conflicts, tmp_path):
     with pytest.raises(UserError, match=r"shape_bias does not apply: .* give --cue-conflict DIR"):
         analyze(subject(0), make_images(2), only=["shape_bias"])
     (conflicts / "bee" / "bee1-ant2.png").rename(conflicts / "cow" / "bee1-ant2.png")
-    with pytest.raises(UserError, match=r"bee1-ant2.png lies in folder cow, but the shape it names is bee"):
+    with pytest.raises(UserError, match=r"bee1-ant2.png is in the folder cow, but its name states the shape bee"):
         open_cue_conflicts(conflicts)
     (conflicts / "cow" / "bee1-ant2.png").rename(conflicts / "cow" / "cow.png")
-    with pytest.raises(UserError, match=r"cow.png does not name its shape and texture"):
+    with pytest.raises(UserError, match=r"the file name cow.png does not state shape and texture"):
         open_cue_conflicts(conflicts)
 
 
@@ -171,7 +171,7 @@ def test_the_command(conflicts, tmp_path, capsys):
     assert set(contents[0]) == {"shape_bias.json", "shape_bias.png", "report.html"}
     assert contents[0] == contents[1]
     page = contents[0]["report.html"].decode()
-    assert "Looked at with 12 images of conflicts" in page
+    assert "Analyzed with 12 images of conflicts" in page
     assert "classes: ant, bee, cow" in page
-    record = Facts.load(tmp_path / "model").of_kind("analysis")[0]
+    record = Facts.load(tmp_path / "model").filter_kind("analysis")[0]
     assert sum(record.values["analyses"]["shape_bias"]["decisions"].values()) == 12

@@ -55,7 +55,7 @@ def test_published_accuracies() -> None:
     assert best["VTAB", "arXiv 2010.11929, table 2, Ours-JFT (ViT-H/14)"] == 0.7763
     assert [score.value for score in published_scores("R+Ti/16")] == [0.754]
     assert [score.value for score in published_scores("R50+L/32")] == [0.8568, 0.8599]
-    boards = dict(list_models(search="B/16", judged_on="imagenet").leaderboards())
+    boards = dict(list_models(search="B/16", data="imagenet").leaderboards())
     values = [score.value for _, score in boards["ImageNet"]]
     assert len(set(values)) > 1
     assert values == sorted(values, reverse=True)
@@ -108,7 +108,7 @@ def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert known["better"].parameters == values
     assert known["better"].forward_flops == forward_flops(AutoConfig.from_pretrained(tmp_path / "better"))
     assert known["training"].scores == known["percent"].scores == ()  # they say nothing, or no share
-    board = list_models([str(tmp_path)], judged_on="digits").leaderboards()
+    board = list_models([str(tmp_path)], data="digits").leaderboards()
     assert [(data, [Path(entry.name).name for entry, _ in rows]) for data, rows in board] == [
         ("digits, split test", ["better", "worse"])
     ]
@@ -173,13 +173,13 @@ def test_a_user_s_repositories(hub: Loopback, xet_client: Client, tmp_path: Path
     ]  # fmt: skip
     nobody = xet_client.attempt("hub.jobs:command", arguments=["models", "nobody"])
     assert (nobody.code, len(nobody.err.splitlines())) == (1, 1)
-    assert "there is no folder nobody, and no user of that name on the Hub has a public model" in nobody.err
+    assert "the folder nobody does not exist, and no Hub user of that name has a public model" in nobody.err
 
 
 def test_what_cannot_be_listed(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no folder no/such; give one, a user"):
+    with pytest.raises(UserError, match=r"the folder no/such does not exist; give a folder, a user"):
         list_models(["no/such"])
-    with pytest.raises(UserError, match="unknown family 'cnn!'; choose from plain, hybrid"):
+    with pytest.raises(UserError, match="the family 'cnn!' is unknown; choose from plain, hybrid"):
         list_models(family="cnn!")
     with pytest.raises(UserError, match=r"ends in \.html"):
         Listing(("papers",), []).save_page(tmp_path / "models.txt")

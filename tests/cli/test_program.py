@@ -232,7 +232,7 @@ def test_who_waits_for_libraries_sees_it(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("finetun", "no such command 'finetun'. Did you mean 'finetune'?; hf-vit --help lists its options"),
+        ("finetun", "no such command 'finetun'. Did you mean 'finetune'?; hf-vit --help lists all options"),
         ("evaluate m --data d --batch 3", "no such option: --batch"),
         ("evaluate m --data d --batch-size 0", "--batch-size '0': "),
         ("evaluate m --data d --seed x", "--seed 'x': "),
@@ -244,7 +244,7 @@ def test_who_waits_for_libraries_sees_it(capsys, monkeypatch):
         *(
             (
                 f"finetune S/16 {switch} --data d --output o",
-                f"--streaming is a switch without a value, but got '{value}'",
+                f"--streaming takes no value, but got '{value}'",
             )
             for switch, value in (("--streaming true", "true"), ("--streaming=False", "False"), ("--streaming 1", "1"))
         ),
@@ -267,7 +267,7 @@ def test_misuse_is_told_in_one_line(words, message, capsys):
         ("[]", "records no run of hf-vit finetune"),
         ('[{"command": "hf-vit pretrain S/16 --data d --output o"}, 3]', "records no run of hf-vit finetune"),
         ('[{"command": "hf-vit finetune S/16 --data d --output o --sede 3"}]', "No such option: --sede"),
-        ('[{"command": "hf-vit finetune \'S/16"}]', "cannot be read (No closing quotation)"),
+        ('[{"command": "hf-vit finetune \'S/16"}]', "cannot be parsed (No closing quotation)"),
         ("{learning_rate: x, data: d, output: o, model: S/16}", "--learning-rate 'x': "),
         ("{random_resized_crop: [1], data: d, output: o, model: S/16}", "--random-resized-crop '1': "),
         ("{steps: true, data: d, output: o, model: S/16}", "--steps 'True': "),
@@ -320,7 +320,7 @@ def test_ctrl_c_while_options_are_read_ends_in_a_line(capsys, monkeypatch, tmp_p
     def stopped(place: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hf_vit_cli.command.obstacle", stopped)
+    monkeypatch.setattr("hf_vit_cli.command.find_obstacle", stopped)
     code, out, err = told(capsys, "export", "model", str(tmp_path / "out"), "--to", "timm")
     assert (code, out, err) == (130, "", "hf-vit: stopped; no incomplete files remain\n")
 
@@ -344,7 +344,7 @@ def test_a_working_folder_that_is_gone_is_told_in_a_line(capsys, monkeypatch, tm
     (tmp_path / "gone").rmdir()
     code, out, err = told(capsys, "recipes")
     monkeypatch.chdir(tmp_path)
-    assert (code, out, err) == (1, "", "hf-vit: the working directory was deleted; change to another\n")
+    assert (code, out, err) == (1, "", "hf-vit: the working directory was deleted; change to another one\n")
 
 
 def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path):

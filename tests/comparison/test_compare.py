@@ -108,7 +108,7 @@ def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(data, 
     again()
     assert save_comparison(again()) == ["one", "two"]
     assert save_comparison(again()) == []
-    assert len(Facts.load(folder).of_kind("benchmark")) == 1
+    assert len(Facts.load(folder).filter_kind("benchmark")) == 1
 
 
 def test_speed_is_kept_for_the_same_models_in_the_same_order(saved, data, tmp_path):
@@ -226,7 +226,7 @@ def test_the_command(saved, class_folders, tmp_path, capsys):
         "b--model.json",
         "efficientnet.json",
     }
-    (record,) = Facts.load(folders[0]).of_kind("benchmark")
+    (record,) = Facts.load(folders[0]).filter_kind("benchmark")
     stored = ModelResult.model_validate_json((tmp_path / "out/models/a--model.json").read_bytes())
     assert record.values["top1"]["value"] == stored.top1.value
     assert record.values["compared_with"] == ["b/model", "efficientnet"]

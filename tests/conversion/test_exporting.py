@@ -25,7 +25,7 @@ from hf_vit.conversion.origins.origin import TRANSFORMS
 from hf_vit.conversion.origins.registry import find_origin
 from hf_vit.conversion.targets.registry import TARGETS
 from hf_vit.errors import UserError
-from hf_vit.results.delivery import free_folder
+from hf_vit.results.delivery import prepare_output
 from hf_vit_cli.main import main
 
 SIZES = {
@@ -120,7 +120,7 @@ def test_a_tower_whose_images_leave_pixels_over_as_onnx(tmp_path: Path):
 def test_way_there_and_back(target: str, kind: str, fields: dict[str, Any], tmp_path: Path):
     source = make(kind, tmp_path / "source", **fields)
     result = export(source, tmp_path / "exported", target)
-    assert free_folder(tmp_path / "exported", force=True)  # nothing in it is taken for somebody's
+    assert prepare_output(tmp_path / "exported", force=True)  # nothing in it is taken for somebody's
     assert result.difference <= 1e-5
     file = tmp_path / "exported" / "model.npz" if target == "vit_jax" else tmp_path / "exported"
     back = conversion.convert(file, tmp_path / "back")

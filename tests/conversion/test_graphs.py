@@ -490,7 +490,7 @@ def test_the_certificate_covers_the_processor(with_processor: tuple[Any, Path], 
 def test_onto_an_earlier_export_the_remedy_is_force(with_processor: tuple[Any, Path], tmp_path: Path):
     """Not onto another folder, which --force would not replace either."""
     model, folder = with_processor[1].parent / "model", with_processor[1]
-    with pytest.raises(UserError, match=r"is not empty; .*, or replace what is in it with --force"):
+    with pytest.raises(UserError, match=r"is not empty; .*, or add --force to replace its content"):
         export(model, folder, "onnx", preprocessing=True)
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match=r"is not empty; give a new folder, or empty this one first$"):

@@ -33,7 +33,7 @@ from hf_vit.conversion.targets.graphs.runtimes import OPENVINO
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
 from hf_vit.evaluation import predict
-from hf_vit.results.delivery import free_folder
+from hf_vit.results.delivery import prepare_output
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
 
@@ -189,7 +189,7 @@ def test_the_folder_that_it_expects(tmp_path: Path):
         False
     ] * 3 + [True]
     assert verify(folder / "onnx").holds()
-    assert free_folder(folder, force=True)  # nothing in it is taken for somebody's
+    assert prepare_output(folder, force=True)  # nothing in it is taken for somebody's
 
 
 @pytest.fixture(scope="module")

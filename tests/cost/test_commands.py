@@ -156,7 +156,7 @@ def test_this_machine_beside_the_tpu_cores(run) -> None:
         (["L/16", "--mode", "blog", "--devices", 4, "--price", 2], ["--devices, --price", "--mode flops"]),
         (["B/16", "--mode", "tpu"], ["B/16", "L/16 and H/14"]),
         (["L/16", "--mode", "tpu", "--device-flops", 0], ["above 0"]),
-        (["L/16", "--mode", "tpu", "--devices", 4], ["--devices", "would change nothing in mode tpu"]),
+        (["L/16", "--mode", "tpu", "--devices", 4], ["--devices", "has no effect with --mode tpu"]),
         (["B/16", "--image-size", 15], ["15x15", "patch"]),
         (["B/16", "--device-flops", "1e12"], ["--images"]),
         (["B/16", "--epochs", 3], ["--images"]),
@@ -206,7 +206,7 @@ def test_a_scaling_law_of_a_table(run, tmp_path: Path) -> None:
     assert code == 0
     assert " C^-" in out
     assert "│ d " not in out
-    fails(run("scaling-law", table, "--predict", "0"), "--predict is 0")
+    fails(run("scaling-law", table, "--predict", "0"), "--predict 0 is out of range")
 
 
 def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
@@ -235,12 +235,12 @@ def test_scaling_law_refuses_in_one_line(run, tmp_path: Path) -> None:
     fails(run("scaling-law", tmp_path / "none.csv"), "none.csv", "CSV")
     table.write_text("compute,error\n1,0.5\n2,0.4\n3,0.3\n4,0.2\n0,0.9\n")
     fails(run("scaling-law", table), "run 5", "compute of 0")
-    fails(run("scaling-law", table, "--output", tmp_path / "no" / "law.png"), "no folder")
+    fails(run("scaling-law", table, "--output", tmp_path / "no" / "law.png"), "does not exist; create it first")
     before = table.read_bytes()
-    fails(run("scaling-law", table, "--output", table), "runs.csv is not a PNG file name", ".png")
+    fails(run("scaling-law", table, "--output", table), "runs.csv cannot be used for the plot", ".png")
     assert table.read_bytes() == before
     table = table.rename(tmp_path / "runs.png")
-    fails(run("scaling-law", table, "--output", table), "runs.png is not a PNG file name")
+    fails(run("scaling-law", table, "--output", table), "runs.png cannot be used for the plot")
     (folder / "facts.json").unlink()
     fails(run("scaling-law", folder), "no training")
     trained(folder, top1="unknown")

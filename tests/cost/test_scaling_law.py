@@ -145,7 +145,7 @@ def test_tables_are_read(tmp_path: Path) -> None:
         ("a.csv", "compute,error\n1\n", "a.csv, run 1.*not a pair of numbers"),
         ("a.json", "[[1, 0.5], [2]]", "a.json, run 2.*not a pair of numbers"),
         ("a.json", '[{"compute": 1}]', "a.json, run 1.*not a pair of numbers"),
-        ("a.json", '{"compute": 1, "error": 1}', "holds no list"),
+        ("a.json", '{"compute": 1, "error": 1}', "does not contain a list"),
         ("a.json", "[[1, 0.5]", "not valid JSON"),
         ("a.csv", b"\xff\xfe\x00\x01", "not UTF-8"),
     ],

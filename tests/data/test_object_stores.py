@@ -161,8 +161,11 @@ def test_places_that_cannot_be_read_are_told(folder, stored, store, monkeypatch)
     store.pipe_file("bucket/dense/annotations/a.png", b"x")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     for place, said in (
-        ("s3://bucket/x", "the library that reads s3://bucket/x is not installed: pip install s3fs$"),
-        ("ftp://host/x", "^ftp://host/x has an unknown scheme; give a path, file:///, s3://, gs://, hf://"),
+        ("s3://bucket/x", "the library that reads s3://bucket/x is not installed; run pip install s3fs$"),
+        (
+            "ftp://host/x",
+            "^the URL ftp://host/x has an unknown scheme; give a local path, file:///, or one of s3://, gs://, hf://",
+        ),
         ("memory://bucket/no", "^'memory://bucket/no' does not exist; give a folder"),
         ("memory://bucket/no*.parquet", "^'memory://bucket/no"),
         (f"{address}/cat", "holds images such as '000.png' but no class folders"),

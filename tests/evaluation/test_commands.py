@@ -220,7 +220,7 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(run, save_classifi
     assert code == 0
     assert [found["image"] for found in json.loads(out)] == [str(good)]
     for line, path in zip(err.splitlines(), bad, strict=True):
-        assert line.startswith("left out: ")
+        assert line.startswith("skipped: ")
         assert path.name in line
     _fails(run("predict", model, address), f"{address} has an unknown scheme; give")
     _fails(run("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
@@ -244,7 +244,7 @@ def test_predict_writes_a_table_of_many_images(run, save_classifier, tmp_path, e
     code, _, err = run("predict", *asked, "--batch-size", 3)
     lines = err.splitlines()
     assert code == 1, "the table has a hole"
-    assert lines[0].startswith("left out: ")
+    assert lines[0].startswith("skipped: ")
     assert "b.png" in lines[0]
     assert "--skip-bad-images" in lines[1]
     rows = read(table)

@@ -26,8 +26,8 @@ from PIL import Image
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.data import eval_transform, load_data, make_processor
 from hf_vit.evaluation import embed, embedding
-from hf_vit.results.delivery import free_folder
-from hf_vit.results.writing import beside, write_atomically
+from hf_vit.results.delivery import prepare_output
+from hf_vit.results.writing import hidden_sibling, write_atomically
 from hf_vit_cli.main import main
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
@@ -241,7 +241,7 @@ def go_on(model, whole, folder):
 
 def left_by_the_dead(path):
     """What a process left that was killed while it wrote a file; no process has so high a number."""
-    name = beside(path, "tmp").name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-")
+    name = hidden_sibling(path, "tmp").name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-")
     path.with_name(name).write_bytes(b"half a file")
 
 
@@ -426,7 +426,7 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(store, monkey
     monkeypatch.setitem(sys.modules, "s3fs", None)
     for place, said in (
         ("s3://bucket/x", "pip install s3fs$"),
-        ("ftp://host/x", "an unknown scheme; give a path, file:///, s3://, gs://"),
+        ("ftp://host/x", "an unknown scheme; give a local path, file:///, or one of s3://, gs://"),
         ("nosuch://x", "an unknown scheme"),
         ("file://x", "an unknown scheme"),
         ("memory://", "is a bucket without a folder; give one, such as memory://NAME/embeddings$"),
@@ -451,7 +451,7 @@ def test_an_object_store_that_was_begun_otherwise_is_refused(model, store):
     "write",
     [
         lambda place: write_atomically(Path(place), "x"),
-        lambda place: free_folder(Path(place)),
+        lambda place: prepare_output(Path(place)),
         lambda place: main(["convert", "NO", "--output", place]),
         lambda place: main(["finetune", "NO", "--data", "digits", "--output", place]),
         lambda place: main(["compare", "NO", "--data", "digits", "--output", place]),

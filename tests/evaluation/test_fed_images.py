@@ -319,7 +319,7 @@ def test_evaluate(saved, data, engine, capfd):
     assert "optimized" not in capfd.readouterr().err
     run("evaluate", saved, "--data", data)
     assert f"note: optimized for inference, runs on {engine} " in capfd.readouterr().err
-    plain, fast = (record.values for record in Facts.load(saved).of_kind("evaluation"))
+    plain, fast = (record.values for record in Facts.load(saved).filter_kind("evaluation"))
     assert "engine" not in plain
     assert fast.pop("engine").startswith(f"{engine} ")
     assert min(each.pop("images_per_second") for each in (fast, plain)) > 0
@@ -383,7 +383,7 @@ def test_analyze(saved, engine, tmp_path, capfd):
     assert fast["notes"].pop().startswith(f"optimized for inference, runs on {engine} ")
     assert fast == plain
     assert sum(plain["arrays"]["decisions"]["values"][0]) == COUNT // 2
-    plain, fast = (record.values for record in Facts.load(saved).of_kind("analysis"))
+    plain, fast = (record.values for record in Facts.load(saved).filter_kind("analysis"))
     assert fast.pop("engine").startswith(f"{engine} ")
     assert fast == plain
 

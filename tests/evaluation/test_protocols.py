@@ -68,7 +68,7 @@ def test_files_facts_and_card(run, save_classifier, animals, tmp_path, protocol)
     assert (document["format"], document["protocol"], document["seed"]) == (1, protocol, 0)
     assert document["data"].pop("fingerprint")
     assert document["data"] == {"name": "animals", "split": "test", "size": 12, "revision": None}
-    (record,) = Facts.load(folder).of_kind("evaluation")
+    (record,) = Facts.load(folder).filter_kind("evaluation")
     assert record.values["protocol"] == protocol
     assert record.values["settings"] == document["settings"]
     assert document["values"].items() <= record.values.items()
@@ -78,7 +78,7 @@ def test_files_facts_and_card(run, save_classifier, animals, tmp_path, protocol)
         assert picture.format == "PNG"
     # Again, beside the weights: the same numbers, and the same picture where the card shows it.
     assert run(*typed)[0] == 0
-    again = Facts.load(folder).of_kind("evaluation")[1]
+    again = Facts.load(folder).filter_kind("evaluation")[1]
     assert {**again.values, "pictures": {}} == record.values
     picture = folder / f"evaluation_{name}.png"
     assert picture.read_bytes() == (tmp_path / "out" / f"{name}.png").read_bytes()
@@ -98,7 +98,7 @@ def test_top1_by_the_same_door(run, save_classifier, animals, tmp_path):
     assert code == 0, err
     assert out.startswith("animals, split test, 7 images\n")
     document = json.loads((tmp_path / "out" / "top1.json").read_text())
-    (record,) = Facts.load(folder).of_kind("evaluation")
+    (record,) = Facts.load(folder).filter_kind("evaluation")
     of_classes = {"precision", "recall", "f1", "auc", "thresholds", "num_classes", "per_class"}
     assert set(record.values) == {"top1", "top5", "loss", "ece", "images_per_second", *of_classes}
     speed = {"images_per_second": record.values["images_per_second"]}
@@ -119,7 +119,7 @@ def test_a_second_run_writes_the_same_bytes(run, save_classifier, animals, tmp_p
     assert found[0] == found[1]
     for extra in ([], ["--streaming"]):  # which reads its shards in another order
         assert run(folder, "--data", animals, "--protocol", "robustness", *QUICK["robustness"], *extra)[0] == 0
-    *_, table, stream = Facts.load(folder).of_kind("evaluation")
+    *_, table, stream = Facts.load(folder).filter_kind("evaluation")
     assert table.values["pgd_accuracy"] == stream.values["pgd_accuracy"]
 
 
@@ -348,7 +348,7 @@ def test_both_by_the_command(run, imagenet, photographs, save_classifier, tmp_pa
         code, shown, _ = run(folder, "--data", place, "--protocol", protocol, *options, "--output", output)
         assert not code
         assert title in shown
-        (record,) = Facts.load(folder).of_kind("evaluation")
+        (record,) = Facts.load(folder).filter_kind("evaluation")
         document = json.loads((output / f"{protocol}.json").read_text())
         assert document["values"].items() <= record.values.items()
         assert str(tmp_path) not in (folder / "facts.json").read_text() + json.dumps(document)

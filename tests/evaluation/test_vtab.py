@@ -549,7 +549,7 @@ def test_typed(run, tmp_path, small, save_classifier):
     assert "note: 17 of 19 tasks are missing: Caltech101, CIFAR-100" in err
     assert "linear probe" in out
     assert "fine-tuned" in out
-    (record,) = Facts.load(model).of_kind("evaluation")
+    (record,) = Facts.load(model).filter_kind("evaluation")
     assert record.values["missing"] == [name for name in NAMES if not name.startswith("sNORB")]
     assert record.values["means"] == {}
     assert record.data is not None

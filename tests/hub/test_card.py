@@ -29,12 +29,12 @@ from hf_vit.data import load_data, to_rgb
 from hf_vit.errors import UserError
 from hf_vit.evaluation import predict_images
 from hf_vit.hub import card
-from hf_vit.hub.card import refresh_card, render_card, state_power, write_card
-from hf_vit.hub.card_metadata import common_license, license_of, metadata_errors, need_license
-from hf_vit.hub.contents import collect, find_pictures, missing_facts
-from hf_vit.hub.example import example
+from hf_vit.hub.card import record_power, refresh_card, render_card, write_card
+from hf_vit.hub.card_metadata import find_common_license, find_license, find_metadata_errors, require_license
+from hf_vit.hub.contents import collect, list_missing_facts, list_plots
+from hf_vit.hub.example import make_example
 from hf_vit.hub.model_folder import count_parameters, read_config
-from hf_vit.hub.published_results import RESULTS_FILE, results_file
+from hf_vit.hub.published_results import RESULTS_FILE, make_results_file
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
 from hf_vit.results.writing import write_atomically
@@ -168,20 +168,20 @@ def test_the_metadata_is_what_the_hub_reads(told: Path) -> None:
 def test_nobody_s_license_is_asserted(told: Path, folder: Path, tmp_path: Path) -> None:
     """It is declared or inherited; a push asks for it before the Hub is asked anything."""
     assert "license" not in metadata(render_card(told))
-    with pytest.raises(UserError, match="the license is unknown; give one"):
+    with pytest.raises(UserError, match="the model's license is unknown; give one"):
         push_to_hub(told, "alice/my-vit")
     append_record(told, record("training", {"base_model": "a/b", "base_license": "cc-by-4.0"}, data=data("train", 9)))
     assert metadata(render_card(told))["license"] == "cc-by-4.0"
     assert metadata(render_card(told, license="mit"))["license"] == "mit"
     write_card(told, license="mit")
-    assert (license_of(str(told)), license_of("S/16"), license_of(str(tmp_path))) == ("mit", None, None)
-    assert common_license([str(told), str(told)]) == "mit"
-    assert common_license([str(told), "S/16"]) is None
-    with pytest.raises(UserError, match="license 'Apache 2' is not a license id"):
-        need_license("Apache 2", None)
-    need_license(None, str(told))
-    with pytest.raises(UserError, match="the license is unknown"):
-        need_license(None, "S/16")
+    assert (find_license(str(told)), find_license("S/16"), find_license(str(tmp_path))) == ("mit", None, None)
+    assert find_common_license([str(told), str(told)]) == "mit"
+    assert find_common_license([str(told), "S/16"]) is None
+    with pytest.raises(UserError, match="the license 'Apache 2' is not a license id"):
+        require_license("Apache 2", None)
+    require_license(None, str(told))
+    with pytest.raises(UserError, match="the model's license is unknown"):
+        require_license(None, "S/16")
 
 
 def test_how_it_was_made_of_others_is_told(folder: Path) -> None:
@@ -347,7 +347,7 @@ def test_a_model_without_a_head_and_a_folder_without_a_model(tmp_path: Path) -> 
     assert metadata(card)["pipeline_tag"] == "image-feature-extraction"
     assert "AutoModel.from_pretrained" in card
     assert "classes" not in card
-    with pytest.raises(UserError, match=r"no config\.json"):
+    with pytest.raises(UserError, match=r"config\.json is missing"):
         render_card(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
@@ -374,11 +374,11 @@ def test_carbon_is_told_where_power_is_stated(folder: Path, capsys: pytest.Captu
     record = training_record(seconds=1800.0, hardware={"name": "A GPU"}, values={"base_model": "google/vit"})
     append_record(folder, training_record())
     with pytest.raises(UserError, match="has no training record with a measured time"):
-        state_power(folder, 100)
+        record_power(folder, 100)
     append_record(folder, training_record(seconds=7.0))
     append_record(folder, record)
     assert "co2_eq_emissions" not in metadata(render_card(folder))
-    state_power(folder, 400)
+    record_power(folder, 400)
     card = render_card(folder)
     assert "co2_eq_emissions" not in metadata(card)
     assert "| energy kwh | 0.2 |" in card
@@ -454,9 +454,9 @@ def test_results_that_are_no_longer_true_go(hub: Loopback, xet_client: Client, j
 def test_without_a_place_nothing_points_to_one(judged: Path) -> None:
     """A folder that was not pushed."""
     assert not any(entry.source_url for entry in ModelCard(render_card(judged)).data.eval_results)
-    (entry,) = parse_eval_result_entries(yaml.safe_load(results_file([evaluation(ON_THE_HUB, 1)], "my-vit")))
+    (entry,) = parse_eval_result_entries(yaml.safe_load(make_results_file([evaluation(ON_THE_HUB, 1)], "my-vit")))
     assert (entry.source_url, entry.value) == (None, 1.0)
-    assert results_file([evaluation(DataFact(name="digits"), 1)], REPO) is None
+    assert make_results_file([evaluation(DataFact(name="digits"), 1)], REPO) is None
 
 
 # The cards in model_cards/: what their recorded facts say, and nothing else
@@ -483,17 +483,17 @@ def test_the_card_is_what_the_facts_say(family: str, tmp_path: Path) -> None:
             shutil.copy(path, again)
     card = (folder / "README.md").read_text()
     assert render_card(again, license="apache-2.0", share_images=True) == card  # the data is public
-    assert metadata_errors(card) == []
-    assert missing_facts(folder) == []
-    assert find_pictures(folder, card) == {"learning_curve.png", "confusion_matrix.png", "wrong_images.png"}
-    (accuracy,) = (record.values["top1"] for record in Facts.load(folder).of_kind("evaluation"))
+    assert find_metadata_errors(card) == []
+    assert list_missing_facts(folder) == []
+    assert list_plots(folder, card) == {"learning_curve.png", "confusion_matrix.png", "wrong_images.png"}
+    (accuracy,) = (record.values["top1"] for record in Facts.load(folder).filter_kind("evaluation"))
     row = next(line for line in (CARDS / "README.md").read_text().splitlines() if f"({name}/" in line)
     assert f"| {accuracy:.2%} | {count_parameters(again):,} |" in row
 
 
 @pytest.mark.parametrize("name", ["vit-digits", "hybrid-digits", "axial-digits"])
 def test_the_weights_are_those_that_were_measured(name: str) -> None:
-    measured = next(record.values for record in Facts.load(CARDS / name).of_kind("evaluation"))
+    measured = next(record.values for record in Facts.load(CARDS / name).filter_kind("evaluation"))
     images = load_data("digits").split("test")
     processor = AutoImageProcessor.from_pretrained(CARDS / name)
     model = AutoModelForImageClassification.from_pretrained(CARDS / name).eval()
@@ -549,7 +549,7 @@ def test_the_cards_code_is_predict(
         make_processor().save_pretrained(folder)
     else:
         save_model(folder, image_size=8)
-    code = example(read_config(folder), str(folder), architecture)
+    code = make_example(read_config(folder), str(folder), architecture)
     preparing = code[code.index("image =") : code.index("outputs =")]
     monkeypatch.chdir(tmp_path)
     for kind, save in KINDS.items():

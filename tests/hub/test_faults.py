@@ -20,7 +20,7 @@ from hub import jobs
 from huggingface_hub import errors
 from loopback.client import Client, Loopback
 
-from hf_vit.repositories.hub import explain, reason, wait_asked
+from hf_vit.repositories.hub import explain, find_retry_after, reason
 
 REPO = "alice/my-vit"
 WEIGHTS = "model.safetensors"
@@ -96,7 +96,7 @@ LASTING: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "storage 503": (STORAGE, "status", {"status": 503}, "503"),
     "commit 503": (COMMIT, "status", {"status": 503}, "has an internal error (HTTP 503: injected fault)"),
     "commit 429": (COMMIT, "status", {"status": 429}, "limits the rate of requests"),
-    "commit 413": (COMMIT, "status", {"status": 413}, "are more than the Hub takes in one commit"),
+    "commit 413": (COMMIT, "status", {"status": 413}, "are more than the Hub accepts in one commit"),
     "no room": (COMMIT, "status", {"status": 403, "message": "Private repository storage limit reached"},
                 "no room left for alice/"),
     "commit stalled": (COMMIT, "slow", {"seconds": 8}, "cannot be reached"),
@@ -209,7 +209,7 @@ def test_what_the_hub_would_refuse(hub: Loopback, client: Client, model_folder: 
     assert message.startswith('the Hub would refuse the card\'s metadata: "license" must be one of [')
     (model_folder / "README.md").write_text(card)
     size = (model_folder / WEIGHTS).stat().st_size
-    message = refused(hub, client, model_folder, limits={"hub.contents.LARGEST_FILE": size - 1})
+    message = refused(hub, client, model_folder, limits={"hub.contents.MAX_FILE_BYTES": size - 1})
     assert f"model.safetensors has {size:,} bytes; the Hub takes at most {size - 1:,}" in message
     hub.limit(largest_lfs=size - 1)
     answer = client.run("hub.jobs:push", folder=str(model_folder))
@@ -274,7 +274,9 @@ def answer(status: int, **headers: str) -> Exception:
 )
 def test_how_long_a_server_asks_to_wait(status: int, headers: dict[str, str], seconds: float | None) -> None:
     tomorrow = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
-    asked = wait_asked(answer(status, **{name: text.replace("TOMORROW", tomorrow) for name, text in headers.items()}))
+    asked = find_retry_after(
+        answer(status, **{name: text.replace("TOMORROW", tomorrow) for name, text in headers.items()})
+    )
     assert asked == (None if seconds is None else pytest.approx(seconds, abs=1))
 
 

@@ -365,7 +365,7 @@ def test_images_are_shared_when_asked_for(tmp_path: Path) -> None:
     assert {path.name for path in model.iterdir()} >= showing, "they are drawn, for whoever has the folder"
     assert not any(name in (model / "README.md").read_text() for name in showing)
     shared = collect(model, "me/model", scratch=tmp_path / "scratch")
-    assert set(shared.left_out) >= showing
+    assert set(shared.skipped) >= showing
     assert {"confusion_matrix.png", "analysis_attention_distance.png"} <= set(shared.files)
     asked = collect(model, "me/model", scratch=tmp_path / "scratch", share_images=True)
     assert set(asked.files) - set(shared.files) == showing
@@ -377,9 +377,9 @@ def test_images_are_shared_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_every_analysis_that_draws_images_is_known() -> None:
-    """`shown_pixels` is how an analysis gets hold of images to draw."""
+    """`to_display_images` is how an analysis gets hold of images to draw."""
     folder = Path(hf_vit.analysis.__file__).parent
     for name, analysis in ANALYSES.items():
         tree = ast.parse((folder / f"{analysis.__module__.rpartition('.')[2]}.py").read_text())
-        draws = any(isinstance(node, ast.Name) and node.id == "shown_pixels" for node in ast.walk(tree))
+        draws = any(isinstance(node, ast.Name) and node.id == "to_display_images" for node in ast.walk(tree))
         assert shows_images(f"analysis_{name}.png") == shows_images(f"analysis_{name}_2.svg") == draws, name

@@ -14,7 +14,7 @@ from hub.conftest import training_record
 from loopback.client import Client, Loopback, content_hash
 
 from hf_vit import UserError, push_to_hub
-from hf_vit.hub.contents import find_weights
+from hf_vit.hub.contents import collect_weights
 from hf_vit.results.facts import Facts
 
 REPO = "alice/my-vit"
@@ -220,11 +220,11 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "embeddings_hf_vit.py").unlink(), "lacks embeddings_hf_vit.py"),
     (lambda folder: (folder / "preprocessor_config.json").unlink(), "holds no image processor"),
     (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"),
-     r"no weights in safetensors format \(pickles such as pytorch_model.bin"),
+     r"no weights in safetensors format \(pickle files such as pytorch_model.bin"),
     (lambda folder: os.truncate(folder / WEIGHTS, 2000), "weights in .* are damaged"),
     (write(WEIGHTS, "version https://git-lfs.github.com/spec/v1"), "model.safetensors of .* is a Git LFS pointer"),
     (only_index({"weight_map": {"a": "model-1.safetensors"}}), "lacks some of the weight files"),
-    (write(INDEX, json.dumps({"weight_map": {"a": WEIGHTS}})), "delete the stale one"),
+    (write(INDEX, json.dumps({"weight_map": {"a": WEIGHTS}})), "delete the outdated one"),
     *((only_index(index), INDEX_DAMAGED) for index in ({}, [], {"weight_map": ["a"]}, {"weight_map": {"a": 1}}, "{")),
     (write("config.json", "{"), "config.json of .* is damaged"),
     (write("config.json", "[]"), f"{DAMAGED}not an object"),
@@ -232,9 +232,9 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (with_config(patch_size=[1]), f"{DAMAGED}patch_size"),
     (with_config(id2label={"zero": "a"}), f"{DAMAGED}id2label.zero"),
     (with_config(architectures="x"), f"{DAMAGED}architectures"),
-    (write("embeddings_hf_vit.py", "def ("), "embeddings_hf_vit.py of .* is not Python code"),
-    (write("embeddings_hf_vit.py", "\0"), "embeddings_hf_vit.py of .* is not Python code"),
-    (lambda folder: (folder / "embeddings_hf_vit.py").write_bytes(b"x = '\xed\xa0\x80'"), "is not Python code"),
+    (write("embeddings_hf_vit.py", "def ("), "embeddings_hf_vit.py of .* is not valid Python code"),
+    (write("embeddings_hf_vit.py", "\0"), "embeddings_hf_vit.py of .* is not valid Python code"),
+    (lambda folder: (folder / "embeddings_hf_vit.py").write_bytes(b"x = '\xed\xa0\x80'"), "is not valid Python code"),
     (write("README.md", "---\nlicense: mit\n---\n![curve](plots/curve.png)"), "the card shows plots/curve.png"),
     (write("README.md", "mine, without metadata"), "has no metadata"),
     (card("license: ["), "README.md: while parsing"),
@@ -257,11 +257,11 @@ def test_local_trouble_is_told_without_the_hub(number: int, model_folder: Path) 
 
 def test_what_cannot_go_together(model_folder: Path) -> None:
     for options, message in (
-        ({"create_pr": True, "revision": "next"}, "leave --revision next out"),
-        ({"create_pr": True, "tag": "v1"}, "leave --tag out"),
+        ({"create_pr": True, "revision": "next"}, "remove --revision next"),
+        ({"create_pr": True, "tag": "v1"}, "remove --tag"),
         ({"tag": "my tag"}, "cannot be a tag's name"),
         ({"revision": "refs/pr/1"}, "cannot be a revision's name"),
-        ({"facts": [training_record()]}, "are for a model object"),
+        ({"facts": [training_record()]}, "apply to a model object"),
     ):
         with pytest.raises(UserError, match=message):
             push_to_hub(model_folder, REPO, **options)
@@ -274,13 +274,13 @@ def test_shards_hold_the_same_weights_and_a_full_disk_is_told(model_folder: Path
     import torch
     from safetensors.torch import load_file
 
-    shards = find_weights(model_folder, tmp_path, 8000)
+    shards = collect_weights(model_folder, tmp_path, 8000)
     index = json.loads((tmp_path / f"{WEIGHTS}.index.json").read_text())
     whole = load_file(model_folder / WEIGHTS)
     assert set(index["weight_map"]) == set(whole)
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(shards[file])[name], whole[name])
-    assert find_weights(model_folder, tmp_path, "5GB") == {WEIGHTS: model_folder / WEIGHTS}
+    assert collect_weights(model_folder, tmp_path, "5GB") == {WEIGHTS: model_folder / WEIGHTS}
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
@@ -314,4 +314,4 @@ def test_a_collection_is_made_once(hub: Loopback, xet_client: Client, model_fold
     assert "adding to the collection failed: " in unknown["error"]
     assert "main is unchanged" in unknown["error"]
     refused = xet_client.run("hub.jobs:push", folder=str(model_folder), collection="x", create_pr=True)
-    assert "leave --collection out until it is merged" in refused["error"]
+    assert "remove --collection and add the model after the merge" in refused["error"]

@@ -222,8 +222,8 @@ def test_nothing_of_the_author_runs_unasked(
     assert done.code == 0, done.err
     assert "all checksums match" in done.out
     assert f"commit {hub.head(REPO)}" in done.out
-    assert f"this package's example printed: {label_of_noise(model_folder)}\n" in done.out
-    unasked = [f"not run: example {number} of the card is code of {REPO}" in done.out for number in (1, 2, 3, 4)]
+    assert f"the example of hf_vit printed: {label_of_noise(model_folder)}\n" in done.out
+    unasked = [f"not run: example {number} of the card is code from {REPO}" in done.out for number in (1, 2, 3, 4)]
     assert unasked == [False, True, True, True]
     assert [trace.exists() for trace in traces] == [False, False]
 
@@ -237,7 +237,7 @@ def test_what_is_trusted_runs_without_a_token(hub: Loopback, xet_client: Client,
     assert done.code == 0, done.err
     label = label_of_noise(model_folder)
     assert [line for line in done.out.splitlines() if " printed: " in line] == [
-        f"this package's example printed: {label}",
+        f"the example of hf_vit printed: {label}",
         f"example 2 of the card printed: {label}",
         "example 3 of the card printed: token None [] False",
     ]
@@ -251,9 +251,9 @@ def test_when_no_example_can_run_it_fails(hub: Loopback, xet_client: Client, mod
     xet_client.run("hub.jobs:upload_raw", repo_id=REPO, files={"config.json": json.dumps(config)})
     done = xet_client.attempt("hub.jobs:command", arguments=["verify", REPO], token=None)
     assert done.code == 1
-    assert "all checksums match, but no example was run: the architecture 'their_own' comes with code" in done.err
+    assert "all checksums match, but no example was run: the architecture 'their_own' is defined by code" in done.err
     told = xet_client.run("hub.jobs:verify", examples=True, trust_remote_code=True)["error"]
-    assert told == "example 1 of the card fails: ran"
+    assert told == "example 1 of the card failed: ran"
     (model_folder / "README.md").write_text("---\nlicense: mit\n---\nno example")
     xet_client.run("hub.jobs:push", folder=str(model_folder))
     assert "has no Python example" in xet_client.run("hub.jobs:verify", examples=True)["error"]

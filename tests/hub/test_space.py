@@ -12,7 +12,7 @@ from loopback.client import Client, Loopback, content_hash
 from pages.small_runtime import SMALL_FILES, save_runtime
 
 from hf_vit.errors import UserError
-from hf_vit.hub.card import render_card, state_space, write_card
+from hf_vit.hub.card import record_space, render_card, write_card
 from hf_vit.hub.push import push_to_hub
 from hf_vit.pages.making import make_page
 from hf_vit.results.facts import Facts
@@ -71,7 +71,7 @@ def test_license_of_the_models_is_the_page_s(hub: Loopback, xet_client: Client, 
     (page / "README.md").write_text((page / "README.md").read_text().replace("license: apache-2.0\n", ""))
     without = xet_client.attempt("hub.jobs:command", arguments=["push", str(page), "my-page", "--space"])
     assert (without.code, without.err.count("\n")) == (1, 1)
-    assert "the license is unknown" in without.err
+    assert "the model's license is unknown" in without.err
 
 
 def test_what_follows_a_first_push(hub: Loopback, xet_client: Client, page: Path) -> None:
@@ -107,7 +107,7 @@ def test_what_follows_a_first_push(hub: Loopback, xet_client: Client, page: Path
     assert [tag["name"] for tag in hub.get(f"/api/{SPACE}/refs")["tags"]] == ["v2"]
     hub.settings(SPACE, sdk="gradio")
     refused = xet_client.run("hub.jobs:push", folder=str(page), share_images=True, **PUSH)
-    assert refused["error"].startswith(f"{REPO} is a Space of the SDK gradio, and a page needs a static one")
+    assert refused["error"].startswith(f"{REPO} is a Space with the SDK gradio, but a page needs a static Space")
 
 
 EXAMPLES = [{"file": "examples/0.png", "label": "cat"}]
@@ -140,7 +140,7 @@ def _state(**fields: Any) -> Change:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda page: (page / "page.json").unlink(), r"holds no page: there is no page\.json in it; make one"),
+        (lambda page: (page / "page.json").unlink(), r"holds no page \(page\.json is missing\); make one"),
         (lambda page: (page / "index.html").unlink(), r"lacks index\.html; make it again"),
         (lambda page: (page / "models/1/model.onnx").unlink(), r"lacks models/1/model\.onnx; make it again"),
         (lambda page: [file.unlink() for file in (page / "runtime").iterdir()], "lacks the files of its runtime"),
@@ -150,8 +150,8 @@ def _state(**fields: Any) -> Change:
         (_state(folder="../../elsewhere"), "names unexpected files"),
         (_link_out("models/0/model.onnx"), "is a link to a file outside"),
         (_link_out("runtime"), "is a link to a file outside"),
-        (_write("README.md", "no metadata"), "is not a static Space's"),
-        (_write("README.md", "---\nsdk: gradio\n---\n"), "is not a static Space's"),
+        (_write("README.md", "no metadata"), "does not describe a static Space"),
+        (_write("README.md", "---\nsdk: gradio\n---\n"), "does not describe a static Space"),
         (_write("README.md", "---\nsdk: [\n---\n"), "has no readable metadata"),
         (_state(examples=EXAMPLES), "shows 1 images of its data; give --share-images"),
         (_state(note="hf_" + "aB3dE6gH9" * 4), "holds what looks like"),
@@ -167,12 +167,12 @@ def test_trouble_is_told_without_the_hub(damage: Change, words: str, page: Path)
 def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path) -> None:
     with pytest.raises(UserError, match=r"holds a page, not a model; share it with hf-vit push DIR REPO --space"):
         push_to_hub(page, REPO, license="mit")
-    with pytest.raises(UserError, match=r"holds no page: .* or leave --space out to share a model"):
+    with pytest.raises(UserError, match=r"holds no page .* or remove --space to share a model"):
         push_to_hub(model_folder, REPO, space=True)
     with pytest.raises(UserError, match="space=True needs the folder of a page"):
         push_to_hub(object(), REPO, space=True)  # pyright: ignore[reportArgumentType]
     with pytest.raises(
-        UserError, match="--max-shard-size splits weight files, which a page does not have; leave it or"
+        UserError, match="--max-shard-size splits weight files, which a page does not have; remove it or"
     ):
         push_to_hub(page, REPO, space=True, license="mit", max_shard_size="1MB")
 
@@ -224,9 +224,9 @@ def test_a_way_up_stays_in_a_git_repository(way: str, model_folder: Path, tmp_pa
 
 
 def test_what_cannot_be_linked_to(model_folder: Path, tmp_path: Path) -> None:
-    for space, words in (("my-page", "lacks its owner"), ("a/b/c", "cannot be the name"), ("", "cannot be the name")):
+    for space, words in (("my-page", "has no owner"), ("a/b/c", "cannot be the name"), ("", "cannot be the name")):
         with pytest.raises(UserError, match=words):
-            state_space(model_folder, space)
+            record_space(model_folder, space)
     with pytest.raises(UserError, match="has no training or conversion record"):
-        state_space(tmp_path, "alice/my-page")
+        record_space(tmp_path, "alice/my-page")
     assert "space" not in Facts.load(model_folder).records[0].values

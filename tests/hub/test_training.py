@@ -35,7 +35,7 @@ def test_trouble_is_told_before_the_training(hub: Loopback, xet_client: Client, 
             ({"token": None}, "there is no token"),
             ({"named": False}, "the model card needs the name of the training data"),
             ({"processor": False}, "give processing_class="),
-            ({"license": None}, "the license is unknown; give one"),
+            ({"license": None}, "the model's license is unknown; give one"),
         )
     ):
         done = train(xet_client, tmp_path / str(number), hub_model_id=REPO, **options)

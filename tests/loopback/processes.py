@@ -60,12 +60,12 @@ def rehearse(profile: str) -> None:
         AutoModelForImageClassification.from_pretrained(folder)
         if profile == "with":
             from hf_vit.hub.card import render_card
-            from hf_vit.hub.model_folder import read_config, travelling_code
+            from hf_vit.hub.model_folder import list_code, read_config
             from hf_vit_cli.main import build_app
 
             build_app()
             render_card(folder)
-            travelling_code(Path(folder), read_config(Path(folder)))
+            list_code(Path(folder), read_config(Path(folder)))
 
 
 def start(name: str, folder: str, environment: dict[str, str], transport: str, arguments: dict[str, Any]) -> int:

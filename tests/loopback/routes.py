@@ -23,7 +23,7 @@ _REPO_ID = r"(https?://\S+)|([A-Za-z0-9][\w.-]*(/[\w.-]+)?)"
 _LICENSES = ["apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "gpl-3.0", "unknown", "other"]
 
 
-def metadata_of(card: str) -> Any:
+def make_metadata(card: str) -> Any:
     """The metadata as parsed, None without any; raises yaml.YAMLError."""
     found = _FRONT.match(card)
     return yaml.safe_load(found[1]) if found else None
@@ -32,7 +32,7 @@ def metadata_of(card: str) -> Any:
 def card_errors(card: str, is_space: bool = False) -> list[str]:
     """What the Hub would refuse the card for."""
     try:
-        metadata = metadata_of(card)
+        metadata = make_metadata(card)
     except yaml.YAMLError as error:
         return [f"Invalid YAML: {error}"]
     if metadata is None:
@@ -280,7 +280,7 @@ def _listed(request: Handler, repo: dict[str, Any]) -> dict[str, Any]:
     card = request.store.tree(repo, oid).get("README.md")
     metadata = None
     with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):
-        metadata = metadata_of(request.store.blob(card["sha256"]).read_text()) if card else None
+        metadata = make_metadata(request.store.blob(card["sha256"]).read_text()) if card else None
     fields = metadata if isinstance(metadata, dict) else {}
     answer["cardData"] = {name: value for name, value in fields.items() if name != "model-index"}
     answer["model-index"] = fields.get("model-index")

@@ -21,8 +21,8 @@ from hf_vit import variant_config
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.pages import making, runtime
-from hf_vit.pages.description import description, preprocessing
-from hf_vit.pages.graph import numbers_inside, write_graph
+from hf_vit.pages.description import describe_model, describe_preprocessing
+from hf_vit.pages.graph import count_inner_values, write_graph
 from hf_vit.pages.making import distinct_names, make_page
 from hf_vit_cli.main import main
 
@@ -101,15 +101,15 @@ def test_graph_gives_what_the_model_does(family: str, choice: str, tmp_path: Pat
     [
         ({"size": {"longest_edge": 16}}, "cannot resize to"),
         ({"resample": 1}, "resample=1"),
-        ({"size": {"height": 8, "width": 16}}, "does not make images of 16x16 px"),
-        ({"size": {"shortest_edge": 20}}, "does not make images of 16x16 px"),
-        ({"do_resize": False}, "does not make images of 16x16 px"),
+        ({"size": {"height": 8, "width": 16}}, "does not return images of 16x16 px"),
+        ({"size": {"shortest_edge": 20}}, "does not return images of 16x16 px"),
+        ({"do_resize": False}, "does not return images of 16x16 px"),
     ],
 )
 def test_preparation_that_the_page_does_not_know_is_refused(settings: dict[str, Any], words: str):
     processor = ViTImageProcessor(**{"size": {"height": 16, "width": 16}, **settings})
     with pytest.raises(UserError, match=words):
-        preprocessing(processor, (16, 16))
+        describe_preprocessing(processor, (16, 16))
 
 
 def test_models_of_one_name_are_told_apart_without_their_place(tmp_path: Path):
@@ -127,7 +127,7 @@ def test_what_is_no_share_is_no_figure(plain: Path, tmp_path: Path):
         values = {"top1": 0.5, "ece": value, "images_per_second": value}
         record = {"kind": "evaluation", "command": "x", "date": "2031-02-03T00:00:00Z", "values": values}
         (tmp_path / "facts.json").write_text(json.dumps([record]))
-        told = description(model, processor, "model", tmp_path)
+        told = describe_model(model, processor, "model", tmp_path)
         figures = {figure["name"]: figure["value"] for figure in told["figures"]}
         assert figures == {"Accuracy": "50.0%"} | ({"Speed": "97 images/s"} if value == 96.94 else {})
 
@@ -147,8 +147,12 @@ def test_weights_of_half_the_precision(plain: Path, runtime_files: Path, tmp_pat
 def test_large_sizes():
     """L/16 at 384 px is 1.2 GB, B/16 fits with its maps."""
     base, large = variant_config("B/16"), variant_config("L/16", image_size=384)
-    assert numbers_inside(base) == 12 * 12 * 197**2 + 13 * 196 * 768
-    assert 4 * (86_567_656 + numbers_inside(base)) < making.LARGEST_BYTES < 4 * (304_326_632 + numbers_inside(large))
+    assert count_inner_values(base) == 12 * 12 * 197**2 + 13 * 196 * 768
+    assert (
+        4 * (86_567_656 + count_inner_values(base))
+        < making.MAX_BYTES
+        < 4 * (304_326_632 + count_inner_values(large))
+    )
 
 
 def test_refusals_come_before_the_export(plain: Path, runtime_files: Path, tmp_path: Path, monkeypatch: Any):
@@ -163,10 +167,10 @@ def test_refusals_come_before_the_export(plain: Path, runtime_files: Path, tmp_p
     for choice in ("no_labels", "one_channel"):
         refuse(save_classifier(tmp_path / choice, "plain", choice), "not an image classifier|RGB")
     with monkeypatch.context() as patched:
-        patched.setattr(making, "LARGEST_BYTES", 10_000)
+        patched.setattr(making, "MAX_BYTES", 10_000)
         refuse(plain, "too large for a browser: 0 MB of weights")
     (runtime_files / "ort.webgpu.min.mjs").write_text("of another version")
-    refuse("no such model", r"has a ort\.webgpu\.min\.mjs that is not of version 1\.30\.0; give")
+    refuse("no such model", r"has another version of ort\.webgpu\.min\.mjs than 1\.30\.0; give")
     (runtime_files / "ort.wasm.min.mjs").unlink()
     refuse("no such model", r"has no ort\.wasm\.min\.mjs; give the folder dist of the npm package")
 
@@ -179,7 +183,7 @@ def test_runtime_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
         monkeypatch.delenv(name, raising=False)
     on_server = save_runtime(tmp_path / "server")
     with served(on_server) as address:
-        monkeypatch.setattr(runtime, "ADDRESS", address.rstrip("/"))
+        monkeypatch.setattr(runtime, "BASE_URL", address.rstrip("/"))
         for copy in ("copied", "again"):
             runtime.copy_runtime(tmp_path / copy)
             for name in SMALL_FILES:
@@ -187,12 +191,14 @@ def test_runtime_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
         assert len(list((tmp_path / "cache").rglob("ort*"))) == len(SMALL_FILES)
         forged = on_server / "ort-wasm-simd-threaded.wasm"
         forged.write_text("forged")
-        with pytest.raises(UserError, match=r"simd-threaded\.wasm has changed; try again, or give"):
+        with pytest.raises(UserError, match=r"simd-threaded\.wasm is wrong; try again, or give"):
             runtime.copy_runtime(tmp_path / "refused")
         assert not (tmp_path / "refused").exists()
         assert "forged" not in [file.read_text() for file in (tmp_path / "cache").rglob("ort*")]  # got anew next time
         forged.unlink()
-        with pytest.raises(UserError, match=r"wasm cannot be downloaded: .*; or give the files with --runtime DIR"):
+        with pytest.raises(
+            UserError, match=r"wasm cannot be downloaded: .*; or give a folder with the files as --runtime DIR"
+        ):
             runtime.copy_runtime(tmp_path / "refused")
 
 
@@ -200,7 +206,7 @@ def test_address_and_files_of_the_runtime():
     """What the lock file of the page's own packages says of the version, which the browser's tests run."""
     lock = json.loads((Path(__file__).parents[2] / "page/package-lock.json").read_text())
     version = lock["packages"]["node_modules/onnxruntime-web"]["version"]
-    assert f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{version}/dist" == runtime.ADDRESS
+    assert f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{version}/dist" == runtime.BASE_URL
     assert [len(sha256) for sha256 in runtime.FILES.values()] == [64] * 6
 
 

@@ -61,7 +61,7 @@ def test_what_has_no_page_is_shown_in_pictures(tmp_path: Path, monkeypatch: pyte
     theirs = Dinov2ForImageClassification(Dinov2Config(**TINY)).eval()
     shown = [show(str(tmp_path / "bare"), image), show((theirs, AutoImageProcessor.from_pretrained(folder)), image)]
     shown.append(show((AutoModelForImageClassification.from_pretrained(folder).eval(), nearest), image))
-    monkeypatch.setattr("hf_vit.analysis.showing._LARGEST_BYTES", 10)
+    monkeypatch.setattr("hf_vit.analysis.showing._MAX_BYTES", 10)
     shown.append(show(str(folder), image))
     for each in shown:
         pictures = _pictures_of(each.page)
@@ -73,7 +73,9 @@ def test_what_has_no_page_is_shown_in_pictures(tmp_path: Path, monkeypatch: pyte
 def test_what_has_neither_page_nor_attention_is_refused(tmp_path: Path):
     model = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])).eval()
     processor = ViTImageProcessor(size={"height": 16, "width": 16})
-    with pytest.raises(UserError, match=r"cannot be shown: only classifiers .*, and its attention cannot be drawn \("):
+    with pytest.raises(
+        UserError, match=r"cannot be shown \(only classifiers .*\), and its attention cannot be drawn \("
+    ):
         show((model, processor), Image.new("RGB", (16, 16)))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_vit.results.redaction import redact_arguments, redact_command, redact_text, redact_values, secret_in
+from hf_vit.results.redaction import find_secret, redact_arguments, redact_command, redact_text, redact_values
 
 TOKENS = (
     "hf_" + "aB3" * 12, "api_org_" + "Zz9" * 10, "ghp_" + "x1Y2" * 9, "github_pat_" + "11ABC_" * 6,
@@ -28,21 +28,21 @@ HARMLESS = (
 @pytest.mark.parametrize("token", TOKENS)
 def test_tokens_are_known_by_their_pattern(token: str) -> None:
     for text in (token, f"pushed with {token}.", f"x={token}&y", f'{{"a": "{token}"}}', f"line\n{token}\n"):
-        assert secret_in(text)
+        assert find_secret(text)
         assert token not in redact_text(text)
-        assert not secret_in(redact_text(text))
+        assert not find_secret(redact_text(text))
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert not secret_in(text)
+    assert not find_secret(text)
     assert redact_text(text) == text
     assert redact_arguments(text.split()) == text.split()
 
 
 def test_a_private_key_goes_as_a_whole() -> None:
     lines = ("-----BEGIN RSA PRIVATE KEY-----", "MIIEowIBAAK", "-----END RSA PRIVATE KEY-----")
-    assert secret_in("\n".join(lines))
+    assert find_secret("\n".join(lines))
     assert redact_text("key:\n" + "\n".join(lines) + "\nend") == "key:\nREDACTED\nend"
 
 

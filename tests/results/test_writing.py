@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 import hf_vit
 from hf_vit import UserError
 from hf_vit.errors import refusal
-from hf_vit.results.delivery import _foreign_in, free_folder, new_folder
+from hf_vit.results.delivery import _find_foreign_files, new_folder, prepare_output
 from hf_vit.results.facts import append_record, new_record
-from hf_vit.results.writing import beside, saying_why, write_atomically
+from hf_vit.results.writing import explain_write_errors, hidden_sibling, write_atomically
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def dead() -> int:
 
 
 def left_by(process: int, path: Path, ending: str = "tmp") -> Path:
-    name = beside(path, ending).name
+    name = hidden_sibling(path, ending).name
     return path.with_name(name.replace(f"-{os.getpid()}-", f"-{process}-"))
 
 
@@ -45,20 +45,20 @@ def test_a_folder_that_was_set_aside_is_put_back_before_it_is_judged(dead: int, 
     aside.mkdir()
     (aside / "facts.json").touch()
     with pytest.raises(UserError, match="is not empty"):
-        free_folder(tmp_path / "model")
+        prepare_output(tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_what_a_process_of_the_same_number_left_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As in containers, where every run may be process 1."""
-    mine, earlier = beside(tmp_path / "facts.json", "tmp"), beside(tmp_path / "model", "former")
+    mine, earlier = hidden_sibling(tmp_path / "facts.json", "tmp"), hidden_sibling(tmp_path / "model", "former")
     mine.touch()
     earlier.mkdir()
     write_atomically(tmp_path / "facts.json", "whole")
     assert mine.exists()
-    monkeypatch.setattr("hf_vit.results.writing._MADE", set[str]())
+    monkeypatch.setattr("hf_vit.results.writing._TOKENS", set[str]())
     write_atomically(tmp_path / "facts.json", "whole")
-    assert free_folder(tmp_path / "model") == tmp_path / "model"
+    assert prepare_output(tmp_path / "model") == tmp_path / "model"
     assert {path.name for path in tmp_path.iterdir()} == {"facts.json", "model"}
 
 
@@ -67,10 +67,10 @@ def test_long_names_are_told_apart_and_fit(dead: int, tmp_path: Path):
     aside = left_by(dead, second, "former")
     aside.mkdir()
     (aside / "mark").touch()
-    with new_folder(free_folder(first)) as folder:
+    with new_folder(prepare_output(first)) as folder:
         (folder / "whole").touch()
     with pytest.raises(UserError, match="is not empty"):
-        free_folder(second)
+        prepare_output(second)
     assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*")} == {
         Path(path) for path in (first.name, f"{first.name}/whole", second.name, f"{second.name}/mark")
     }
@@ -81,7 +81,7 @@ def test_names_of_earlier_versions_are_known_where_they_are_whole(dead: int, tmp
     for name in (whole, cut):
         mark = left_by(dead, tmp_path / "model").name.partition(".model.")[2]
         (tmp_path / f".{name[:100]}.{mark}").touch()
-        free_folder(tmp_path / name)
+        prepare_output(tmp_path / name)
     assert [path.name.startswith(".xxx") for path in tmp_path.iterdir()] == [True]
 
 
@@ -129,27 +129,27 @@ def make_model(folder: Path, kind: str = "conversion") -> Path:
 )
 def test_force_replaces_no_folder_with_what_is_somebody_s(name: str, tmp_path: Path):
     theirs = make_model(tmp_path / "model") / name
-    assert free_folder(tmp_path / "model", force=True)
+    assert prepare_output(tmp_path / "model", force=True)
     theirs.parent.mkdir(exist_ok=True)
     theirs.touch()
     held = name if name.startswith("onnx") else name.split("/")[0] + "/" * ("/" in name)
     with pytest.raises(UserError, match=f"holds {held}, which hf-vit did not write; give a new folder"):
-        free_folder(tmp_path / "model", force=True)
+        prepare_output(tmp_path / "model", force=True)
     with pytest.raises(UserError, match=r"empty this one first$"):
-        free_folder(tmp_path / "model", force=False)
+        prepare_output(tmp_path / "model", force=False)
 
 
 def test_force_replaces_no_model_that_was_only_measured(tmp_path: Path):
     make_model(tmp_path / "model", "evaluation")
     with pytest.raises(UserError, match=r"--force replaces only what hf-vit trained, converted or exported$"):
-        free_folder(tmp_path / "model", force=True)
+        prepare_output(tmp_path / "model", force=True)
 
 
 def test_all_that_a_model_folder_holds_is_known():
     package = Path(hf_vit.__file__).parent
     for folder in ("axial", "hybrid", "local", "vit"):
-        assert not _foreign_in(package / "model_cards" / f"{folder}-digits")
-    assert [name for name in _foreign_in(package / "models") if name.endswith(".py")] == ["__init__.py"]
+        assert not _find_foreign_files(package / "model_cards" / f"{folder}-digits")
+    assert [name for name in _find_foreign_files(package / "models") if name.endswith(".py")] == ["__init__.py"]
 
 
 def make_files(folder: Path, *names: str) -> None:
@@ -171,7 +171,7 @@ def test_an_empty_folder_is_filled_and_stays_what_it_is(tmp_path: Path, monkeypa
     before, order = output.stat(), list[str]()
     replace = Path.replace
     monkeypatch.setattr(Path, "replace", lambda path, to: (order.append(path.name), replace(path, to))[1])
-    with new_folder(free_folder(output)) as folder:
+    with new_folder(prepare_output(output)) as folder:
         assert folder.name == "model"
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
         make_files(folder, "README.md", "config.json", "facts.json", "model.safetensors")
@@ -198,8 +198,11 @@ def test_an_empty_folder_is_filled_whole_or_not_at_all(tmp_path: Path, monkeypat
 
 def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(make_model(tmp_path / "model"))
-    with pytest.raises(UserError, match=r"folder \. is a disk or the working folder; empty it, or name a folder in"):
-        free_folder(".", force=True)
+    with pytest.raises(
+        UserError,
+        match=r"folder \. is a mount point or the working folder and cannot be replaced; empty it, or give a folder in",
+    ):
+        prepare_output(".", force=True)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +217,11 @@ def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
 )
 def test_a_refusal_of_the_system_names_place_reason_and_remedy(error: Exception, said: str, tmp_path: Path):
     """Where a part of it was refused, the whole is named."""
-    with pytest.raises(UserError) as told, saying_why(tmp_path / "whole"), saying_why(tmp_path / "part"):
+    with (
+        pytest.raises(UserError) as told,
+        explain_write_errors(tmp_path / "whole"),
+        explain_write_errors(tmp_path / "part"),
+    ):
         raise error
     assert str(told.value).startswith(f"{tmp_path / 'whole'} cannot be written: ")
     assert said in str(told.value)
@@ -223,7 +230,7 @@ def test_a_refusal_of_the_system_names_place_reason_and_remedy(error: Exception,
 
 def test_other_errors_stay_what_they_are(tmp_path: Path):
     assert refusal(RuntimeError("something else")) is None
-    with pytest.raises(RuntimeError, match="something else"), saying_why(tmp_path):
+    with pytest.raises(RuntimeError, match="something else"), explain_write_errors(tmp_path):
         raise RuntimeError("something else")
 
 

@@ -145,7 +145,7 @@ def test_a_variant_that_does_not_fit_is_told_in_one_line(command, capsys):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--output", "none/speed.json"], "there is no folder"), (["--device", "quantum"], "quantum")],
+    [(["--output", "none/speed.json"], "for the results does not exist"), (["--device", "quantum"], "quantum")],
 )
 def test_a_missing_folder_or_device_is_told_before_anything_is_measured(
     options, message, tmp_path, monkeypatch, capsys

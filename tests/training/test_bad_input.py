@@ -74,7 +74,7 @@ def refused(command, tmp_path, colours, monkeypatch):
             ("--random-crop", "16", "--image-size", "16"),
             "--random-crop 16 is larger than",
         ),
-        (("--distillation", "soft"), "need a --teacher"),
+        (("--distillation", "soft"), "need --teacher"),
         (("--teacher", "TINY", "--distillation", "loud"), "distillation = 'loud': Input should be 'hard', 'soft' or"),
         (("--streaming", "--class-weights"), "a stream cannot be balanced by class; leave --streaming"),
         (("--teacher", "no/such/teacher/here"), "there is no folder no/such/teacher/here"),
@@ -365,5 +365,5 @@ def test_commands_without_a_batch_end_in_one_line(command, monkeypatch):
     monkeypatch.setattr("hf_vit_cli.main.build_app", lambda: failing_forward)
     code, _, err = command("cost")
     assert code == 1
-    assert err.startswith("hf-vit: out of memory; close other programs")
+    assert err.startswith("hf-vit: the memory is full; close other programs")
     assert err.count("\n") == 1

@@ -68,14 +68,14 @@ def test_bad_images_are_the_same_for_every_command(kind, model, make_colours, co
     assert kind == "streaming" or "left out 4 unreadable images" in out, "the narrow ones are judged"
     code, _, err = command("evaluate", tmp_path / "out", *given)
     assert (code, re.findall("warning.*", err)) == (0, [])
-    first, second = Facts.load(tmp_path / "out").of_kind("evaluation")
+    first, second = Facts.load(tmp_path / "out").filter_kind("evaluation")
     assert (first.data, first.values["top1"]) == (second.data, second.values["top1"])
     assert [(split, size) for _, split, size in rows(tmp_path / "out")] == [("test", "9")]
 
 
 def test_images_that_are_added_make_no_training_image_a_test_image(trained, command):
     data, folder = trained
-    before, table = load_data(str(data)), Facts.load(folder).of_kind("evaluation")[0]
+    before, table = load_data(str(data)), Facts.load(folder).filter_kind("evaluation")[0]
     for name in ("blue", "green", "red"):
         (data / name / "00.png").write_bytes((data / name / "00.png").read_bytes())
         shutil.copy(data / name / "01.png", data / name / "zz.png")  # a copy of what is there already
@@ -139,7 +139,7 @@ def test_results_of_training_images_stay_out_of_the_card(trained, command):
     code, out, err = command("evaluate", folder, "--data", data, "--split", "train")
     assert code == 0
     assert "images were trained on" in err
-    assert "plots none (write them with --output DIR)" in out
+    assert "plots were not made (add --output DIR)" in out
     assert Facts.load(folder).records[-1].data.split == "train"
     assert {name: (folder / name).read_bytes() for name in before} == before
     assert command("evaluate", folder, "--data", data, "--split", "train", "--protocol", "calibration")[0] == 0
@@ -151,7 +151,7 @@ def test_the_seed_of_an_evaluation_is_not_that_of_the_splits(trained, command, s
     data, folder = trained
     code, _, err = command("evaluate", folder, "--data", data, "--seed", seed)
     assert (code, "warning" in err) == (0, False)
-    first, last = Facts.load(folder).of_kind("evaluation")
+    first, last = Facts.load(folder).filter_kind("evaluation")
     assert (first.values["top1"], first.data.fingerprint) == (last.values["top1"], last.data.fingerprint)
 
 
@@ -163,7 +163,7 @@ def test_the_hashes_of_training_images_stay_at_home(trained):
     assert sorted(image.digest[:16] for image in load_data(str(data)).seen["train"]) == kept
     scratch = folder.parent / "scratch"
     scratch.mkdir()
-    assert "training_images.txt" in collect(folder, "me/model", scratch=scratch, license="mit").left_out
+    assert "training_images.txt" in collect(folder, "me/model", scratch=scratch, license="mit").skipped
 
 
 def test_a_run_that_was_split_otherwise_is_not_gone_on_with(make_colours, tiny_config, tmp_path, stop_at):

@@ -316,7 +316,7 @@ def test_a_distilled_model_is_saved_with_facts_and_resumes_exactly(distil, kille
     mean = (outputs.cls_logits + outputs.distillation_logits) / 2
     torch.testing.assert_close(outputs.logits, mean)
     assert not torch.equal(outputs.cls_logits, outputs.distillation_logits)
-    values = Facts.load(tmp_path / "done").of_kind("training")[-1].values
+    values = Facts.load(tmp_path / "done").filter_kind("training")[-1].values
     assert (values["teacher"], values["distillation"], values["distillation_weight"]) == ("teacher", "hard", 0.5)
     assert "temperature" not in values
     card = (tmp_path / "done" / "README.md").read_text()

@@ -16,9 +16,9 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfHybridViTForImageClassification, UserError
 from hf_vit.data import make_processor
-from hf_vit.results.delivery import free_folder
+from hf_vit.results.delivery import prepare_output
 from hf_vit.results.facts import Facts, append_record, new_record
-from hf_vit.results.writing import beside
+from hf_vit.results.writing import hidden_sibling
 from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, digits_config, look_afresh, train_digits
 from hf_vit_cli.main import build_app
 
@@ -120,7 +120,7 @@ def test_demo_by_command(command, tmp_path):
 
     # A second demonstration replaces the first, and nothing else.
     claim_output(output)
-    assert free_folder(output, force=True) == output
+    assert prepare_output(output, force=True) == output
     (output / "facts.json").unlink()
     code, _, err = command("demo", "--output", output, "--epochs", "1")
     assert code == 1
@@ -137,7 +137,7 @@ def test_output_of_others_is_left_alone(tmp_path):
 
 
 def test_what_a_killed_demonstration_left_goes(tmp_path):
-    left = beside(tmp_path / "demo" / "demo", "tmp")
+    left = hidden_sibling(tmp_path / "demo" / "demo", "tmp")
     left = left.with_name(left.name.replace(f"-{os.getpid()}-", f"-{2**22}-"))  # no system gives this number
     (left / "demo").mkdir(parents=True)
     claim_output(tmp_path / "demo")

@@ -15,7 +15,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_vit import HfViTConfig, UserError
 from hf_vit.results.facts import Facts, append_record, new_record
-from hf_vit.results.writing import beside
+from hf_vit.results.writing import hidden_sibling
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
 from hf_vit.training import run as output_module
 from hf_vit.training.run import is_complete, way_on
@@ -188,7 +188,7 @@ def test_a_run_killed_before_it_was_entered_is_started_anew(left, train, tmp_pat
     if left != "nothing":
         with subprocess.Popen([sys.executable, "-c", ""]) as dead:
             dead.wait()
-        name = beside(work / "run.json", "tmp").name
+        name = hidden_sibling(work / "run.json", "tmp").name
         (work / name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")).write_text("{")
     assert train(tmp_path / "out").steps == 4
     assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]

@@ -86,7 +86,7 @@ def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_check
         assert model.config.predict_next_patch == model.config.is_causal == (objective == "next-patch")
     code, out, err = command("finetune", "--model", output, "--data", colours, "--output", tmp_path / "tuned", *flags)
     assert code == 0, err
-    tuned = Facts.load(tmp_path / "tuned").of_kind("training")[-1]
+    tuned = Facts.load(tmp_path / "tuned").filter_kind("training")[-1]
     assert tuned.values["base_model"].endswith("pretrained")
 
 

@@ -158,7 +158,7 @@ def test_by_command(command, colours, tiny_checkpoint, monkeypatch):
     monkeypatch.setattr("hf_vit.training.input_speed.measure_input", lambda *args, **kwargs: measured)
     code, out, _ = command("bench", "data", "--data", colours, "--model", tiny_checkpoint, "--num-workers", "2")
     assert code == 0
-    assert "the model is the bottleneck: the input could supply 2.0 times as many images" in out
+    assert "the model is the bottleneck: data loading could supply 2.0 times as many images" in out
     assert "2 workers" in out
     measured = InputSpeed(10.0, 40.0, 9.0, 8, 0, True)
     assert "the model could train on 4.0 times as many" in command("bench", "data", "--data", "d", "--model", "m")[1]

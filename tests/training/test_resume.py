@@ -65,7 +65,7 @@ def short(train, tmp_path_factory):
 
 def outcome(result):
     """Everything that must be equal beside weights: test and validation numbers, and the log but for timings."""
-    record = Facts.load(result.folder).of_kind("evaluation")[-1]
+    record = Facts.load(result.folder).filter_kind("evaluation")[-1]
     values = {key: value for key, value in record.values.items() if key != "images_per_second"}
     return values, result.validation, result.best_step, untimed_log(result)
 
@@ -227,7 +227,7 @@ def test_a_recorded_run_is_done_again(name, settings, colours, tiny_checkpoint, 
     assert command(name, "--config", "one/facts.json", "--output", "three", "--seed", "8")[0] == 0
     assert same_weights(tmp_path / "one", tmp_path / "two")
     assert not same_weights(tmp_path / "one", tmp_path / "three")
-    commands = [Facts.load(tmp_path / name).of_kind("training")[-1].command for name in ("one", "two")]
+    commands = [Facts.load(tmp_path / name).filter_kind("training")[-1].command for name in ("one", "two")]
     assert commands[0] == commands[1].replace("--output two", "--output one"), "its facts can be run again"
 
 
@@ -278,7 +278,7 @@ def test_the_best_trial_is_the_run_of_its_own_rate(swept, sweep, tiny_config, co
     assert result.recipe.learning_rate == best == 3e-3
     assert same_weights(result.folder, alone[best].folder)
     assert result.test.top1 == alone[best].test.top1
-    training = Facts.load(result.folder).of_kind("training")[-1].values
+    training = Facts.load(result.folder).filter_kind("training")[-1].values
     assert [trial["learning_rate"] for trial in training["learning_rate_sweep"]] == list(RATES)
     assert training["recipe"]["learning_rate"] == 3e-3
     assert any("learning rate 1e-06: validation accuracy" in line for line in told)

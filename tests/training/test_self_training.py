@@ -408,7 +408,7 @@ def test_a_student_is_saved_with_facts_and_resumes_exactly(kind, train, tmp_path
     assert {path: path.read_bytes() for path in teacher_folder.iterdir()} == kept
     assert "taught by teacher) on colours" in "".join(told)
     assert "30 unlabelled images of heap" in "".join(told)
-    values = Facts.load(done.folder).of_kind("training")[-1].values
+    values = Facts.load(done.folder).filter_kind("training")[-1].values
     assert (values["teacher"], values["self_training"]) == ("teacher", kind)
     assert values["unlabelled"].startswith("heap ")
     assert (values["unlabelled_images"], values["unlabelled_images_left_out"]) == (30, 0)
@@ -454,7 +454,7 @@ def test_images_that_the_model_is_judged_by_are_not_learnt_from(kind, train, col
         shutil.copy(path, heap / f"other-{number}.png")
     shutil.copy(data.seen["train"][0].name, heap / "labelled.png")
     done = train(tmp_path / "out", kind, unlabelled=heap, changes=dict(steps=1, evaluations=1))
-    values = Facts.load(done.folder).of_kind("training")[-1].values
+    values = Facts.load(done.folder).filter_kind("training")[-1].values
     assert (values["unlabelled_images"], values["unlabelled_images_left_out"]) == (31, len(judged))
     assert count_trained(done.folder, judged) == 0
     assert count_trained(done.folder, [image.digest for image in load_unlabeled(str(more)).seen]) == 30

@@ -61,7 +61,7 @@ def test_a_uniform_soup_is_the_mean_of_its_ingredients(shelf, tmp_path):
         np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-7, err_msg=name)
     assert (soup.accuracy, soup.test) == (None, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["soup"]
-    record = Facts.load(soup.folder).of_kind("training")[-1]
+    record = Facts.load(soup.folder).filter_kind("training")[-1]
     assert record.values["recipe"]["ingredients"] == "seed-0, seed-1, seed-2"
     assert "uniform" in (soup.folder / "README.md").read_text()
 
@@ -118,7 +118,7 @@ def test_folders_of_one_name_are_told_apart(shelf, colours, tmp_path):
         shutil.copytree(shelf / name, folder)
     (folders[0] / "training_images.txt").write_text("0123456789abcdef\n")
     soup = make_soup([*folders, shelf / "seed-1"], tmp_path / "soup", greedy=True, data=str(colours))
-    values = Facts.load(soup.folder).of_kind("training")[-1].values
+    values = Facts.load(soup.folder).filter_kind("training")[-1].values
     alone = {
         name: evaluate_protocol("top1", str(folder), str(colours), split="validation", progress=False).result.top1
         for name, folder in (("vit #1", folders[0]), ("vit #2", folders[1]), ("seed-1", shelf / "seed-1"))

@@ -18,7 +18,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES, as_give
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Mode, Runtime
 from hf_vit.data import ImageData, eval_transform, load_data, to_rgb
 from hf_vit.errors import UserError
-from hf_vit.results.writing import asking_why
+from hf_vit.results.writing import diagnose_write_failure
 
 RANGING, CHOOSING, JUDGING = 320, 1000, 5000  # by 64 images ranges were too narrow: others were cut off
 LEAST_LEARNING, LEAST_CHOOSING, LEAST_JUDGING = 64, 400, 200
@@ -126,7 +126,7 @@ def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -
     to = scratch / file.name
 
     def answers(chosen: Sequence[str], images: Images) -> Answers:
-        with asking_why(*runtime.parts(file)):
+        with diagnose_write_failure(*runtime.parts(file)):
             runtime.quantize(file, to, mode, images, chosen)
         return _logits_of(runtime, to)
 

@@ -1,4 +1,4 @@
-"""Seeing how models see: the analyses of the papers. Nothing is imported before it is used."""
+"""Analyses from the papers that show how a model processes images; submodules are imported when first used."""
 
 from hf_vit.environment import lazy_names
 

@@ -1,9 +1,9 @@
-"""What an analysis is, and how those of attention maps and of feature maps read models of several libraries.
+"""Base classes of analyses, which read attention maps and feature maps of models of several libraries.
 
-A new analysis is a module with one class, which computes and draws, and a line of the table in `api`.
+A new analysis is a module with one class that computes and draws, and one line in `ANALYSES` of `api`.
 
 Legend: B batch, N tokens, C channels, H x W px, A heads, L layers, D feature channels or hidden size (they may differ
-by depth), h x w patch grid or places of a map.
+by depth), h x w patch grid or positions of a feature map.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from hf_vit.loading.outputs import find_layers, is_channels_last, watch_layers
 from hf_vit.loading.pixels import crop_to_patches
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import AttentionMaps, attention_probabilities, class_token_index, patch_token_slice
-from hf_vit.results.figures import integer_ticks, new_figure
+from hf_vit.results.figures import new_figure, set_integer_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ Pictures = dict[str, "Figure"]
 @final
 @dataclass(frozen=True)
 class ArraySpec:
-    """What an array of a result holds: its axes in order, its unit, its meaning."""
+    """The description of an array: its axes in order, its unit, and its meaning."""
 
     axes: tuple[str, ...]
     unit: str
@@ -49,23 +49,23 @@ class ArraySpec:
 
 
 def describe_arrays(**arrays: tuple[str, str, str]) -> Mapping[str, ArraySpec]:
-    """Return the descriptions of arrays: name -> (axes, separated by spaces; unit; meaning)."""
+    """Return the specs of arrays, each given as name=(axes separated by spaces, unit, meaning)."""
     return {name: ArraySpec(tuple(axes.split()), unit, meaning) for name, (axes, unit, meaning) in arrays.items()}
 
 
 @final
 @dataclass(frozen=True)
 class AnalysisSettings:
-    """Choices of the analyses; they are written into every result.
+    """Settings of the analyses; they are saved with every result.
 
     Attributes:
-        num_images: images to average over, drawn by `seed`; 128 in arXiv 2010.11929, D.7.
-        batch_size: images per forward pass where attention is read.
-        num_pictures: images that are shown (rollout, head maps).
-        rollout_identity: share of the identity that rollout mixes into every layer; 0.5 in arXiv 2005.00928, 0 for
+        num_images: number of randomly drawn images to average over; 128 in arXiv 2010.11929, D.7.
+        batch_size: images per forward pass.
+        num_pictures: number of images that are plotted (rollout, head maps).
+        rollout_identity: weight of the identity matrix that rollout adds to every layer; 0.5 in arXiv 2005.00928, 0 for
             the plain product.
         cka_batch_size: images per minibatch of CKA, at least 4.
-        seed: of the choice of images.
+        seed: random seed for drawing images.
     """
 
     num_images: int = 128
@@ -76,17 +76,28 @@ class AnalysisSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("num_images", 1), ("batch_size", 1), ("num_pictures", 1), ("cka_batch_size", 4)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} {getattr(self, name)} must be at least {least}")
+        for name, minimum in (("num_images", 1), ("batch_size", 1), ("num_pictures", 1), ("cka_batch_size", 4)):
+            if getattr(self, name) < minimum:
+                raise UserError(f"{name}={getattr(self, name)} is too small; give at least {minimum}")
         if not 0 <= self.rollout_identity < 1:
-            raise UserError(f"rollout_identity {self.rollout_identity} must be a share, 0 <= rollout_identity < 1")
+            raise UserError(
+                f"rollout_identity={self.rollout_identity} is out of range; give a number from 0 to below 1"
+            )
 
 
 @final
 @dataclass(frozen=True)
 class Context:
-    """The inputs of an analysis; `optimize` allows a faster copy of the model where answers alone are read."""
+    """The inputs of an analysis.
+
+    Attributes:
+        subject: the model.
+        images: the images.
+        settings: numbers of images, batch sizes and seed.
+        against: second model, for `cka_between`.
+        cue_conflicts: images for `shape_bias`.
+        optimize: whether an analysis that needs only predictions may use an optimized copy of the model.
+    """
 
     subject: LoadedModel
     images: AnalysisImages
@@ -97,15 +108,16 @@ class Context:
 
 
 class Analysis(ABC):
-    """Abstract: one question about a model.
+    """Abstract: one analysis of a model.
 
     Attributes:
-        name: on the command line, and of its files.
-        source: the paper and section it follows.
-        shows: what the picture shows, and what it does not.
-        second_input: the field of `Context` that it needs beside model, images and settings.
-        arrays: the arrays of a result; those that do not apply to a model are absent.
-        engine: what computed an optimized model, if there was one.
+        name: name on the command line and of the result files.
+        title: heading in the report.
+        source: paper and section that it follows.
+        shows: explanation of the plot and its limits.
+        second_input: field of `Context` that it needs besides model, images and settings.
+        arrays: specs of the result's arrays; arrays that do not apply to a model are absent.
+        engine: the engine that ran an optimized model, if one was used.
     """
 
     name: ClassVar[str]
@@ -123,33 +135,38 @@ class Analysis(ABC):
     @classmethod
     @abstractmethod
     def obstacle(cls, context: Context) -> str | None:
-        """Return why it does not apply, as the end of "NAME does not apply: ..."; None if it does."""
+        """Return why the analysis does not apply, as the end of "NAME does not apply: ..."; None if it does."""
 
     @abstractmethod
     def measure(self) -> Arrays:
-        """Return the arrays of `arrays`, float32; memory does not grow with the number of images."""
+        """Return the float32 arrays that `arrays` describes; memory does not grow with the number of images."""
 
     @abstractmethod
     def draw(self, arrays: Arrays) -> Pictures:
-        """Return pictures of the arrays, by title."""
+        """Return figures of the arrays by title."""
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
-        """Return the few numbers that facts.json keeps."""
+        """Return the numbers to record in facts.json."""
         return {}
 
     def batches(self, limit: int | None = None, images: AnalysisImages | None = None) -> Iterator[torch.Tensor]:
-        """Yield the images (by default the context's) as the model sees them, [B, C, H, W]: whole patches.
+        """Yield preprocessed images [B, C, H, W], cropped to whole patches.
+
+        Args:
+            limit: maximum number of images.
+            images: images to use; by default those of the context.
 
         Raises:
-            UserError: the processor makes images of several sizes.
+            UserError: the image processor returns images of several sizes.
         """
         shape: torch.Size | None = None
         for batch in (images or self.context.images).batches(self.context.settings.batch_size, limit):
             pixel_values = self.context.subject.pixel_values(batch)
             if shape is not None and pixel_values.shape[1:] != shape:
                 raise UserError(
-                    f"the image processor makes images of {tuple(shape[1:])} and {tuple(pixel_values.shape[2:])} px; "
-                    "averages need one size: use a processor that resizes"
+                    f"the image processor returns images of {tuple(shape[1:])} and "
+                    f"{tuple(pixel_values.shape[2:])} px, but "
+                    "averages need one size; use a processor that resizes"
                 )
             shape = pixel_values.shape[1:]
             yield crop_to_patches(self.context.subject.model, pixel_values)
@@ -157,126 +174,135 @@ class Analysis(ABC):
 
 OURS = tuple(family.model_type for family in FAMILIES.values() if family.has_tokens)
 OUR_VITS = tuple(family.model_type for family in FAMILIES.values() if family.is_vit)
-# transformers' families -> tokens before the patches: class, distillation, registers. The class token is the first.
+# Model type in transformers -> number of tokens before the patches (class, distillation, registers); class is first.
 PREFIX_TOKENS: dict[str, Callable[[Any], int]] = {
     "vit": lambda config: 1,
     "deit": lambda config: 2,
     "dinov2": lambda config: 1,
     "dinov2_with_registers": lambda config: 1 + config.num_register_tokens,
 }
-KNOWN = (*OURS, *PREFIX_TOKENS)
-# Families whose layers give maps: ours, and transformers'.
-_RESNETS = (
+TOKEN_MODELS = (*OURS, *PREFIX_TOKENS)
+# Model types whose layers return feature maps: ours, and those of transformers.
+_MAP_MODELS = (
     *(family.model_type for family in FAMILIES.values() if not family.has_tokens),
     *("resnet", "bit", "regnet", "convnext"),
 )
 
 
-def encoder_of(model: nn.Module) -> Any:
+def find_encoder(model: nn.Module) -> Any:
     """Return the model without its head."""
     return getattr(model, "base_model", model)
 
 
-def kind_of(model: nn.Module) -> str:
-    """Return the family: a config's `model_type`, or the class's name."""
+def find_model_type(model: nn.Module) -> str:
+    """Return the config's `model_type`, or the class name of a model without a config."""
     return str(getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__)
 
 
-def keywords_of(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, Any]:
-    """Return the keywords of transformers' ViT and DeiT for images [B, C, H, W] of another than their nominal size."""
-    if kind_of(model) not in ("vit", "deit"):
+def forward_options(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, Any]:
+    """Return the keyword arguments that transformers' ViT and DeiT need for images [B, C, H, W] of another size."""
+    if find_model_type(model) not in ("vit", "deit"):
         return {}
-    is_nominal = as_pair(encoder_of(model).config.image_size) == tuple(pixel_values.shape[2:])
+    is_nominal = as_pair(find_encoder(model).config.image_size) == tuple(pixel_values.shape[2:])
     return {} if is_nominal else {"interpolate_pos_encoding": True}
 
 
 @final
 class TokenLayout:
-    """How the tokens of a model of a known family (`KNOWN`) lie.
+    """The order of tokens in a model whose type is in `TOKEN_MODELS`.
 
     Attributes:
-        patch_px: (height, width) of the image area behind one patch, in px.
-        patch_tokens: the slice of the patches among the tokens, row by row.
-        class_token: index of the class token, None without one.
+        patch_px: (height, width) in pixels of the image area that one patch covers.
+        patch_tokens: slice of the patches among the tokens, row by row.
+        class_token: index of the class token, or None.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        config = encoder_of(model).config
+        config = find_encoder(model).config
         self.class_token: int | None = 0
         if config.model_type in OURS:
             self.patch_px: tuple[int, int] = config.patch_stride
-            attends = config.model_type in OUR_VITS  # the tokens of a Mixer are its patches
+            attends = config.model_type in OUR_VITS  # a Mixer has no other tokens than its patches
             self.patch_tokens = patch_token_slice(config) if attends else slice(None)
             self.class_token = class_token_index(config) if attends and config.has_class_token else None
-            self._grid_of = config.grid_of
+            self._compute_grid = config.grid_of
         else:
             self.patch_px = as_pair(config.patch_size)
             self.patch_tokens = slice(PREFIX_TOKENS[config.model_type](config), None)
-            self._grid_of = lambda height, width: (height // self.patch_px[0], width // self.patch_px[1])
+            self._compute_grid = lambda height, width: (height // self.patch_px[0], width // self.patch_px[1])
 
     def grid(self, pixel_values: torch.Tensor) -> tuple[int, int]:
-        """Return (h, w) in patches of images [B, C, H, W]."""
-        return self._grid_of(pixel_values.shape[2], pixel_values.shape[3])
+        """Return the patch grid (h, w) for images [B, C, H, W]."""
+        return self._compute_grid(pixel_values.shape[2], pixel_values.shape[3])
 
 
-def attention_obstacle(model: nn.Module) -> str | None:
-    """Return why the attention of a model cannot be read; None if it can."""
-    kind, known = kind_of(model), (*OUR_VITS, *PREFIX_TOKENS)
-    if kind in known:
+def find_attention_obstacle(model: nn.Module) -> str | None:
+    """Return why the attention of a model cannot be read, or None."""
+    kind, readable_types = find_model_type(model), (*OUR_VITS, *PREFIX_TOKENS)
+    if kind in readable_types:
         return None
-    return f"it needs attention maps, which can be read from {', '.join(known)}, not from {kind}"
+    return f"it needs attention maps, which can be read from {', '.join(readable_types)}, but not from {kind}"
 
 
 @final
 class AttentionReader:
-    """Reads attention probabilities under any attention implementation, in memory for one layer.
+    """Reads attention probabilities under any attention implementation.
 
-    They are computed anew from the queries and keys of the layer that runs, so a pass costs one forward and little
-    more, and no layer is kept. `layout` says where the patches stand among the tokens.
+    Probabilities are recomputed from queries and keys while each layer runs. A pass takes little more than one forward
+    pass, and only one layer is in memory.
+
+    Attributes:
+        encoder: the model without its head.
+        layout: the order of its tokens.
 
     Raises:
-        UserError: the model is of another family.
+        UserError: the attention of this model type cannot be read.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        if obstacle := attention_obstacle(model):
-            raise UserError(f"attention cannot be analyzed: {obstacle}; choose other analyses with --only")
-        self.encoder, self.layout = encoder_of(model), TokenLayout(model)
+        if obstacle := find_attention_obstacle(model):
+            raise UserError(f"the model's attention cannot be analyzed: {obstacle}; choose other analyses with --only")
+        self.encoder, self.layout = find_encoder(model), TokenLayout(model)
 
     def read(self, pixel_values: torch.Tensor, receive: Callable[[int, AttentionMaps], None]) -> None:
-        """Run the encoder on [B, C, H, W]; `receive(layer, maps)` gets every layer's map, first layer first."""
+        """Run the encoder on [B, C, H, W] and call `receive(layer, maps)` for every layer, from first to last."""
         h, w = self.layout.grid(pixel_values)
         layers, rows = itertools.count(), list[torch.Tensor]()
 
-        def hook_of(part: str) -> Callable[..., None]:
+        def make_hook(axis: str) -> Callable[..., None]:
+            """Return a pre-hook for attention along "row" or "column"; other names mean full attention."""
+
             def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-                grid = (w, h) if part == "column" else (h, w)
-                found: Any = _probabilities(module, arguments[0] if arguments else keywords["hidden_states"], grid)
-                if part in ("row", "column"):  # lines are folded into the batch: [B*h, A, w, w] -> [B, A, h, w, w]
-                    found = found.unflatten(0, (-1, grid[0])).transpose(1, 2)
-                if part == "row":
-                    rows.append(found)
+                """Compute the probabilities; those of rows wait for the columns of the same layer."""
+                grid = (w, h) if axis == "column" else (h, w)
+                probabilities: Any = _probabilities(
+                    module, arguments[0] if arguments else keywords["hidden_states"], grid
+                )
+                if axis in ("row", "column"):  # lines are part of the batch axis: [B*h, A, w, w] -> [B, A, h, w, w]
+                    probabilities = probabilities.unflatten(0, (-1, grid[0])).transpose(1, 2)
+                if axis == "row":
+                    rows.append(probabilities)
                     return
                 layer = next(layers)
-                pair = (rows.pop(), found) if part == "column" else found
-                receive(layer, AttentionMaps({layer: pair}, (h, w), self.layout.patch_tokens))
+                layer_maps = (rows.pop(), probabilities) if axis == "column" else probabilities
+                receive(layer, AttentionMaps({layer: layer_maps}, (h, w), self.layout.patch_tokens))
 
             return hook
 
         handles = [
-            module.register_forward_pre_hook(hook_of(name.split(".")[-2]), with_kwargs=True)
+            module.register_forward_pre_hook(make_hook(name.split(".")[-2]), with_kwargs=True)
             for name, module in self.encoder.named_modules()
             if hasattr(module, "q_proj") and hasattr(module, "scaling")
         ]
         try:
-            self.encoder(pixel_values, **keywords_of(self.encoder, pixel_values))
+            self.encoder(pixel_values, **forward_options(self.encoder, pixel_values))
         finally:
             for handle in handles:
                 handle.remove()
 
 
 def _probabilities(module: Any, hidden_states: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """[B, A, N, N] of an attention module of ours or of transformers' on its input."""
+    """Return the attention probabilities [B, A, N, N] of an attention module for its input."""
     if hasattr(module, "probabilities"):
         return module.probabilities(hidden_states, None, grid, None)
     query, key = (
@@ -287,7 +313,7 @@ def _probabilities(module: Any, hidden_states: torch.Tensor, grid: tuple[int, in
 
 
 class AttentionAnalysis(Analysis):
-    """Abstract: reads the attention maps of all layers, batch by batch."""
+    """Abstract: an analysis of the attention maps of all layers."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -295,32 +321,34 @@ class AttentionAnalysis(Analysis):
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
-        return attention_obstacle(context.subject.model)
+        """Return why the model's attention cannot be read, or None."""
+        return find_attention_obstacle(context.subject.model)
 
     @torch.inference_mode()
     def read(self, pixel_values: torch.Tensor, receive: Callable[[int, AttentionMaps], None]) -> None:
-        """Run the model on a batch [B, C, H, W]; `receive(layer, maps)` gets every layer's map."""
+        """Run the model on [B, C, H, W] and call `receive(layer, maps)` for every layer."""
         self.reader.read(pixel_values, receive)
 
 
-class HeadNumbers(AttentionAnalysis):
-    """Abstract: means over the images of numbers that every layer and head has; arrays [L, A]."""
+class HeadMetric(AttentionAnalysis):
+    """Abstract: metrics of every layer and head, averaged over the images; arrays [L, A]."""
 
     @abstractmethod
-    def numbers(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
-        """Return numbers [B, A] of one layer, by name."""
+    def compute(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
+        """Return metrics [B, A] of one layer by name."""
 
     def measure(self) -> Arrays:
+        """Return the mean over all images of every metric, [L, A]."""
         sums: dict[str, dict[int, Any]] = {}
         num_images = 0
 
-        def add(layer: int, maps: AttentionMaps) -> None:
-            for name, values in self.numbers(layer, maps).items():
+        def add_layer(layer: int, maps: AttentionMaps) -> None:
+            for name, values in self.compute(layer, maps).items():
                 layers = sums.setdefault(name, {})
                 layers[layer] = layers.get(layer, 0.0) + values.sum(dim=0).cpu().double().numpy()
 
         for pixel_values in self.batches():
-            self.read(pixel_values, add)
+            self.read(pixel_values, add_layer)
             num_images += len(pixel_values)
         return {
             name: (np.stack([layers[layer] for layer in sorted(layers)]) / num_images).astype(np.float32)
@@ -328,109 +356,121 @@ class HeadNumbers(AttentionAnalysis):
         }
 
 
-def feature_obstacle(model: nn.Module) -> str | None:
-    """Return why the feature maps of a model cannot be read; None if they can."""
-    kind = kind_of(model)
-    # The last ones are the blocks of timm's and torchvision's ResNets.
-    if kind in (*KNOWN, *_RESNETS) or all(re.fullmatch(r"layer\d\.\d+", name) for name in find_layers(model)):
+def find_feature_obstacle(model: nn.Module) -> str | None:
+    """Return why the feature maps of a model cannot be read, or None."""
+    kind = find_model_type(model)
+    # Layers of ResNets in timm and torchvision have names such as "layer1.0".
+    if kind in (*TOKEN_MODELS, *_MAP_MODELS) or all(re.fullmatch(r"layer\d\.\d+", name) for name in find_layers(model)):
         return None
-    known = ", ".join((*KNOWN, *_RESNETS))
-    return f"it needs feature maps, which can be read from {known} and timm's ResNets, not from {kind}"
+    readable_types = ", ".join((*TOKEN_MODELS, *_MAP_MODELS))
+    return f"it needs feature maps, which can be read from {readable_types} and timm's ResNets, but not from {kind}"
 
 
 class FeatureAnalysis(Analysis):
-    """Abstract: reads the feature maps [B, D, h, w] of all depths.
+    """Abstract: an analysis of the feature maps [B, D, h, w] of all depths.
 
-    Depth 0 of a model of tokens is its embeddings (a hybrid's stem included), the others are its layers, patches
-    alone; of a ResNet they are its blocks.
+    For models with tokens, depth 0 is the embeddings (including a hybrid's stem) and the other depths are the layers,
+    without
+    prefix tokens. For ResNets, depths are blocks.
     """
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
-        return feature_obstacle(context.subject.model)
+        """Return why the model's feature maps cannot be read, or None."""
+        return find_feature_obstacle(context.subject.model)
 
-    def maps(self, pixel_values: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
-        """Run the model on [B, C, H, W]; return the maps of all depths, and the model's output."""
+    def read_maps(self, pixel_values: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
+        """Run the model on [B, C, H, W] and return the maps of all depths and the model's output."""
         return read_features(self.context.subject.model, pixel_values)
 
     def patch_px(self, pixel_values: torch.Tensor, last: torch.Tensor) -> tuple[int, int]:
-        """Return (height, width) px of the image area behind one place of the last map; the patch of a transformer.
+        """Return (height, width) in pixels of the image area behind a position of the last map, such as a patch.
 
         Raises:
-            UserError: the image is not a whole number of them.
+            UserError: the image does not divide into such areas.
         """
         (height, width), (h, w) = pixel_values.shape[2:], last.shape[2:]
         if height % h or width % w:
             raise UserError(
-                f"{self.name} needs images of whole patches; {height}x{width} px do not divide into {h}x{w} of them: "
-                "use a processor that resizes to a multiple"
+                f"{self.name} needs images of whole patches, but {height}x{width} px do not divide into {h}x{w} "
+                "patches; "
+                "use an image processor that resizes to a multiple of the patch size"
             )
         return height // h, width // w
 
 
 def read_features(model: nn.Module, pixel_values: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
-    """Run a model on [B, C, H, W] once; return the map [B, D, h, w] of every depth, and the model's output."""
+    """Run a model on [B, C, H, W] and return the map [B, D, h, w] of every depth, and the model's output."""
     maps: list[torch.Tensor] = []
-    layout = TokenLayout(model) if kind_of(model) in KNOWN else None
+    layout = TokenLayout(model) if find_model_type(model) in TOKEN_MODELS else None
 
-    def add(name: str, features: torch.Tensor) -> None:
+    def add_map(name: str, features: torch.Tensor) -> None:
+        """Convert a layer's output to [B, D, h, w], without prefix tokens."""
         if layout is not None:
             features = features[:, layout.patch_tokens].transpose(1, 2).unflatten(2, layout.grid(pixel_values))
         elif is_channels_last(model):
             features = features.permute(0, 3, 1, 2)
         maps.append(features)
 
-    with watch_layers(model, add):
-        output = model(pixel_values, **keywords_of(model, pixel_values))
+    with watch_layers(model, add_map):
+        output = model(pixel_values, **forward_options(model, pixel_values))
     return maps, output
 
 
 @final
 class MapComparison:
-    """How well moved feature maps predict the found ones, over images and places, for every (case, depth).
+    """Accumulates how well feature maps match expected ones, for every (case, depth), over images and positions.
 
-    The mean of the found map over its places is taken out of both: what all places share says nothing about them.
+    The mean over positions is subtracted first, as it says nothing about how features move.
     """
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, int], NDArray[np.float64]] = {}
 
-    def add(self, case: int, depth: int, found: torch.Tensor, wanted: torch.Tensor, inside: torch.Tensor) -> None:
-        """Add maps [B, D, h, w]; `inside` [h, w] bool: the places that count."""
-        found, wanted = found.float()[:, :, inside], wanted.float()[:, :, inside]  # [B, D, places]
-        mean = found.mean(dim=2, keepdim=True)
-        found, wanted = found - mean, wanted - mean
+    def add(self, case: int, depth: int, actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor) -> None:
+        """Add maps [B, D, h, w] of one case and depth.
+
+        Args:
+            case, depth: indices of the result.
+            actual: maps of the changed image.
+            expected: expected maps.
+            valid: [h, w] bool, the positions to compare.
+        """
+        actual, expected = actual.float()[:, :, valid], expected.float()[:, :, valid]  # [B, D, positions]
+        mean = actual.mean(dim=2, keepdim=True)
+        actual, expected = actual - mean, expected - mean
         values = [
-            (found - wanted).square().sum(),
-            found.square().sum(),
-            F.cosine_similarity(found, wanted, dim=1).sum(),
+            (actual - expected).square().sum(),
+            actual.square().sum(),
+            F.cosine_similarity(actual, expected, dim=1).sum(),
         ]
-        sums = [value.double().item() for value in values] + [float(len(found) * found.shape[2])]
+        sums = [value.double().item() for value in values] + [float(len(actual) * actual.shape[2])]
         self._sums[case, depth] = self._sums.get((case, depth), np.zeros(4)) + sums
 
     def arrays(self, prefix: str = "") -> Arrays:
-        """Return `error` and `cosine` [case, depth]; NaN where no place counts, or all places are found alike.
+        """Return `error` and `cosine`, [case, depth]; NaN if no position counts or the map is constant.
 
-        `error` is the root of the squared difference as a share of the found map's variance over its places: 0 is
-        equal, 1 as wrong as the found map's mean everywhere. `cosine` is the mean over places.
+        `error` is the root of the squared difference divided by the variance of the actual map over positions: 0 means
+        equal, 1
+        means no better than predicting the mean everywhere. `cosine` is the mean cosine similarity over positions.
         """
         cases, depths = (max(key[axis] for key in self._sums) + 1 for axis in (0, 1))
         sums = np.array([[self._sums[case, depth] for depth in range(depths)] for case in range(cases)])
-        defined = (sums[..., 1] > 0) & (sums[..., 3] > 0)
-        difference, variance, cosine, places = np.where(defined[..., None], sums, np.nan).transpose(2, 0, 1)
+        is_defined = (sums[..., 1] > 0) & (sums[..., 3] > 0)
+        difference, variance, cosine, num_positions = np.where(is_defined[..., None], sums, np.nan).transpose(2, 0, 1)
         return {
             f"{prefix}error": np.sqrt(difference / variance).astype(np.float32),
-            f"{prefix}cosine": (cosine / places).astype(np.float32),
+            f"{prefix}cosine": (cosine / num_positions).astype(np.float32),
         }
 
 
-def rounded(values: NDArray[np.float32]) -> list[float | None]:
-    """Return numbers [...] for facts.json, None where undefined."""
+def round_values(values: NDArray[np.float32]) -> list[float | None]:
+    """Return values as a list for facts.json, with None for undefined ones."""
     return [round(float(value), 4) if np.isfinite(value) else None for value in values]
 
 
-def shown_pixels(pixel_values: torch.Tensor) -> NDArray[np.uint8]:
-    """Return the model's input [B, C, H, W] as images to show [B, H, W, 3], each stretched to its own range."""
+def to_display_images(pixel_values: torch.Tensor) -> NDArray[np.uint8]:
+    """Return model inputs [B, C, H, W] as uint8 images [B, H, W, 3], each stretched to the full range."""
     pixels = pixel_values.detach().float().cpu()
     low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)
     stretched = (pixels - low) / (high - low).clamp(min=1e-12) * 255
@@ -440,11 +480,18 @@ def shown_pixels(pixel_values: torch.Tensor) -> NDArray[np.uint8]:
 def draw_panels(
     panels: "Mapping[str, Any]", xlabel: str, ylabel: str, draw: "Callable[[Axes, Any], None]", **legend: Any
 ) -> "Figure":
-    """Draw a panel per title, side by side: `draw(axes, panel)` draws its points and lines."""
+    """Draw panels side by side.
+
+    Args:
+        panels: title -> content.
+        xlabel, ylabel: axis labels of all panels.
+        draw: called with axes and content to draw a panel.
+        legend: options of the legend.
+    """
     figure = new_figure(4.4 * len(panels), 3.6)
-    for place, (title, panel) in enumerate(panels.items()):
-        axes = figure.add_subplot(1, len(panels), place + 1)
-        draw(axes, panel)
+    for index, (title, content) in enumerate(panels.items()):
+        axes = figure.add_subplot(1, len(panels), index + 1)
+        draw(axes, content)
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         axes.set_title(title, fontsize=9)
@@ -454,34 +501,42 @@ def draw_panels(
     return figure
 
 
-def heads_by_depth(arrays: "Mapping[str, NDArray[np.float32]]", label: str) -> "Figure":
-    """Draw a panel per array [L, A]: a dot per head over the layers, a line through their means."""
+def draw_heads(arrays: "Mapping[str, NDArray[np.float32]]", label: str) -> "Figure":
+    """Draw a panel per array [L, A]: a dot per head over the layers, and a line through the means."""
     top = 1.05 * max(float(values.max()) for values in arrays.values())
 
-    def draw(axes: "Axes", values: NDArray[np.float32]) -> None:
+    def draw_panel(axes: "Axes", values: NDArray[np.float32]) -> None:
+        """Draw the heads' values [L, A] over the layers."""
         layers = np.arange(1, len(values) + 1)
         for head in values.T:
             axes.scatter(layers, head, s=10, alpha=0.6, color="tab:blue", linewidths=0)
         axes.plot(layers, values.mean(axis=1), color="tab:orange", label="mean of the heads")
-        integer_ticks(axes.xaxis)
+        set_integer_ticks(axes.xaxis)
         axes.set_ylim(0, top or 1)
 
-    return draw_panels({name.replace("_", " "): values for name, values in arrays.items()}, "layer", label, draw)
+    return draw_panels({name.replace("_", " "): values for name, values in arrays.items()}, "layer", label, draw_panel)
 
 
-def curves(
+def draw_curves(
     panels: "Mapping[str, Mapping[str, NDArray[np.float32]]]",
     xlabel: str,
     ylabel: str,
     x: "NDArray[np.float32] | None" = None,
 ) -> "Figure":
-    """Draw a panel per title, a line per label over `x`, by default the place in the array."""
+    """Draw a panel per title with a line per label.
 
-    def draw(axes: "Axes", lines: Mapping[str, NDArray[np.float32]]) -> None:
+    Args:
+        panels: title -> label -> values.
+        xlabel, ylabel: axis labels of all panels.
+        x: x values; by default the index of a value.
+    """
+
+    def draw_panel(axes: "Axes", lines: Mapping[str, NDArray[np.float32]]) -> None:
+        """Draw the lines of one panel."""
         for label, values in lines.items():
             axes.plot(np.arange(len(values)) if x is None else x, values, marker=".", label=label or None)
         if x is None:
-            integer_ticks(axes.xaxis)
+            set_integer_ticks(axes.xaxis)
         axes.set_ylim(bottom=0)
 
-    return draw_panels(panels, xlabel, ylabel, draw)
+    return draw_panels(panels, xlabel, ylabel, draw_panel)

@@ -1,21 +1,21 @@
-"""`analyze` and `analyze_stages`: make analyses, keep what is finished, write files, a report and facts.
+"""`analyze` and `analyze_stages` run analyses and write their files, a report and records; finished ones are kept.
 
-The file of an analysis, `NAME.json`:
+Every analysis writes a file `NAME.json`:
 
 | field    | meaning                                                                                                   |
 |----------|-----------------------------------------------------------------------------------------------------------|
 | format   | version of this table, 1                                                                                  |
-| name, title, source, shows | as the analysis says of itself                                                          |
+| name, title, source, shows | attributes of the `Analysis`                                                            |
 | inputs   | model and against (name, kind, fingerprint of weights and config), images and cue_conflicts (name,        |
 |          | fingerprint, split, size, skipped), settings (`AnalysisSettings`)                                         |
 | arrays   | name -> axes, shape, unit, meaning, values (nested lists of float32; null for undefined)                  |
-| notes    | what else must be said                                                                                    |
+| notes    | further remarks                                                                                           |
 | pictures | file name -> title                                                                                        |
 
-The same model, images and settings give the same bytes: no dates, times or paths are in it. Its JSON schema is
+The same model, images and settings give the same bytes, as the file holds no dates, times or paths. Its JSON schema is
 `AnalysisDocument.model_json_schema()`.
 
-The same analyses at every stage of a training write OUTPUT/checkpoint-<step>/ as `analyze` does, OUTPUT/stages.json
+`analyze_stages` writes OUTPUT/checkpoint-<step>/ for every checkpoint as `analyze` does, OUTPUT/stages.json
 (`StagesDocument`), its curves in OUTPUT/stages_NAME.png, and OUTPUT/report.html.
 """
 
@@ -49,7 +49,7 @@ from hf_vit.hub.card import refresh_card
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints, parse_step
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import describe_engine, record_engine
-from hf_vit.results.documents import Document, ModelInput, differing
+from hf_vit.results.documents import Document, ModelInput, differing_fields
 from hf_vit.results.facts import Facts, Record, append_record, is_recorded, new_record
 from hf_vit.results.figures import PictureFormat, encode_figure, render_report
 from hf_vit.results.writing import write_atomically
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 Number = float | None | list[float | None]
 
-# In the order in which they are made and shown: name -> class.
+# Name -> class, in the order in which they run and are shown.
 ANALYSES: dict[str, type[Analysis]] = {
     analysis.name: analysis
     for analysis in (
@@ -82,7 +82,7 @@ ANALYSES: dict[str, type[Analysis]] = {
 
 @final
 class ImagesInput(BaseModel):
-    """The images of an analysis."""
+    """The images of an analysis, as its file describes them."""
 
     name: str
     fingerprint: str
@@ -93,7 +93,11 @@ class ImagesInput(BaseModel):
 
 @final
 class AnalysisInputs(BaseModel):
-    """Everything a result depends on; results in one folder share it, but for the inputs that only some have."""
+    """Everything a result depends on.
+
+    All results in a folder have the same model, images and settings; `against` and `cue_conflicts` belong to single
+    analyses.
+    """
 
     model: ModelInput
     images: ImagesInput
@@ -104,7 +108,7 @@ class AnalysisInputs(BaseModel):
 
 @final
 class StoredArray(BaseModel):
-    """An array as JSON keeps it."""
+    """An array in an analysis file."""
 
     axes: list[str]
     shape: list[int]
@@ -113,13 +117,13 @@ class StoredArray(BaseModel):
     values: list[Any]
 
     def array(self) -> NDArray[np.float32]:
-        """Return the array, float32."""
+        """Return the array as float32."""
         return np.array(self.values, dtype=np.float32).reshape(self.shape)
 
 
 @final
 class AnalysisDocument(Document):
-    """One analysis; see the module's table."""
+    """The file of one analysis; the module's docstring lists its fields."""
 
     command: ClassVar[str] = "hf-vit analyze"
 
@@ -134,17 +138,26 @@ class AnalysisDocument(Document):
 
     @classmethod
     def of(cls, analysis: Analysis, arrays: Arrays, inputs: AnalysisInputs, pictures: Mapping[str, str]) -> Self:
-        """Return the document of an analysis and its arrays."""
-        texts: dict[str, Any] = {key: getattr(analysis, key) for key in ("name", "title", "source", "shows", "notes")}
-        stored = {name: _stored(analysis, name, values) for name, values in arrays.items()}
-        return cls(**texts, inputs=inputs, arrays=stored, pictures=dict(pictures))
+        """Return the document of an analysis with its arrays, inputs and plots (file -> title)."""
+        attributes: dict[str, Any] = {
+            key: getattr(analysis, key) for key in ("name", "title", "source", "shows", "notes")
+        }
+        stored = {name: _store_array(analysis, name, values) for name, values in arrays.items()}
+        return cls(**attributes, inputs=inputs, arrays=stored, pictures=dict(pictures))
 
 
-def _stored(analysis: Analysis, name: str, values: NDArray[np.float32]) -> StoredArray:
+def _store_array(analysis: Analysis, name: str, values: NDArray[np.float32]) -> StoredArray:
+    """Return an array with its axes, unit and meaning; NaN and infinities become None.
+
+    Raises:
+        ValueError: the number of axes differs from the analysis's spec.
+    """
     spec = analysis.arrays[name]
     if len(spec.axes) != values.ndim:
-        raise ValueError(f"{analysis.name}.{name} has {values.ndim} axes; its description names {spec.axes}")
-    # The shortest decimals that give the same float32 again.
+        raise ValueError(
+            f"{analysis.name}.{name} has {values.ndim} axes, but its description names {spec.axes}; correct one of them"
+        )
+    # Through text, each value becomes the shortest decimal that gives the same float32.
     decimals: NDArray[Any] = values.astype(np.float32).astype(str).astype(np.float64).astype(object)
     decimals[~np.isfinite(values)] = None
     return StoredArray(
@@ -155,19 +168,19 @@ def _stored(analysis: Analysis, name: str, values: NDArray[np.float32]) -> Store
 @final
 @dataclass(eq=False, repr=False)
 class AnalysisRun(Displayed, Mapping[str, Arrays]):
-    """The result of `analyze`: `run["attention_distance"]["distance"]` is an array [layer, head].
+    """The result of `analyze`; `run["attention_distance"]["distance"]` is an array [layer, head].
 
     Attributes:
-        subject: the model that was looked at.
-        images: the images; `skipped` names those that could not be read.
-        arrays: analysis -> its arrays, float32; axes and units as in `ANALYSES[name].arrays`.
-        measured: the analyses that were made now; the others were finished before.
+        subject: the model.
+        images: the images; `skipped` lists unreadable ones.
+        arrays: analysis -> its float32 arrays; axes and units are in `ANALYSES[name].arrays`.
+        measured: analyses that ran now; the others were finished before.
         left_out: analysis -> why it does not apply to the model.
-        summaries: analysis -> the few numbers that facts.json keeps.
-        pictures: file -> title; none without an output folder.
+        summaries: analysis -> numbers recorded in facts.json.
+        pictures: file -> title; empty without an output folder.
         seconds: wall time of the new analyses.
-        record: the record in the model's folder; None where it has none, or nothing was new.
-        engine: what computed an optimized model, of the new analyses.
+        record: record in the model's folder; None if it has no folder or nothing is new.
+        engine: the engine that ran an optimized model, if one was used.
     """
 
     subject: LoadedModel
@@ -182,9 +195,10 @@ class AnalysisRun(Displayed, Mapping[str, Arrays]):
     engine: str | None = None
 
     def overview(self) -> dict[str, object]:
-        left_out = {"left out": ", ".join(self.left_out)} if self.left_out else {}
+        """Return model, images and analyses, and the analyses that were not run."""
+        not_run = {"not run": ", ".join(self.left_out)} if self.left_out else {}
         images = f"{self.images.size:,} of {self.images.name}"
-        return {"model": self.subject.name, "images": images, "analyses": ", ".join(self), **left_out}
+        return {"model": self.subject.name, "images": images, "analyses": ", ".join(self), **not_run}
 
     def __getitem__(self, name: str) -> dict[str, NDArray[np.float32]]:
         return self.arrays[name]
@@ -200,10 +214,10 @@ REPORT_NAME = "report.html"
 
 _REPORT = """
 {%- set model, images = inputs.model, inputs.images %}
-<p>A {{ model.kind }} (fingerprint {{ model.fingerprint }}), looked at with {{ images.size }} images of
+<p>A {{ model.kind }} (fingerprint {{ model.fingerprint }}), analyzed with {{ images.size }} images of
 {{ images.name }}
 {%- if images.split %}, split {{ images.split }}{% endif %} (fingerprint {{ images.fingerprint }}).
-{%- if images.skipped %} {{ images.skipped | length }} unreadable images were left out:
+{%- if images.skipped %} {{ images.skipped | length }} unreadable images were skipped:
 {{ images.skipped | join(", ") }}.{% endif %}</p>
 <p class="quiet">
 {%- for name, value in inputs.settings.items() if name != "num_images" %}
@@ -216,10 +230,10 @@ _REPORT = """
 (fingerprint {{ one.inputs.against.fingerprint }}).</p>
 {%- endif %}
 {%- if one.inputs.cue_conflicts %}
-<p>Looked at with {{ one.inputs.cue_conflicts.size }} images of {{ one.inputs.cue_conflicts.name }} (fingerprint
+<p>Analyzed with {{ one.inputs.cue_conflicts.size }} images of {{ one.inputs.cue_conflicts.name }} (fingerprint
 {{ one.inputs.cue_conflicts.fingerprint }}).
-{%- if one.inputs.cue_conflicts.skipped %} {{ one.inputs.cue_conflicts.skipped | length }} unreadable images were left
-out: {{ one.inputs.cue_conflicts.skipped | join(", ") }}.{% endif %}</p>
+{%- if one.inputs.cue_conflicts.skipped %} {{ one.inputs.cue_conflicts.skipped | length }} unreadable images were
+skipped: {{ one.inputs.cue_conflicts.skipped | join(", ") }}.{% endif %}</p>
 {%- endif %}
 {%- for title, picture in pictures[one.name] %}
 {{ figure(picture, title) }}
@@ -227,7 +241,7 @@ out: {{ one.inputs.cue_conflicts.skipped | join(", ") }}.{% endif %}</p>
 {%- for note in one.notes %}
 <p class="quiet">{{ note }}</p>
 {%- endfor %}
-<p class="quiet">{{ one.source }}. Numbers: {{ one.name }}.json</p>
+<p class="quiet">{{ one.source }}. The numbers are in {{ one.name }}.json</p>
 <table class="quiet">
 {%- for name, array in one.arrays.items() %}
 <tr><td>{{ name }}</td><td>{{ array.axes | join(" x ") }}: {{ array.shape | join(" x ") }}</td><td>{{ array.unit }}</td>
@@ -236,7 +250,7 @@ out: {{ one.inputs.cue_conflicts.skipped | join(", ") }}.{% endif %}</p>
 </table>
 {%- endfor %}
 {%- if left_out %}
-<h2>Left out</h2>
+<h2>Not run</h2>
 <ul>
 {%- for name, reason in left_out.items() %}
 <li>{{ name }}: {{ reason }}</li>
@@ -249,12 +263,18 @@ out: {{ one.inputs.cue_conflicts.skipped | join(", ") }}.{% endif %}</p>
 def save_analyses(
     run: AnalysisRun, *, command: str | Sequence[str] | None = None, seed: int | None = None, device: str | None = None
 ) -> Record | None:
-    """Append the results to the facts of the model's folder, and put the pictures beside the weights.
+    """Record results in facts.json of the model's folder, and copy the plots beside the weights.
 
-    Results that an earlier, killed run did not record are recorded as well.
+    Results of an earlier run that was killed before it recorded them are recorded as well.
+
+    Args:
+        run: the results.
+        command: the command that was run; see `new_record`.
+        seed: random seed of the run.
+        device: torch device of the run.
 
     Returns:
-        The record; None where the model has no folder, or nothing is new.
+        The record; None if the model has no folder or nothing is new.
     """
     folder = run.subject.folder
     if folder is None:
@@ -304,47 +324,46 @@ def analyze(
     report: Callable[[str], None] | None = None,
     **choices: Any,
 ) -> AnalysisRun:
-    """Run analyses of a model: attention, filters, positions, CKA, inductive biases; also record them in its folder.
+    """Run analyses of a model (attention, filters, positions, CKA, inductive biases) and record them in its folder.
 
     Args:
-        model: see `load_model`: a folder, a Hub id, "timm:NAME", or (model, image processor).
-        images: see `open_images`: a folder of images, a data set, or Pillow images. "shape_bias" alone needs none.
-        output: folder for NAME.json, pictures and report.html. Analyses that it holds of the same model, images and
-            settings are not made again, so that a run that was stopped goes on. None writes nothing.
-        only: names of `ANALYSES`; by default all that apply to the model.
-        against: a second model, for "cka_between".
-        cue_conflict: a folder of images with the shape of one class and the texture of another, for "shape_bias"; see
+        model: a folder, a Hub id, "timm:NAME", or (model, image processor); see `load_model`.
+        images: a folder of images, a data set, or Pillow images; see `open_images`. "shape_bias" alone needs none.
+        output: folder for NAME.json, plots and report.html; None writes nothing. Analyses that it already holds for the
+            same model, images and settings are kept, so that an interrupted run continues.
+        only: names in `ANALYSES`; by default all that apply to the model.
+        against: second model, for "cka_between".
+        cue_conflict: folder of images with the shape of one class and the texture of another, for "shape_bias"; see
             `open_cue_conflicts`.
-        class_map: for its classes the labels of the model that stand for them, or a JSON file of that; by default the
-            label of the class's own name.
-        settings: numbers of images, batch sizes, choices, seed.
-        split: of a data set.
+        class_map: maps these classes to lists of the model's labels, or a JSON file with such a map; by default the
+            label has the class's name.
+        settings: numbers of images, batch sizes, seed.
+        split: split of a data set.
         picture_format: "png" or "svg".
-        device: torch device; by default a GPU where there is one.
-        optimize: have "shape_bias", which reads answers alone, be answered by a copy of the model that is computed by
-            what is fastest for so many images (`select_engine`).
-        command: what was typed, for the facts.
-        report: called with a line for every analysis.
-        **choices: fields of `AnalysisSettings` (`num_images=32`).
+        device: torch device; by default a GPU if there is one.
+        optimize: run "shape_bias", which needs only predictions, on an optimized copy of the model.
+        command: the command that was run, for the record.
+        report: called with a line of text after every analysis.
+        **choices: fields of `AnalysisSettings`, such as `num_images=32`.
 
     Returns:
-        The arrays, by analysis and name.
+        The arrays by analysis and name.
 
     Raises:
-        UserError: an unknown name, one that does not apply to the model, images or a model that cannot be read, or an
-            output folder that holds other results.
+        UserError: an analysis is unknown or does not apply, images or model cannot be read, or the output folder holds
+            results of other inputs.
     """
     settings = replace(settings or AnalysisSettings(), **choices)
     if unknown := [name for name in only or () if name not in ANALYSES]:
-        raise UserError(f"unknown analysis {', '.join(unknown)}; choose from {', '.join(ANALYSES)}")
+        raise UserError(f"the analysis {', '.join(unknown)} is unknown; choose from {', '.join(ANALYSES)}")
     refuse_output_in(images, output)
     if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
-        Facts.load(model)  # damaged facts are told before the work, not after it
+        Facts.load(model)  # raises for damaged facts before the work begins
     conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)
     if images is None and conflicts is not None and only and set(only) == {ShapeBias.name}:
         images = conflicts.images
     if images is None:
-        raise UserError("--images is missing; only shape_bias works with --cue-conflict alone")
+        raise UserError("--images is missing; give images, as only shape_bias works with --cue-conflict alone")
     subject = load_model(model, device, inside=True)
     context = Context(
         subject,
@@ -355,39 +374,48 @@ def analyze(
         optimize=optimize,
     )
     run = AnalysisRun(subject, context.images)
-    applicable = _applicable(only, context, run)
+    applicable = _select_applicable(only, context, run)
     if output is None:
         for name in applicable:
             _measure(ANALYSES[name](context), run)
         return run
-    _make(applicable, run, context, Path(output), picture_format, report or (lambda line: None))
+    _run_analyses(applicable, run, context, Path(output), picture_format, report or (lambda line: None))
     run.record = save_analyses(run, command=command, seed=settings.seed, device=device)
     if subject.folder is not None:
-        refresh_card(subject.folder)  # also where a run was killed between the record and the card
+        refresh_card(subject.folder)  # also if an earlier run was killed between the record and the card
     return run
 
 
-def _make(
+def _run_analyses(
     names: Sequence[str],
     run: AnalysisRun,
     context: Context,
     folder: Path,
     picture_format: PictureFormat,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
-    """Make what the folder does not hold yet, and the report over all that it holds."""
-    documents = _kept(folder, context)
+    """Run the analyses that the folder does not hold yet, and write a report of all that it holds.
+
+    Args:
+        names: the analyses to run.
+        run: receives arrays, summaries and plots.
+        context: inputs of the analyses.
+        folder: output folder.
+        picture_format: "png" or "svg".
+        report: called with a line of text after every analysis.
+    """
+    documents = _read_finished(folder, context)
     folder.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
+    start = time.perf_counter()
     for name in names:
         if name in documents:
-            say(f"{name}: kept, it was finished before")
+            report(f"{name} was finished before; its result is kept")
             continue
-        before = time.perf_counter()
+        analysis_start = time.perf_counter()
         analysis = ANALYSES[name](context)
-        documents[name] = _write(analysis, run, folder, picture_format)
+        documents[name] = _run_and_write(analysis, run, folder, picture_format)
         note = "" if analysis.engine is None else f", {describe_engine(analysis.engine)}"
-        say(f"{name}: {time.perf_counter() - before:.1f} s{note}")
+        report(f"{name} finished in {time.perf_counter() - analysis_start:.1f} s{note}")
     for name, document in documents.items():
         run.arrays[name] = {array: stored.array() for array, stored in document.arrays.items()}
         if name not in run.summaries and ANALYSES[name].obstacle(context) is None:
@@ -401,26 +429,35 @@ def _make(
         heading=inputs.model.name,
         inputs=inputs,
         documents=ordered,
-        pictures={one.name: [(title, folder / name) for name, title in one.pictures.items()] for one in ordered},
+        pictures={
+            document.name: [(title, folder / name) for name, title in document.pictures.items()] for document in ordered
+        },
         left_out=run.left_out,
     )
     write_atomically(folder / REPORT_NAME, page)
-    run.seconds = time.perf_counter() - started
+    run.seconds = time.perf_counter() - start
 
 
-def _applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
-    """Return the names of the analyses to make; those that do not apply are refused, or left out by default."""
+def _select_applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
+    """Return the names of the analyses that apply to the model.
+
+    Raises:
+        UserError: an analysis in `only` does not apply, or none applies.
+    """
     reasons = {name: analysis.obstacle(context) for name, analysis in ANALYSES.items() if only is None or name in only}
     run.left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     if only is not None and run.left_out:
         name = next(iter(run.left_out))
         raise UserError(f"{name} does not apply: {run.left_out[name]}")
     if len(run.left_out) == len(reasons):
-        raise UserError(f"no analysis applies to {context.subject.name}: {'; '.join(run.left_out.values())}")
+        raise UserError(
+            f"no analysis applies to {context.subject.name}; give another model ({'; '.join(run.left_out.values())})"
+        )
     return [name for name in reasons if name not in run.left_out]
 
 
 def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
+    """Run one analysis and add its result to the run."""
     settings = analysis.context.settings
     sizes = f"batches of {settings.batch_size} images, of {settings.cka_batch_size} for CKA"
     remedy = "choose a smaller --batch-size, or for CKA --cka-batch-size; finished analyses are kept"
@@ -433,57 +470,63 @@ def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
     return arrays
 
 
-def _inputs(context: Context, analysis: type[Analysis]) -> AnalysisInputs:
-    other = context.against if analysis.second_input == "against" else None
+def _describe_inputs(context: Context, analysis: type[Analysis]) -> AnalysisInputs:
+    """Return the inputs that a result of this analysis depends on."""
+    second_model = context.against if analysis.second_input == "against" else None
     conflicts = context.cue_conflicts if analysis.second_input == "cue_conflicts" else None
     return AnalysisInputs(
         model=ModelInput(**context.subject.describe()),
         images=ImagesInput.model_validate(context.images, from_attributes=True),
         settings=asdict(context.settings),
-        against=other and ModelInput(**other.describe()),
+        against=second_model and ModelInput(**second_model.describe()),
         cue_conflicts=conflicts and ImagesInput.model_validate(conflicts.images, from_attributes=True),
     )
 
 
-def _kept(folder: Path, context: Context) -> dict[str, AnalysisDocument]:
-    """Return the finished analyses of a folder.
+def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument]:
+    """Return the finished analyses in a folder.
 
     Raises:
-        UserError: one of another model, other images or other settings: a report must not mix them.
+        UserError: a result has another model, images or settings; a report must not mix them.
     """
     documents: dict[str, AnalysisDocument] = {}
     for name, analysis in ANALYSES.items():
         document = AnalysisDocument.read(folder / f"{name}.json")
         if document is None or not all((folder / picture).is_file() for picture in document.pictures):
             continue
-        wanted, second = _inputs(context, analysis), analysis.second_input
-        if second is not None and getattr(context, second) is None:  # it is not asked for: the finished result stays
-            setattr(wanted, second, getattr(document.inputs, second))
-        if document.inputs != wanted:
-            fields = ", ".join(differing(document.inputs, wanted))
+        inputs, second_input = _describe_inputs(context, analysis), analysis.second_input
+        if (
+            second_input is not None and getattr(context, second_input) is None
+        ):  # this input was not given now, so the finished result stays
+            setattr(inputs, second_input, getattr(document.inputs, second_input))
+        if document.inputs != inputs:
+            fields = ", ".join(differing_fields(document.inputs, inputs))
             raise UserError(
-                f"{folder} holds {name} of another run ({fields} differ); choose another folder or remove it"
+                f"{folder} holds {name} of a run with other inputs ({fields} differ); choose another folder, or "
+                "remove it"
             )
         documents[name] = document
     return documents
 
 
-def _write(analysis: Analysis, run: AnalysisRun, folder: Path, picture_format: PictureFormat) -> AnalysisDocument:
-    """Measure, draw, and last write NAME.json, which says that the analysis is finished."""
+def _run_and_write(
+    analysis: Analysis, run: AnalysisRun, folder: Path, picture_format: PictureFormat
+) -> AnalysisDocument:
+    """Run an analysis, draw it, and write NAME.json last, which marks it as finished."""
     arrays = _measure(analysis, run)
     pictures: dict[str, str] = {}
-    for place, (title, figure) in enumerate(analysis.draw(arrays).items()):
-        name = f"{analysis.name}{f'_{place + 1}' if place else ''}.{picture_format}"
+    for index, (title, figure) in enumerate(analysis.draw(arrays).items()):
+        name = f"{analysis.name}{f'_{index + 1}' if index else ''}.{picture_format}"
         write_atomically(folder / name, encode_figure(figure, picture_format))
         pictures[name] = title
-    document = AnalysisDocument.of(analysis, arrays, _inputs(analysis.context, type(analysis)), pictures)
+    document = AnalysisDocument.of(analysis, arrays, _describe_inputs(analysis.context, type(analysis)), pictures)
     document.write(folder / f"{analysis.name}.json")
     return document
 
 
 _STAGES_REPORT = """
 <p>{% for stage in stages %}<a href="{{ stage }}/report.html">{{ stage }}</a>{{ ", " if not loop.last }}{% endfor %}.
-A line is a layer or depth, the first is dark; numbers: stages.json.</p>
+Every line is a layer or depth; the first is dark. The numbers are in stages.json.</p>
 {%- for title, picture in pictures %}
 <h2>{{ title }}</h2>
 {{ figure(picture, title) }}
@@ -493,7 +536,7 @@ A line is a layer or depth, the first is dark; numbers: stages.json.</p>
 
 @final
 class Stage(BaseModel):
-    """A checkpoint."""
+    """A checkpoint of a training."""
 
     name: str
     step: int
@@ -502,11 +545,11 @@ class Stage(BaseModel):
 
 @final
 class StagesDocument(Document):
-    """The numbers of all stages.
+    """The numbers of all checkpoints.
 
     Attributes:
-        stages: name, step, and fingerprint of the weights of every checkpoint, by step.
-        numbers: analysis -> name -> a number, or a list by layer or depth, for every stage; None where undefined.
+        stages: name, step and weight fingerprint of every checkpoint, in order of steps.
+        numbers: analysis -> name -> one entry per stage: a number, or a list by layer or depth; None if undefined.
     """
 
     command: ClassVar[str] = "hf-vit analyze"
@@ -516,15 +559,16 @@ class StagesDocument(Document):
 
 
 def stage_folders(source: object) -> list[Path]:
-    """Return the checkpoints with weights in a folder of checkpoints, or in `checkpoints` inside, by step.
+    """Return the checkpoints with weights in a folder, or in its subfolder `checkpoints`, in order of steps.
 
-    Empty for anything else, also for the folder of a model that holds checkpoints beside its own weights: give the
-    folder of the checkpoints to look at them.
+    The list is empty for other sources, also for a model folder that contains checkpoints: give its `checkpoints`
+    folder to
+    analyze them.
     """
     if not isinstance(source, str | Path) or not Path(source).is_dir() or (Path(source) / "config.json").is_file():
         return []
-    found = list_checkpoints(Path(source)) or list_checkpoints(Path(source) / WORK_FOLDER)
-    return [folder for folder in found if (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))]
+    folders = list_checkpoints(Path(source)) or list_checkpoints(Path(source) / WORK_FOLDER)
+    return [folder for folder in folders if (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))]
 
 
 def analyze_stages(
@@ -539,21 +583,21 @@ def analyze_stages(
     report: Callable[[str], None] | None = None,
     **options: Any,
 ) -> StagesDocument:
-    """Make analyses of every checkpoint of a run; what is finished in `output` is kept, as by `analyze`.
+    """Run analyses of every checkpoint of a training; finished ones in `output` are kept, as by `analyze`.
 
     Args:
         source: a folder of checkpoint-<step> folders, each with config, weights and image processor.
-        images: as in `analyze`; opened once, so that all stages see the same.
-        output: the folder; see the module's description.
+        images: as in `analyze`; all checkpoints see the same images.
+        output: output folder; its files are listed in the module's docstring.
         settings, split, picture_format, device: as in `analyze`.
-        report: called with a line for every stage and analysis.
+        report: called with a line of text for every checkpoint and analysis.
         options: `only`, `against`, `cue_conflict`, `class_map` and `optimize` of `analyze`.
 
     Returns:
-        The numbers of stages.json; `analyze(checkpoint, ...)` gives the arrays.
+        The numbers of stages.json; for the arrays, call `analyze(checkpoint, ...)`.
 
     Raises:
-        UserError: there is no checkpoint, or whatever `analyze` raises.
+        UserError: there is no checkpoint, or an error of `analyze`.
     """
     folders, settings, output = stage_folders(source), settings or AnalysisSettings(), Path(output)
     if not folders:
@@ -562,36 +606,42 @@ def analyze_stages(
         )
     if images is not None:
         images = open_images(images, settings.num_images, split=split, seed=settings.seed)
-    say = report or (lambda line: None)
+    report_line = report or (lambda line: None)
     runs: list[AnalysisRun] = []
-    given: dict[str, Any] = {"settings": settings, "picture_format": picture_format, "device": device, "report": report}
+    shared_options: dict[str, Any] = {
+        "settings": settings,
+        "picture_format": picture_format,
+        "device": device,
+        "report": report,
+    }
     for folder in folders:
-        say(f"{folder.name}:")
-        # The folder of a checkpoint belongs to its run: nothing is written into it.
+        report_line(f"{folder.name}:")
+        # folder=None: nothing is recorded in a checkpoint's folder, which belongs to the training.
         subject = replace(load_model(folder, device), folder=None)
-        runs.append(analyze(subject, images, output / folder.name, **options, **given))
+        runs.append(analyze(subject, images, output / folder.name, **options, **shared_options))
     stages = [
         Stage(name=folder.name, step=parse_step(folder), fingerprint=run.subject.fingerprint)
         for folder, run in zip(folders, runs, strict=True)
     ]
-    document = StagesDocument(stages=stages, numbers=_numbers(runs))
+    document = StagesDocument(stages=stages, numbers=_collect_numbers(runs))
     _write_stages(document, output, picture_format)
     return document
 
 
-def _numbers(runs: Sequence[AnalysisRun]) -> dict[str, dict[str, list[Number]]]:
-    """Return the numbers and lists of numbers of the analyses that all stages have."""
-    found: dict[str, dict[str, list[Number]]] = {}
+def _collect_numbers(runs: Sequence[AnalysisRun]) -> dict[str, dict[str, list[Number]]]:
+    """Return the summaries' numbers and lists of numbers by analysis and name, one entry per run."""
+    numbers: dict[str, dict[str, list[Number]]] = {}
     for analysis in ANALYSES:
         summaries = [run.summaries.get(analysis, {}) for run in runs]
         for name in summaries[0]:
             values = [summary.get(name) for summary in summaries]
             if not any(isinstance(value, dict | str) for value in values):
-                found.setdefault(analysis, {})[name] = values
-    return found
+                numbers.setdefault(analysis, {})[name] = values
+    return numbers
 
 
 def _write_stages(document: StagesDocument, output: Path, picture_format: PictureFormat) -> None:
+    """Write stages.json, the plots over steps, and the report."""
     steps = [stage.step for stage in document.stages]
     pictures: list[tuple[str, Path]] = []
     for analysis, numbers in document.numbers.items():
@@ -600,7 +650,7 @@ def _write_stages(document: StagesDocument, output: Path, picture_format: Pictur
             for name, values in numbers.items()
         }
         path = output / f"stages_{analysis}.{picture_format}"
-        write_atomically(path, encode_figure(_over_steps(curves, steps), picture_format))
+        write_atomically(path, encode_figure(_draw_over_steps(curves, steps), picture_format))
         pictures.append((ANALYSES[analysis].title, path))
     document.write(output / "stages.json")
     names = [stage.name for stage in document.stages]
@@ -608,14 +658,15 @@ def _write_stages(document: StagesDocument, output: Path, picture_format: Pictur
     write_atomically(output / REPORT_NAME, page)
 
 
-def _over_steps(curves: Mapping[str, NDArray[np.float32]], steps: Sequence[int]) -> "Figure":
-    """One panel an array [stage, depth] (or [stage, 1]): a line a depth, dark to bright, over the training's steps."""
+def _draw_over_steps(curves: Mapping[str, NDArray[np.float32]], steps: Sequence[int]) -> "Figure":
+    """Draw a panel per array [stage, depth], with a line per depth over the training's steps, from dark to bright."""
     from matplotlib import colormaps
 
-    def draw(axes: "Axes", values: NDArray[np.float32]) -> None:
+    def draw_panel(axes: "Axes", values: NDArray[np.float32]) -> None:
+        """Draw values [stage, depth] over the steps."""
         depths = values.shape[1]
         for depth in range(depths):
             color = colormaps["viridis"](depth / max(depths - 1, 1) * 0.9)
             axes.plot(steps, values[:, depth], marker=".", color=color, label=str(depth) if depths > 1 else None)
 
-    return draw_panels(curves, "step", "", draw, fontsize=6, title="place", title_fontsize=6)
+    return draw_panels(curves, "step", "", draw_panel, fontsize=6, title="depth", title_fontsize=6)

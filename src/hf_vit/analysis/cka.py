@@ -1,8 +1,8 @@
-"""Centred kernel alignment: which layers, of one model or of two, represent images alike.
+"""Centered kernel alignment (CKA): which layers of one or two models represent images similarly.
 
 Legend: B images of a minibatch, L layers.
-Sources: arXiv 2010.15327, section 3 (minibatch CKA); used on ViTs and ResNets in arXiv 2108.08810. The unbiased
-estimator is that of Song et al., JMLR 13 (2012).
+Sources: arXiv 2010.15327, section 3 (minibatch CKA); arXiv 2108.08810 applies it to ViTs and ResNets. The unbiased
+estimator is from Song et al., JMLR 13 (2012).
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, keywords_of
+from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, forward_options
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.outputs import watch_layers
-from hf_vit.results.figures import integer_ticks, new_figure
+from hf_vit.results.figures import new_figure, set_integer_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def gram(features: torch.Tensor) -> torch.Tensor:
-    """Linear kernel [B, B] float64 of features [B, ...]: every image's tokens or pixels as one vector.
+    """Return the linear kernel [B, B] in float64 of features [B, ...], each flattened to one vector.
 
-    The batch's mean is taken out first. HSIC_1 does not see it, and rounding grows with it.
+    The batch mean is subtracted first: HSIC_1 does not depend on it, and rounding errors grow with it.
     """
     rows = features.flatten(1).float()
     rows = rows - rows.mean(dim=0)
@@ -33,120 +33,134 @@ def gram(features: torch.Tensor) -> torch.Tensor:
 
 
 def hsic(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Unbiased HSIC_1 of every pair of kernels, [L, B, B] and [L', B, B] -> [L, L']; B at least 4."""
-    size = first.shape[-1]
-    off = 1 - torch.eye(size, dtype=first.dtype)
-    first, second = first * off, second * off
-    ones = first.new_ones(size)
-    sums, others = first @ ones, second @ ones  # [L, B]
+    """Return the unbiased HSIC_1 [L, L'] of every pair of kernels [L, B, B] and [L', B, B]; B must be at least 4."""
+    num_images = first.shape[-1]
+    off_diagonal = 1 - torch.eye(num_images, dtype=first.dtype)
+    first, second = first * off_diagonal, second * off_diagonal
+    ones = first.new_ones(num_images)
+    first_sums, second_sums = first @ ones, second @ ones  # [L, B]
     traces = torch.einsum("ibc,jbc->ij", first, second)
-    products = sums.sum(dim=1)[:, None] * others.sum(dim=1) / ((size - 1) * (size - 2))
-    return (traces + products - 2 / (size - 2) * sums @ others.T) / (size * (size - 3))
+    products = first_sums.sum(dim=1)[:, None] * second_sums.sum(dim=1) / ((num_images - 1) * (num_images - 2))
+    return (traces + products - 2 / (num_images - 2) * first_sums @ second_sums.T) / (num_images * (num_images - 3))
 
 
 @final
 class MinibatchCKA:
-    """CKA of every layer of one model with every layer of another, batch by batch.
+    """Accumulates CKA of every layer of one model with every layer of another, batch by batch.
 
-    The unbiased HSIC_1 of the pair and of each with itself are averaged over the minibatches separately, which makes
-    the value independent of the batch size in expectation.
+    HSIC_1 of each pair, and of each layer with itself, is averaged over the minibatches separately. The expected value
+    therefore does not depend on the batch size.
     """
 
     def __init__(self) -> None:
         self._sums: tuple[Any, Any, Any] = (0.0, 0.0, 0.0)
 
     def update(self, first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
-        """Kernels [B, B] of all layers of either model on the same images."""
-        left, right = torch.stack(first), torch.stack(second)
-        found = hsic(left, right), hsic(left, left).diagonal(), hsic(right, right).diagonal()
-        self._sums = (self._sums[0] + found[0], self._sums[1] + found[1], self._sums[2] + found[2])
+        """Add the kernels [B, B] of all layers of both models for the same images."""
+        first_kernels, second_kernels = torch.stack(first), torch.stack(second)
+        terms = (
+            hsic(first_kernels, second_kernels),
+            hsic(first_kernels, first_kernels).diagonal(),
+            hsic(second_kernels, second_kernels).diagonal(),
+        )
+        self._sums = (self._sums[0] + terms[0], self._sums[1] + terms[1], self._sums[2] + terms[2])
 
     def value(self) -> NDArray[np.float32]:
-        """[L, L']; NaN where a layer gives all images the same output."""
-        cross, own, others = self._sums
-        scale = (own.clamp(min=0)[:, None] * others.clamp(min=0)).sqrt()
+        """Return CKA [L, L'], NaN for layers with the same output for all images."""
+        cross, first_norms, second_norms = self._sums
+        scale = (first_norms.clamp(min=0)[:, None] * second_norms.clamp(min=0)).sqrt()
         return (cross / scale.where(scale > 0, torch.nan)).numpy().astype(np.float32)
 
 
 def layer_kernels(subject: LoadedModel, images: "Sequence[Image]") -> tuple[list[torch.Tensor], list[str]]:
-    """Return a kernel [B, B] per layer, in the order they ran, and their names; what runs twice counts twice."""
+    """Return a kernel [B, B] per layer in the order they ran, and the layers' names; a layer that runs twice counts
+    twice.
+    """
     kernels: list[torch.Tensor] = []
     names: list[str] = []
 
-    def keep(name: str, features: torch.Tensor) -> None:
+    def add_kernel(name: str, features: torch.Tensor) -> None:
         if len(features) == len(images):
             kernels.append(gram(features))
             names.append(name)
 
-    with watch_layers(subject.model, keep), torch.inference_mode():
+    with watch_layers(subject.model, add_kernel), torch.inference_mode():
         pixel_values = subject.pixel_values(images)
-        subject.model(pixel_values, **keywords_of(subject.model, pixel_values))
+        subject.model(pixel_values, **forward_options(subject.model, pixel_values))
     return kernels, names
 
 
 class CKA(Analysis):
-    """CKA of the layers of the model with each other."""
+    """CKA of all pairs of layers of a model."""
 
     name = "cka"
     title = "CKA within the model"
     source = "arXiv 2108.08810, section 3; estimator: arXiv 2010.15327"
     shows = (
-        "Bright where two layers represent the images alike, up to a rotation and a scale; 1 is alike, 0 unrelated. It "
+        "Bright where two layers represent the images similarly, up to rotation and scale: 1 is equal, 0 "
+        "unrelated. CKA "
         "compares geometry, not what is represented. Noise makes small values scatter around 0."
     )
-    arrays = describe_arrays(cka=("layer other_layer", "1", "of two layers"))
+    arrays = describe_arrays(cka=("layer other_layer", "1", "CKA of two layers"))
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
+        """Return a reason if there are too few images, else None."""
         if context.images.size < 4:
-            return f"it needs at least 4 images, not {context.images.size}"
+            return f"it needs at least 4 images, but got {context.images.size}"
         return None
 
     def measure(self) -> Arrays:
-        """Compare in minibatches of nearly the same size, each of at least 4 images."""
+        """Compute CKA in minibatches of nearly equal size, each of at least 4 images."""
         images, limit = self.context.images, self.context.settings.cka_batch_size
-        second, running = self.context.against if self.second_input else None, MinibatchCKA()
-        names, others = list[str](), list[str]()
-        for part in np.array_split(np.arange(images.size), min(-(-images.size // limit), images.size // 4)):
-            batch = [images.read(int(index)) for index in part]
+        second_model, cka = self.context.against if self.second_input else None, MinibatchCKA()
+        names, other_names = list[str](), list[str]()
+        for indices in np.array_split(np.arange(images.size), min(-(-images.size // limit), images.size // 4)):
+            batch = [images.read(int(index)) for index in indices]
             kernels, names = layer_kernels(self.context.subject, batch)
-            other_kernels, others = (kernels, names) if second is None else layer_kernels(second, batch)
-            running.update(kernels, other_kernels)
+            other_kernels, other_names = (
+                (kernels, names) if second_model is None else layer_kernels(second_model, batch)
+            )
+            cka.update(kernels, other_kernels)
         self.notes.append(f"layers: {', '.join(names)}")
-        if second is not None:
-            self.notes.append(f"other layers: {', '.join(others)}")
-        return {"cka": running.value()}
+        if second_model is not None:
+            self.notes.append(f"other layers: {', '.join(other_names)}")
+        return {"cka": cka.value()}
 
     def draw(self, arrays: Arrays) -> Pictures:
+        """Return a heat map of CKA."""
         first, second = self.context.subject, self.context.against if self.second_input else None
-        names = [f"layer of {each.name}" for each in (first, second or first)]
+        names = [f"layer of {model.name}" for model in (first, second or first)]
         return {self.title: draw_cka(arrays["cka"], *names)}
 
 
 @final
 class CKABetween(CKA):
-    """CKA of the layers of the model with those of another."""
+    """CKA of the layers of one model with those of another."""
 
     name = "cka_between"
     title = "CKA between two models"
     second_input = "against"
-    arrays = describe_arrays(cka=("layer other_layer", "1", "of a layer of the model and one of the other model"))
+    arrays = describe_arrays(
+        cka=("layer other_layer", "1", "CKA of a layer of the model with a layer of the other model")
+    )
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
+        """Return a reason if there is no second model or there are too few images, else None."""
         if context.against is None:
-            return "it compares with a second model: give --against MODEL"
+            return "it needs a second model; give --against MODEL"
         return super().obstacle(context)
 
 
 def draw_cka(values: "NDArray[np.float32]", first: str, second: str) -> "Figure":
-    """Return a heat map of [L, L'], layer 0 at the bottom left."""
+    """Draw CKA [L, L'] as a heat map with layer 0 at the bottom left."""
     figure = new_figure(5.2, 4.2)
     axes = figure.add_subplot()
-    picture = axes.imshow(values, origin="lower", cmap="magma", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    heat_map = axes.imshow(values, origin="lower", cmap="magma", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.set_ylabel(first, parse_math=False)
     axes.set_xlabel(second, parse_math=False)
     for axis in (axes.xaxis, axes.yaxis):
-        integer_ticks(axis)
-    figure.colorbar(picture, ax=axes, label="CKA")
+        set_integer_ticks(axis)
+    figure.colorbar(heat_map, ax=axes, label="CKA")
     return figure

@@ -1,4 +1,4 @@
-"""Attention entropy: how narrowly every head looks.
+"""Attention entropy: how concentrated the attention of every head is.
 
 Legend: B batch, A heads, N tokens, h x w patch grid.
 """
@@ -7,36 +7,39 @@ from typing import final
 
 import torch
 
-from hf_vit.analysis.analysis import Arrays, HeadNumbers, Pictures, describe_arrays, heads_by_depth
+from hf_vit.analysis.analysis import Arrays, HeadMetric, Pictures, describe_arrays, draw_heads
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 
 def entropies(probabilities: torch.Tensor) -> torch.Tensor:
-    """Return the entropy in nats over the last axis: [..., N] -> [...]; 0 for one key, log N for all alike."""
+    """Return the entropy in nats over the last axis, [..., N] -> [...]: 0 for a single key, log N for uniform
+    attention.
+    """
     return torch.special.entr(probabilities.float()).sum(dim=-1)
 
 
 def attention_entropies(maps: AttentionMaps, layer: int) -> dict[str, torch.Tensor]:
-    """Return the entropy in nats of what a patch attends to, averaged over the patches: [B, A] each.
+    """Return the entropy in nats of a patch's attention, averaged over query patches, as arrays [B, A].
 
-    Prefix tokens count as keys, not as queries. Axial layers: `entropy` of the composed map, and of both parts.
+    Prefix tokens count as keys but not as queries. Axial layers have the `entropy` of the composed map and of both
+    parts.
     """
-    found = maps[layer]
-    if isinstance(found, torch.Tensor):
-        return {"entropy": entropies(found[:, :, maps.patch_tokens]).mean(dim=-1)}
-    rows, columns = entropies(found[0]), entropies(found[1])  # [B, A, h, w], [B, A, w, h]
-    # Of a choice in two steps: the first one's, and on average over it the second one's.
-    second = torch.einsum("bawqk,bakw->bawq", found[1].float(), rows)
+    attention = maps[layer]
+    if isinstance(attention, torch.Tensor):
+        return {"entropy": entropies(attention[:, :, maps.patch_tokens]).mean(dim=-1)}
+    rows, columns = entropies(attention[0]), entropies(attention[1])  # [B, A, h, w], [B, A, w, h]
+    # Chain rule: the entropy of the column step, plus the expected entropy of the row step.
+    expected_row_entropy = torch.einsum("bawqk,bakw->bawq", attention[1].float(), rows)
     return {
-        "entropy": (columns + second).mean(dim=(2, 3)),
+        "entropy": (columns + expected_row_entropy).mean(dim=(2, 3)),
         "entropy_rows": rows.mean(dim=(2, 3)),
         "entropy_columns": columns.mean(dim=(2, 3)),
     }
 
 
 @final
-class AttentionEntropy(HeadNumbers):
-    """Mean attention entropy of every head, by depth."""
+class AttentionEntropy(HeadMetric):
+    """Mean attention entropy of every head and layer."""
 
     name = "attention_entropy"
     title = "Attention entropy"
@@ -51,11 +54,14 @@ class AttentionEntropy(HeadNumbers):
         entropy_columns=("layer head", "nats", "axial: along columns"),
     )
 
-    def numbers(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
+    def compute(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
+        """Return the attention entropies of one layer."""
         return attention_entropies(maps, layer)
 
     def draw(self, arrays: Arrays) -> Pictures:
-        return {"Attention entropy by depth": heads_by_depth(arrays, "mean attention entropy (nats)")}
+        """Return a plot of the entropies over the layers."""
+        return {"Attention entropy by depth": draw_heads(arrays, "mean attention entropy (nats)")}
 
     def summary(self, arrays: Arrays) -> dict[str, list[float]]:
+        """Return the mean entropy of every layer in nats."""
         return {"entropy_nats_by_layer": [round(float(value), 4) for value in arrays["entropy"].mean(axis=1)]}

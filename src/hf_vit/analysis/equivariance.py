@@ -1,6 +1,6 @@
-"""Equivariance: when the image moves, do the features move along?
+"""Equivariance: whether features move along when the image moves.
 
-Legend: B batch, C channels, D feature channels, H x W px, h x w places of a map.
+Legend: B batch, C channels, D feature channels, H x W px, h x w positions of a feature map.
 """
 
 import functools
@@ -20,34 +20,39 @@ from hf_vit.analysis.analysis import (
     FeatureAnalysis,
     MapComparison,
     Pictures,
-    curves,
     describe_arrays,
-    rounded,
+    draw_curves,
+    round_values,
 )
 
 Size = tuple[int, int]
 ROTATIONS = (10.0, 45.0, 90.0, 180.0)  # degrees, counterclockwise
 SCALES = (0.75, 1.25, 1.5)
-_WHOLE = 0.999  # of a weight that is 1 but for rounding
+_FULL_WEIGHT = 0.999  # above this an interpolation weight counts as 1, up to rounding
 
 
-def shift(maps: torch.Tensor, down: float, right: float) -> torch.Tensor:
-    """Move [B, C, h, w] by places, also by fractions (linear in between); what leaves enters on the other side."""
-    for dim, places in ((-2, down), (-1, right)):
-        whole = math.floor(places)
-        part, moved = places - whole, maps.roll(whole, dim)
-        maps = moved if part == 0 else (1 - part) * moved + part * maps.roll(whole + 1, dim)
+def shift_maps(maps: torch.Tensor, down: float, right: float) -> torch.Tensor:
+    """Shift maps [B, C, h, w] cyclically by a number of positions; fractions are interpolated linearly."""
+    for dim, distance in ((-2, down), (-1, right)):
+        whole = math.floor(distance)
+        fraction, moved = distance - whole, maps.roll(whole, dim)
+        maps = moved if fraction == 0 else (1 - fraction) * moved + fraction * maps.roll(whole + 1, dim)
     return maps
 
 
-def warp(maps: torch.Tensor, angle: float, scale: float, image: Size, padding: str = "reflection") -> torch.Tensor:
-    """Turn (degrees, counterclockwise) and zoom (factor) [B, C, h, w] about its center, bilinear.
+def warp_maps(maps: torch.Tensor, angle: float, scale: float, image: Size, padding: str = "reflection") -> torch.Tensor:
+    """Rotate and scale maps [B, C, h, w] about their center with bilinear interpolation.
 
-    `image` is the (H, W) in px that it covers.
+    Args:
+        maps: the maps.
+        angle: degrees, counterclockwise.
+        scale: zoom factor.
+        image: (H, W) in px of the image that the maps cover.
+        padding: padding mode of `grid_sample`.
     """
     cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
     height, width = image
-    # From places of the result to places of the source, each side of the image running from -1 to 1.
+    # The matrix maps coordinates of the result to the source; each side of the image runs from -1 to 1.
     matrix = maps.new_tensor([[cos, -sin * height / width, 0], [sin * width / height, cos, 0]]).expand(len(maps), 2, 3)
     grid = F.affine_grid(matrix, list(maps.shape), align_corners=False)
     return F.grid_sample(maps, grid, mode="bilinear", padding_mode=padding, align_corners=False)
@@ -56,48 +61,54 @@ def warp(maps: torch.Tensor, angle: float, scale: float, image: Size, padding: s
 @final
 @dataclass(frozen=True)
 class Move:
-    """A "pixel_shift", "patch_shift", "rotation" or "scale" of an image, by (down, right) px, degrees or a factor."""
+    """A movement of an image.
+
+    Attributes:
+        kind: "pixel_shift", "patch_shift", "rotation" or "scale".
+        value: (down, right) in px, an angle in degrees, or a factor.
+    """
 
     kind: str
     value: tuple[float, ...]
 
     def __call__(self, maps: torch.Tensor, image: Size) -> torch.Tensor:
-        """Move [B, C, h, w] that covers an image of (H, W) px."""
+        """Return maps [B, C, h, w] moved like the image of (H, W) px that they cover."""
         h, w = maps.shape[-2:]
         if self.kind.endswith("shift"):
-            return shift(maps, self.value[0] * h / image[0], self.value[1] * w / image[1])
-        return self._warped(maps, image)
+            return shift_maps(maps, self.value[0] * h / image[0], self.value[1] * w / image[1])
+        return self._warp(maps, image)
 
-    def _warped(self, maps: torch.Tensor, image: Size, padding: str = "reflection") -> torch.Tensor:
+    def _warp(self, maps: torch.Tensor, image: Size, padding: str = "reflection") -> torch.Tensor:
+        """Rotate or scale maps."""
         angle, scale = (self.value[0], 1.0) if self.kind == "rotation" else (0.0, self.value[0])
-        return warp(maps, angle, scale, image, padding)
+        return warp_maps(maps, angle, scale, image, padding)
 
-    def inside(self, grid: Size, image: Size) -> torch.Tensor:
-        """Return [h, w] bool: places whose pixels all come from the image, and their features from known ones."""
+    def valid_mask(self, grid: Size, image: Size) -> torch.Tensor:
+        """Return [h, w] bool: positions that depend only on pixels of the image and on known features."""
         if self.kind.endswith("shift"):
-            first = [math.ceil(px * places / side) for px, places, side in zip(self.value, grid, image, strict=True)]
+            first = [math.ceil(px * cells / side) for px, cells, side in zip(self.value, grid, image, strict=True)]
             rows, columns = (torch.arange(side) >= start for side, start in zip(grid, first, strict=True))
             return rows[:, None] & columns
-        known = self._warped(torch.ones(1, 1, *grid), image, "zeros")[0, 0]
-        pixels = self._warped(torch.ones(1, 1, *image), image, "zeros")
-        whole = -F.adaptive_max_pool2d(-pixels, grid)[0, 0]
-        return (known > _WHOLE) & (whole > _WHOLE)
+        known_features = self._warp(torch.ones(1, 1, *grid), image, "zeros")[0, 0]
+        known_pixels = self._warp(torch.ones(1, 1, *image), image, "zeros")
+        pixel_coverage = -F.adaptive_max_pool2d(-known_pixels, grid)[0, 0]
+        return (known_features > _FULL_WEIGHT) & (pixel_coverage > _FULL_WEIGHT)
 
 
 @functools.cache
-def moves(patch_px: Size) -> tuple[Move, ...]:
-    """Return all moves, for patches of (height, width) px.
+def make_moves(patch_px: Size) -> tuple[Move, ...]:
+    """Return all moves for patches of (height, width) px.
 
-    Shifts go down and right at once: by 1 px, a quarter and half a patch, and by one and two patches.
+    Shifts go down and right together: by 1 px, a quarter and half of a patch, and by one and two patches.
     """
 
-    def share(part: float) -> tuple[float, float]:
-        return max(1.0, float(round(patch_px[0] * part))), max(1.0, float(round(patch_px[1] * part)))
+    def scale_patch(factor: float) -> tuple[float, float]:
+        return max(1.0, float(round(patch_px[0] * factor))), max(1.0, float(round(patch_px[1] * factor)))
 
-    pixels = sorted({(1.0, 1.0), share(0.25), share(0.5)})
+    pixels = sorted({(1.0, 1.0), scale_patch(0.25), scale_patch(0.5)})
     return (
         *(Move("pixel_shift", px) for px in pixels),
-        *(Move("patch_shift", share(patches)) for patches in (1, 2)),
+        *(Move("patch_shift", scale_patch(patches)) for patches in (1, 2)),
         *(Move("rotation", (angle,)) for angle in ROTATIONS),
         *(Move("scale", (factor,)) for factor in SCALES),
     )
@@ -111,11 +122,12 @@ KINDS = {
 }
 
 
-def _describe(kind: str, unit: str, meaning: str) -> Mapping[str, ArraySpec]:
+def _describe_kind(kind: str, unit: str, meaning: str) -> Mapping[str, ArraySpec]:
+    """Return the array specs of one kind of move."""
     return describe_arrays(
         **{
             kind: ("move axis" if unit == "px" else "move", unit, meaning),
-            f"{kind}_error": ("move depth", "1", "0: moves along; 1: no better than their mean"),
+            f"{kind}_error": ("move depth", "1", "0: features move along; 1: no better than their mean"),
             f"{kind}_cosine": (
                 "move depth",
                 "cosine",
@@ -127,7 +139,7 @@ def _describe(kind: str, unit: str, meaning: str) -> Mapping[str, ArraySpec]:
 
 @final
 class Equivariance(FeatureAnalysis):
-    """Features of the moved image beside the moved features of the image, by depth."""
+    """Features of moved images compared with moved features, by depth."""
 
     name = "equivariance"
     title = "Equivariance to shifts, rotation and scale"
@@ -136,37 +148,39 @@ class Equivariance(FeatureAnalysis):
         "One line per move: how far the features of a moved image are from the moved features of the "
         "image, by depth, where the two overlap; an error of 0 is exact, 1 no better than the same feature "
         "everywhere. Maps are moved by bilinear interpolation, which has an error of its own for all but "
-        "whole places; what enters at the borders (shifts: the other side, else a reflection) is another "
+        "whole positions; what enters at the borders (shifts: the other side, else a reflection) is another "
         "image to a model that sees all of it."
     )
-    arrays = functools.reduce(operator.or_, (_describe(kind, *texts) for kind, texts in KINDS.items()))
+    arrays = functools.reduce(operator.or_, (_describe_kind(kind, *texts) for kind, texts in KINDS.items()))
 
     def measure(self) -> Arrays:
-        comparison, chosen = MapComparison(), ()
+        """Return errors and cosine similarities of all moves and depths."""
+        comparison, moves = MapComparison(), ()
         for pixel_values in self.batches():
-            chosen = self._compare(pixel_values, comparison)
-        found, arrays = comparison.arrays(), Arrays()
+            moves = self._compare(pixel_values, comparison)
+        results, arrays = comparison.arrays(), Arrays()
         for kind in KINDS:
-            cases = [case for case, move in enumerate(chosen) if move.kind == kind]
-            values = np.array([chosen[case].value for case in cases], dtype=np.float32)
+            cases = [case for case, move in enumerate(moves) if move.kind == kind]
+            values = np.array([moves[case].value for case in cases], dtype=np.float32)
             arrays[kind] = values if kind.endswith("shift") else values[:, 0]
-            arrays |= {f"{kind}_{measure}": found[measure][cases] for measure in found}
+            arrays |= {f"{kind}_{measure}": results[measure][cases] for measure in results}
         return arrays
 
     @torch.inference_mode()
     def _compare(self, pixel_values: torch.Tensor, comparison: MapComparison) -> tuple[Move, ...]:
-        """Add a batch [B, C, H, W]; return the moves."""
+        """Compare the features of a batch [B, C, H, W] under all moves, and return the moves."""
         image = pixel_values.shape[2], pixel_values.shape[3]
-        still, _ = self.maps(pixel_values)
-        chosen = moves(self.patch_px(pixel_values, still[-1]))
-        for case, move in enumerate(chosen):
-            found, _ = self.maps(move(pixel_values.float(), image).to(pixel_values.dtype))
-            for depth, features in enumerate(found):
-                inside = move.inside((features.shape[2], features.shape[3]), image).to(features.device)
-                comparison.add(case, depth, features, move(still[depth].float(), image), inside)
-        return chosen
+        original_maps, _ = self.read_maps(pixel_values)
+        moves = make_moves(self.patch_px(pixel_values, original_maps[-1]))
+        for case, move in enumerate(moves):
+            moved_maps, _ = self.read_maps(move(pixel_values.float(), image).to(pixel_values.dtype))
+            for depth, features in enumerate(moved_maps):
+                valid_mask = move.valid_mask((features.shape[2], features.shape[3]), image).to(features.device)
+                comparison.add(case, depth, features, move(original_maps[depth].float(), image), valid_mask)
+        return moves
 
     def draw(self, arrays: Arrays) -> Pictures:
+        """Return a plot of the errors by depth, with a panel per kind of move."""
         panels = {}
         for kind, (unit, _) in KINDS.items():
             values = arrays[kind].reshape(len(arrays[kind]), -1)[:, 0]
@@ -175,12 +189,13 @@ class Equivariance(FeatureAnalysis):
             panels[kind.replace("_", " ")] = {
                 label.format(value): error for value, error in zip(values, errors, strict=True)
             }
-        return {"Error of equivariance by depth": curves(panels, "depth", "relative error")}
+        return {"Error of equivariance by depth": draw_curves(panels, "depth", "relative error")}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
-        # The largest shift within a patch, and one whole patch.
-        chosen = {
+        """Return the errors by depth for the largest shift within a patch and for a shift by one patch."""
+        # -1 is the largest shift within a patch, 0 the shift by one patch.
+        cases = {
             "half_patch_shift_error_by_depth": ("pixel_shift", -1),
             "patch_shift_error_by_depth": ("patch_shift", 0),
         }
-        return {name: rounded(arrays[f"{kind}_error"][case]) for name, (kind, case) in chosen.items()}
+        return {name: round_values(arrays[f"{kind}_error"][case]) for name, (kind, case) in cases.items()}

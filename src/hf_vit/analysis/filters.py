@@ -1,4 +1,4 @@
-"""Principal components of the filters that embed the patches.
+"""Principal components of the patch embedding's filters.
 
 Legend: C channels, D hidden size, P patch side.
 Source: arXiv 2010.11929, section 4.5 and figure 7 (left).
@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, encoder_of, kind_of
+from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, find_encoder, find_model_type
 from hf_vit.families import family_of
 from hf_vit.results.figures import new_figure
 
-NUM_COMPONENTS = 28  # as many as the figure shows
+NUM_COMPONENTS = 28  # as in the paper's figure
 
 
 def principal_components(
     filters: torch.Tensor, count: int = NUM_COMPONENTS
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Filters [F, C, P, P'] -> their main components [count, C, P, P'] and the share of variance each explains.
+    """Return the main components [count, C, P, P'] of filters [F, C, P, P'] and their shares of the variance.
 
-    Filters are the samples: D of them for a patch embedding, one a channel for a convolution.
+    Filters are the samples: D filters of a patch embedding, or one per output channel of a convolution.
     """
     from sklearn.decomposition import PCA
 
@@ -34,15 +34,15 @@ def principal_components(
 
 
 def patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the filters [F, C, P, P'] by name: "embedding" of a ViT, "root" of a hybrid or ResNet, standardized as
-    used.
+    """Return filters [F, C, P, P'] by name: "embedding" of a ViT, "root" of a hybrid or ResNet (standardized if used
+    so).
     """
-    encoder = encoder_of(model)
+    encoder = find_encoder(model)
     filters: dict[str, torch.Tensor] = {}
     patches = getattr(getattr(encoder, "embeddings", None), "patch_embeddings", None)
     if isinstance(projection := getattr(patches, "projection", None), nn.Conv2d):
         filters["embedding"] = projection.weight
-    if family_of(kind_of(model)) is not None:
+    if family_of(find_model_type(model)) is not None:
         for name, module in encoder.named_modules():
             if name.rpartition(".")[2] == "root_conv":
                 with torch.no_grad():
@@ -52,13 +52,13 @@ def patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @final
 class PatchFilters(Analysis):
-    """The first principal components of the patch embedding; of a hybrid of its root too, of a ResNet of its root."""
+    """The first principal components of the patch embedding and of the root convolution of hybrids and ResNets."""
 
     name = "patch_filters"
     title = "Principal components of the patch filters"
     source = "arXiv 2010.11929, section 4.5 and figure 7 (left)"
     shows = (
-        "The directions in which the filters that embed a patch differ most, the strongest first, each "
+        "The directions in which the filters of the patch embedding differ most, the strongest first, each "
         "stretched to its own range. Components have no sign and are not filters themselves."
     )
     arrays = describe_arrays(
@@ -70,17 +70,20 @@ class PatchFilters(Analysis):
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
+        """Return a reason if the model has no such filters, else None."""
         has_filters = bool(patch_filters(context.subject.model))
         return None if has_filters else "the model has no embeddings.patch_embeddings.projection"
 
     def measure(self) -> Arrays:
-        found: Arrays = {}
+        """Return components and explained variance of all filters."""
+        arrays: Arrays = {}
         for name, filters in patch_filters(self.context.subject.model).items():
             components, variance = principal_components(filters)
-            found |= {f"{name}_components": components, f"{name}_variance": variance}
-        return found
+            arrays |= {f"{name}_components": components, f"{name}_variance": variance}
+        return arrays
 
     def draw(self, arrays: Arrays) -> Pictures:
+        """Return a plot of the components."""
         titles = {"embedding": "patch", "root": "root"}
         return {
             f"Principal components of the {title} filters": _draw_filters(arrays[f"{name}_components"])
@@ -89,12 +92,15 @@ class PatchFilters(Analysis):
         }
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
+        """Return the variance that all components explain together."""
         name = "embedding" if "embedding_variance" in arrays else "root"
         return {f"{name}_variance_of_28_components": round(float(arrays[f"{name}_variance"].sum()), 4)}
 
 
 def _draw_filters(components: NDArray[np.float32]) -> Any:
-    """Components [F, C, P, P']: as color tiles for 3 channels, gray for 1; of more channels or 1x1, as one matrix."""
+    """Draw components [F, C, P, P']: as tiles in color or gray, or as one matrix for 1x1 filters and other channel
+    counts.
+    """
     count, channels, height, width = components.shape
     if channels not in (1, 3) or height * width == 1:
         figure = new_figure(7, 4)
@@ -106,8 +112,8 @@ def _draw_filters(components: NDArray[np.float32]) -> Any:
     columns = min(7, count)
     rows = -(-count // columns)
     figure = new_figure(0.9 * columns, 0.9 * rows)
-    for place, component in enumerate(components):
-        axes = figure.add_subplot(rows, columns, place + 1)
+    for index, component in enumerate(components):
+        axes = figure.add_subplot(rows, columns, index + 1)
         low, high = component.min(), component.max()
         tile = ((component - low) / max(high - low, 1e-12)).transpose(1, 2, 0)
         axes.imshow(tile if channels == 3 else tile[..., 0], cmap="gray", interpolation="nearest", vmin=0, vmax=1)

@@ -1,4 +1,4 @@
-"""Single heads: what each of them attends to in an image.
+"""Head maps: what every attention head attends to in an image.
 
 Legend: B batch, A heads, N tokens, h x w patch grid, L layers.
 """
@@ -8,31 +8,31 @@ from typing import final
 import numpy as np
 import torch
 
-from hf_vit.analysis.analysis import Arrays, AttentionAnalysis, Pictures, describe_arrays, shown_pixels
+from hf_vit.analysis.analysis import Arrays, AttentionAnalysis, Pictures, describe_arrays, to_display_images
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.results.figures import new_figure
 
 
 def query_maps(maps: AttentionMaps, layer: int, class_token: int | None) -> torch.Tensor:
-    """Attention of one query to all patches, [B, A, h, w]; the class token's, or the central patch's without one."""
-    (h, w), found = maps.grid, maps[layer]
-    if isinstance(found, tuple):  # the composed map, of this query alone
-        rows, columns = found
+    """Return the attention [B, A, h, w] of the class token, or else of the central patch, to all patches."""
+    (h, w), attention = maps.grid, maps[layer]
+    if isinstance(attention, tuple):  # the composed map of this query only
+        rows, columns = attention
         return torch.einsum("bak,bakv->bakv", columns[:, :, w // 2, h // 2], rows[:, :, :, w // 2]).float()
     if class_token is not None:
-        query = found[:, :, class_token]
+        query = attention[:, :, class_token]
     else:
-        query = found[:, :, maps.patch_tokens][:, :, (h // 2) * w + w // 2]
+        query = attention[:, :, maps.patch_tokens][:, :, (h // 2) * w + w // 2]
     return query[:, :, maps.patch_tokens].unflatten(-1, (h, w)).float()
 
 
 @final
 class HeadMaps(AttentionAnalysis):
-    """What every head of every layer attends to, for a few images."""
+    """Attention maps of every head and layer for a few images."""
 
     name = "head_maps"
     title = "Attention of single heads"
-    source = "the attention maps of arXiv 2010.11929, head by head"
+    source = "attention maps as in arXiv 2010.11929, for single heads"
     shows = (
         "One row per layer, one column per head: attention from the class token (without one: from the "
         "central patch) to the patches, each map on its own scale. For one image; other images give other "
@@ -43,21 +43,25 @@ class HeadMaps(AttentionAnalysis):
     )
 
     def measure(self) -> Arrays:
-        found: dict[int, list[torch.Tensor]] = {}
+        """Return the attention maps of the first images."""
+        maps_by_layer: dict[int, list[torch.Tensor]] = {}
         self._pixels: list[np.ndarray] = []
         class_token = self.reader.layout.class_token
 
-        def add(layer: int, maps: AttentionMaps) -> None:
-            found.setdefault(layer, []).append(query_maps(maps, layer, class_token).cpu())
+        def add_layer(layer: int, maps: AttentionMaps) -> None:
+            maps_by_layer.setdefault(layer, []).append(query_maps(maps, layer, class_token).cpu())
 
         for pixel_values in self.batches(self.context.settings.num_pictures):
-            self.read(pixel_values, add)
-            self._pixels.append(shown_pixels(pixel_values))
+            self.read(pixel_values, add_layer)
+            self._pixels.append(to_display_images(pixel_values))
         if class_token is None:
-            self.notes.append("there is no class token: the query is the patch in the middle of the grid")
-        return {"maps": torch.stack([torch.cat(found[layer]) for layer in sorted(found)], dim=1).numpy()}
+            self.notes.append("the model has no class token, so the query is the patch in the middle of the grid")
+        return {
+            "maps": torch.stack([torch.cat(maps_by_layer[layer]) for layer in sorted(maps_by_layer)], dim=1).numpy()
+        }
 
     def draw(self, arrays: Arrays) -> Pictures:
+        """Return a plot of the first image and its maps."""
         image, maps = self._pixels[0][0], arrays["maps"][0]
         layers, heads = maps.shape[:2]
         figure = new_figure(0.9 * (heads + 2) + 0.6, 0.9 * max(layers, 2) + 0.4)

@@ -1,4 +1,4 @@
-"""Sensitivity to the order of patches: how much of what a model says is left when its patches change places.
+"""Sensitivity to patch order: how much features and predictions change when patches are permuted.
 
 Legend: B batch, C channels, D feature channels, H x W px, h x w patch grid, n = h*w patches.
 """
@@ -10,25 +10,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.analysis import Arrays, FeatureAnalysis, MapComparison, Pictures, curves, describe_arrays, rounded
+from hf_vit.analysis.analysis import (
+    Arrays,
+    FeatureAnalysis,
+    MapComparison,
+    Pictures,
+    describe_arrays,
+    draw_curves,
+    round_values,
+)
 from hf_vit.families import problem_type_of
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def patch_sources(num_patches: int, share: float, seed: Sequence[int]) -> NDArray[np.int64]:
-    """[n]: for every place the patch that comes there. A share of them, drawn by seed, move in one circle.
+    """Return [n]: the index of the patch that moves to each position.
 
-    Each of them really moves; the patches of a smaller share are among those of a larger one.
+    A fraction `share` of the patches, drawn by seed, is permuted in one cycle, so that each of them moves. The patches
+    of a
+    smaller share are among those of a larger one.
     """
-    chosen = np.random.default_rng(list(seed)).permutation(num_patches)[: round(share * num_patches)]
+    moved = np.random.default_rng(list(seed)).permutation(num_patches)[: round(share * num_patches)]
     sources = np.arange(num_patches)
-    sources[chosen] = np.roll(chosen, 1)
+    sources[moved] = np.roll(moved, 1)
     return sources
 
 
 def permute_patches(maps: torch.Tensor, sources: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """Images or feature maps [B, C, H, W], cut into a grid of h x w patches, with patch `sources[b, i]` at place i."""
+    """Return images or maps [B, C, H, W] with patch `sources[b, i]` of the h x w grid moved to position i."""
     h, w = grid
     height, width = maps.shape[2] // h, maps.shape[3] // w
     tiles = maps.unflatten(3, (w, width)).unflatten(2, (h, height)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
@@ -38,96 +48,105 @@ def permute_patches(maps: torch.Tensor, sources: torch.Tensor, grid: tuple[int, 
 
 @final
 class PatchPermutation(FeatureAnalysis):
-    """Features and output when a share of the patches changed places."""
+    """Changes of features and output when a fraction of the patches is permuted."""
 
     name = "patch_permutation"
     title = "Sensitivity to the order of patches"
     source = "patch shuffling as in arXiv 2105.10497, section 3, for a growing share of patches"
     shows = (
         "How far the output and the features of every depth are from those of the ordered image, by the share of "
-        "patches that changed places; features are compared patch by patch where each patch went. Models without "
-        "positions and mixing over borders stay at 0. It cannot tell what is lost: the order, or what crosses the "
-        "patches' borders."
+        "permuted patches; features are compared patch by patch at their new positions. Models without "
+        "positions and without mixing across patch borders stay at 0. It cannot tell whether the order matters or "
+        "what crosses the patches' borders."
     )
     arrays = describe_arrays(
-        share=("case", "share", "of the patches that changed places"),
+        share=("case", "share", "fraction of permuted patches"),
         feature_error=("case depth", "1", "0: features move along; 1: no better than their mean"),
         feature_cosine=("case depth", "cosine", "between the features and the moved features, without their mean"),
-        output_error=("case", "1", "of the logits (without: of the mean feature), as a share of their norm"),
-        same_prediction=("case", "share", "classifiers: images whose best class stays"),
+        output_error=("case", "1", "change of the logits (or of the mean feature), divided by their norm"),
+        same_prediction=("case", "share", "classifiers: images whose predicted class stays"),
     )
 
     def measure(self) -> Arrays:
+        """Return the changes of features, output and prediction for all shares."""
         comparison = MapComparison()
-        sums, seen = np.zeros((len(SHARES), 2)), 0
-        norm, classifies = 0.0, True
+        sums, num_images = np.zeros((len(SHARES), 2)), 0
+        norm, has_logits = 0.0, True
         for pixel_values in self.batches():
-            ordered, changed, classifies = self._outputs(pixel_values, seen, comparison)
+            ordered, outputs, has_logits = self._outputs(pixel_values, num_images, comparison)
             norm += ordered.square().sum().item()
-            for case, output in enumerate(changed):
-                same = (output.argmax(dim=1) == ordered.argmax(dim=1)).sum().item()
-                sums[case] += (output - ordered).square().sum().item(), same
-            seen += len(pixel_values)
+            for case, output in enumerate(outputs):
+                num_same = (output.argmax(dim=1) == ordered.argmax(dim=1)).sum().item()
+                sums[case] += (output - ordered).square().sum().item(), num_same
+            num_images += len(pixel_values)
         arrays = {
             "share": np.array(SHARES),
             **comparison.arrays("feature_"),
-            # A head as it is initialized answers nothing but zeros: what is left of them is undefined.
+            # A newly initialized head returns only zeros, for which the relative error is undefined.
             "output_error": np.sqrt(sums[:, 0] / (norm or np.nan)),
         }
-        if classifies and problem_type_of(self.context.subject.model) != "regression":
-            arrays["same_prediction"] = sums[:, 1] / seen
-        elif not classifies:
-            self.notes.append("the model has no logits: its output is the mean over places of the last depth")
+        if has_logits and problem_type_of(self.context.subject.model) != "regression":
+            arrays["same_prediction"] = sums[:, 1] / num_images
+        elif not has_logits:
+            self.notes.append("the model has no logits, so its output is the mean over positions of the last depth")
         return {name: values.astype(np.float32) for name, values in arrays.items()}
 
     @torch.inference_mode()
     def _outputs(
         self, pixel_values: torch.Tensor, first: int, comparison: MapComparison
     ) -> tuple[torch.Tensor, list[torch.Tensor], bool]:
-        """Outputs [B, K] of the ordered and of the permuted images, and whether they are logits; features are added."""
-        ordered, output = self.maps(pixel_values)
+        """Add features of a batch to the comparison.
+
+        Returns:
+            Outputs [B, K] of the original images, outputs of the permuted ones for every share, and whether they are
+            logits.
+        """
+        ordered, output = self.read_maps(pixel_values)
         grid = ordered[-1].shape[2], ordered[-1].shape[3]
         self.patch_px(pixel_values, ordered[-1])
-        found: list[torch.Tensor] = []
+        permuted_outputs: list[torch.Tensor] = []
         for case, share in enumerate(SHARES):
-            seeds = ((self.context.settings.seed, first + place) for place in range(len(pixel_values)))
-            drawn = np.stack([patch_sources(grid[0] * grid[1], share, seed) for seed in seeds])
-            sources = torch.from_numpy(drawn).to(pixel_values.device)
-            maps, changed = self.maps(permute_patches(pixel_values, sources, grid))
+            seeds = ((self.context.settings.seed, first + index) for index in range(len(pixel_values)))
+            permutations = np.stack([patch_sources(grid[0] * grid[1], share, seed) for seed in seeds])
+            sources = torch.from_numpy(permutations).to(pixel_values.device)
+            maps, permuted_output = self.read_maps(permute_patches(pixel_values, sources, grid))
             for depth, features in enumerate(maps):
                 everywhere = torch.ones(features.shape[2:], dtype=torch.bool, device=features.device)
                 comparison.add(case, depth, features, permute_patches(ordered[depth], sources, grid), everywhere)
-            found.append(_answer(changed, maps[-1]))
-        return _answer(output, ordered[-1]), found, _logits(output) is not None
+            permuted_outputs.append(_final_output(permuted_output, maps[-1]))
+        return _final_output(output, ordered[-1]), permuted_outputs, _find_logits(output) is not None
 
     def draw(self, arrays: Arrays) -> Pictures:
+        """Return plots of the errors by depth, and of the output by share."""
         shares, errors = arrays["share"], arrays["feature_error"]
         names = [f"{share:.0%}" for share in shares]
         figures = {
-            "Error of permuted patches by depth": curves(
+            "Error of permuted patches by depth": draw_curves(
                 {"features": dict(zip(names, errors, strict=True))}, "depth", "relative error"
             )
         }
         output = {name: arrays[name] for name in ("output_error", "same_prediction") if name in arrays}
         panels = {name.replace("_", " "): {"": values} for name, values in output.items()}
-        figures["Output by the share of permuted patches"] = curves(
-            panels, "share of patches that changed places", "", shares
+        figures["Output by the share of permuted patches"] = draw_curves(
+            panels, "share of permuted patches", "", shares
         )
         return figures
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
-        found: dict[str, Any] = {"all_permuted_feature_error_by_depth": rounded(arrays["feature_error"][-1])}
+        """Return the errors with all patches permuted, and the fraction of unchanged predictions."""
+        numbers: dict[str, Any] = {"all_permuted_feature_error_by_depth": round_values(arrays["feature_error"][-1])}
         if "same_prediction" in arrays:
-            found["same_prediction_by_share"] = rounded(arrays["same_prediction"])
-        return found
+            numbers["same_prediction_by_share"] = round_values(arrays["same_prediction"])
+        return numbers
 
 
-def _logits(output: object) -> torch.Tensor | None:
-    found = getattr(output, "logits", output)
-    return found if isinstance(found, torch.Tensor) and found.ndim == 2 else None
+def _find_logits(output: object) -> torch.Tensor | None:
+    """Return the logits [B, K] of a model output, or None."""
+    logits = getattr(output, "logits", output)
+    return logits if isinstance(logits, torch.Tensor) and logits.ndim == 2 else None
 
 
-def _answer(output: object, last: torch.Tensor) -> torch.Tensor:
-    """[B, K]: logits, or the mean over places of the last feature map [B, D, h, w]."""
-    logits = _logits(output)
+def _final_output(output: object, last: torch.Tensor) -> torch.Tensor:
+    """Return the logits [B, K], or the mean over positions of the last feature map [B, D, h, w]."""
+    logits = _find_logits(output)
     return (last.mean(dim=(2, 3)) if logits is None else logits).double()

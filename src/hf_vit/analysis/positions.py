@@ -1,4 +1,4 @@
-"""Similarity of the position embeddings.
+"""Similarity of position embeddings.
 
 Legend: D hidden size, h x w patch grid.
 Source: arXiv 2010.11929, section 4.5 and figure 7 (center).
@@ -19,26 +19,24 @@ from hf_vit.analysis.analysis import (
     Context,
     Pictures,
     describe_arrays,
-    encoder_of,
+    find_encoder,
 )
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.figures import new_figure
 
-_MAX_TILES = 14  # tiles along an axis of the picture; more would be too small to see
+_MAX_TILES = 14  # tiles along an axis of the plot; more would be too small to see
 
 
 def position_similarity(table: torch.Tensor) -> torch.Tensor:
-    """Position embeddings [h, w, D] -> cosine similarity of each with all others, [h, w, h, w]."""
+    """Return the cosine similarities [h, w, h, w] of all pairs of position embeddings [h, w, D]."""
     h, w = table.shape[:2]
     rows = F.normalize(table.detach().flatten(0, 1).double(), dim=-1)
     return (rows @ rows.T).view(h, w, h, w)
 
 
 def patch_positions(model: nn.Module) -> torch.Tensor | None:
-    """Return the position embeddings of the nominal patch grid, [h, w, D]; None where nothing is added to the
-    patches.
-    """
-    encoder = encoder_of(model)
+    """Return the position embeddings [h, w, D] of the model's patch grid; None if none are added to the patches."""
+    encoder = find_encoder(model)
     config: Any = getattr(encoder, "config", None)
     kind = getattr(config, "model_type", None)
     with torch.no_grad():
@@ -55,40 +53,44 @@ def patch_positions(model: nn.Module) -> torch.Tensor | None:
 
 @final
 class PositionSimilarity(Analysis):
-    """Cosine similarity between the position embedding of each patch and those of all others."""
+    """Cosine similarity between the position embeddings of all pairs of patches."""
 
     name = "position_similarity"
     title = "Similarity of position embeddings"
     source = "arXiv 2010.11929, section 4.5 and figure 7 (center)"
     shows = (
-        "One tile per patch: the cosine similarity of its position embedding with those of all patches, in "
-        "their places. Learned tables show what training made of them; sinusoidal ones are fixed."
+        "One tile per patch: the cosine similarity of its position embedding with those of all patches, arranged "
+        "as in the image. Learned embeddings show what training made of them; sinusoidal ones are fixed."
     )
-    arrays = describe_arrays(similarity=("row column other_row other_column", "cosine", "of two position embeddings"))
+    arrays = describe_arrays(
+        similarity=("row column other_row other_column", "cosine", "cosine similarity of two position embeddings")
+    )
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
+        """Return a reason if the model adds no position embeddings, else None."""
         if patch_positions(context.subject.model) is None:
             return "the model has no additive position embeddings that can be read"
         return None
 
     def measure(self) -> Arrays:
+        """Return the similarities."""
         table = patch_positions(self.context.subject.model)
         assert table is not None
         return {"similarity": position_similarity(table).float().cpu().numpy()}
 
     def draw(self, arrays: Arrays) -> Pictures:
-        """Draw a tile per patch (of large grids, per every second, third, ... patch)."""
+        """Draw a tile per patch; for large grids only every second, third, ... patch."""
         similarity = arrays["similarity"]
         h, w = similarity.shape[:2]
         rows, columns = (np.arange(0, side, -(-side // _MAX_TILES)) for side in (h, w))
         side = 0.45 if max(len(rows), len(columns)) > 7 else 0.7
         figure = new_figure(side * len(columns) + 1.2, side * len(rows) + 0.4)
         axes = figure.subplots(len(rows), len(columns), squeeze=False)
-        for (place, other), one in np.ndenumerate(axes):
-            picture = one.imshow(similarity[rows[place], columns[other]], vmin=-1, vmax=1, cmap="viridis")
-            one.set_xticks([])
-            one.set_yticks([])
+        for (row, column), tile in np.ndenumerate(axes):
+            picture = tile.imshow(similarity[rows[row], columns[column]], vmin=-1, vmax=1, cmap="viridis")
+            tile.set_xticks([])
+            tile.set_yticks([])
         figure.supxlabel("patch column", fontsize=8)
         figure.supylabel("patch row", fontsize=8)
         figure.colorbar(picture, ax=axes, label="cosine similarity", fraction=0.046, pad=0.02)  # pyright: ignore[reportPossiblyUnboundVariable]

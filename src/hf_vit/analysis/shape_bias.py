@@ -1,4 +1,4 @@
-"""Shape bias: which of two cues a classifier follows where shape and texture disagree.
+"""Shape bias: whether a classifier follows shape or texture if the two disagree.
 
 Legend: B batch, K labels, C classes.
 Source: Geirhos et al., arXiv 1811.12231, section 2 and figure 4.
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, keywords_of
+from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, forward_options
 from hf_vit.loading.optimizing import copy_optimized, describe_engine
 from hf_vit.results.figures import new_figure
 
@@ -19,67 +19,79 @@ DECISIONS = ("shape", "texture", "other")
 
 
 def class_decisions(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Logits [B, K] -> [B], the class with the largest mean probability of its labels; other labels do not count."""
+    """Return the predicted class [B] for logits [B, K]: the class whose labels have the largest mean probability.
+
+    Args:
+        logits: logits.
+        labels: for every class the indices of its labels; other labels are ignored.
+    """
     probabilities = logits.double().softmax(dim=1)
-    scores = [probabilities[:, list(own)].mean(dim=1) for own in labels]
+    scores = [probabilities[:, list(indices)].mean(dim=1) for indices in labels]
     return torch.stack(scores, dim=1).argmax(dim=1)
 
 
 def count_decisions(
-    decided: NDArray[np.int64], shapes: Sequence[int], textures: Sequence[int], num_classes: int
+    predictions: NDArray[np.int64], shapes: Sequence[int], textures: Sequence[int], num_classes: int
 ) -> NDArray[np.int64]:
-    """Classes [n] of images with these shapes and textures -> [C, 3]: by class of the shape, how many by which cue."""
+    """Return [C, 3]: for every shape class the number of predictions by shape, by texture and by neither.
+
+    Args:
+        predictions: predicted class [n] of every image.
+        shapes, textures: classes of shape and texture of every image.
+        num_classes: C.
+    """
     counts = np.zeros((num_classes, len(DECISIONS)), dtype=np.int64)
-    for found, shape, texture in zip(decided.tolist(), shapes, textures, strict=True):
-        counts[shape, 0 if found == shape else 1 if found == texture else 2] += 1
+    for prediction, shape, texture in zip(predictions.tolist(), shapes, textures, strict=True):
+        counts[shape, 0 if prediction == shape else 1 if prediction == texture else 2] += 1
     return counts
 
 
 def shape_share(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Counts [..., 3] -> [...], shape decisions as a share of shape and texture decisions; NaN without either."""
-    either = counts[..., :2].sum(axis=-1)
-    return np.where(either > 0, counts[..., 0], np.nan) / np.maximum(either, 1)
+    """Return shape / (shape + texture) decisions [...] from counts [..., 3]; NaN if both are zero."""
+    num_either = counts[..., :2].sum(axis=-1)
+    return np.where(num_either > 0, counts[..., 0], np.nan) / np.maximum(num_either, 1)
 
 
 @final
 class ShapeBias(Analysis):
-    """Decisions of a classifier on images with the shape of one class and the texture of another."""
+    """Predictions of a classifier for images with the shape of one class and the texture of another."""
 
     name = "shape_bias"
     title = "Shape against texture"
     source = "arXiv 1811.12231, section 2 and figure 4"
     shows = (
-        "One bar per shape class: of the images that are given either to their shape's or to their "
-        "texture's class, the share that goes to the shape; the line is the share over all images. Images "
-        "given to a third class do not count, so it says nothing about accuracy, and it holds for this set "
-        "of images alone."
+        "One bar per shape class: of the images predicted as the class of their shape or of their texture, the "
+        "share predicted as the shape; the line is the share over all images. Images predicted as a third "
+        "class do not count, so this is not an accuracy. The result holds for this set of images only."
     )
     second_input = "cue_conflicts"
     arrays = describe_arrays(
         shape_bias=("class", "share", "shape decisions among shape and texture decisions, by shape"),
         shape_bias_overall=("all", "share", "the same over all images"),
-        decisions=("class decision", "images", "by shape: decided by shape, by texture, otherwise"),
+        decisions=("class decision", "images", "by shape class: predicted as shape, as texture, as another class"),
     )
 
     @classmethod
     def obstacle(cls, context: Context) -> str | None:
+        """Return a reason if there are no cue conflict images, else None."""
         if context.cue_conflicts is None:
-            return "it needs images whose shape and texture disagree: give --cue-conflict DIR"
+            return "it needs images whose shape and texture disagree; give --cue-conflict DIR"
         return None
 
     def measure(self) -> Arrays:
+        """Return the shape bias by class and overall, and the counts of decisions."""
         conflicts = self.context.cue_conflicts
         assert conflicts is not None
         subject = self.context.subject
         if self.context.optimize:
             subject, self.engine = copy_optimized(subject, conflicts.images.size)
-        decided: list[torch.Tensor] = []
+        predictions: list[torch.Tensor] = []
         for pixel_values in self.batches(images=conflicts.images):
             with torch.inference_mode():
-                output = subject.model(pixel_values, **keywords_of(subject.model, pixel_values))
-            decided.append(class_decisions(getattr(output, "logits", output), conflicts.labels).cpu())
+                output = subject.model(pixel_values, **forward_options(subject.model, pixel_values))
+            predictions.append(class_decisions(getattr(output, "logits", output), conflicts.labels).cpu())
         counts = count_decisions(
-            torch.cat(decided).numpy(), conflicts.shapes, conflicts.textures, len(conflicts.classes)
+            torch.cat(predictions).numpy(), conflicts.shapes, conflicts.textures, len(conflicts.classes)
         )
         self.notes += [f"classes: {', '.join(conflicts.classes)}", f"decisions: {', '.join(DECISIONS)}"]
         self.notes += conflicts.images.notes + ([] if self.engine is None else [describe_engine(self.engine)])
@@ -90,7 +102,7 @@ class ShapeBias(Analysis):
         }
 
     def draw(self, arrays: Arrays) -> Pictures:
-        """Draw a bar per class, 0 to 1, and a line for all together; undefined ones are left out."""
+        """Draw a bar per class from 0 to 1, and a line for the overall value; undefined bars are missing."""
         assert self.context.cue_conflicts is not None
         names = self.context.cue_conflicts.classes
         overall = float(arrays["shape_bias_overall"][0])
@@ -105,6 +117,7 @@ class ShapeBias(Analysis):
         return {self.title: figure}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
+        """Return the overall shape bias and the counts of decisions."""
         overall = float(arrays["shape_bias_overall"][0])
         decisions = dict(zip(DECISIONS, arrays["decisions"].sum(axis=0).astype(int).tolist(), strict=True))
         return {"shape_bias": round(overall, 4) if np.isfinite(overall) else None, "decisions": decisions}

@@ -1,4 +1,4 @@
-"""`show`: one model and one image in a notebook, to look around in."""
+"""`show`: show a model's view of one image in a notebook."""
 
 import base64
 import html
@@ -15,8 +15,8 @@ from hf_vit.data.images import decode_image
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.pages.graph import numbers_inside
-from hf_vit.pages.still import still_page
+from hf_vit.pages.graph import count_inner_values
+from hf_vit.pages.still import make_still_page
 from hf_vit.results.figures import encode_figure
 from hf_vit.results.writing import write_atomically
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _HEIGHT_PX = 900
-_LARGEST_BYTES = 10**8  # of what happens inside, in half precision: a notebook keeps all of it
+_MAX_BYTES = 10**8  # of attention and features in half precision, as the notebook stores all of it
 
 
 @final
 @dataclass(frozen=True)
 class Shown:
-    """A page about one image: a notebook shows it in a frame of its own, `save` writes it as a file.
+    """A page about one image; a notebook shows it in a frame, and `save` writes it to a file.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         page: HTML that needs no other file.
     """
 
@@ -41,16 +41,17 @@ class Shown:
     page: str = field(repr=False)
 
     def _repr_html_(self) -> str:
+        """Return the page in a sandboxed frame."""
         return (
             f'<iframe srcdoc="{html.escape(self.page)}" sandbox="allow-scripts" title="{html.escape(self.name)}" '
             f'style="width: 100%; height: {_HEIGHT_PX}px; border: 0"></iframe>'
         )
 
     def save(self, file: str | Path) -> None:
-        """Write the page as one file, which any browser opens.
+        """Write the page as one HTML file.
 
         Raises:
-            UserError: nothing can be written there.
+            UserError: the file cannot be written.
         """
         write_atomically(Path(file), self.page)
 
@@ -58,61 +59,64 @@ class Shown:
 def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
     """Show one image in a notebook: classes, attention, rollout, features and positions of a classifier.
 
-    The same page as `hf-vit page` makes, of this image alone: everything is computed here, in half precision, so that
-    it stays in the notebook and needs no network. Of a model that has no such page - of another library, no classifier,
-    too large for a notebook, or of an image processor that the page cannot follow - the pictures of its attention, as
-    `analyze` draws them.
+    The page is the one that `hf-vit page` writes, for this image only. All values are computed now, in half precision,
+    and
+    stored in the notebook, so that it works without a network. A model without such a page gets the plots of its
+    attention
+    that `analyze` draws: models of other libraries, models without classes, models that are too large for a notebook,
+    and
+    models whose image processor the page does not support.
 
     Args:
-        model: see `load_model`: a folder, a Hub id, "timm:NAME", or (model, image processor).
+        model: a folder, a Hub id, "timm:NAME", or (model, image processor); see `load_model`.
         image: a Pillow image, or a file.
 
     Raises:
-        UserError: the model has neither a page nor attention, or the image cannot be read.
+        UserError: the model supports neither, or the image cannot be read.
     """
     subject = load_model(model, "cpu", inside=True)
     try:
-        opened = decode_image(image)
+        decoded = decode_image(image)
     except (OSError, SyntaxError, ValueError) as error:
         if not isinstance(image, str | os.PathLike):
             raise
         raise UserError(f"{image} cannot be read as an image: {one_line(error)}; give another file") from error
-    obstacle = _obstacle(subject)
+    obstacle = _find_page_obstacle(subject)
     if obstacle is None:
         try:
-            page = still_page(subject.model, subject.processor, opened, subject.name, subject.folder)  # pyright: ignore[reportArgumentType]
+            page = make_still_page(subject.model, subject.processor, decoded, subject.name, subject.folder)  # pyright: ignore[reportArgumentType]
             return Shown(subject.name, page)
-        except UserError as error:  # the image processor does what the page cannot
+        except UserError as error:  # the page does not support the image processor
             obstacle = str(error)
-    return Shown(subject.name, _pictures(subject, opened, obstacle))
+    return Shown(subject.name, _draw_attention(subject, decoded, obstacle))
 
 
-def _obstacle(subject: LoadedModel) -> str | None:
-    """Return why there is no page of a model; None where there is one."""
+def _find_page_obstacle(subject: LoadedModel) -> str | None:
+    """Return why a model has no page, or None."""
     config: Any = getattr(subject.model, "config", None)
     if family_of(str(getattr(config, "model_type", None))) is None or not subject.label_sets:
-        return "only classifiers of hf_vit, and models that convert to them, have a page"
+        return "only classifiers of hf_vit, and models that hf_vit can convert to them, have a page"
     if subject.processor is None:
-        return "there is no image processor"
-    size = 2 * numbers_inside(config)
-    return None if size <= _LARGEST_BYTES else f"its attentions of {size / 1e6:,.0f} MB are too large for a notebook"
+        return "the model has no image processor"
+    size = 2 * count_inner_values(config)
+    return None if size <= _MAX_BYTES else f"its attention maps of {size / 1e6:,.0f} MB are too large for a notebook"
 
 
-def _pictures(subject: LoadedModel, image: "Image", obstacle: str) -> str:
-    """Return the attention of a model, drawn, as HTML that needs no other file."""
+def _draw_attention(subject: LoadedModel, image: "Image", obstacle: str) -> str:
+    """Return plots of the model's attention as HTML that needs no other file."""
     context = Context(subject, open_images([image], 1), AnalysisSettings(num_images=1, num_pictures=1, batch_size=1))
-    drawn: list[str] = []
-    for kind in (AttentionRollout, HeadMaps):
-        if (reason := kind.obstacle(context)) is not None:
+    figures: list[str] = []
+    for analysis_class in (AttentionRollout, HeadMaps):
+        if (reason := analysis_class.obstacle(context)) is not None:
             raise UserError(
-                f"{subject.name} cannot be shown: {obstacle}, and its attention cannot be drawn ({reason}); give a "
-                "model of hf_vit, or one that converts to it"
+                f"{subject.name} cannot be shown ({obstacle}), and its attention cannot be drawn ({reason}); give a "
+                "model of hf_vit, or one that hf_vit can convert"
             )
-        analysis = kind(context)
+        analysis = analysis_class(context)
         for title, figure in analysis.draw(analysis.measure()).items():
-            picture, words = base64.b64encode(encode_figure(figure)).decode(), html.escape(title)
-            drawn.append(
-                f'<figure><img src="data:image/png;base64,{picture}" alt="{words}" style="max-width: 100%">'
-                f"<figcaption>{words}</figcaption></figure>"
+            picture, caption = base64.b64encode(encode_figure(figure)).decode(), html.escape(title)
+            figures.append(
+                f'<figure><img src="data:image/png;base64,{picture}" alt="{caption}" style="max-width: 100%">'
+                f"<figcaption>{caption}</figcaption></figure>"
             )
-    return f"<!doctype html><meta charset=utf-8><h1>{html.escape(subject.name)}</h1>{''.join(drawn)}"
+    return f"<!doctype html><meta charset=utf-8><h1>{html.escape(subject.name)}</h1>{''.join(figures)}"

@@ -1,1 +1,1 @@
-"""Holding a model to what is said of it: its published results, measured again."""
+"""Check models against their published results, and compare two models."""

@@ -1,4 +1,4 @@
-"""Two models, or two revisions of one: what differs in their configuration, their weights and their answers."""
+"""Compare two models, or two revisions of one: their configuration, their weights and their predictions."""
 
 import heapq
 import json
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
-# "encoder.layers.3.attention.q_proj.weight" is of the layer "encoder.layers.3".
-_NUMBERED = re.compile(r".*\.\d+(?=\.)")
-_LONGEST_VALUE, PICTURED = 60, 25
-NUMBERS, PICTURE = "diff.json", "disagreements.png"
+# "encoder.layers.3.attention.q_proj.weight" belongs to the layer "encoder.layers.3".
+_LAYER_NAME = re.compile(r".*\.\d+(?=\.)")
+_MAX_VALUE_LENGTH, MAX_THUMBNAILS = 60, 25
+RESULT_FILE, PLOT_FILE = "diff.json", "disagreements.png"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The most likely class of an image, its probability, and whether it is the right one."""
+class Prediction:
+    """The most likely class of an image, its probability, and whether it is the correct class."""
 
     label: str
     probability: float
@@ -46,29 +46,38 @@ class Answer:
 @final
 @dataclass(frozen=True)
 class Disagreement:
-    """An image to which two models answer differently: its place, file (if it has one), right class and answers."""
+    """An image for which two models predict different classes.
+
+    Attributes:
+        index: position of the image in the split.
+        file: file name, or None where the image has none.
+        label: correct class.
+        answers: predictions of the first and of the second model.
+    """
 
     index: int
     file: str | None
     label: str
-    answers: tuple[Answer, Answer]
+    answers: tuple[Prediction, Prediction]
 
     @property
     def sureness(self) -> float:
-        """The probability of the less sure of the two answers."""
+        """Return the probability of the less certain of the two predictions."""
         return min(answer.probability for answer in self.answers)
 
 
 @final
 @dataclass(frozen=True)
 class PairedAccuracy:
-    """How two classifiers answer the same images.
+    """Accuracy of two classifiers on the same images.
 
     Attributes:
-        num_images: images that both answered.
-        both_right, only_first, only_second: of these, those that both answer right, and one alone.
-        num_disagreements: images with different answers, right or wrong.
-        pictured, thumbnails: of these the `PICTURED` of which both models are surest, and the images.
+        num_images: images that both models classified.
+        both_right: images that both models classify correctly.
+        only_first, only_second: images that only the first, or only the second, classifies correctly.
+        num_disagreements: images with different predictions, correct or not.
+        examples: at most `MAX_THUMBNAILS` disagreements, those with the highest probabilities.
+        thumbnails: small images of the `examples`.
     """
 
     num_images: int
@@ -76,79 +85,98 @@ class PairedAccuracy:
     only_first: int
     only_second: int
     num_disagreements: int
-    pictured: list[Disagreement]
+    examples: list[Disagreement]
     thumbnails: "list[Image]"
 
     @property
     def accuracies(self) -> tuple[float, float]:
-        """Top-1 accuracy of the first and of the second."""
+        """Return the top-1 accuracy of the first and of the second model."""
         right = (self.both_right + self.only_first, self.both_right + self.only_second)
         return right[0] / self.num_images, right[1] / self.num_images
 
     @property
     def p_value(self) -> float:
-        """The two-sided p-value of McNemar's exact test (Psychometrika 12, 1947)."""
+        """Return the two-sided p-value of McNemar's exact test (Psychometrika 12, 1947)."""
         from scipy.stats import binomtest
 
-        apart = self.only_first + self.only_second
-        return float(binomtest(self.only_first, apart).pvalue) if apart else 1.0
+        num_discordant = self.only_first + self.only_second
+        return float(binomtest(self.only_first, num_discordant).pvalue) if num_discordant else 1.0
 
     def draw(self) -> "Figure":
-        """Draw the images on which they disagree: the right class, and both answers."""
+        """Draw the images on which the models disagree, titled with the correct class and both predictions."""
         titles = list[str]()
-        for each in self.pictured:
-            first, second = (f"{shortened(answer.label, 14)} {answer.probability:.0%}" for answer in each.answers)
-            place = f"image {each.index}" if each.file is None else shortened(each.file)
-            titles.append(f"{shortened(each.label, 20)} · {place}\n{first} | {second}")
+        for example in self.examples:
+            first, second = (
+                f"{shortened(prediction.label, 14)} {prediction.probability:.0%}" for prediction in example.answers
+            )
+            image_name = f"image {example.index}" if example.file is None else shortened(example.file)
+            titles.append(f"{shortened(example.label, 20)} · {image_name}\n{first} | {second}")
         return draw_images(self.thumbnails, titles)
 
     def to_json(self) -> dict[str, Any]:
+        """Return counts, accuracies, p-value and examples as diff.json stores them."""
         counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
-        pictured = list(map(asdict, self.pictured))
-        return counts | {"top1": self.accuracies, "p_value": self.p_value, "pictured": pictured}
+        examples = list(map(asdict, self.examples))
+        return counts | {"top1": self.accuracies, "p_value": self.p_value, "pictured": examples}
 
 
-def compare_answers(first: Examination, second: Examination) -> PairedAccuracy:
-    """Ask two classifiers, one after the other, about the same images; a few bytes an image are kept."""
-    _ = second.model_classes  # told before the first is asked
-    before = [answer for batch in _answers(first) for answer, _, _ in batch]
-    counts, surest, different, index = {True: [0, 0], False: [0, 0]}, list[tuple[Disagreement, "Image"]](), 0, 0
-    for batch in _answers(second):
-        for answer, label, image in batch:
-            earlier = before[index]
-            counts[earlier.is_right][not answer.is_right] += 1
-            if (earlier.label, earlier.is_right) != (answer.label, answer.is_right):
-                different += 1
-                each = Disagreement(index, None, label, (earlier, answer)), thumbnail_of(image)
-                surest = heapq.nlargest(PICTURED, [*surest, each], key=lambda each: (each[0].sureness, -each[0].index))
+def compare_predictions(first: Examination, second: Examination) -> PairedAccuracy:
+    """Classify the same images with two models, one after the other, and compare the predictions.
+
+    Only the first model's predictions are kept in memory, not its images.
+
+    Raises:
+        UserError: the data set returned a different number of images the second time.
+    """
+    _ = second.model_classes  # raises for unknown classes before the first model runs
+    first_predictions = [prediction for batch in _iterate_predictions(first) for prediction, _, _ in batch]
+    counts, surest, num_disagreements, index = {True: [0, 0], False: [0, 0]}, list[tuple[Disagreement, "Image"]](), 0, 0
+    for batch in _iterate_predictions(second):
+        for prediction, label, image in batch:
+            first_prediction = first_predictions[index]
+            counts[first_prediction.is_right][not prediction.is_right] += 1
+            if (first_prediction.label, first_prediction.is_right) != (prediction.label, prediction.is_right):
+                num_disagreements += 1
+                example = Disagreement(index, None, label, (first_prediction, prediction)), thumbnail_of(image)
+                surest = heapq.nlargest(
+                    MAX_THUMBNAILS, [*surest, example], key=lambda row: (row[0].sureness, -row[0].index)
+                )
             index += 1
-    if index != len(before):
-        raise UserError(f"'{first.data.name}' gave {len(before):,} images, then {index:,}; give data that stays")
-    (both, only_first), (only_second, _) = counts[True], counts[False]
-    pictured = [replace(each, file=second.file_name(each.index)) for each, _ in surest]
-    return PairedAccuracy(index, both, only_first, only_second, different, pictured, [image for _, image in surest])
+    if index != len(first_predictions):
+        raise UserError(
+            f"'{first.data.name}' returned {len(first_predictions):,} images for the first model and {index:,} "
+            "for the second; give a data set that does not change during the comparison"
+        )
+    (both_right, only_first), (only_second, _) = counts[True], counts[False]
+    examples = [replace(example, file=second.file_name(example.index)) for example, _ in surest]
+    return PairedAccuracy(
+        index, both_right, only_first, only_second, num_disagreements, examples, [image for _, image in surest]
+    )
 
 
-def _answers(examination: Examination) -> "Iterator[list[tuple[Answer, str, Image]]]":
-    """Iterate over batches of each image's answer, right class, and the image."""
-    names: Sequence[str] = list(map(one_line, examination.answers))
-    for logits, labels, images in examination.pictured_logits(what=f"asking {examination.subject.name}"):
+def _iterate_predictions(examination: Examination) -> "Iterator[list[tuple[Prediction, str, Image]]]":
+    """Iterate over batches of (prediction, correct class, image), one entry per image."""
+    class_names: Sequence[str] = list(map(one_line, examination.answers))
+    for logits, labels, images in examination.pictured_logits(what=f"evaluating {examination.subject.name}"):
         probabilities, classes = scores_of(examination.subject.model, logits).max(dim=-1)
         rows = zip(probabilities.tolist(), classes.tolist(), labels.tolist(), images, strict=True)
-        yield [(Answer(names[best], value, best == label), names[label], image) for value, best, label, image in rows]
+        yield [
+            (Prediction(class_names[best], probability, best == label), class_names[label], image)
+            for probability, best, label, image in rows
+        ]
 
 
 @final
 @dataclass(frozen=True)
 class LayerDifference:
-    """How far the weights of a layer lie apart.
+    """How much the weights of one layer differ between two models.
 
     Attributes:
-        layer: the module's path up to its last number, or the module's.
-        num_values: in the tensors that both models have alike.
-        norm: of the difference of these, divided by that of the first model's (Frobenius); None where there is no such
+        layer: the module's path up to its last number, such as "encoder.layers.3", or the whole path if it has no
             number.
-        notes: tensors that only one has, or that have other shapes, and why there is no norm.
+        num_values: values in the tensors that have the same name and shape in both models.
+        norm: Frobenius norm of their difference divided by the norm of the first model's weights; None if undefined.
+        notes: tensors that only one model has or whose shapes differ, and why the norm is undefined.
     """
 
     layer: str
@@ -158,22 +186,23 @@ class LayerDifference:
 
     @property
     def is_same(self) -> bool:
+        """Return whether both models have the same tensors with the same values."""
         return self.norm == 0 and not self.notes
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class Difference(Displayed):
-    """What differs between two models.
+    """The differences between two models.
 
     Attributes:
-        models: their names.
-        described: see `LoadedModel.describe`.
-        configuration: field -> its value in either, as JSON; None where there is no such field. Fields of the image
-            processor begin with "processor.".
-        layers: all layers in the order of the first model, those of the second alone behind them.
-        data: the images that both were asked about, if they were.
-        accuracy: what they answered.
+        models: the models' names.
+        described: the models' descriptions, see `LoadedModel.describe`.
+        configuration: maps each differing field to both values as JSON; None where a model lacks the field. Fields of
+            the image processor begin with "processor.".
+        layers: all layers in the order of the first model, followed by those that only the second model has.
+        data: the images that both models classified, if data was given.
+        accuracy: the comparison of their predictions, if data was given.
     """
 
     models: tuple[str, str]
@@ -184,49 +213,56 @@ class Difference(Displayed):
     accuracy: PairedAccuracy | None = None
 
     def overview(self) -> dict[str, object]:
-        changed = sum(not layer.is_same for layer in self.layers)
+        """Return the numbers of differing fields and layers, and the accuracies if both models were evaluated."""
+        num_changed = sum(not layer.is_same for layer in self.layers)
         rows: dict[str, object] = {"models": " | ".join(self.models), "fields that differ": len(self.configuration)}
-        rows["layers that differ"] = f"{changed} of {len(self.layers)}"
+        rows["layers that differ"] = f"{num_changed} of {len(self.layers)}"
         if self.accuracy is not None:
             rows["top-1 accuracy"] = " | ".join(map(percent, self.accuracy.accuracies))
             rows["McNemar's test"] = f"p = {self.accuracy.p_value:.3g}"
         return rows
 
     def tables(self) -> list[Table]:
-        """Return what a terminal shows: the fields that differ, every layer, and the answers."""
+        """Return the tables printed in a terminal: differing fields, layers, and predictions."""
         header = ["", *self.models]
-        fields = [
-            [name, *("none" if value is None else shortened(value, _LONGEST_VALUE) for value in values)]
+        field_rows = [
+            [name, *("none" if value is None else shortened(value, _MAX_VALUE_LENGTH) for value in values)]
             for name, values in self.configuration.items()
         ]
-        configuration = Table(header, fields, "configuration")
-        if not fields:
-            configuration = Table([], [], "the configuration is the same")
-        weights = Table([], [], "the weights are the same, value by value")
-        if not all(each.is_same for each in self.layers):
-            layers = [
-                [each.layer, "" if each.norm is None else f"{each.norm:.3g}", "; ".join(each.notes)]
-                for each in self.layers
+        configuration_table = Table(header, field_rows, "configuration")
+        if not field_rows:
+            configuration_table = Table([], [], "the configurations are equal")
+        weight_table = Table([], [], "all weights are equal")
+        if not all(layer.is_same for layer in self.layers):
+            layer_rows = [
+                [layer.layer, "" if layer.norm is None else f"{layer.norm:.3g}", "; ".join(layer.notes)]
+                for layer in self.layers
             ]
-            weights = Table(["layer", "relative norm of the difference", ""], layers, "weights")
+            weight_table = Table(["layer", "relative norm of the difference", "notes"], layer_rows, "weights")
         if self.accuracy is None or self.data is None:
-            return [configuration, weights]
-        rows = [
+            return [configuration_table, weight_table]
+        accuracy_rows = [
             ["top-1 accuracy", *map(percent, self.accuracy.accuracies)],
-            ["right, where the other is wrong", f"{self.accuracy.only_first:,}", f"{self.accuracy.only_second:,}"],
-            ["other answers than the other's", f"{self.accuracy.num_disagreements:,}", ""],
+            ["only this model is correct", f"{self.accuracy.only_first:,}", f"{self.accuracy.only_second:,}"],
+            ["different predictions", f"{self.accuracy.num_disagreements:,}", ""],
             ["McNemar's exact test", f"p = {self.accuracy.p_value:.3g}", ""],
         ]
         title = f"{self.data.name}, split {self.data.split}, {self.accuracy.num_images:,} images"
-        return [configuration, weights, Table(header, rows, title)]
+        return [configuration_table, weight_table, Table(header, accuracy_rows, title)]
 
     def save(self, output: str | os.PathLike[str]) -> None:
-        """Write diff.json, and disagreements.png where there are any, into a folder."""
+        """Write diff.json to a folder, and disagreements.png if the predictions differ.
+
+        Raises:
+            UserError: the folder or a file cannot be written.
+        """
         folder = Path(output)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"{folder} cannot be made: {error.strerror}") from error
+            raise UserError(
+                f"cannot create the folder {folder} ({error.strerror}); give another output folder"
+            ) from error
         content: dict[str, Any] = {
             "format": 1,
             "models": self.described,
@@ -235,12 +271,12 @@ class Difference(Displayed):
         }
         if self.accuracy is not None and self.data is not None:
             content |= {"data": self.data.model_dump(), "accuracy": self.accuracy.to_json()}
-        if self.accuracy is not None and self.accuracy.pictured:
-            save_figure(self.accuracy.draw(), folder / PICTURE)
+        if self.accuracy is not None and self.accuracy.examples:
+            save_figure(self.accuracy.draw(), folder / PLOT_FILE)
         else:
-            (folder / PICTURE).unlink(missing_ok=True)
-        plain = redact_values(json.loads(json.dumps(content, allow_nan=False)))
-        write_atomically(folder / NUMBERS, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
+            (folder / PLOT_FILE).unlink(missing_ok=True)
+        redacted = redact_values(json.loads(json.dumps(content, allow_nan=False)))
+        write_atomically(folder / RESULT_FILE, json.dumps(redacted, indent=2, ensure_ascii=False) + "\n")
 
 
 def diff(
@@ -256,13 +292,13 @@ def diff(
     progress: bool = True,
     **options: Any,
 ) -> Difference:
-    """Compare two models field by field, layer by layer, and image by image.
+    """Compare the configurations, weights and, if data is given, predictions of two models.
 
     Args:
-        first, second: as `load_model` takes them, and "user/name@REVISION" of the Hub.
-        data: see `load_data`; None to leave the answers alone.
+        first, second: names or paths as `load_model` accepts them; "user/name@REVISION" selects a revision on the Hub.
+        data: data set on which both models predict, see `load_data`; None compares no predictions.
         split, num_images, batch_size, seed, progress: see `Examination`.
-        device: torch device; by default a GPU where there is one.
+        device: torch device; by default a GPU if there is one.
         **options: `skip_bad_images`, `image_column`, `label_column`: see `load_data`.
 
     Raises:
@@ -272,27 +308,27 @@ def diff(
     names = [one_line(loaded.name) for loaded in models]
     if names[0] == names[1]:
         names = [f"{names[0]} (first)", f"{names[1]} (second)"]
-    one, other = map(_configuration, models)
+    first_fields, second_fields = map(_configuration, models)
     difference = Difference(
         models=(names[0], names[1]),
         described=(models[0].describe(), models[1].describe()),
         configuration={
-            name: (one.get(name), other.get(name))
-            for name in sorted({*one, *other})
-            if one.get(name) != other.get(name)
+            name: (first_fields.get(name), second_fields.get(name))
+            for name in sorted({*first_fields, *second_fields})
+            if first_fields.get(name) != second_fields.get(name)
         },
-        layers=list(layers_apart(models[0].model.state_dict(), models[1].model.state_dict())),
+        layers=list(compare_layers(models[0].model.state_dict(), models[1].model.state_dict())),
     )
     if data is None:
         return difference
     images = load_data(data, image_size=models[0].image_size, **options)
-    examined = [Examination(loaded, images, split, num_images, batch_size, seed, progress) for loaded in models]
-    accuracy = compare_answers(*examined)
-    return replace(difference, data=examined[0].fact(accuracy.num_images), accuracy=accuracy)
+    examinations = [Examination(loaded, images, split, num_images, batch_size, seed, progress) for loaded in models]
+    accuracy = compare_predictions(*examinations)
+    return replace(difference, data=examinations[0].fact(accuracy.num_images), accuracy=accuracy)
 
 
 def _configuration(loaded: LoadedModel) -> dict[str, str]:
-    """Return the fields of config and image processor, as JSON."""
+    """Return the fields of a model's config and image processor, each value as JSON."""
     processor = loaded.processor.to_dict() if hasattr(loaded.processor, "to_dict") else {}
     fields = (loaded.configuration or {}) | {
         f"processor.{name}": value for name, value in processor.items() if not name.startswith("_")
@@ -300,29 +336,29 @@ def _configuration(loaded: LoadedModel) -> dict[str, str]:
     return {one_line(name): one_line(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()}
 
 
-def layers_apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> Iterator[LayerDifference]:
-    """Iterate over layers and how far two state dicts lie apart, in float64."""
+def compare_layers(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> Iterator[LayerDifference]:
+    """Iterate over the layers of two state dicts and measure in float64 how much their weights differ."""
     layers: dict[str, list[str]] = {}
     for name in dict.fromkeys([*first, *second]):
-        numbered = _NUMBERED.match(name)
-        layers.setdefault(numbered[0] if numbered else name.rpartition(".")[0] or name, []).append(name)
+        layer_match = _LAYER_NAME.match(name)
+        layers.setdefault(layer_match[0] if layer_match else name.rpartition(".")[0] or name, []).append(name)
     for layer, names in layers.items():
-        notes, apart, size, count = list[str](), 0.0, 0.0, 0
+        notes, squared_difference, squared_norm, count = list[str](), 0.0, 0.0, 0
         for name in names:
-            one, other = first.get(name), second.get(name)
-            if one is None or other is None or one.shape != other.shape:
-                shapes = ("none" if each is None else str(list(each.shape)) for each in (one, other))
+            tensor, other_tensor = first.get(name), second.get(name)
+            if tensor is None or other_tensor is None or tensor.shape != other_tensor.shape:
+                shapes = ("none" if value is None else str(list(value.shape)) for value in (tensor, other_tensor))
                 notes.append(f"{name} {' | '.join(shapes)}")
                 continue
-            one, other = one.detach().cpu().double(), other.detach().cpu().double()
-            apart += float((one - other).square().sum())
-            size += float(one.square().sum())
-            count += one.numel()
+            tensor, other_tensor = tensor.detach().cpu().double(), other_tensor.detach().cpu().double()
+            squared_difference += float((tensor - other_tensor).square().sum())
+            squared_norm += float(tensor.square().sum())
+            count += tensor.numel()
         norm = None
-        if count and not math.isfinite(apart + size):
-            notes.append("not finite")
-        elif count and apart and not size:
-            notes.append("zero in the first")
+        if count and not math.isfinite(squared_difference + squared_norm):
+            notes.append("weights are not finite")
+        elif count and squared_difference and not squared_norm:
+            notes.append("all weights are zero in the first model")
         elif count:
-            norm = math.sqrt(apart / size) if apart else 0.0
+            norm = math.sqrt(squared_difference / squared_norm) if squared_difference else 0.0
         yield LayerDifference(layer, count, norm, tuple(notes))

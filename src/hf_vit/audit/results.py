@@ -1,6 +1,6 @@
-"""Published results, measured again: the same weights, the same images, the same draws.
+"""Evaluate published results again with the same weights, images and random seed.
 
-Whoever wrote the folder is not trusted: what cannot be read is reported, and nothing but numbers is taken from it.
+The author of a model folder is not trusted: unreadable files are reported, and only numbers are taken from it.
 """
 
 import re
@@ -21,32 +21,32 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import macro_averages
 from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
 from hf_vit.evaluation.reading import largest
-from hf_vit.hub.card_metadata import current_records, latest_evaluations
+from hf_vit.hub.card_metadata import select_current, select_evaluations
 from hf_vit.hub.model_folder import CARD_NAME, check_inside
-from hf_vit.hub.published_results import ACCURACIES, hub_dataset, index_entries, rounded
+from hf_vit.hub.published_results import ACCURACIES, hub_dataset, make_index_entries, round_metric
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact, Facts, Record
 
 Verdict = Literal["equal", "rounding", "different", "not checkable"]
 _DATA_NAME = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)?(:[\w.\-]+)?")
-# Two classes whose logits are closer than this share of the largest may change places by rounding.
+# Two logits closer than this share of the largest logit are a near tie: rounding may swap their classes.
 NEAR_TIE = 1e-4
-# Losses, calibration errors and other protocols' fractions that differ by less are equal.
-SAME = 1e-6
+# Relative tolerance within which losses, calibration errors and other protocols' fractions count as equal.
+TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one published number.
+    """The verdict on one published number.
 
     Attributes:
-        what: of which data, by which metric.
-        verdict: "equal"; "rounding": different by no more than near ties may; "different"; "not checkable".
-        published, measured: as they stand in facts.json, and as measured now; None where there is none.
-        reason: in words, where the numbers do not say it.
+        result_name: the metric and the data set.
+        verdict: "equal", "rounding" (the difference can come from near ties), "different" or "not checkable".
+        published, measured: the number in facts.json and the number measured now; None if there is none.
+        reason: why the numbers differ or could not be checked; empty if there is nothing to explain.
     """
 
-    what: str
+    result_name: str
     verdict: Verdict
     published: float | None = None
     measured: float | None = None
@@ -55,7 +55,7 @@ class Finding:
     def __str__(self) -> str:
         numbers = "" if self.published is None else f" {self.published:.6g} published"
         numbers += "" if self.measured is None else f", {self.measured:.6g} measured"
-        return f"{self.verdict}: {self.what}{numbers}" + (f" ({self.reason})" if self.reason else "")
+        return f"{self.verdict}: {self.result_name}{numbers}" + (f" ({self.reason})" if self.reason else "")
 
 
 def audit_results(
@@ -66,51 +66,63 @@ def audit_results(
     batch_size: int = 32,
     report: Callable[[str], None] | None = None,
 ) -> list[Finding]:
-    """Measure again what a model folder publishes of its accuracy.
+    """Evaluate a model again and compare the results with those that its folder publishes.
 
     Args:
-        folder: of a model, such as `hf-vit verify` downloads; it may be a stranger's.
-        data: where data sets are that have no public name, see `load_data`; what is in them decides which are meant.
-        device: torch device; by default a GPU where there is one.
-        batch_size: images a forward.
-        report: is told what is being done.
+        folder: a model folder, such as `hf-vit verify` downloads; its content need not be trustworthy.
+        data: data sets without a public name, see `load_data`; each is matched to the records by its fingerprint.
+        device: torch device; by default a GPU if there is one.
+        batch_size: images per forward pass.
+        report: called with a line of text before each evaluation.
+
+    Returns:
+        A finding for every published number.
 
     Raises:
         UserError: the model or facts.json cannot be read.
     """
-    facts, say = Facts.load(folder), report or (lambda line: None)
-    claims, unreadable = without_record(folder, facts)
-    findings = [Finding(what, "not checkable") for what in unreadable]
+    facts, report = Facts.load(folder), report or (lambda line: None)
+    claims, unreadable = find_unrecorded_claims(folder, facts)
+    findings = [Finding(problem, "not checkable") for problem in unreadable]
     for claim in claims:
-        reason = f"{claim.place} states it, but facts.json has no record of it for these weights"
-        findings.append(Finding(claim.what, "not checkable", claim.value, reason=reason))
-    records = records_to_measure(facts)
+        reason = f"{claim.file} states this result, but facts.json has no record of it for these weights"
+        findings.append(Finding(claim.result_name, "not checkable", claim.value, reason=reason))
+    records = select_records(facts)
     if records:
         loaded = load_model(str(folder), device)
-        known = SameData(loaded.image_size, data)
+        data_finder = DataFinder(loaded.image_size, data)
         for record in records:
-            where = record.data or DataFact(name="unnamed data")
-            what = one_line(f"{where.name}, split {where.split}")
-            say(f"measuring {one_line(record.values.get('protocol', 'top1'))} on {what}")
-            findings += _measure_again(what, record, loaded, known, batch_size)
+            data_fact = record.data or DataFact(name="unnamed data")
+            data_name = one_line(f"{data_fact.name}, split {data_fact.split}")
+            report(f"measuring {one_line(record.values.get('protocol', 'top1'))} on {data_name}")
+            findings += _measure_again(data_name, record, loaded, data_finder, batch_size)
     return findings
 
 
 def _measure_again(
-    what: str, record: Record, loaded: LoadedModel, known: "SameData", batch_size: int
+    data_name: str, record: Record, loaded: LoadedModel, data_finder: "DataFinder", batch_size: int
 ) -> Iterator[Finding]:
+    """Repeat the evaluation of a record and yield a finding for each of its numbers.
+
+    Args:
+        data_name: name and split of the data, for the findings.
+        record: an evaluation in facts.json.
+        loaded: the model.
+        data_finder: finds the data set that the record was measured on.
+        batch_size: images per forward pass.
+    """
     if record.data is None or record.data.split is None:
-        yield Finding(what, "not checkable", reason="the record names no data, or no split")
+        yield Finding(data_name, "not checkable", reason="its record names no data set or no split")
         return
     protocol = str(record.values.get("protocol", "top1"))
-    images, reason = known.of(record.data, TARGETS.get(protocol, "label"))
+    images, reason = data_finder.find(record.data, TARGETS.get(protocol, "label"))
     if images is None:
-        yield Finding(what, "not checkable", reason=reason)
+        yield Finding(data_name, "not checkable", reason=reason)
         return
     settings: Any = record.values.get("settings")
     options: dict[str, Any] = settings if isinstance(settings, dict) else {}
     try:
-        run = evaluate_protocol(
+        evaluation = evaluate_protocol(
             protocol,
             loaded,
             images,
@@ -120,81 +132,93 @@ def _measure_again(
             seed=record.seed or 0,
             **options,
         )
-    except (UserError, TypeError, ValueError) as error:  # settings of a stranger's record
-        yield Finding(what, "not checkable", reason=f"{first_line(error):.200}")
+    except (UserError, TypeError, ValueError) as error:  # the settings come from an untrusted record
+        yield Finding(data_name, "not checkable", reason=f"{first_line(error):.200}")
         return
-    # Number by number: a top-1 evaluation's own, or what another protocol calls its headline.
-    is_top1 = run.protocol == "top1"
-    now: Any = run.result.values() if is_top1 else run.result.headline()
-    before: Any = record.values if is_top1 else record.values["headline"]
-    ties = NearTies(run.examination) if is_top1 else None
-    for name, measured in now.items():
-        published = before.get(name)
+    # A top-1 record holds its metrics directly; other protocols hold their main metrics under "headline".
+    is_top1 = evaluation.protocol == "top1"
+    measurements: Any = evaluation.result.values() if is_top1 else evaluation.result.headline()
+    recorded: Any = record.values if is_top1 else record.values["headline"]
+    ties = NearTies(evaluation.examination) if is_top1 else None
+    for name, measured in measurements.items():
+        published = recorded.get(name)
         if isinstance(measured, float) and isinstance(published, float | int):
-            verdict, reason = _verdict(name, float(published), measured, run.result.num_images, ties)
-            yield Finding(f"{ACCURACIES.get(name, name)} on {what}", verdict, float(published), measured, reason)
+            verdict, reason = _judge(name, float(published), measured, evaluation.result.num_images, ties)
+            yield Finding(f"{ACCURACIES.get(name, name)} on {data_name}", verdict, float(published), measured, reason)
 
 
-def _verdict(name: str, published: float, measured: float, count: int, ties: "NearTies | None") -> tuple[Verdict, str]:
-    """Return the verdict on one number, and the reason."""
+def _judge(
+    name: str, published: float, measured: float, num_images: int, ties: "NearTies | None"
+) -> tuple[Verdict, str]:
+    """Return the verdict on one number and its reason.
+
+    Args:
+        name: the metric's name in facts.json.
+        published, measured: the two values to compare.
+        num_images: images that were evaluated.
+        ties: near ties of a top-1 evaluation; None for other protocols.
+    """
     if ties is not None and name in ACCURACIES:
-        images = abs(round(measured * count) - round(published * count))
-        if not images:
+        num_changed = abs(round(measured * num_images) - round(published * num_images))
+        if not num_changed:
             return "equal", ""
-        tied = ties.count(1 if name == "top1" else 5)
-        reason = f"by {images} images; {tied} are near ties, which rounding may turn"
-        return "rounding" if images <= tied else "different", reason
-    apart = abs(measured - published)
-    if apart <= SAME * max(1.0, abs(measured)):
+        num_tied = ties.count(1 if name == "top1" else 5)
+        reason = f"{num_changed} images differ, and rounding can change the {num_tied} near ties"
+        return "rounding" if num_changed <= num_tied else "different", reason
+    difference = abs(measured - published)
+    if difference <= TOLERANCE * max(1.0, abs(measured)):
         return "equal", ""
-    if ties is not None and ties.may_give(name, published, measured):
-        return "rounding", f"by {apart:.2g}, as near ties may turn it"
-    return "different", f"by {apart:.2g}"
+    if ties is not None and ties.can_explain(name, published, measured):
+        return "rounding", f"they differ by {difference:.2g}, which near ties can explain"
+    return "different", f"they differ by {difference:.2g}"
 
 
 def describe(findings: Sequence[Finding]) -> str:
-    """Return a line a number."""
+    """Return the findings as text, one per line."""
     return "\n".join(map(str, findings))
 
 
 def check(findings: Sequence[Finding]) -> None:
-    """Refuse results of which one is different, or none could be checked."""
+    """Raise a UserError if a published result is different or if none could be checked."""
     different = [finding for finding in findings if finding.verdict == "different"]
     if different:
-        raise UserError(f"{len(different)} of {len(findings)} published results are different: {different[0]}")
+        raise UserError(
+            f"{len(different)} of {len(findings)} published results differ from those measured now; the first is "
+            f"{different[0]}"
+        )
     if not any(finding.verdict in ("equal", "rounding") for finding in findings):
         raise UserError(
-            "no published result could be checked; give the data that they were measured on with --data"
+            "no published result could be checked; give the data set that they were measured on with --data"
             if findings
-            else "no result is published, so there is nothing to check; measure some with hf-vit evaluate"
+            else "the model publishes no results, so there is nothing to check; run hf-vit evaluate to measure some"
         )
 
 
 class Claim(NamedTuple):
-    """A number that is published: the file that holds it, of which data by which metric; None where it is no number."""
+    """A published number: the file that states it, its metric and data set, and its value (None for other values)."""
 
-    place: str
-    what: str
+    file: str
+    result_name: str
     value: float | None
 
 
-def records_to_measure(facts: Facts) -> list[Record]:
-    """Return the records to evaluate again: those in the card's table, and the latest of every other protocol."""
+def select_records(facts: Facts) -> list[Record]:
+    """Return the records to evaluate again: those in the card's table and the latest of every other protocol."""
     latest: dict[object, Record] = {}
-    for record in current_records(facts):
+    for record in select_current(facts):
         if record.kind == "evaluation" and isinstance(record.values.get("headline"), dict):
             data = record.data
             key = (str(record.values.get("protocol")), data and (data.name, data.split, data.fingerprint))
             latest[key] = record
-    return [*latest_evaluations(facts), *latest.values()]
+    return [*select_evaluations(facts), *latest.values()]
 
 
-def without_record(folder: Path, facts: Facts) -> tuple[list[Claim], list[str]]:
-    """Return the claims that no record of facts.json bears out, and the files that cannot be read."""
-    borne_out = {
-        (claim.what, claim.value)
-        for record in current_records(facts)
-        for claim in (*_of_index(index_entries([record], folder.name)), *_of_record(record))
+def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], list[str]]:
+    """Return the published numbers that facts.json does not record, and messages about files that cannot be read."""
+    recorded = {
+        (claim.result_name, claim.value)
+        for record in select_current(facts)
+        for claim in (*_index_claims(make_index_entries([record], folder.name)), *_record_claims(record))
         if record.kind == "evaluation"
     }
     claims, unreadable = list[Claim](), list[str]()
@@ -203,13 +227,14 @@ def without_record(folder: Path, facts: Facts) -> tuple[list[Claim], list[str]]:
             continue
         check_inside(folder, path)
         try:
-            claims += _of_index(_entries_of_card(path)) if path.name == CARD_NAME else _of_results(path)
-        except Exception as error:  # YAML of any shape, read by huggingface_hub
+            claims += _index_claims(_read_card_entries(path)) if path.name == CARD_NAME else _result_file_claims(path)
+        except Exception as error:  # untrusted YAML may fail anywhere inside huggingface_hub
             unreadable.append(f"{path.relative_to(folder)} cannot be read ({first_line(error):.120})")
-    return [claim for claim in claims if (claim.what, claim.value) not in borne_out], unreadable
+    return [claim for claim in claims if (claim.result_name, claim.value) not in recorded], unreadable
 
 
-def _entries_of_card(path: Path) -> Any:
+def _read_card_entries(path: Path) -> Any:
+    """Return the evaluation results in the metadata of a model card; empty if it has no metadata."""
     from huggingface_hub import ModelCard
 
     if not path.read_text(encoding="utf-8").lstrip().startswith("---"):
@@ -218,57 +243,64 @@ def _entries_of_card(path: Path) -> Any:
     return data.eval_results or []
 
 
-def _of_index(entries: Any) -> Iterator[Claim]:
-    """Return the claims in `EvalResult`s, whose fields may hold anything."""
+def _index_claims(entries: Any) -> Iterator[Claim]:
+    """Yield the claims in a list of `EvalResult`, whose fields are untrusted and may have any type."""
     for entry in entries:
         data = f"{entry.dataset_name}, split {entry.dataset_split}"
-        yield _claim(CARD_NAME, data, entry.metric_name, entry.metric_value)
+        yield _make_claim(CARD_NAME, data, entry.metric_name, entry.metric_value)
 
 
-def _of_results(path: Path) -> Iterator[Claim]:
+def _result_file_claims(path: Path) -> Iterator[Claim]:
+    """Yield the claims in a YAML file of `.eval_results`."""
     import yaml
     from huggingface_hub import parse_eval_result_entries
 
     for entry in parse_eval_result_entries(yaml.safe_load(path.read_bytes())):
         task = f"{entry.dataset_id}, task {entry.task_id}"
-        yield _claim(f".eval_results/{path.name}", task, ACCURACIES["top1"], entry.value)
+        yield _make_claim(f".eval_results/{path.name}", task, ACCURACIES["top1"], entry.value)
 
 
-def _of_record(record: Record) -> Iterator[Claim]:
-    """Yield what the record would stand for in `.eval_results`."""
+def _record_claims(record: Record) -> Iterator[Claim]:
+    """Yield the claim that a record would make in `.eval_results`, if its data set is on the Hub."""
     data, value = record.data, record.values.get("top1")
     if data is not None and isinstance(value, float | int) and (dataset := hub_dataset(data)) is not None:
         task = f"{dataset}, task {data.name.partition(':')[2] or 'default'}"
-        yield _claim("", task, ACCURACIES["top1"], rounded(value))
+        yield _make_claim("", task, ACCURACIES["top1"], round_metric(value))
 
 
-def _claim(place: str, data: str, metric: object, value: object) -> Claim:
+def _make_claim(file: str, data: str, metric: object, value: object) -> Claim:
+    """Return a claim; its value is None if the file states something other than a number."""
     number = float(value) if isinstance(value, float | int) else None
-    return Claim(place, one_line(f"{metric} on {data}"), number)
+    return Claim(file, one_line(f"{metric} on {data}"), number)
 
 
-class SameData:
-    """Loads every data set once.
+class DataFinder:
+    """Finds the data sets that records were measured on, and loads each only once.
 
     Args:
-        image_size: (height, width) px that built-in sets come in: the model's.
-        given: what the user named; see `load_data`.
+        image_size: (height, width) px at which built-in data sets are generated: the model's.
+        data_sources: data sets that the user named; see `load_data`.
     """
 
-    def __init__(self, image_size: tuple[int, int] | None, given: Sequence[str] = ()) -> None:
-        self.image_size, self.given = image_size, given
+    def __init__(self, image_size: tuple[int, int] | None, data_sources: Sequence[str] = ()) -> None:
+        self.image_size, self.data_sources = image_size, data_sources
         self._loaded: dict[tuple[str, bool, Target], ImageData | UserError] = {}
 
-    def of(self, fact: DataFact, target: Target = "label") -> tuple[ImageData | None, str]:
-        """Return the data with the record's fingerprint, whose images bear `target`; or None, and why there is none."""
+    def find(self, fact: DataFact, target: Target = "label") -> tuple[ImageData | None, str]:
+        """Return the data set that has the record's fingerprint, or None and the reason why there is none.
+
+        Args:
+            fact: the data as a record describes it.
+            target: what the images are labeled with.
+        """
         if not fact.fingerprint:
-            return None, "the record holds no fingerprint of its data"
-        names = [*([fact.name] if is_public(fact) else []), *self.given]
+            return None, "its record has no fingerprint of the data"
+        names = [*([fact.name] if is_public(fact) else []), *self.data_sources]
         if not names:
-            return None, f"{fact.name} is not a public data set; give its path with --data"
+            return None, f"{fact.name} is not a public data set; give its path or URL with --data"
         reasons = list[str]()
         for name in names:
-            for streaming in (False, True) if target == "label" else (False,):  # a stream's fingerprint is another
+            for streaming in (False, True) if target == "label" else (False,):  # streamed data has another fingerprint
                 data = self._load(name, streaming, target)
                 if isinstance(data, UserError):
                     reasons.append(str(data))
@@ -276,13 +308,14 @@ class SameData:
                 if data.fingerprint == fact.fingerprint:
                     return data, ""
             else:
-                reasons.append(f"{name} differs from the evaluated data (another fingerprint)")
+                reasons.append(f"{name} differs from the evaluated data (its fingerprint is different)")
         return None, "; ".join(reasons)
 
     def _load(self, name: str, streaming: bool, target: Target) -> ImageData | UserError:
+        """Return a data set, or the error that loading it raised; both are kept for the next record."""
         key = name, streaming, target
         if key not in self._loaded:
-            try:  # what was left out then is left out now: the fingerprint is of the rest
+            try:  # the fingerprint covers only readable images
                 self._loaded[key] = load_data(
                     name, streaming=streaming, skip_bad_images=True, image_size=self.image_size, target=target
                 )
@@ -292,70 +325,70 @@ class SameData:
 
 
 def is_public(fact: DataFact) -> bool:
-    """Return whether a name, which a stranger may have written, is that of a public data set, and no path of this
-    machine.
-    """
+    """Return whether this is the name of a public data set rather than a local path; the name may be untrusted."""
     if is_builtin(fact.name):
         return True
-    is_name = _DATA_NAME.fullmatch(fact.name) is not None and hub_dataset(fact) is not None
-    return is_name and not Path(fact.name).expanduser().exists()
+    is_hub_name = _DATA_NAME.fullmatch(fact.name) is not None and hub_dataset(fact) is not None
+    return is_hub_name and not Path(fact.name).expanduser().exists()
 
 
 @final
 class NearTies:
-    """Those of a classifier's answers; they are asked for when first needed, and once.
+    """The near ties among a classifier's predictions; the model runs once, when they are first needed.
 
     Args:
-        examination: the classifier and the images that judge it.
+        examination: the classifier and the images that it is evaluated on.
     """
 
     def __init__(self, examination: Examination) -> None:
         self._examination = examination
 
-    def count(self, place: int) -> int:
-        """Images whose logits at `place`, 1 or 5, and the next one are closer than `NEAR_TIE` of the largest."""
-        return int(self._answers[f"tied_{place}"].sum())
+    def count(self, rank: int) -> int:
+        """Return the number of images whose logits at this rank (1 or 5) and the next one form a near tie."""
+        return int(self._predictions[f"tied_{rank}"].sum())
 
-    def may_give(self, metric: str, published: float, measured: float) -> bool:
-        """Return whether "precision", "recall", "f1" or "ece" may be `published` elsewhere where it is `measured`
-        here.
+    def can_explain(self, metric: str, published: float, measured: float) -> bool:
+        """Return whether near ties can explain that a metric was published with another value than measured here.
+
+        Args:
+            metric: "precision", "recall", "f1" or "ece".
+            published, measured: the two values.
         """
-        if metric == "ece":  # an image that turns moves its bin's hits by one
-            return abs(published - measured) <= self.count(1) / len(self._answers["references"])
-        lowest, highest = self._extremes.get(metric, (measured, measured))
-        return lowest - SAME <= published <= highest + SAME
+        if metric == "ece":  # one swapped image changes the correct predictions of its bin by one
+            return abs(published - measured) <= self.count(1) / len(self._predictions["references"])
+        lowest, highest = self._metric_ranges.get(metric, (measured, measured))
+        return lowest - TOLERANCE <= published <= highest + TOLERANCE
 
     @cached_property
-    def _extremes(self) -> dict[str, tuple[float, float]]:
-        """Each metric where all near ties turn that lower it, and where all do that raise it."""
-        references, (first, second) = self._answers["references"], self._answers["best"].T
-        tied = np.flatnonzero(self._answers["tied_1"])
+    def _metric_ranges(self) -> dict[str, tuple[float, float]]:
+        """Return for each metric its lowest and highest value that swapping near ties can reach."""
+        references, (first, second) = self._predictions["references"], self._predictions["best"].T
+        tied = np.flatnonzero(self._predictions["tied_1"])
 
-        def turned(rows: NDArray[Any]) -> dict[str, float]:
+        def swap(rows: NDArray[Any]) -> dict[str, float]:
+            """Return the metrics if the near ties of these images are swapped."""
             predictions = first.copy()
             predictions[rows] = second[rows]
             return macro_averages(references, predictions)
 
-        # Images of one class that are answered alike do alike.
-        kinds, which = np.unique(np.stack([references, first, second])[:, tied], axis=1, return_inverse=True)
-        alone = [turned(tied[which == kind][:1]) for kind in range(kinds.shape[1])]
+        # Images with the same true class and the same top two classes have the same effect, so one is tried per kind.
+        kinds, kind_of_image = np.unique(np.stack([references, first, second])[:, tied], axis=1, return_inverse=True)
+        single_swaps = [swap(tied[kind_of_image == kind][:1]) for kind in range(kinds.shape[1])]
         extremes: dict[str, tuple[float, float]] = {}
-        for metric, value in turned(tied[:0]).items():
-            effects = np.array([each[metric] - value for each in alone])[which]
-            extremes[metric] = (turned(tied[effects < 0])[metric], turned(tied[effects > 0])[metric])
+        for metric, value in swap(tied[:0]).items():
+            effects = np.array([metrics[metric] - value for metrics in single_swaps])[kind_of_image]
+            extremes[metric] = (swap(tied[effects < 0])[metric], swap(tied[effects > 0])[metric])
         return extremes
 
     @cached_property
-    def _answers(self) -> dict[str, NDArray[Any]]:
-        """Return for every image the true class, the two top classes, and whether ranks 1 and 2, or 5 and 6, are near
-        ties.
-        """
+    def _predictions(self) -> dict[str, NDArray[Any]]:
+        """Return per image the true class, the two top classes, and whether ranks 1, 2 or 5, 6 are a near tie."""
         batches = list[dict[str, NDArray[Any]]]()
         for logits, labels in self._examination.logits(self._examination.split):
             best = largest(logits, 6)
             ranked = logits.gather(1, best)
             is_tied = ranked[:, :-1] - ranked[:, 1:] <= NEAR_TIE * logits.abs().amax(dim=-1, keepdim=True)
-            tied = {f"tied_{place}": is_tied[:, place - 1 : place].any(dim=1).numpy() for place in (1, 5)}
-            two = best[:, [0, min(1, best.shape[1] - 1)]].numpy()
-            batches.append({"references": labels.numpy(), "best": two, **tied})
+            tied = {f"tied_{rank}": is_tied[:, rank - 1 : rank].any(dim=1).numpy() for rank in (1, 5)}
+            top_two = best[:, [0, min(1, best.shape[1] - 1)]].numpy()
+            batches.append({"references": labels.numpy(), "best": top_two, **tied})
         return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

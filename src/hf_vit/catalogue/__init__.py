@@ -1,1 +1,1 @@
-"""What models there are: the papers' variants, folders, and repositories of the Hub; as a table, as JSON, as a page."""
+"""List models with their sizes, FLOPs and published results, as a table, JSON or an HTML page."""

@@ -1,4 +1,4 @@
-"""Models by what is known of them: the papers' variants, the model folders of a place, the repositories of a user."""
+"""Describe models: the papers' variants, the model folders below a path, and the repositories of a Hub user."""
 
 import functools
 import os
@@ -14,38 +14,38 @@ from hf_vit.catalogue.published import TOP1, Score, published_checkpoints, publi
 from hf_vit.cost import find_config, forward_flops
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
-from hf_vit.hub.card_metadata import indexed_evaluations, load_facts
+from hf_vit.hub.card_metadata import comparable_evaluations, load_facts
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import ACCURACIES
-from hf_vit.repositories.hub import try_again
+from hf_vit.repositories.hub import retry
 from hf_vit.repositories.reading import CONFIG, reading
-from hf_vit.results.facts import DataFact, Facts, fraction
+from hf_vit.results.facts import DataFact, Facts, as_fraction
 from hf_vit.variants import variant_config, variant_names
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
-PAPERS = "papers"  # what stands for the papers' variants among folders and users
-_CLASSES = 1000  # of the head that parameters and FLOPs of a variant are counted with
-_MOST = 1000  # repositories of a user
-_LONGEST = 200
+PAPERS = "papers"  # this name stands for the papers' variants
+_NUM_CLASSES = 1000  # classes of the head with which a variant's parameters and FLOPs are counted
+_MAX_REPOSITORIES = 1000  # of one user
+_MAX_TEXT_LENGTH = 200
 
 
 @final
 @dataclass(frozen=True)
 class Entry:
-    """A model, and what is known of it.
+    """The description of one model.
 
     Attributes:
-        kind: a variant of a paper, a folder of this machine, or a repository of the Hub.
-        name: the variant's, the folder's path, or user/name.
-        model_type: as config.json calls the architecture; "" where it is not told.
-        parameters: stored values; of a variant with a head for 1,000 classes.
-        forward_flops: of one image at the size of its configuration, a multiply-add counts 2; None of models that are
-            not at hand, or that this package does not count.
-        scores: its results.
-        checkpoints: where weights are found, as `hf-vit convert` takes them.
-        problem: why nothing is known of a folder.
+        kind: "variant" of a paper, local "folder" or Hub "repository".
+        name: the variant's name, the folder's path, or user/name.
+        model_type: the architecture's name in config.json; "" if unknown.
+        parameters: number of stored values; for a variant with a head for 1,000 classes.
+        forward_flops: FLOPs for one image of the configured size (a multiply-add counts 2); None for repositories and
+            for architectures that hf_vit cannot count.
+        scores: published or recorded results.
+        checkpoints: published weights, named as `hf-vit convert` accepts them.
+        problem: the error, if a folder could not be read.
     """
 
     kind: Literal["variant", "folder", "repository"]
@@ -57,30 +57,36 @@ class Entry:
     checkpoints: tuple[str, ...] = field(default=())
     problem: str | None = None
 
-    def judged_on(self, data: str) -> "Entry":
-        """Return the same with those results alone whose data has this in its name."""
+    def select_data(self, data: str) -> "Entry":
+        """Return a copy of this entry with only the results on data sets whose name contains `data` (in any case)."""
         return replace(self, scores=tuple(score for score in self.scores if data.lower() in score.data.lower()))
 
 
-def entries_of(place: str) -> Iterator[Entry]:
-    """Iterate over the models of a folder, a user of the Hub, or "papers"; FLOPs take their time: see `with_flops`."""
-    if place == PAPERS:
-        return map(_variant, variant_names())
-    folder = Path(place).expanduser()
+def list_entries(source: str) -> Iterator[Entry]:
+    """Return the models of a folder, a Hub user, or "papers", without FLOPs, which `add_flops` counts.
+
+    Raises:
+        UserError: there is no such folder or Hub user.
+    """
+    if source == PAPERS:
+        return map(_describe_variant, variant_names())
+    folder = Path(source).expanduser()
     if folder.is_dir():
-        return map(_folder, model_folders(folder))
-    if "/" in place or place.startswith((".", "~")):
-        raise UserError(f"there is no folder {place}; give one, a user or organization on the Hub, or {PAPERS}")
-    return iter(_repositories(place))
+        return map(_describe_folder, find_model_folders(folder))
+    if "/" in source or source.startswith((".", "~")):
+        raise UserError(
+            f"the folder {source} does not exist; give a folder, a user or organization on the Hub, or {PAPERS}"
+        )
+    return iter(_list_repositories(source))
 
 
-def with_flops(entry: Entry) -> Entry:
-    """Return the same with the FLOPs of a forward pass, where they can be counted."""
+def add_flops(entry: Entry) -> Entry:
+    """Return the entry with the FLOPs of a forward pass, if they can be counted."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a configuration has to say is for those who load it, not for a list
+            warnings.simplefilter("ignore")  # warnings about a configuration matter when it is loaded, not here
             if entry.kind == "variant":
-                return replace(entry, forward_flops=forward_flops(variant_config(entry.name, num_labels=_CLASSES)))
+                return replace(entry, forward_flops=forward_flops(variant_config(entry.name, num_labels=_NUM_CLASSES)))
             if entry.kind == "folder" and family_of(entry.model_type) is not None:
                 config, task = find_config(entry.name)
                 return replace(entry, forward_flops=forward_flops(config, task=task))
@@ -89,10 +95,11 @@ def with_flops(entry: Entry) -> Entry:
     return entry
 
 
-def _variant(name: str) -> Entry:
+def _describe_variant(name: str) -> Entry:
+    """Return the entry of a variant; the model is built without memory for its weights."""
     from transformers import AutoModelForImageClassification
 
-    config = variant_config(name, num_labels=_CLASSES)
+    config = variant_config(name, num_labels=_NUM_CLASSES)
     with torch.device("meta"):
         model: Any = AutoModelForImageClassification.from_config(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -100,97 +107,111 @@ def _variant(name: str) -> Entry:
     return Entry("variant", name, config.model_type, parameters, None, scores, checkpoints)
 
 
-def model_folders(root: Path) -> list[Path]:
-    """Return the folders with a config.json in and below `root`; within one of them no other is looked for."""
+def find_model_folders(root: Path) -> list[Path]:
+    """Return all folders with a config.json in and below `root`; folders inside a model folder are not searched."""
     folders = list[Path]()
-    for path, below, files in os.walk(root):
-        below[:] = [] if CONFIG in files else sorted(name for name in below if not name.startswith("."))
+    for path, subfolders, files in os.walk(root):
+        subfolders[:] = [] if CONFIG in files else sorted(name for name in subfolders if not name.startswith("."))
         if CONFIG in files:
             folders.append(Path(path))
     return folders
 
 
-def _folder(folder: Path) -> Entry:
+def _describe_folder(folder: Path) -> Entry:
+    """Return the entry of a model folder, with the error as its `problem` if it cannot be read."""
     try:
         config, parameters = read_config(folder), count_parameters(folder)
         facts = load_facts(folder, config)
     except (UserError, OSError) as error:
         return Entry("folder", str(folder), problem=one_line(error))
-    return Entry("folder", str(folder), one_line(config.model_type), parameters, None, tuple(_scores_in(facts)))
+    return Entry("folder", str(folder), one_line(config.model_type), parameters, None, tuple(_record_scores(facts)))
 
 
-def _scores_in(facts: Facts) -> Iterator[Score]:
-    for record in indexed_evaluations(facts):
+def _record_scores(facts: Facts) -> Iterator[Score]:
+    """Yield the accuracies recorded in facts.json that a card would show."""
+    for record in comparable_evaluations(facts):
         data = record.data or DataFact(name="unnamed data")
         for name, metric in ACCURACIES.items():
-            if (value := fraction(record.values.get(name))) is not None:
-                yield Score(_data(data.name, data.split), metric.lower(), value, one_line(record.command))
+            if (value := as_fraction(record.values.get(name))) is not None:
+                yield Score(_name_data(data.name, data.split), metric.lower(), value, one_line(record.command))
 
 
-def _repositories(owner: str) -> list[Entry]:
-    """Return a user's models by what the Hub tells of them; nothing of theirs is downloaded."""
+def _list_repositories(owner: str) -> list[Entry]:
+    """Return the public models of a Hub user from the Hub's metadata, without downloading files.
+
+    Raises:
+        UserError: there is no such user, the user has no public model, or the Hub cannot be reached.
+    """
     from huggingface_hub import HfApi
 
-    asked: Any = ["cardData", "model-index", "evalResults", "safetensors", "config"]
-    listed = functools.partial(HfApi().list_models, author=owner, expand=asked, limit=_MOST)
+    expand: Any = ["cardData", "model-index", "evalResults", "safetensors", "config"]
+    list_models = functools.partial(HfApi().list_models, author=owner, expand=expand, limit=_MAX_REPOSITORIES)
     try:
         with reading(owner):
-            entries = list(map(_repository, try_again(lambda: list(listed()), "listing the models")))
+            entries = list(map(_describe_repository, retry(lambda: list(list_models()), "listing the models")))
     except UserError as error:
-        raise UserError(f"there is no folder {owner}, and as a user of the Hub: {error}") from error
+        raise UserError(
+            f"the folder {owner} does not exist, and the Hub user {owner} cannot be read: {error}"
+        ) from error
     if not entries:
-        raise UserError(f"there is no folder {owner}, and no user of that name on the Hub has a public model")
+        raise UserError(
+            f"the folder {owner} does not exist, and no Hub user of that name has a public model; give a folder "
+            "or another user"
+        )
     return entries
 
 
-def _repository(info: "ModelInfo") -> Entry:
-    name, model_type = _text(info.id), _text((info.config or {}).get("model_type", ""))
+def _describe_repository(info: "ModelInfo") -> Entry:
+    """Return the entry of a Hub repository."""
+    name, model_type = _shorten(info.id), _shorten((info.config or {}).get("model_type", ""))
     parameters = info.safetensors.total if info.safetensors is not None else None
     total = parameters if isinstance(parameters, int) else None
-    scores = tuple(dict.fromkeys((*_of_index(info), *_of_results(info))))
+    scores = tuple(dict.fromkeys((*_index_scores(info), *_eval_result_scores(info))))
     return Entry("repository", name, model_type, total, None, scores, (f"hf://{name}",))
 
 
-def _of_index(info: "ModelInfo") -> Iterator[Score]:
-    """Return the results in a card's `model-index`."""
+def _index_scores(info: "ModelInfo") -> Iterator[Score]:
+    """Yield the accuracies in a card's `model-index`; a malformed one yields nothing."""
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
-    told: Any = info.model_index or []
+    model_index: Any = info.model_index or []
     try:
-        results: Iterable[Any] = model_index_to_eval_results(told)[1] if told else []
+        results: Iterable[Any] = model_index_to_eval_results(model_index)[1] if model_index else []
     except (KeyError, TypeError, ValueError, AttributeError):
         return
     for result in results:
-        data = _data(result.dataset_name, result.dataset_split)
-        yield from _score(data, result.metric_name or result.metric_type, result.metric_value, result.source_name)
+        data = _name_data(result.dataset_name, result.dataset_split)
+        yield from _make_score(data, result.metric_name or result.metric_type, result.metric_value, result.source_name)
 
 
-def _of_results(info: "ModelInfo") -> Iterator[Score]:
-    """Of `.eval_results`, whose form has no split; what stands in `model-index` as well is told once."""
+def _eval_result_scores(info: "ModelInfo") -> Iterator[Score]:
+    """Yield the accuracies in `.eval_results`, unless `model-index` states them, which also names the split."""
     if info.model_index:
         return
     for result in info.eval_results or []:
-        yield from _score(_text(result.dataset_id), TOP1, result.value, result.source_name)
+        yield from _make_score(_shorten(result.dataset_id), TOP1, result.value, result.source_name)
 
 
-def _score(data: str, metric: object, value: object, source: object) -> Iterator[Score]:
-    """Return the score of an accuracy; values above 1 are percents, and plain accuracy is top-1."""
-    name = _text(metric).lower()
+def _make_score(data: str, metric: object, value: object, source: object) -> Iterator[Score]:
+    """Yield the score if the metric is an accuracy: values above 1 are percents, and plain "accuracy" means top-1."""
+    name = _shorten(metric).lower()
     name = TOP1 if name == "accuracy" else name
     if "accuracy" not in name or isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= 100:
         return
-    yield Score(data, name, float(value) if value <= 1 else value / 100, _text(source or "its card"))
+    yield Score(data, name, float(value) if value <= 1 else value / 100, _shorten(source or "its card"))
 
 
-def _data(name: object, split: object) -> str:
-    return _text(f"{name}, split {split}" if split else name)
+def _name_data(name: object, split: object) -> str:
+    """Return the name of a data set with its split, if known."""
+    return _shorten(f"{name}, split {split}" if split else name)
 
 
-def _text(value: object) -> str:
-    return one_line(value)[:_LONGEST]
+def _shorten(value: object) -> str:
+    """Return a value as one line of limited length."""
+    return one_line(value)[:_MAX_TEXT_LENGTH]
 
 
 def is_of_family(entry: Entry, family: str) -> bool:
-    """Return whether an entry is of a family, by its name in this package ("hybrid") or its model_type."""
-    known = family_of(entry.model_type)
-    return family in (entry.model_type, known.name if known is not None else None)
+    """Return whether an entry belongs to a family, given its name in hf_vit ("hybrid") or its model_type."""
+    entry_family = family_of(entry.model_type)
+    return family in (entry.model_type, entry_family.name if entry_family is not None else None)

@@ -1,4 +1,4 @@
-"""A list of models: found, filtered, sorted, and shown as table, JSON or a page with a leaderboard a data set."""
+"""List models and show them as a table, JSON or an HTML page with a leaderboard per data set."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from hf_vit.catalogue.entries import PAPERS, Entry, entries_of, is_of_family, with_flops
+from hf_vit.catalogue.entries import PAPERS, Entry, add_flops, is_of_family, list_entries
 from hf_vit.catalogue.published import TOP1, Score
 from hf_vit.display import Displayed, amount
 from hf_vit.errors import UserError, one_line
@@ -17,8 +17,8 @@ from hf_vit.results.figures import render_report
 from hf_vit.results.writing import write_atomically
 
 _BODY = """
-<p class="quiet">{{ entries|length }} models of {{ places }}. Accuracies stand as they were published or recorded, each
-beside its source; none was measured for this page.</p>
+<p class="quiet">{{ entries|length }} models from {{ places }}. Accuracies were published or recorded by the named
+source; none was measured for this page.</p>
 {% for data, rows in boards %}
 <h2>{{ data }}</h2>
 <div class="wide"><table>
@@ -38,29 +38,30 @@ beside its source; none was measured for this page.</p>
 <td>{% for checkpoint in entry.checkpoints %}<code>{{ checkpoint }}</code><br>{% endfor %}</td></tr>
 {% endfor %}
 </table></div>
-<p class="quiet">FLOPs of one image's forward pass, a multiply-add counts 2; those of a paper's variant, and its
-parameters, with a head for 1,000 classes.</p>
+<p class="quiet">FLOPs are those of one image's forward pass (a multiply-add counts 2). FLOPs and parameters of a
+paper's variant include a head for 1,000 classes.</p>
 """
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class Listing(Displayed):
-    """Models, in the order they are shown in.
+    """The listed models, in display order.
 
     Attributes:
-        places: where they were looked for.
-        entries: what is known of each.
+        places: the folders, users or "papers" that were searched.
+        entries: the description of each model.
     """
 
     places: tuple[str, ...]
     entries: list[Entry]
 
     def overview(self) -> dict[str, object]:
+        """Return where models were searched, and their number."""
         return {"places": ", ".join(self.places), "models": f"{len(self.entries):,}"}
 
     def leaderboards(self) -> list[tuple[str, list[tuple[Entry, Score]]]]:
-        """Return a leaderboard of top-1 accuracies per data set, the one with most models first."""
+        """Return (data set, models by top-1 accuracy) pairs; the data set with most models comes first."""
         boards: dict[str, list[tuple[Entry, Score]]] = {}
         for entry in self.entries:
             for score in entry.scores:
@@ -70,11 +71,11 @@ class Listing(Displayed):
         return [(data, sorted(rows, key=lambda row: -row[1].value)) for data, rows in ranked]
 
     def tables(self) -> list[Table]:
-        """Return what a terminal shows: the models, and their results."""
+        """Return the tables printed in a terminal: the models, and their results."""
         models = [
             [
-                *(one_line(entry.name), entry.problem or entry.model_type, _amount(entry.parameters)),
-                *(_amount(entry.forward_flops), str(len(entry.checkpoints) or "")),
+                *(one_line(entry.name), entry.problem or entry.model_type, _format_amount(entry.parameters)),
+                *(_format_amount(entry.forward_flops), str(len(entry.checkpoints) or "")),
             ]
             for entry in self.entries
         ]
@@ -84,22 +85,35 @@ class Listing(Displayed):
             for score in entry.scores
         ]
         header = ["model", "architecture", "parameters", "FLOPs", "checkpoints"]
-        title = f"{len(models):,} models of {', '.join(self.places)}"
-        tables = [Table(header, models, title), Table(["model", "data", "result", "source"], results, "their results")]
+        title = f"{len(models):,} models from {', '.join(self.places)}"
+        tables = [
+            Table(header, models, title),
+            Table(["model", "data", "result", "source"], results, "published and recorded results"),
+        ]
         return tables if results else tables[:1]
 
     def to_json(self) -> str:
-        """Return all of it."""
+        """Return all entries as JSON."""
         return json.dumps([asdict(entry) for entry in self.entries], indent=2, ensure_ascii=False)
 
     def save_page(self, output: str | os.PathLike[str]) -> None:
-        """Write an HTML page in one move; whatever was downloaded stands in it as text."""
+        """Write the models as an HTML page; text from the Hub is escaped.
+
+        Raises:
+            UserError: the file name does not end in .html or .htm, or the file cannot be written.
+        """
         if Path(output).suffix.lower() not in (".html", ".htm"):
-            raise UserError(f"{output} is not an HTML file name; give one that ends in .html")
-        shown: dict[str, Any] = {"amount": _amount, "percent": percent, "metric": TOP1}
+            raise UserError(f"the output {output} is not an HTML file name; give a name that ends in .html")
+        template_values: dict[str, Any] = {"amount": _format_amount, "percent": percent, "metric": TOP1}
         places = ", ".join(self.places)
         page = render_report(
-            "Models", _BODY, width=90, entries=self.entries, places=places, boards=self.leaderboards(), **shown
+            "Models",
+            _BODY,
+            width=90,
+            entries=self.entries,
+            places=places,
+            boards=self.leaderboards(),
+            **template_values,
         )
         write_atomically(Path(output), page)
 
@@ -109,45 +123,46 @@ def list_models(
     *,
     search: str | None = None,
     family: str | None = None,
-    judged_on: str | None = None,
+    data: str | None = None,
     max_parameters: float | None = None,
 ) -> Listing:
-    """Return what models there are, with what is known of each.
+    """Return the models of the papers, of folders and of Hub users that match all filters.
 
     Args:
-        places: folders, users or organizations of the Hub, and "papers" for the papers' variants; by default these.
-        search: only those with this in their name, whatever its case.
-        family: only those of this family ("hybrid") or model_type ("hf_hybrid_vit").
-        judged_on: only results on data sets with this in their name, and models that have one.
-        max_parameters: only models that are known to be no larger.
+        places: folders, users or organizations of the Hub, and "papers" for the papers' variants (the default).
+        search: keep models whose name contains this text, in any case.
+        family: keep models of this family ("hybrid") or model_type ("hf_hybrid_vit").
+        data: keep results on data sets whose name contains this text, and models with such a result.
+        max_parameters: keep models that are known to have at most this many parameters.
 
     Returns:
-        The models in the order of the places; folders and variants in their own order.
+        The models in the order of the places; folders are sorted by path, variants as the papers list them.
 
     Raises:
-        UserError: there is no such place or family, or the Hub cannot be reached.
+        UserError: a place or the family does not exist, or the Hub cannot be reached.
     """
     from rich.console import Console
     from rich.progress import track
 
     if family is not None and family not in FAMILIES and not family.isidentifier():
-        raise UserError(f"unknown family '{family}'; choose from {', '.join(FAMILIES)}")
+        raise UserError(f"the family '{family}' is unknown; choose from {', '.join(FAMILIES)}")
     places = tuple(dict.fromkeys(places)) or (PAPERS,)
     entries = list[Entry]()
-    for place in places:
-        entries += entries_of(place)
+    for source in places:
+        entries += list_entries(source)
     if search is not None:
         entries = [entry for entry in entries if search.lower() in entry.name.lower()]
     if family is not None:
         entries = [entry for entry in entries if is_of_family(entry, family)]
     if max_parameters is not None:
         entries = [entry for entry in entries if entry.parameters is not None and entry.parameters <= max_parameters]
-    if judged_on is not None:
-        entries = [judged for entry in entries if (judged := entry.judged_on(judged_on)).scores]
+    if data is not None:
+        entries = [selected for entry in entries if (selected := entry.select_data(data)).scores]
     console = Console(stderr=True)
     uncounted = track(entries, "counting FLOPs", console=console, transient=True, disable=not console.is_terminal)
-    return Listing(places, list(map(with_flops, uncounted)))
+    return Listing(places, list(map(add_flops, uncounted)))
 
 
-def _amount(number: float | None) -> str:
+def _format_amount(number: float | None) -> str:
+    """Return a number such as 85.8M, or "" for None."""
     return "" if number is None else amount(number)

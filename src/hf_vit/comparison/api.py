@@ -30,10 +30,10 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.runners import running
 from hf_vit.loading.model import LoadedModel, load_models
-from hf_vit.results.documents import differing
-from hf_vit.results.facts import append_record, exclusive, is_recorded, new_record
+from hf_vit.results.documents import differing_fields
+from hf_vit.results.facts import append_record, is_recorded, lock_folder, new_record
 from hf_vit.results.figures import save_figure
-from hf_vit.results.writing import refuse_address, saying_why, write_atomically
+from hf_vit.results.writing import explain_write_errors, reject_url, write_atomically
 from hf_vit.speed.measuring import BUSY, measure_forwards
 
 PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "speed.json"
@@ -133,10 +133,10 @@ def compare(
             for each, inputs in zip(loaded, wanted, strict=True):
                 check(each, inputs, data, settings)
             # No other comparison writes there: two at once could both find it empty, and mix their files.
-            refuse_address(folder)
-            with saying_why(folder):
+            reject_url(folder)
+            with explain_write_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(exclusive(folder, wait=False))
+            held.enter_context(lock_folder(folder, wait=False))
             names = [re.sub(r"[^\w.-]", "--", inputs.model.name) for inputs in wanted]
             files = [folder / "models" / f"{name}.json" for name in names]
             results = {number: _kept(*pair) for number, pair in enumerate(zip(files, wanted, strict=True))}
@@ -236,7 +236,7 @@ def _kept(path: Path, wanted: ComparisonInputs) -> ModelResult | None:
     """
     result = ModelResult.read(path)
     if result is not None and result.inputs != wanted:
-        fields = ", ".join(differing(result.inputs, wanted))
+        fields = ", ".join(differing_fields(result.inputs, wanted))
         raise UserError(
             f"{path} was measured with other inputs ({fields} differ); choose another --output or remove it"
         )

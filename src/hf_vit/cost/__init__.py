@@ -1,4 +1,4 @@
-"""What a model and its training cost: FLOPs from the configuration alone, time, money; and what error they buy."""
+"""Estimate the cost of models and trainings: FLOPs, memory, time and money, and scaling laws of the error."""
 
 from hf_vit.conversion.loading import find_config
 from hf_vit.cost.blog import (

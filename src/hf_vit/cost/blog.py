@@ -1,8 +1,8 @@
-"""The price of the original runs as a blog post computed it, the same corrected, and another device beside their TPUs.
+"""The price of the original trainings as a blog post estimated it, a corrected estimate, and a comparison with TPUs.
 
-Two of the paper's trainings (arXiv 2010.11929, table 2: 14 epochs of JFT-300M) are priced, on preemptible cloud TPUs
-and on a machine with four V100 GPUs. The post's arithmetic is repeated number by number; `corrected_estimate` changes
-the four assumptions that do not hold, one after the other, and records what each changes.
+Two trainings of arXiv 2010.11929, table 2 (14 epochs of JFT-300M) are priced on preemptible cloud TPUs and on a machine
+with four V100 GPUs. `blog_estimate` repeats the post's arithmetic; `corrected_estimate` replaces the four assumptions
+that do not hold, one after the other, and records the effect of each.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,18 @@ from hf_vit.cost.flops import training_flops
 from hf_vit.errors import UserError
 from hf_vit.variants import variant_config
 
-# TPUv3-core-days that the paper states (table 2). 303 million images, 14 epochs.
+# TPUv3-core-days in table 2 of the paper, for 14 epochs of 303 million images.
 CORE_DAYS = {"L/16": 680.0, "H/14": 2500.0}
 JFT_IMAGES, EPOCHS = 303e6, 14
 
-VM_PRICE, TPU_PRICE, GPU_PRICE = 0.095, 2.40, 3.06  # $ an hour: virtual machine, preemptible v3-8, cloud GPU
-GPUS, SCALING, MIXED_PRECISION = 4, 0.95, 1.6  # the post's factors from one TPU core to its GPU machine
+VM_PRICE, TPU_PRICE, GPU_PRICE = (
+    0.095,
+    2.40,
+    3.06,
+)  # dollars per hour of a virtual machine, a preemptible v3-8 and a cloud GPU
+GPUS, SCALING, MIXED_PRECISION = 4, 0.95, 1.6  # the post's factors between one TPU core and its GPU machine
 
-CORES_A_DEVICE = 8  # what a "v3-8" has, and what TPU_PRICE pays for
+CORES_PER_DEVICE = 8  # cores of a "v3-8", which TPU_PRICE pays for
 TPU_CORE_FLOPS = 123e12 / 2  # bfloat16 peak of a TPUv3 chip, which has two cores (Google's documentation of TPU v3)
 V100_FLOPS = 125e12  # peak of its tensor cores (NVIDIA's data sheet of the V100 SXM2)
 
@@ -27,9 +31,9 @@ V100_FLOPS = 125e12  # peak of its tensor cores (NVIDIA's data sheet of the V100
 @final
 @dataclass(frozen=True)
 class BlogEstimate:
-    """The post's numbers: prices on TPUs (virtual machine + TPU, per hour) and on the GPU machine.
+    """The post's numbers: prices on TPUs (virtual machine and TPU) and on the GPU machine.
 
-    `speed_up` is that of the GPU machine over what a core-day is a day of.
+    `speed_up` is the speed of the GPU machine relative to the unit of a core-day.
     """
 
     model: str
@@ -44,7 +48,7 @@ class BlogEstimate:
 @final
 @dataclass(frozen=True)
 class Correction:
-    """One assumption that does not hold: its replacement, and the number that this changes."""
+    """One assumption that does not hold, what replaces it, and the number that changes."""
 
     assumption: str
     instead: str
@@ -56,9 +60,10 @@ class Correction:
 @final
 @dataclass(frozen=True)
 class CorrectedEstimate:
-    """The numbers after all corrections, in the order in which they are made.
+    """The numbers after all corrections, and the corrections in order.
 
-    `sustained_flops` are the FLOP/s that the run kept on one TPU core; `tpu_utilisation` is their share of its peak.
+    `sustained_flops` is the mean FLOP/s of one TPU core during the training, `tpu_utilisation` its fraction of the
+    peak.
     """
 
     model: str
@@ -76,12 +81,12 @@ class CorrectedEstimate:
 @final
 @dataclass(frozen=True)
 class BesideTpu:
-    """One training on TPUv3 cores and on another device: rates in FLOP/s.
+    """One training on TPUv3 cores and on another device; rates are in FLOP/s.
 
     Attributes:
-        cores: TPU cores of the device's rate.
-        days: that the device takes if it keeps the same share of its rate.
-        least_days: that it takes if it keeps all of it.
+        cores: number of TPU cores with the same peak rate as the device.
+        days: duration on the device at the TPU's utilization.
+        least_days: duration on the device at its full rate.
     """
 
     model: str
@@ -104,8 +109,8 @@ def blog_estimate(model: str) -> BlogEstimate:
     core_days = CORE_DAYS.get(model.removeprefix("ViT-"))
     if core_days is None:
         raise UserError(
-            f"modes blog, corrected and tpu are of the runs whose core-days the paper states, {' and '.join(CORE_DAYS)}"
-            f", not '{model.removeprefix('ViT-')}'; use --mode flops, which needs FLOP/s and a price"
+            f"modes blog, corrected and tpu cover {' and '.join(CORE_DAYS)}, for which the paper states core-days, but "
+            f"not '{model.removeprefix('ViT-')}'; use --mode flops with --device-flops and --price"
         )
     speed_up = GPUS * SCALING * MIXED_PRECISION
     return BlogEstimate(
@@ -116,11 +121,11 @@ def blog_estimate(model: str) -> BlogEstimate:
         gpu_days=core_days / speed_up,
         gpu_dollars=core_days / speed_up * 24 * GPU_PRICE,
         assumptions=(
-            f"every core-day is paid as a day of a whole TPU device (${VM_PRICE + TPU_PRICE:.3f}/h)",
-            f"${GPU_PRICE}/h pays for the machine with {GPUS} GPUs",
+            f"every core-day costs as much as a day of a whole TPU device (${VM_PRICE + TPU_PRICE:.3f}/h)",
+            f"the machine with {GPUS} GPUs costs ${GPU_PRICE}/h",
             f"mixed precision makes the GPUs {MIXED_PRECISION} times as fast as a TPU core",
             "one V100 is as fast as one TPU core",
-            f"{GPUS} GPUs are {SCALING:.0%} as fast as {GPUS} times one",
+            f"{GPUS} GPUs reach {SCALING:.0%} of {GPUS} times the speed of one GPU",
         ),
     )
 
@@ -131,58 +136,63 @@ def corrected_estimate(model: str) -> CorrectedEstimate:
     Raises:
         UserError: the paper states no core-days for this model.
     """
-    blog = blog_estimate(model)
-    device_days, machine_price = blog.core_days / CORES_A_DEVICE, GPUS * GPU_PRICE
-    tpu_dollars, without_twice = device_days * 24 * (VM_PRICE + TPU_PRICE), blog.core_days / (GPUS * SCALING)
-    cores_a_gpu = V100_FLOPS / TPU_CORE_FLOPS
-    speed_up = GPUS * SCALING * cores_a_gpu
-    gpu_days = blog.core_days / speed_up
-    sustained = training_flops(variant_config(model), JFT_IMAGES * EPOCHS) / (blog.core_days * 86400)
-    share = sustained / TPU_CORE_FLOPS
-    # In the order of the post's assumptions: what holds instead, and the number that it changes.
+    original = blog_estimate(model)
+    device_days, machine_price = original.core_days / CORES_PER_DEVICE, GPUS * GPU_PRICE
+    tpu_dollars, days_without_factor = device_days * 24 * (VM_PRICE + TPU_PRICE), original.core_days / (GPUS * SCALING)
+    cores_per_gpu = V100_FLOPS / TPU_CORE_FLOPS
+    speed_up = GPUS * SCALING * cores_per_gpu
+    gpu_days = original.core_days / speed_up
+    sustained_flops = training_flops(variant_config(model), JFT_IMAGES * EPOCHS) / (original.core_days * 86400)
+    utilization = sustained_flops / TPU_CORE_FLOPS
+    # In the order of the post's assumptions: the replacement, then quantity, old and new value.
     changes = (
         (
-            f"the price is that of a device with {CORES_A_DEVICE} cores: {device_days:g} device-days",
-            *("TPU dollars", blog.tpu_dollars, tpu_dollars),
+            f"the price applies to a device with {CORES_PER_DEVICE} cores, so {device_days:g} device-days are paid",
+            *("TPU dollars", original.tpu_dollars, tpu_dollars),
         ),
         (
-            f"that is the price of one V100: {GPUS} cost ${machine_price:.2f}/h",
-            *("GPU dollars", blog.gpu_dollars, blog.gpu_days * 24 * machine_price),
+            f"that is the price of one V100; {GPUS} cost ${machine_price:.2f}/h",
+            *("GPU dollars", original.gpu_dollars, original.gpu_days * 24 * machine_price),
         ),
         (
-            "the TPU computed in bfloat16 already, so that core-days hold this gain: it is not taken again",
-            *("GPU days", blog.gpu_days, without_twice),
+            "the TPU already computed in bfloat16, so the core-days include this gain, which must not count twice",
+            *("GPU days", original.gpu_days, days_without_factor),
         ),
         (
-            f"by their peak rates, {V100_FLOPS / 1e12:g} and {TPU_CORE_FLOPS / 1e12:g} TFLOP/s, it is "
-            f"{cores_a_gpu:.2f} cores, if it keeps the same share of its peak ({share:.0%} on the TPU)",
-            *("GPU days", without_twice, gpu_days),
+            f"according to the peak rates of {V100_FLOPS / 1e12:g} and {TPU_CORE_FLOPS / 1e12:g} TFLOP/s, one "
+            "V100 equals "
+            f"{cores_per_gpu:.2f} cores at the same utilization ({utilization:.0%} on the TPU)",
+            *("GPU days", days_without_factor, gpu_days),
         ),
     )
     return CorrectedEstimate(
         model=model,
-        core_days=blog.core_days,
+        core_days=original.core_days,
         device_days=device_days,
         tpu_dollars=tpu_dollars,
         speed_up=speed_up,
         gpu_days=gpu_days,
         gpu_dollars=gpu_days * 24 * machine_price,
-        sustained_flops=sustained,
-        tpu_utilisation=share,
-        corrections=tuple(map(Correction, blog.assumptions, *zip(*changes, strict=True))),
+        sustained_flops=sustained_flops,
+        tpu_utilisation=utilization,
+        corrections=tuple(map(Correction, original.assumptions, *zip(*changes, strict=True))),
     )
 
 
 def beside_tpu(model: str, device_flops: float) -> BesideTpu:
-    """Compare a device of so many FLOP/s with the TPU cores of the paper's training of "L/16" or "H/14".
+    """Compare a device with the TPU cores of the paper's training of "L/16" or "H/14".
 
-    Nothing runs on a TPU: the cores' numbers are the paper's core-days and Google's data sheet.
+    Nothing runs on a TPU; its numbers come from the paper's core-days and Google's data sheet.
+
+    Args:
+        model: "L/16" or "H/14".
+        device_flops: peak FLOP/s of the device.
 
     Raises:
         UserError: the paper states no core-days for this model, or the rate is not above 0.
     """
     if not 0 < device_flops < float("inf"):
-        raise UserError(f"device FLOP/s: {device_flops:g} is not possible; give a finite number above 0")
+        raise UserError(f"device_flops={device_flops:g} is out of range; give a finite number above 0")
     tpu = corrected_estimate(model)
     cores = device_flops / TPU_CORE_FLOPS
     return BesideTpu(

@@ -1,7 +1,8 @@
-"""FLOPs of a configuration, counted by torch while the model computes on the meta device: no weights, no arithmetic.
+"""Count the FLOPs of a configuration with torch while the model runs on the meta device, without weights or arithmetic.
 
 torch's `FlopCounterMode` counts matrix products and convolutions, a multiply-add (MAC) as 2; norms, activations,
-softmax and the resampling of position tables are left out. Causal attention counts in full, as most kernels compute it.
+softmax
+and the resampling of position tables are not counted. Causal attention counts in full, as most kernels compute it.
 """
 
 import functools
@@ -22,7 +23,7 @@ from hf_vit.repositories.reading import loading
 
 Macs = dict[str, int]
 
-# Part of a model -> what the names of its modules hold; the first that does. What no name tells is a ResNet's body.
+# Part of a model -> pattern of its module names; the first match counts. Other modules are a ResNet's convolutions.
 _PARTS = {
     "stem": r"\.embeddings\..*\.stem\b",
     "patch embeddings": r"\.embeddings\b",
@@ -40,22 +41,22 @@ _PARTS = {
 def forward_macs(
     config: HfBaseConfig, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
 ) -> Macs:
-    """Count the multiply-adds of one image's forward pass in evaluation, by part of the model.
+    """Count the multiply-adds of a forward pass for one image in evaluation mode, by part of the model.
 
     Args:
-        config: of any family of the package.
-        image_size: px, int or (height, width); by default the configuration's own.
-        task: which class: with classifier, bare, with the head that predicts all patches, or as a backbone.
+        config: configuration of a family of hf_vit.
+        image_size: px, int or (height, width); by default the configuration's.
+        task: the model class: with classifier, without head, with the head for masked patches, or as a backbone.
 
     Raises:
-        UserError: a configuration of another package, a task that its family does not have, or an image that does not
-            fit the patch.
+        UserError: the configuration belongs to another package, its family does not support the task, or the image size
+            does not fit the patch size.
     """
     family = family_of(getattr(config, "model_type", None))
     if family is None:
         raise UserError(
-            f"the FLOPs of a '{getattr(config, 'model_type', 'unknown')}' model are not counted here; give a "
-            f"configuration of {', '.join(family.model_type for family in FAMILIES.values())}"
+            f"FLOPs of a '{getattr(config, 'model_type', 'unknown')}' model cannot be counted; give a configuration of "
+            f"{', '.join(family.model_type for family in FAMILIES.values())}"
         )
     if task in family.not_applicable:
         raise UserError(family.why_not(task))
@@ -70,45 +71,52 @@ def forward_macs(
 def forward_flops(
     config: HfBaseConfig, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
 ) -> int:
-    """Count the FLOPs of one image's forward pass, 2 a multiply-add; the arguments are those of `forward_macs`."""
+    """Count the FLOPs of a forward pass for one image (2 per multiply-add); see `forward_macs` for the arguments."""
     return 2 * sum(forward_macs(config, image_size, task).values())
 
 
 def training_flops(
     config: HfBaseConfig, images: float, image_size: int | tuple[int, int] | None = None, task: Door = "classification"
 ) -> float:
-    """Count the FLOPs of a training that sees so many images, every epoch's counted: 6 a multiply-add.
+    """Count the FLOPs of a training: 6 per multiply-add, 2 for the forward and 4 for the backward pass.
 
-    2 forward, and 4 backward: for the gradients of inputs and of weights. This reproduces the compute of
-    arXiv 2010.11929, table 6.
+    This reproduces the compute in arXiv 2010.11929, table 6.
+
+    Args:
+        config, image_size, task: see `forward_macs`.
+        images: number of images in all epochs together.
+
+    Raises:
+        UserError: `images` is not above 0, or an error of `forward_macs`.
     """
     if not images > 0:
-        raise UserError(f"a training on {images:g} images has no cost; give a number of images above 0")
+        raise UserError(f"the number of training images is {images:g}; give a number above 0")
     return 3.0 * forward_flops(config, image_size, task) * images
 
 
 @functools.lru_cache
 def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Macs:
-    """Count for a configuration as JSON; the cost of a training asks for the same count again and again."""
+    """Count the multiply-adds of a configuration given as JSON; the cache helps trainings, which count repeatedly."""
     auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
-    how = {"attn_implementation": "sdpa"} if family.is_vit else {}
+    options = {"attn_implementation": "sdpa"} if family.is_vit else {}
     with torch.device("meta"), loading(f"the configuration of '{family.model_type}'"):
-        model = auto_class.from_config(family.config_class.from_dict(json.loads(config)), **how)
-    model.eval().requires_grad_(False)  # the counter looks for gradient functions, which `no_grad` leaves out
+        model = auto_class.from_config(family.config_class.from_dict(json.loads(config)), **options)
+    model.eval().requires_grad_(False)  # the counter inspects gradient functions, which do not exist under `no_grad`
     pixel_values = torch.zeros(1, model.config.num_channels, *size, dtype=model.dtype, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(pixel_values)
     macs = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items() if name != "Global"}
-    parts = Counter[str]()  # a module's MACs include those of the modules inside it
+    parts = Counter[str]()  # the MACs of a module include those of its children, which are subtracted from its part
     for name, number in macs.items():
-        part, around = _part_of(name), name.rpartition(".")[0]
-        while around and around not in macs:
-            around = around.rpartition(".")[0]
+        part, parent = _find_part(name), name.rpartition(".")[0]
+        while parent and parent not in macs:
+            parent = parent.rpartition(".")[0]
         parts[part] += number
-        if around:
-            parts[_part_of(around)] -= number
+        if parent:
+            parts[_find_part(parent)] -= number
     return {part: number for part, number in parts.items() if number}
 
 
-def _part_of(name: str) -> str:
+def _find_part(name: str) -> str:
+    """Return the part of the model that a module belongs to."""
     return next(part for part, pattern in _PARTS.items() if re.search(pattern, name))

@@ -1,4 +1,4 @@
-"""What a training holds in memory on each of many devices: planned from a step on tensors without values."""
+"""Plan the memory that a training needs on each of many devices, from a training step on tensors without values."""
 
 import os
 import weakref
@@ -19,13 +19,16 @@ from hf_vit.families import family_of
 from hf_vit.models.configuration_hf_vit import as_pair
 
 _FLOAT32, _BFLOAT16 = 4, 2
-_ADAM = 2  # numbers a weight
+_ADAM = 2  # values per weight
 
 
 @final
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on each device: DDP; FSDP2 by blocks; the same with activation checkpointing (None of a family without)."""
+    """Bytes on each device with DDP, with FSDP2, and with FSDP2 and activation checkpointing.
+
+    `checkpointed` is None for families without activation checkpointing.
+    """
 
     devices: int
     replicated: int
@@ -36,10 +39,14 @@ class DeviceMemory:
 @final
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A training with AdamW, weights and its state in float32; images on a device at once, bytes, rows by devices.
+    """The memory of a training with AdamW; weights and optimizer state are in float32. Sizes are in bytes.
 
-    `states` are weights, gradients and AdamW's averages, `activations` what a step holds at most beyond them with all
-    weights on the device, `checkpointed` the same with activation checkpointing (None of a family without).
+    Attributes:
+        batch_size: images per device and step.
+        states: weights, gradients and AdamW's two averages.
+        activations: largest additional memory of a step if the device holds all weights.
+        checkpointed: the same with activation checkpointing; None for families without it.
+        rows: memory by number of devices.
     """
 
     model: str
@@ -61,60 +68,65 @@ def memory_plan(
     precision: str = "fp32",
     devices: int = 64,
 ) -> MemoryPlan:
-    """Plan the memory of a training; no weight is made, whatever the model's size.
+    """Plan the memory of a training without creating weights.
 
-    A forward and a backward pass run on fake tensors, and what operators make of them is counted. Beside DDP's weights
-    and state stand its buckets, which hold every gradient once more; beside FSDP2's share of them two blocks that are
-    whole (one computes, the next arrives), the gradient of one, and what is in no block. Images, libraries and what the
-    allocator leaves unused are not counted.
+    A forward and a backward pass run on fake tensors, and the memory of their results is counted. DDP also needs
+    buckets with
+    a copy of every gradient. FSDP2 needs, besides its share, two whole blocks (one computes, the next arrives), the
+    gradient of
+    one block, and all weights outside blocks. Images, libraries and unused memory of the allocator are not counted.
 
     Args:
         model: a variant such as "L/16", or the folder of a saved model.
-        image_size: (height, width) px; by default the model's own.
-        batch_size: images on a device at once.
-        precision: fp32, or bf16 as trainings have it (autocast; FSDP2 gathers weights in bfloat16).
-        devices: plan for 1, 2, 4, … devices, up to this number.
+        image_size: (height, width) px; by default the model's.
+        batch_size: images per device and step.
+        precision: fp32, or bf16 with autocast (FSDP2 gathers weights in bfloat16).
+        devices: largest number of devices; the plan covers 1, 2, 4, ... up to it.
 
     Raises:
-        UserError: bad input, or a model that is no classifier of a family of hf_vit.
+        UserError: an argument is out of range, or the model is not a classifier of hf_vit.
     """
     for name, value in {"--batch-size": batch_size, "--devices": devices}.items():
         if value < 1:
-            raise UserError(f"{name} {value} must be at least 1")
+            raise UserError(f"{name} {value} is too small; give at least 1")
     if precision not in ("fp32", "bf16"):
-        raise UserError(f"precision '{precision}' has no plan; choose fp32 or bf16")
+        raise UserError(f"--precision '{precision}' is unknown; choose fp32 or bf16")
     config, _ = find_config(model)
-    forward_macs(config, image_size)  # refuses what has no classifier, and images that do not fit
+    forward_macs(config, image_size)  # raises for models without a classifier, and for image sizes that do not fit
     family: Any = family_of(config.model_type)
     size = as_pair(config.image_size if image_size is None else image_size)
     model_class, in_bfloat16 = family.classes["classification"], precision == "bf16"
 
-    def hold(checkpointing: bool) -> tuple[int, int]:
-        """Return the bytes that a step holds at most beyond weights and gradients, and what of them FSDP2 holds.
+    def measure_step(checkpointing: bool) -> tuple[int, int]:
+        """Return the peak bytes of a step beyond weights and gradients, and the part of them that FSDP2 also holds.
 
-        That is what grows with the images; the rest are autocast's copies of weights, which arrive in bfloat16 there.
+        FSDP2 holds the part that grows with the images; the rest are autocast's copies of weights, which FSDP2
+        gathers in bfloat16.
         """
         shapes = ((images, config.num_channels, *size) for images in (batch_size, 2 * batch_size))
-        most, of_twice = (_peak(model_class, config, shape, in_bfloat16, checkpointing) for shape in shapes)
-        return most, min(most, of_twice - most)
+        peak, peak_of_double = (_peak(model_class, config, shape, in_bfloat16, checkpointing) for shape in shapes)
+        return peak, min(peak, peak_of_double - peak)
 
-    most, of_images = hold(checkpointing=False)
-    least = hold(checkpointing=True) if model_class.supports_gradient_checkpointing else None
+    peak, image_bytes = measure_step(checkpointing=False)
+    checkpointed = measure_step(checkpointing=True) if model_class.supports_gradient_checkpointing else None
     with torch.device("meta"), no_init_weights():
-        whole = model_class(config)
+        full_model = model_class(config)
     parameters, *blocks = (
         sum(parameter.numel() for parameter in part.parameters())
-        for part in (whole, *(each for each in whole.modules() if isinstance(each, family.blocks)))
+        for part in (full_model, *(module for module in full_model.modules() if isinstance(module, family.blocks)))
     )
     states = parameters * _FLOAT32 * (2 + _ADAM)
     gathered = (3 * max(blocks) + parameters - sum(blocks)) * (_BFLOAT16 if in_bfloat16 else _FLOAT32)
 
-    def on(count: int) -> DeviceMemory:
+    def plan_devices(count: int) -> DeviceMemory:
+        """Return the memory of each of this many devices."""
         if count == 1:
-            return DeviceMemory(1, states + most, states + most, least and states + least[0])
-        share = -(-states // count) + gathered
+            return DeviceMemory(1, states + peak, states + peak, checkpointed and states + checkpointed[0])
+        shard = -(-states // count) + gathered
         buckets = parameters * _FLOAT32
-        return DeviceMemory(count, states + buckets + most, share + of_images, least and share + least[1])
+        return DeviceMemory(
+            count, states + buckets + peak, shard + image_bytes, checkpointed and shard + checkpointed[1]
+        )
 
     counts = sorted({2**power for power in range(devices.bit_length())} | {devices})
     return MemoryPlan(
@@ -124,48 +136,50 @@ def memory_plan(
         precision=precision,
         parameters=parameters,
         states=states,
-        activations=most,
-        checkpointed=least and least[0],
-        rows=tuple(map(on, counts)),
+        activations=peak,
+        checkpointed=checkpointed and checkpointed[0],
+        rows=tuple(map(plan_devices, counts)),
     )
 
 
 def _peak(model_class: Any, config: Any, shape: tuple[int, ...], in_bfloat16: bool, checkpointing: bool) -> int:
-    """Return the bytes that a training step of fake weights holds at most beyond them and their gradients."""
+    """Return the peak bytes of a training step with fake weights, beyond weights and gradients."""
     with FakeTensorMode():
         with no_init_weights():
             model = model_class(config).train()
         if checkpointing:
             model.activation_checkpointing_enable()
-        for parameter in model.parameters():  # gradients are counted apart
+        for parameter in model.parameters():  # gradients are counted separately, so each is freed at once
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
         images = torch.empty(shape)
-        with _Held(model) as held:
+        with _PeakMemory(model) as memory:
             with torch.autocast("cpu", torch.bfloat16, enabled=in_bfloat16):
                 logits = model(images).logits
             logits.float().logsumexp(1).sum().backward()
-    return held.most
+    return memory.peak
 
 
-class _Held(TorchDispatchMode):
-    """Bytes of what operators made and is still there, and the most there was; a model's own are left out."""
+class _PeakMemory(TorchDispatchMode):
+    """Tracks the current and the peak bytes of all tensors that operators create, except the model's own."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.now = self.most = 0
-        self._own = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
-        self._known = set(map(id, self._own))
+        self.current = self.peak = 0
+        self._model_storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
+        self._known_ids = set(map(id, self._model_storages))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and add the storages of its results."""
         results = func(*args, **(kwargs or {}))
         for result in tree_leaves(results):
-            if isinstance(result, torch.Tensor) and id(storage := result.untyped_storage()) not in self._known:
-                self._known.add(id(storage))
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._forget, id(storage), storage.nbytes())
+            if isinstance(result, torch.Tensor) and id(storage := result.untyped_storage()) not in self._known_ids:
+                self._known_ids.add(id(storage))
+                self.current += storage.nbytes()
+                self.peak = max(self.peak, self.current)
+                weakref.finalize(storage, self._release, id(storage), storage.nbytes())
         return results
 
-    def _forget(self, name: int, size: int) -> None:
-        self._known.discard(name)
-        self.now -= size
+    def _release(self, storage_id: int, size: int) -> None:
+        """Subtract a storage that was freed."""
+        self._known_ids.discard(storage_id)
+        self.current -= size

@@ -1,6 +1,6 @@
-"""How error falls with compute: E = a (C + d)^-b + c, fitted to recorded runs (arXiv 2106.04560).
+"""Fit the scaling law E = a (C + d)^-b + c of error E and compute C to recorded runs (arXiv 2106.04560).
 
-c is the error that no compute removes; d bends the start of the curve, where a run hardly beats chance.
+c is the error that remains at any compute; d flattens the start of the curve, where runs are hardly better than chance.
 """
 
 import csv
@@ -20,19 +20,22 @@ from hf_vit.results.facts import FACTS_NAME
 
 Array = NDArray[np.float64]
 
-PARAMETERS = ("a", "b", "c", "d")  # d last: without a shift it is 0, and the other three are fitted
+PARAMETERS = ("a", "b", "c", "d")  # d is last, as without a shift it is 0 and only the first three are fitted
 CONFIDENCE = 95  # %
-_EXPONENTS = (0.02, 5.0)  # that are searched; published ones are 0.32 and 0.35
-_STARTS = 12  # exponents, and shifts, that a fit starts from
+_EXPONENTS = (0.02, 5.0)  # range of the search; published exponents are 0.32 and 0.35
+_STARTS = 12  # number of exponents, and of shifts, from which the search starts
 
 
 @final
 @dataclass(frozen=True)
 class ScalingLaw:
-    """A law, error = a * (compute + d) ** -b + c, fitted to points (compute, error).
+    """The law error = a * (compute + d) ** -b + c, and the points (compute, error) that it was fitted to.
 
-    `intervals` are (low, high) of the fitted parameters, 95% by the covariance of the fit, which is empty if the law
-    was not fitted; `residual` is the root mean squared one, in units of the error.
+    Attributes:
+        intervals: 95% interval (low, high) of every fitted parameter, from the fit's covariance.
+        residual: root mean squared residual, in units of the error.
+        points: the runs.
+        covariance: covariance of the fitted parameters; empty if the law was not fitted.
     """
 
     a: float
@@ -45,23 +48,24 @@ class ScalingLaw:
     covariance: tuple[tuple[float, ...], ...] = ()
 
     def error(self, compute: Any) -> Any:
-        """Return the law's error at a compute above 0: a number, or an array of them."""
+        """Return the law's error at a compute above 0: a number, or an array for an array."""
         return _error((self.a, self.b, self.c, self.d), compute)
 
     def interval(self, compute: Any) -> tuple[Any, Any]:
-        """Return (low, high) of the law's error with 95%, cut at 0, at a compute above 0 or an array of them.
+        """Return the 95% interval (low, high) of the law's error, at least 0, at a compute above 0 or an array of them.
 
-        To first order of the fit's covariance, and if the law holds there, which the runs cannot tell. A run scatters
-        around the law by the residual.
+        The interval is a first-order approximation from the fit's covariance. It assumes that the law holds at this
+        compute, and
+        does not include the scatter of single runs, which is the residual.
 
         Raises:
             UserError: the law was not fitted.
         """
         if not self.covariance:
             raise UserError("this law was not fitted and has no interval; use the result of fit_scaling_law")
-        slopes = _slopes((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
+        slopes = _derivatives((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
         variance = np.maximum(np.einsum("i...,ij,j...->...", slopes, np.array(self.covariance), slopes), 0.0)
-        margin = np.sqrt(variance) * _student(len(self.points) - len(self.intervals))
+        margin = np.sqrt(variance) * _student_quantile(len(self.points) - len(self.intervals))
         error = self.error(compute)
         return np.maximum(error - margin, 0.0), error + margin
 
@@ -71,47 +75,51 @@ class ScalingLaw:
 
 
 def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -> ScalingLaw:
-    """Fit by least squares of the errors, every run weighing the same.
+    """Fit the law by least squares of the errors; every run has the same weight.
 
-    The intervals are Student's t times the standard errors that the curvature of the squared residuals gives, cut at
-    0. They tell of noise in the runs, not of whether the law holds beyond them.
+    Intervals are Student's t times the standard errors from the curvature of the squared residuals, cut at 0. They
+    express
+    noise in the runs, not whether the law holds beyond them.
 
     Args:
-        points: (compute, error) of one run more than parameters; compute in any unit, which a and d take over.
-        shift: whether d is fitted, 5 runs at least. Else it is 0, 4 at least: for runs that are all beyond the start
-            of learning, which do not tell d from b.
+        points: (compute, error) of at least one run more than parameters; a and d use the unit of compute.
+        shift: fit d, which needs at least 5 runs. False sets it to 0 and needs 4 runs; use it if all runs are beyond
+            the start of learning, as such runs cannot distinguish d from b.
 
     Raises:
-        UserError: too few points or different computes, an impossible compute or error, or errors that do not fall.
+        UserError: there are too few points or different computes, a value is out of range, or the errors do not fall.
     """
     names = PARAMETERS if shift else PARAMETERS[:-1]
     if len(points) <= len(names):
         raise UserError(
-            f"{len(points)} runs are too few: the law has {len(names)} parameters, and its intervals need "
+            f"{len(points)} runs are too few, as the law has {len(names)} parameters and its intervals need "
             f"one run more; give at least {len(names) + 1}"
         )
-    for place, (x, y) in enumerate(points, start=1):
+    for index, (x, y) in enumerate(points, start=1):
         if not 0 < x < np.inf:
-            raise UserError(f"run {place} has a compute of {x:g}; it needs a finite number above 0")
+            raise UserError(f"run {index} has a compute of {x:g}; give a finite number above 0")
         if not 0 <= y < np.inf:
-            raise UserError(f"run {place} has an error of {y:g}; it needs a finite number of at least 0")
-    different = len({x for x, _ in points})
-    if different < len(names):
-        raise UserError(f"the runs have {different} different computes; {len(names)} parameters need at least as many")
+            raise UserError(f"run {index} has an error of {y:g}; give a finite number of at least 0")
+    num_computes = len({x for x, _ in points})
+    if num_computes < len(names):
+        raise UserError(
+            f"the runs have only {num_computes} different computes; give runs with at least {len(names)}, one "
+            "per parameter"
+        )
     compute, errors = np.array(points, dtype=np.float64).T
-    unit = float(np.exp(np.log(compute).mean()))  # the search runs on numbers around 1
+    unit = float(np.exp(np.log(compute).mean()))  # normalizes the search to numbers around 1
     a, b, c, d = _fit(compute / unit, errors, shift)
     parameters = np.array([a * unit**b, b, c, d * unit])
-    fitted = _error(parameters, compute)
-    if fitted.max() - fitted.min() <= 1e-9 * errors.max():
+    predictions = _error(parameters, compute)
+    if predictions.max() - predictions.min() <= 1e-9 * errors.max():
         raise UserError("the error does not fall as compute grows, so no scaling law can be fitted; check the columns")
-    residuals = fitted - errors
-    covariance, free = _covariance(parameters, compute, residuals, len(names)), parameters[: len(names)]
-    margins = np.sqrt(np.diag(covariance)) * _student(len(errors) - len(names))
-    low, high = np.maximum(free - margins, 0.0).tolist(), (free + margins).tolist()
+    residuals = predictions - errors
+    covariance, fitted_parameters = _covariance(parameters, compute, residuals, len(names)), parameters[: len(names)]
+    margins = np.sqrt(np.diag(covariance)) * _student_quantile(len(errors) - len(names))
+    low, high = np.maximum(fitted_parameters - margins, 0.0).tolist(), (fitted_parameters + margins).tolist()
     return ScalingLaw(
         *parameters.tolist(),
-        intervals={name: (low[place], high[place]) for place, name in enumerate(names)},
+        intervals={name: (low[index], high[index]) for index, name in enumerate(names)},
         residual=float(np.sqrt(np.mean(residuals**2))),
         points=tuple(zip(compute.tolist(), errors.tolist(), strict=True)),
         covariance=tuple(map(tuple, covariance.tolist())),
@@ -119,7 +127,7 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
 
 
 def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> None:
-    """Draw runs and law, both axes logarithmic, into a PNG file."""
+    """Plot runs and law with logarithmic axes into a PNG file."""
     from hf_vit.results.figures import new_figure, save_figure
 
     figure = new_figure(5.5, 4)
@@ -130,73 +138,77 @@ def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> Non
     axes.plot(compute, errors, "o", label=f"{len(errors)} runs")
     axes.set(xscale="log", yscale="log", xlabel=f"compute C ({unit})", ylabel="error E")
     if law.covariance:
-        axes.set_ylim(axes.get_ylim())  # an interval may reach down to 0
-        axes.fill_between(curve, *law.interval(curve), alpha=0.2, label=f"its {CONFIDENCE}%")
+        axes.set_ylim(axes.get_ylim())  # keeps the limits, as an interval may reach down to 0
+        axes.fill_between(curve, *law.interval(curve), alpha=0.2, label=f"{CONFIDENCE}% interval")
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
     save_figure(figure, path)
 
 
 def _fit(compute: Array, errors: Array, shift: bool) -> tuple[float, float, float, float]:
-    """Return (a, b, c, d) of the least squares: b and d are searched in logarithms, a and c follow linearly."""
+    """Return (a, b, c, d) of the least squares fit: b and d are searched in logarithms, a and c follow from them
+    linearly.
+    """
     from scipy.optimize import least_squares
 
-    searched = [_EXPONENTS, (1e-4 * compute.min(), 10 * compute.max())][: 1 + shift]
-    low, high = np.log(searched).T
+    ranges = [_EXPONENTS, (1e-4 * compute.min(), 10 * compute.max())][: 1 + shift]
+    low, high = np.log(ranges).T
 
     def parameters(logarithms: Array) -> tuple[float, float, float, float]:
+        """Return (a, b, c, d) for logarithms of b and d."""
         b, d = (*np.exp(logarithms).tolist(), 0.0)[:2]
-        a, c = _linear((compute + d) ** -b, errors)
+        a, c = _fit_linear((compute + d) ** -b, errors)
         return a, b, c, d
 
     def residuals(logarithms: Array) -> Array:
         return _error(parameters(logarithms), compute) - errors
 
-    places = np.stack(np.meshgrid(*np.linspace(low, high, _STARTS).T), axis=-1).reshape(-1, len(low))
-    starts = sorted(places, key=lambda place: float(np.square(residuals(place)).sum()))[:3]
+    grid_points = np.stack(np.meshgrid(*np.linspace(low, high, _STARTS).T), axis=-1).reshape(-1, len(low))
+    starts = sorted(grid_points, key=lambda start: float(np.square(residuals(start)).sum()))[:3]
     results = [
-        least_squares(residuals, place, bounds=(low, high), xtol=1e-12, ftol=1e-12, gtol=1e-12) for place in starts
+        least_squares(residuals, start, bounds=(low, high), xtol=1e-12, ftol=1e-12, gtol=1e-12) for start in starts
     ]
     return parameters(min(results, key=lambda result: result.cost).x)
 
 
-def _linear(powers: Array, errors: Array) -> tuple[float, float]:
-    """Return the a and c, of at least 0, that are best for errors = a * powers + c."""
-    centred = powers - powers.mean()
-    a = float(max(centred @ errors / (centred @ centred), 0.0))
+def _fit_linear(powers: Array, errors: Array) -> tuple[float, float]:
+    """Return the a and c of at least 0 that fit errors = a * powers + c best."""
+    centered = powers - powers.mean()
+    a = float(max(centered @ errors / (centered @ centered), 0.0))
     c = float(errors.mean() - a * powers.mean())
     return (a, c) if c >= 0 else (float(powers @ errors / (powers @ powers)), 0.0)
 
 
 def _error(parameters: Iterable[float], compute: Any) -> Any:
+    """Return the error of the law with parameters (a, b, c, d)."""
     a, b, c, d = parameters
     return a * (compute + d) ** -b + c
 
 
-def _slopes(parameters: Iterable[float], compute: Any) -> Array:
-    """Return the slopes of the error by a, b, c and d: [4, ...]."""
+def _derivatives(parameters: Iterable[float], compute: Any) -> Array:
+    """Return the derivatives [4, ...] of the error with respect to a, b, c and d."""
     a, b, _, d = parameters
     powers = (compute + d) ** -b
     return np.stack([powers, -a * np.log(compute + d) * powers, np.ones_like(powers), -a * b * powers / (compute + d)])
 
 
 def _covariance(parameters: Array, compute: Array, residuals: Array, count: int) -> Array:
-    """Return that of the fitted parameters: the inverse of J'J, times the variance of the residuals."""
-    slopes = _slopes(parameters, compute)[:count].T
-    sizes = np.linalg.norm(slopes, axis=0)
-    _, singular, directions = np.linalg.svd(slopes / sizes, full_matrices=False)
-    # What the runs do not tell apart has no slope: its interval becomes huge, not small.
-    singular = np.maximum(singular, np.finfo(float).eps)
-    spread = directions / singular[:, None] / sizes
+    """Return the covariance of the first `count` parameters: the inverse of J'J times the variance of the residuals."""
+    slopes = _derivatives(parameters, compute)[:count].T
+    norms = np.linalg.norm(slopes, axis=0)
+    _, singular_values, directions = np.linalg.svd(slopes / norms, full_matrices=False)
+    # Directions that the runs do not determine have a singular value of 0; the bound makes their intervals huge.
+    singular_values = np.maximum(singular_values, np.finfo(float).eps)
+    scaled_directions = directions / singular_values[:, None] / norms
     variance = residuals @ residuals / (len(compute) - count)
-    return variance * spread.T @ spread
+    return variance * scaled_directions.T @ scaled_directions
 
 
-def _student(freedom: int) -> float:
-    """Return how many standard errors the interval reaches to either side, for so many runs more than parameters."""
+def _student_quantile(degrees_of_freedom: int) -> float:
+    """Return the half-width of the interval in standard errors for this many degrees of freedom."""
     from scipy.stats import t
 
-    return float(t.ppf(0.5 + CONFIDENCE / 200, freedom))
+    return float(t.ppf(0.5 + CONFIDENCE / 200, degrees_of_freedom))
 
 
 COLUMNS = ("compute", "error")
@@ -206,12 +218,12 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
     """Return (compute, error) of every run in one source.
 
     Args:
-        source: a CSV file with the columns compute and error; a JSON file, a list of [compute, error] or of objects
-            with these two; or the folder (or its facts.json) of a trained model, which gives exaFLOPs of its training
-            and 1 - top-1 accuracy of the evaluation after it.
+        source: a CSV file with the columns compute and error; a JSON list of [compute, error] or of objects with these
+            two keys; or the folder (or its facts.json) of a trained model, which gives the exaFLOPs of its training and
+            1 - top-1 accuracy of the evaluation after it.
 
     Raises:
-        UserError: it is none of these, or a value in it is no number.
+        UserError: the source is none of these, or a value in it is not a number.
     """
     path = Path(source).expanduser()
     if path.is_dir() or path.name == FACTS_NAME:
@@ -219,38 +231,40 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
         if (run := measured_run(folder)) is None:
             raise UserError(f"{folder} has no training record in facts.json; give the folder of a trained model")
         if run.error is None:
-            raise UserError(f"{folder} has no evaluation record after its training; run hf-vit evaluate on it first")
+            raise UserError(
+                f"{folder} has no evaluation record after its training; run hf-vit evaluate on the model first"
+            )
         return [(run.training_flops / 1e18, run.error)]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise UserError(f"there is no {source}; give CSV or JSON files, or folders of trained models") from error
+        raise UserError(f"{source} does not exist; give CSV or JSON files, or folders of trained models") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{source} is not UTF-8 text; give CSV or JSON files, or folders of trained models") from error
     if text.lstrip()[:1] in ("[", "{"):
         try:
             entries = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path.name} is not valid JSON ({error}); write it again") from error
+            raise UserError(f"{path.name} is not valid JSON ({error}); correct it") from error
         if not isinstance(entries, list):
             example = '[{"compute": 1, "error": 0.5}, ...] or [[1, 0.5], ...]'
-            raise UserError(f"{path.name} holds no list; write {example}")
+            raise UserError(f"{path.name} does not contain a list; write {example}")
     else:
         rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
         if not set(COLUMNS) <= set(rows.fieldnames or ()):
             raise UserError(
-                f"{path.name} has the columns {', '.join(rows.fieldnames or ()) or '(none)'}; a first line must name "
-                f"{' and '.join(COLUMNS)}"
+                f"{path.name} has the columns {', '.join(rows.fieldnames or ()) or '(none)'}; name the columns "
+                f"{' and '.join(COLUMNS)} in the first line"
             )
         entries = list(rows)
     if not entries:
-        raise UserError(f"{source} holds no runs; give lines with compute and error")
+        raise UserError(f"{source} contains no runs; add lines with compute and error")
     points = list[tuple[float, float]]()
-    for place, entry in enumerate(cast("list[Any]", entries), start=1):
+    for index, entry in enumerate(cast("list[Any]", entries), start=1):
         try:
             compute, error = (entry[name] for name in COLUMNS) if isinstance(entry, dict) else entry
             points.append((float(compute), float(error)))
         except (KeyError, TypeError, ValueError) as reason:
-            where = f"{path.name}, run {place}"
-            raise UserError(f"{where}: {entry!r:.80} is not a pair of numbers (compute and error)") from reason
+            location = f"{path.name}, run {index}"
+            raise UserError(f"{location}: {entry!r:.80} is not a pair of numbers; give compute and error") from reason
     return points

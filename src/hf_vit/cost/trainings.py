@@ -1,4 +1,4 @@
-"""Time and money of a training from its FLOPs, beside what finished ones took (facts.json)."""
+"""Estimate time and money of a training from its FLOPs, and read the cost of finished trainings from facts.json."""
 
 import math
 import os
@@ -14,30 +14,31 @@ from hf_vit.cost.flops import Macs, forward_macs
 from hf_vit.cost.flops import training_flops as count_training
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.results.facts import Facts, Record, fraction
+from hf_vit.results.facts import Facts, Record, as_fraction
 
-# Of a peak rate, where nothing is measured: the original runs kept 0.32 (H/14) and 0.43 (L/16) of a TPUv3 core's
-# 61.5 TFLOP/s busy, see hf_vit.cost.blog.
+# Fraction of the peak rate if nothing was measured. The original trainings reached 0.32 (H/14) and 0.43 (L/16) of a
+# TPUv3 core's 61.5 TFLOP/s, see hf_vit.cost.blog.
 DEFAULT_UTILISATION = 0.4
-# Of an image: contrastive training runs two views through the model, and forward through a second, slower one.
+# Factor of contrastive training per image: two views pass forward and backward through the model, and forward
+# through its momentum copy.
 _CONTRASTIVE = 2 * (3 + 1) / 3
-_SECONDS = 0.3  # of measuring a rate
-_SIDES = {"cpu": 1024, "cuda": 8192}  # large enough for the full rate, small enough for many products in the time
+_SECONDS = 0.3  # duration of measuring a rate
+_SIDES = {"cpu": 1024, "cuda": 8192}  # matrix sizes that reach the full rate and still allow many products
 
 
 def matmul_flops_per_second(device: str = "cpu", precision: Literal["fp32", "bf16"] = "fp32") -> float:
-    """Return the FLOP/s of the fastest of many square matrix products on a torch device; takes a third of a second."""
-    place = torch.device(device)
-    side = _SIDES.get(place.type, 2048)
-    left = torch.ones(side, side, device=place, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    """Return the FLOP/s of the fastest of many square matrix products on a torch device, measured for 0.3 s."""
+    torch_device = torch.device(device)
+    side = _SIDES.get(torch_device.type, 2048)
+    left = torch.ones(side, side, device=torch_device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
 
     def wait() -> None:
-        if place.type != "cpu":
+        if torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
-    best, until = float("inf"), time.perf_counter() + _SECONDS
+    best, end = float("inf"), time.perf_counter() + _SECONDS
     torch.mm(left, left)
-    while best == float("inf") or time.perf_counter() < until:
+    while best == float("inf") or time.perf_counter() < end:
         wait()
         start = time.perf_counter()
         torch.mm(left, left)
@@ -49,9 +50,9 @@ def matmul_flops_per_second(device: str = "cpu", precision: Literal["fp32", "bf1
 @final
 @dataclass(frozen=True)
 class CostEstimate:
-    """What a training at devices * device_flops * utilisation FLOP/s is expected to take.
+    """The expected cost of a training at devices * device_flops * utilisation FLOP/s.
 
-    `price` is that of one device for an hour, `dollars` that of all device hours; None without a price.
+    `price` is dollars per device-hour, `dollars` the total price; both are None without a price.
     """
 
     training_flops: float
@@ -72,27 +73,29 @@ def estimate(
     utilisation: float = DEFAULT_UTILISATION,
     price: float | None = None,
 ) -> CostEstimate:
-    """Time and money of a training.
+    """Estimate time and money of a training.
 
     Args:
         training_flops: see `hf_vit.cost.training_flops`.
-        device_flops: peak FLOP/s of one device at the precision of the training, a multiply-add being 2.
-        devices: how many of them.
-        utilisation: share of the peak that the training keeps, losses to communication and input included.
-        price: dollars a device-hour.
+        device_flops: peak FLOP/s of one device in the training's precision, counting a multiply-add as 2.
+        devices: number of devices.
+        utilisation: fraction of the peak that the training reaches, including losses to communication and data loading.
+        price: dollars per device-hour.
 
     Raises:
-        UserError: a number that is not above 0 (a price may be 0), or a utilisation above 1.
+        UserError: a number is not above 0 (a price may be 0), or the utilization is above 1.
     """
     for name, value in (("FLOPs of the training", training_flops), ("device FLOP/s", device_flops)):
         if not 0 < value < math.inf:
-            raise UserError(f"{name}: {value:g} is not possible; give a finite number above 0")
+            raise UserError(f"the {name} are {value:g}; give a finite number above 0")
     if devices < 1:
-        raise UserError(f"{devices} devices cannot train; give at least 1")
+        raise UserError(f"the number of devices is {devices}; give at least 1")
     if not 0 < utilisation <= 1:
-        raise UserError(f"utilization {utilisation:g} must be above 0 and at most 1: a share of the peak")
+        raise UserError(
+            f"the utilization {utilisation:g} is out of range; give a fraction of the peak, above 0 and at most 1"
+        )
     if price is not None and not 0 <= price < math.inf:
-        raise UserError(f"price {price:g} is negative or not finite; give dollars per device-hour")
+        raise UserError(f"the price {price:g} is negative or not finite; give dollars per device-hour")
     seconds = training_flops / (devices * device_flops * utilisation)
     hours = devices * seconds / 3600
     dollars = None if price is None else hours * price
@@ -102,9 +105,9 @@ def estimate(
 @final
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A finished training: all images that it saw, and its seconds with evaluations and checkpoints.
+    """A finished training: the images of all epochs, and its duration including evaluations and checkpoints.
 
-    `error` is 1 - top-1 accuracy of the last evaluation after it; None without one.
+    `error` is 1 - top-1 accuracy of the last evaluation after it, or None.
     """
 
     folder: str
@@ -116,56 +119,65 @@ class MeasuredRun:
 
     @property
     def flops_per_second(self) -> float | None:
-        """Return what the training sustained, all its time counted."""
+        """Return the mean FLOP/s over the training's whole duration; None if the duration is unknown."""
         return self.training_flops / self.seconds if self.seconds else None
 
 
 def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
-    """Return the last training of a model folder; None if its facts.json records none.
+    """Return the last training of a model folder; None if facts.json records none.
 
     Raises:
-        UserError: facts.json or config.json is damaged, or the record does not tell how many images were seen.
+        UserError: facts.json or config.json is damaged, or the number of images is not recorded.
     """
     records = Facts.load(folder).records
-    places = [place for place, record in enumerate(records) if record.kind == "training"]
-    if not places:
+    indices = [index for index, record in enumerate(records) if record.kind == "training"]
+    if not indices:
         return None
-    training = records[places[-1]]
+    training = records[indices[-1]]
     config, task = find_config(folder)
     images = _count_images(training, Path(folder).name)
     passes = _CONTRASTIVE if training.values.get("objective") == "contrastive" else 1
-    accuracies = [fraction(each.values.get("top1")) for each in records[places[-1] :] if each.kind == "evaluation"]
-    last = next((accuracy for accuracy in reversed(accuracies) if accuracy is not None), None)
+    accuracies = [
+        as_fraction(record.values.get("top1")) for record in records[indices[-1] :] if record.kind == "evaluation"
+    ]
+    last_accuracy = next((accuracy for accuracy in reversed(accuracies) if accuracy is not None), None)
     return MeasuredRun(
         folder=Path(folder).name,
         images=images,
         training_flops=passes * count_training(config, images, task=task),
         seconds=training.seconds,
         hardware=str(training.hardware["name"]) if "name" in training.hardware else None,
-        error=None if last is None else 1 - last,
+        error=None if last_accuracy is None else 1 - last_accuracy,
     )
 
 
 def _count_images(training: Record, folder: str) -> float:
+    """Return how many images a training processed, counting repetitions."""
     values, recipe = training.values, training.values.get("recipe")
-    seen = values.get("images_seen")  # older records do not have it
-    if isinstance(seen, int | float):
-        return float(seen)
+    images_seen = values.get("images_seen")  # missing in older records
+    if isinstance(images_seen, int | float):
+        return float(images_seen)
     steps, batch = values.get("steps"), recipe.get("batch_size") if isinstance(recipe, dict) else None
     if not isinstance(steps, int | float) or not isinstance(batch, int | float):
         raise UserError(
             f"the training record in {folder}/facts.json lacks steps or recipe.batch_size, so its "
             "images cannot be counted; give --images"
         )
-    ratio = values.get("unlabelled_ratio", 0)  # a batch counts labeled images
+    ratio = values.get("unlabelled_ratio", 0)  # the batch size counts labeled images only
     return float(steps * batch * (1 + (ratio if isinstance(ratio, int) else 0)))
 
 
 @final
 @dataclass(frozen=True)
 class CostSummary:
-    """The cost of a model: multiply-adds of a forward pass by part, a training on so many images in all, its estimate
-    where a device was given, and the last training in the model's folder.
+    """The cost of a model.
+
+    Attributes:
+        macs: multiply-adds of a forward pass by part of the model.
+        images: training images of all epochs.
+        training_flops: FLOPs of a training on these images.
+        estimate: its expected time and price, if a device was given.
+        measured: the last training in the model's folder.
     """
 
     model: str
@@ -178,7 +190,7 @@ class CostSummary:
 
     @property
     def forward_flops(self) -> int:
-        """Return those of one image."""
+        """Return the FLOPs of a forward pass for one image."""
         return 2 * sum(self.macs.values())
 
 
@@ -193,35 +205,35 @@ def cost_summary(
     utilisation: float | None = None,
     price: float | None = None,
 ) -> CostSummary:
-    """Count a model's FLOPs and, as far as asked for, what a training takes.
+    """Count a model's FLOPs and, if asked for, estimate a training.
 
     Args:
         model: a variant such as "L/16", or the folder of a saved model.
-        image_size: (height, width) px; by default the model's own.
-        images: of the training set; by default those that a trained folder's facts.json tells of.
-        epochs: how often each is seen, 1 by default.
+        image_size: (height, width) px; by default the model's.
+        images: size of the training set; by default the number recorded in the folder's facts.json.
+        epochs: passes over the training set, 1 by default.
         devices, device_flops, utilisation, price: see `hf_vit.cost.estimate`.
 
     Raises:
-        UserError: bad input, or something asked for that needs what was not told.
+        UserError: an argument is out of range, or one that it needs is missing.
     """
     config, task = find_config(model)
     macs = forward_macs(config, image_size, task)
     run = measured_run(model) if Path(model).expanduser().is_dir() else None
     for name, value in {"--images": images, "--epochs": epochs}.items():
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{name} {value:g} is not possible; give a finite number above 0")
+            raise UserError(f"{name} {value:g} is out of range; give a finite number above 0")
     if images is None and epochs is not None:
-        raise UserError("epochs are counted in passes over a training set; give --images, the size of that set, too")
-    seen = images * (1 if epochs is None else epochs) if images is not None else run.images if run else None
-    flops = None if seen is None else count_training(config, seen, image_size, task)
+        raise UserError("--epochs was given without --images; also give --images, the size of the training set")
+    total_images = images * (1 if epochs is None else epochs) if images is not None else run.images if run else None
+    flops = None if total_images is None else count_training(config, total_images, image_size, task)
     options: dict[str, Any] = {"devices": devices, "utilisation": utilisation, "price": price}
     options = {name: value for name, value in options.items() if value is not None}
     if device_flops is None and options:
-        raise UserError("time and money follow from the rate of a device; give --device-flops, its peak FLOP/s")
+        raise UserError("time and price need the speed of a device; give --device-flops, its peak FLOP/s")
     if device_flops is not None and flops is None:
-        raise UserError("the time of a training follows from its images; give --images, and --epochs if above 1")
-    size, expected = as_pair(config.image_size if image_size is None else image_size), None
+        raise UserError("the time of a training needs its number of images; give --images, and --epochs if it is not 1")
+    size, cost_estimate = as_pair(config.image_size if image_size is None else image_size), None
     if device_flops is not None and flops is not None:
-        expected = estimate(flops, device_flops=device_flops, **options)
-    return CostSummary(str(model), size, macs, seen, flops, expected, run)
+        cost_estimate = estimate(flops, device_flops=device_flops, **options)
+    return CostSummary(str(model), size, macs, total_images, flops, cost_estimate, run)

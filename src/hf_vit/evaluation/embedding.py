@@ -30,9 +30,9 @@ from hf_vit.families import refuse_regression
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.optimizing import select_engine
 from hf_vit.repositories.stores import in_store, installed_for, place_of, saying_what, write
-from hf_vit.results.facts import exclusive
+from hf_vit.results.facts import lock_folder
 from hf_vit.results.redaction import redact_values
-from hf_vit.results.writing import refuse_address, remove_remains, saying_why, write_atomically
+from hf_vit.results.writing import explain_write_errors, reject_url, remove_leftovers, write_atomically
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -490,7 +490,7 @@ class OutputFolder:
                 raise UserError(f"the output {place} is a bucket without a folder; give one, such as {example}")
             return folder
         path = place_of(place)
-        refuse_address(path)
+        reject_url(path)
         if path.exists() and not path.is_dir():
             raise UserError(f"the output {path} is a file; choose a new or empty folder")
         return cls(str(path))
@@ -506,7 +506,7 @@ class OutputFolder:
     def names(self) -> set[str]:
         """Return what is in it, folders with a / at their end; nothing where it is not there."""
         if self.path is not None:
-            remove_remains(self.path)
+            remove_leftovers(self.path)
             return {each.name + "/" * each.is_dir() for each in self.path.iterdir()} if self.path.exists() else set()
         store, place = self._open_store()
         with saying_what(self, "listed"):
@@ -531,7 +531,7 @@ class OutputFolder:
         if self.path is None:
             write(f"{self}/{name}", content)
             return
-        with saying_why(self.path):
+        with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / name, content)
 
@@ -541,9 +541,9 @@ class OutputFolder:
         if self.path is None:
             yield
             return
-        with saying_why(self.path):
+        with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with exclusive(self.path):
+        with lock_folder(self.path):
             yield
 
     def _open_store(self) -> tuple[Any, str]:

@@ -25,9 +25,9 @@ from hf_vit.families import problem_type_of
 from hf_vit.loading.model import LoadedModel, get_label_names
 from hf_vit.loading.outputs import detect, get_dense_task, segment
 from hf_vit.repositories.stores import StoreError, in_store, is_folder, matches, place_of, write
-from hf_vit.results.delivery import free_folder, new_folder
-from hf_vit.results.facts import Facts, fraction
-from hf_vit.results.writing import new_file, saying_why, scratch_folder
+from hf_vit.results.delivery import new_folder, prepare_output
+from hf_vit.results.facts import Facts, as_fraction
+from hf_vit.results.writing import explain_write_errors, new_file, scratch_folder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -278,7 +278,7 @@ def write_predictions(
         while batch := list(islice(predictions, _ROWS)):
             passed_over += [each for each in batch if each.problem is not None]
             rows = [_row(each, schema.names) for each in batch]
-            with saying_why(place):
+            with explain_write_errors(place):
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
     return passed_over
 
@@ -308,7 +308,7 @@ def _thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, float] 
     records = Facts.load(subject.folder).records if subject.folder is not None else []
     fitted = [record.values.get("thresholds") for record in records if "mean_average_precision" in record.values]
     told = fitted[-1] if fitted else dict.fromkeys(names, 0.5)
-    known = {name: fraction(told.get(name)) for name in names} if isinstance(told, dict) else dict.fromkeys(names)
+    known = {name: as_fraction(told.get(name)) for name in names} if isinstance(told, dict) else dict.fromkeys(names)
     if missing := [name for name, threshold in known.items() if threshold is None]:
         raise UserError(
             f"facts.json has no threshold for the class {missing[0]}; run hf-vit evaluate --protocol multi-label"
@@ -352,7 +352,7 @@ def write_dense_predictions(
     It holds predictions.json, a list of {"image", "answers", "mask", "picture", "problem"} (what there is of them), and
     the PNG files that these name: masks/NAME.png and pictures/NAME.png.
     """
-    place, names = free_folder(Path(output)), set[str]()
+    place, names = prepare_output(Path(output)), set[str]()
     passed_over, listed = list[DensePrediction](), list[dict[str, Any]]()
     with new_folder(place) as folder:
         for each in predictions:
@@ -364,7 +364,7 @@ def write_dense_predictions(
                 continue
             entry["answers"] = each.answers
             entry |= _drawn(each, folder, _free_name(Path(each.image).stem, names))
-        with saying_why(place):
+        with explain_write_errors(place):
             (folder / PREDICTIONS_NAME).write_text(json.dumps(listed, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return passed_over
 
@@ -378,7 +378,7 @@ def _drawn(prediction: DensePrediction, folder: Path, name: str) -> dict[str, st
     for key, image in (("mask", mask), ("picture", prediction.picture)):
         if image is not None:
             written[key] = f"{key}s/{name}.png"
-            with saying_why(folder):
+            with explain_write_errors(folder):
                 (folder / f"{key}s").mkdir(exist_ok=True)
                 image.save(folder / written[key])
     return written

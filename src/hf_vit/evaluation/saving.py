@@ -11,7 +11,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.families import problem_type_of
-from hf_vit.hub.card_metadata import current_records
+from hf_vit.hub.card_metadata import select_current
 from hf_vit.loading.optimizing import record_engine
 from hf_vit.results.facts import Facts, Record, append_record, new_record
 from hf_vit.results.figures import save_figure
@@ -61,7 +61,7 @@ def save_protocol(
         drawn = _draw(run, Path(output), name, drawn_before(document))
         write_atomically(document, _document(run, drawn))
     elif home is not None and replaces_pictures(run.examination, run.protocol, home):
-        drawn = [record.values.get("pictures") for record in Facts.load(home).of_kind("evaluation")]
+        drawn = [record.values.get("pictures") for record in Facts.load(home).filter_kind("evaluation")]
         ours = [each for names in drawn if isinstance(names, list | dict) for each in names]
         pictures = _draw(run, home, f"{PICTURE_PREFIX}{name}", ours)
     if home is None:
@@ -166,10 +166,10 @@ def replaces_pictures(examination: Examination, protocol: str, folder: Any) -> b
     if protocol != "top1" or training is None or training.data is None:
         return True
     own = training.data.fingerprint
-    shown = [record for record in current_records(facts) if isinstance(record.values.get("pictures"), list)]
+    shown = [record for record in select_current(facts) if isinstance(record.values.get("pictures"), list)]
     is_shown = any(record.data is not None and record.data.fingerprint == own for record in shown)
     return not is_shown or examination.data.fingerprint == own
 
 
 def _training(facts: Facts) -> Record | None:
-    return next(iter(reversed(facts.of_kind("training"))), None)
+    return next(iter(reversed(facts.filter_kind("training"))), None)

@@ -1,1 +1,1 @@
-"""Sharing models: the card with measured facts, and what concerns the Hub."""
+"""Share models on the Hub: write model cards, push, and verify."""

@@ -1,4 +1,4 @@
-"""The model card, README.md, rendered from facts.json and config.json: it states what was measured and nothing else."""
+"""Render the model card README.md from facts.json and config.json; it states only what was measured."""
 
 import json
 import os
@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.errors import UserError, one_line
-from hf_vit.hub.card_metadata import check_license, declared_license, inherited_license, load_facts, metadata_of
-from hf_vit.hub.card_sections import Markdown, code_block, code_span, sections, text
-from hf_vit.hub.example import Architecture, example
-from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, example_images, read_config
+from hf_vit.hub.card_metadata import check_license, declared_license, inherited_license, load_facts, make_metadata
+from hf_vit.hub.card_sections import Markdown, code_block, code_span, make_sections, text
+from hf_vit.hub.example import Architecture, make_example
+from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, list_examples, read_config
 from hf_vit.hub.published_results import hub_id
 from hf_vit.repositories.hub import check_repo_id
-from hf_vit.results.facts import Facts, exclusive
+from hf_vit.results.facts import Facts, lock_folder
 from hf_vit.results.writing import write_atomically
 
 MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
-_JOULES = 3.6e6  # of a kWh
+_JOULES_PER_KWH = 3.6e6
 
 
 def write_card(
@@ -29,22 +29,24 @@ def write_card(
     license: str | None = None,
     share_images: bool = False,
 ) -> Path:
-    """Write `folder/README.md` in one move, replacing what is there; the arguments are those of `render_card`."""
+    """Render the card and write it to `folder/README.md`, replacing an existing file; see `render_card` for the
+    arguments.
+    """
     path = Path(folder) / CARD_NAME
     write_atomically(path, render_card(folder, repo_id=repo_id, license=license, share_images=share_images))
     return path
 
 
 def refresh_card(folder: str | os.PathLike[str], *, license: str | None = None) -> Path | None:
-    """Render the card again after new facts, unless somebody wrote README.md by hand (None then)."""
+    """Render the card again after facts.json changed, or return None if README.md was written by hand."""
     if (Path(folder) / CARD_NAME).exists() and not is_rendered(folder):
         return None
-    with exclusive(folder):  # else a card of earlier facts could come last
+    with lock_folder(folder):  # otherwise a process with older facts could write last
         return write_card(folder, license=license)
 
 
 def is_rendered(folder: str | os.PathLike[str]) -> bool:
-    """Return whether `folder/README.md` was rendered from facts, so that rendering it again loses nobody's words."""
+    """Return whether `folder/README.md` was rendered by hf_vit and can be rendered again without losing edits."""
     try:
         return MARKER in (Path(folder) / CARD_NAME).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -58,16 +60,16 @@ def render_card(
     license: str | None = None,
     share_images: bool = False,
 ) -> str:
-    """Return the card of a model folder, metadata included. A section whose facts are missing is absent.
+    """Return the model card with its metadata; sections without facts are left out.
 
     Args:
-        folder: holds config.json; weights, facts.json and pictures are used as far as they are there.
-        repo_id: the name in the code examples; by default the one of the card that is there, else the folder's name.
-        license: Hub license id; by default the one of the card that is there, else the base model's, or none.
-        share_images: show pictures with images of the data in them (mistakes, attention over images), too.
+        folder: a model folder with config.json; weights, facts.json and plots are used if present.
+        repo_id: name in the code examples; by default the one in the current card, else the folder's name.
+        license: Hub license id; by default the one in the current card, else the base model's, if known.
+        share_images: include plots that show images of the data (mistakes, attention over images).
 
     Raises:
-        UserError: there is no config.json, or it, facts.json or the weights are damaged.
+        UserError: config.json is missing, or it, facts.json or the weights are damaged.
     """
     from jinja2 import Environment
 
@@ -76,41 +78,47 @@ def render_card(
         check_license(license)
     config = read_config(folder)
     facts = load_facts(folder, config)
-    name = one_line(repo_id or _repo_of_present_card(folder) or folder.resolve().name)
+    name = one_line(repo_id or _read_repo_id(folder) or folder.resolve().name)
     license = license or declared_license(folder) or inherited_license(facts)
-    metadata = metadata_of(config, facts, name, license, example_images(folder))
-    context = sections(folder, config, facts, share_images, on_hub="/" in name) | _examples(folder, config, name)
+    metadata = make_metadata(config, facts, name, license, list_examples(folder))
+    context = make_sections(folder, config, facts, share_images, on_hub="/" in name) | _usage_examples(
+        folder, config, name
+    )
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
-    # Whatever the template prints is escaped, unless it is Markdown already: a field that is forgotten is harmless.
+    # `finalize=text` escapes every value that is not `Markdown`, so that no field can add markup.
     card = Environment(finalize=text, autoescape=False).from_string(template)
-    given = {"card_data": Markdown(metadata.to_yaml()), "marker": Markdown(MARKER), "title": name.rpartition("/")[2]}
-    return card.render(**given, **context).rstrip() + "\n"
+    card_values = {
+        "card_data": Markdown(metadata.to_yaml()),
+        "marker": Markdown(MARKER),
+        "title": name.rpartition("/")[2],
+    }
+    return card.render(**card_values, **context).rstrip() + "\n"
 
 
-def _examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]:
-    """Return how the model is used: with the package, by the code beside its weights, from the command line."""
+def _usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]:
+    """Return the card's examples: with hf_vit, with the code beside the weights, and the commands."""
 
     def block(architecture: Architecture) -> Markdown:
-        return code_block(example(config, name, architecture), "python")
+        return code_block(make_example(config, name, architecture), "python")
 
-    def command(*words: str) -> Markdown:
-        return code_span(shlex.join(["hf-vit", *words]))
+    def command(*arguments: str) -> Markdown:
+        return code_span(shlex.join(["hf-vit", *arguments]))
 
-    runs = config.own_class is None  # by commands, which run no code of a folder
-    has_page = config.is_ours and config.is_classifier and not config.is_regression and runs
-    travels = any((folder / f"{target.partition('.')[0]}.py").is_file() for target in config.code_targets)
+    has_commands = config.own_class is None  # commands run no code from a model folder
+    has_page = config.is_ours and config.is_classifier and not config.is_regression and has_commands
+    has_code = any((folder / f"{target.partition('.')[0]}.py").is_file() for target in config.code_targets)
     return {
         "is_ours": config.is_ours,
         "example": block("hf_vit" if config.is_ours else "transformers"),
-        "example_without_package": block("travelling") if config.is_ours and travels else None,
+        "example_without_package": block("travelling") if config.is_ours and has_code else None,
         "verify_command": command("verify", name, "--results") if "/" in name else None,
         "page_command": command("page", name, "--output", "page") if has_page else None,
-        "predict_command": command("predict", name, "image.png") if runs else None,
+        "predict_command": command("predict", name, "image.png") if has_commands else None,
     }
 
 
-def _repo_of_present_card(folder: Path) -> str | None:
-    """Return the name in the code examples of the present card, if it was rendered."""
+def _read_repo_id(folder: Path) -> str | None:
+    """Return the repository name in the code examples of the current card; None if it was written by hand."""
     if not is_rendered(folder):
         return None
     line = re.search(r'^repo = (".*")$', (folder / CARD_NAME).read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -120,33 +128,33 @@ def _repo_of_present_card(folder: Path) -> str | None:
         return None
 
 
-# What the author states, kept beside the record that it belongs to
+# Facts that the author states
 
 
-def state_power(folder: str | os.PathLike[str], watts: float, grams_per_kwh: float | None = None) -> None:
-    """Keep with the last training of a model what its machine drew, and what that came to.
+def record_power(folder: str | os.PathLike[str], watts: float, grams_per_kwh: float | None = None) -> None:
+    """Add the energy of a model's last training to its record, computed from the stated power.
 
     Args:
-        folder: of the model; the training's record in its facts.json tells the seconds.
-        watts: mean power of all that trained, processors and cooling as far as they are to count.
-        grams_per_kwh: of CO2 equivalent, of the electricity there; None for energy alone.
+        folder: the model's folder; facts.json holds the training's duration.
+        watts: mean power of all hardware that should count, including processors and cooling.
+        grams_per_kwh: carbon intensity of the electricity in grams of CO2 equivalent per kWh; None records energy only.
 
     Raises:
-        UserError: there is no training whose time was measured, or a number is no power or no carbon intensity.
+        UserError: facts.json has no training with a duration, or a number is out of range.
     """
     if not watts > 0 or not (grams_per_kwh is None or grams_per_kwh >= 0):
         raise UserError(
             f"{watts:g} W and {grams_per_kwh} g/kWh are out of range; give watts above 0 and grams of at least 0"
         )
-    with exclusive(folder):
+    with lock_folder(folder):
         facts = Facts.load(folder)
         training = facts.latest("training")
         if training is None or training.seconds is None:
             raise UserError(
                 f"facts.json of {folder} has no training record with a measured time, so the energy cannot "
-                "be computed; leave --power out"
+                "be computed; remove --power"
             )
-        kwh = training.seconds * watts / _JOULES
+        kwh = training.seconds * watts / _JOULES_PER_KWH
         energy: dict[str, Any] = {"stated_watts": watts, "kwh": float(f"{kwh:.6g}")}
         if grams_per_kwh is not None:
             grams = float(f"{kwh * grams_per_kwh:.6g}")
@@ -155,25 +163,25 @@ def state_power(folder: str | os.PathLike[str], watts: float, grams_per_kwh: flo
         facts.save(folder)
 
 
-def state_space(folder: str | os.PathLike[str], space: str) -> None:
-    """Keep with a model's latest training or conversion which Space shows it: every later card links to it.
+def record_space(folder: str | os.PathLike[str], space: str) -> None:
+    """Add the Space that shows a model to its last training or conversion record; later cards link to it.
 
     Args:
-        folder: of the model.
+        folder: the model's folder.
         space: user/name of the Space.
 
     Raises:
-        UserError: it cannot be a Space's name, or there is no record of a training or conversion.
+        UserError: the name is not valid, or facts.json has no training or conversion.
     """
     check_repo_id(space)
     if hub_id(space) != space:
-        raise UserError(f"the Space '{space}' lacks its owner, and the card links to it; give user/name")
-    with exclusive(folder):
+        raise UserError(f"the Space '{space}' has no owner, which the card's link needs; give user/name")
+    with lock_folder(folder):
         facts = Facts.load(folder)
         if not (origins := facts.origins()):
             raise UserError(
-                f"facts.json of {folder} has no training or conversion record to store --space {space} "
-                "with; leave --space out"
+                f"facts.json of {folder} has no training or conversion record to which --space {space} could be "
+                "added; remove --space"
             )
         origins[-1].values["space"] = space
         facts.save(folder)

@@ -1,4 +1,4 @@
-"""The metadata of a model card, which the Hub reads: made from facts and config, and checked before it is sent."""
+"""Make and check the metadata of a model card, which the Hub reads."""
 
 import os
 import re
@@ -10,13 +10,13 @@ from urllib.parse import quote
 from hf_vit.errors import UserError, one_line
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig
 from hf_vit.hub.published_results import (
-    ON_FEATURES,
+    FEATURE_PROTOCOLS,
     PUBLISHED,
     TASK_TYPES,
+    find_protocol,
     hub_dataset,
     hub_id,
-    index_entries,
-    protocol_of,
+    make_index_entries,
 )
 from hf_vit.repositories.reading import reading
 from hf_vit.results.facts import DataFact, Facts, Record
@@ -27,44 +27,49 @@ if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
 
 NO_LICENSE = (
-    "the license is unknown; give one, for example --license apache-2.0, mit or cc-by-4.0 (a base model's "
-    "license is inherited if its card declares it)"
+    "the model's license is unknown; give one, for example --license apache-2.0, mit or cc-by-4.0 (the "
+    "license of a base model is used if its card declares it)"
 )
-_FRONT = re.compile(r"^\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
+_METADATA_BLOCK = re.compile(r"^\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _REPO_ID = re.compile(r"https?://\S+|[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
-# Which records count
+# Choosing records
 
 
 def load_facts(folder: str | os.PathLike[str], config: ModelConfig) -> Facts:
-    """Return the facts of a model folder, of a regression model without accuracies: earlier versions measured some."""
+    """Return the facts of a model folder, without accuracies that earlier versions measured for regression models."""
     facts = Facts.load(folder)
     if not config.is_regression:
         return facts
-    kept = [each for each in facts.records if each.kind != "evaluation" or each.values.get("protocol") in ON_FEATURES]
-    return Facts(records=kept)
+    records = [
+        record
+        for record in facts.records
+        if record.kind != "evaluation" or record.values.get("protocol") in FEATURE_PROTOCOLS
+    ]
+    return Facts(records=records)
 
 
-def current_records(facts: Facts) -> list[Record]:
-    """Return the records from the last change of the weights on."""
-    changed = [place for place, record in enumerate(facts.records) if record.kind in ("training", "conversion")]
-    return facts.records[changed[-1] if changed else 0 :]
+def select_current(facts: Facts) -> list[Record]:
+    """Return the last training or conversion and all records after it: those that describe the current weights."""
+    weight_changes = [index for index, record in enumerate(facts.records) if record.kind in ("training", "conversion")]
+    return facts.records[weight_changes[-1] if weight_changes else 0 :]
 
 
-def latest_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> list[Record]:
-    """Return the last evaluation by these protocols of every data split, made after the weights were last changed.
+def select_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> list[Record]:
+    """Return the last evaluation of the current weights by these protocols, for every data set and split.
 
-    Data that has changed is other data. Neither images that were fed otherwise than the image processor says, nor fewer
-    of them, take the place of what was measured in full. Results of training images are left out.
+    Another fingerprint means another data set. An evaluation of fewer images, or of images that were not preprocessed
+    by the
+    image processor, does not replace a complete one. Results on the training split are left out.
     """
     latest: dict[object, Record] = {}
-    for record in current_records(facts):
-        if record.kind == "evaluation" and protocol_of(record) in protocols:
+    for record in select_current(facts):
+        if record.kind == "evaluation" and find_protocol(record) in protocols:
             data = record.data or DataFact(name="unnamed")
             key = (data.name, data.split, data.fingerprint)
-            if key in latest and _fullness(record) < _fullness(latest[key]):
+            if key in latest and _completeness(record) < _completeness(latest[key]):
                 continue
             latest.pop(key, None)
             if data.split != "train":
@@ -72,51 +77,55 @@ def latest_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> li
     return list(latest.values())
 
 
-def _fullness(evaluation: Record) -> tuple[bool, int]:
+def _completeness(evaluation: Record) -> tuple[bool, int]:
+    """Return a sort key: evaluations preprocessed by the image processor first, then by number of images."""
     return not evaluation.values.get("fed"), (evaluation.data and evaluation.data.size) or 0
 
 
-def own_evaluation(facts: Facts) -> Record | None:
-    """Return of these the one of the data that the model was trained for, else the last."""
-    results, trained = latest_evaluations(facts), _trained_fingerprint(facts)
-    own = [record for record in results if record.data and record.data.fingerprint == trained]
-    return next(reversed(own or results), None)
+def main_evaluation(facts: Facts) -> Record | None:
+    """Return the evaluation on the training's data set, or else the last evaluation; None if there is none."""
+    results, fingerprint = select_evaluations(facts), _trained_fingerprint(facts)
+    matching = [record for record in results if record.data and record.data.fingerprint == fingerprint]
+    return next(reversed(matching or results), None)
 
 
-def indexed_evaluations(facts: Facts) -> list[Record]:
-    """Return of these what others may compare by: no image of it was trained on, or fed in another way.
+def comparable_evaluations(facts: Facts) -> list[Record]:
+    """Return the evaluations that can be compared with other models.
 
-    Of data that has changed the state of the training counts, or the last one.
+    Left out are results on images that the model was trained on, and on images not preprocessed by the image processor.
+    If a
+    data set has changed, the version used in training is preferred, otherwise the last one.
     """
-    trained, chosen = _trained_fingerprint(facts), dict[object, Record]()
-    for record in latest_evaluations(facts, tuple(PUBLISHED)):
+    fingerprint, selected = _trained_fingerprint(facts), dict[object, Record]()
+    for record in select_evaluations(facts, tuple(PUBLISHED)):
         if record.values.get("trained_images") or record.values.get("fed"):
             continue
         data = record.data or DataFact(name="unnamed")
-        before = chosen.get((data.name, data.split))
-        if before is None or before.data is None or before.data.fingerprint != trained:
-            chosen[data.name, data.split] = record
-    return list(chosen.values())
+        previous = selected.get((data.name, data.split))
+        if previous is None or previous.data is None or previous.data.fingerprint != fingerprint:
+            selected[data.name, data.split] = record
+    return list(selected.values())
 
 
 def _trained_fingerprint(facts: Facts) -> str | None:
-    data = [record.data for record in facts.of_kind("training")]
+    """Return the fingerprint of the last training's data; None if unknown."""
+    data = [record.data for record in facts.filter_kind("training")]
     return data[-1].fingerprint if data and data[-1] else None
 
 
-# The license: what a card declares; nobody's is assumed
+# License: only what a card declares
 
 
 def check_license(license: str) -> None:
-    """Refuse what the Hub knows for no license id."""
+    """Raise a UserError if the text does not have the form of a Hub license id."""
     if not _LICENSE.fullmatch(license):
         raise UserError(
-            f"license '{license}' is not a license id of the Hub; use for example apache-2.0, mit or cc-by-4.0"
+            f"the license '{license}' is not a license id of the Hub; give for example apache-2.0, mit or cc-by-4.0"
         )
 
 
 def declared_license(folder: Path) -> str | None:
-    """Return the license in the metadata of `folder/README.md`; None without card, metadata or license."""
+    """Return the license in the metadata of `folder/README.md`; None if there is no card, metadata or license."""
     import yaml
     from huggingface_hub import ModelCard
 
@@ -124,20 +133,20 @@ def declared_license(folder: Path) -> str | None:
         return None
     try:
         license = ModelCard.load(folder / CARD_NAME).data.get("license")
-    except (ValueError, TypeError, yaml.YAMLError):  # no readable metadata: nothing is declared
+    except (ValueError, TypeError, yaml.YAMLError):  # unreadable metadata declares no license
         return None
     return license if isinstance(license, str) else None
 
 
 def inherited_license(facts: Facts) -> str | None:
-    """Return that of the checkpoint which the last training began with, as its card declared it."""
-    trainings = facts.of_kind("training")
+    """Return the license of the base model of the last training, as its card declared it; None if unknown."""
+    trainings = facts.filter_kind("training")
     license = trainings[-1].values.get("base_license") if trainings else None
     return license if isinstance(license, str) and _LICENSE.fullmatch(license) else None
 
 
-def license_of(model: str) -> str | None:
-    """Return the license of a folder or repository to start from; None if none is declared or the Hub is silent."""
+def find_license(model: str) -> str | None:
+    """Return the declared license of a model folder or Hub repository; None if it has none or cannot be reached."""
     from huggingface_hub import hf_hub_download
 
     if (folder := Path(model).expanduser()).is_dir():
@@ -151,41 +160,41 @@ def license_of(model: str) -> str | None:
         return None
 
 
-def common_license(models: list[str]) -> str | None:
-    """Return the one license of several checkpoints; None where they differ, or one declares none."""
-    licenses = {license_of(model) for model in models}
+def find_common_license(models: list[str]) -> str | None:
+    """Return the license of several checkpoints; None if they differ or one declares none."""
+    licenses = {find_license(model) for model in models}
     return licenses.pop() if len(licenses) == 1 else None
 
 
-def need_license(license: str | None, base: str | None) -> None:
-    """Ask for a license before work that ends with sharing is begun."""
+def require_license(license: str | None, base: str | None) -> None:
+    """Raise a UserError if the license of a model to be shared is unknown, before the training begins."""
     if license is not None:
         check_license(license)
-    elif base is None or license_of(base) is None:
+    elif base is None or find_license(base) is None:
         raise UserError(NO_LICENSE)
 
 
-# The metadata
+# Metadata
 
 
-def metadata_of(
+def make_metadata(
     config: ModelConfig, facts: Facts, repo: str, license: str | None, examples: Sequence[str] = ()
 ) -> "ModelCardData":
     """Return the card's metadata.
 
     Args:
-        config, facts: of the model's folder.
-        repo: user/name, or the model's name alone.
+        config, facts: config.json and facts.json of the model.
+        repo: user/name, or only the model's name.
         license: Hub license id.
-        examples: images of the repository that its page offers to try.
+        examples: images in the repository that the model's Hub page offers as examples.
     """
     from huggingface_hub import ModelCardData, constants
 
-    trainings, results = facts.of_kind("training"), index_entries(indexed_evaluations(facts), repo)
+    trainings, results = facts.filter_kind("training"), make_index_entries(comparable_evaluations(facts), repo)
     datasets = {name for record in trainings if record.data and (name := hub_dataset(record.data))}
-    bases, relation = _base_models(config, trainings)
-    carbon = _emissions(trainings[-1]) if trainings else None
-    task = _task_of(config)
+    bases, relation = _find_base_models(config, trainings)
+    emissions = _describe_emissions(trainings[-1]) if trainings else None
+    task = _pipeline_tag(config)
     files = f"{redact_message(constants.ENDPOINT)}/{repo}/resolve/main"
     widget = [
         {"src": f"{files}/{quote(path)}", "example_title": one_line(PurePath(path).stem)}
@@ -203,12 +212,12 @@ def metadata_of(
         model_name=repo.rpartition("/")[2] if results else None,
         eval_results=results or None,
         widget=widget or None,
-        co2_eq_emissions=carbon,
+        co2_eq_emissions=emissions,
     )
 
 
-def _task_of(config: ModelConfig) -> str | None:
-    """Return the task in the Hub's words, which has none for the regression of images."""
+def _pipeline_tag(config: ModelConfig) -> str | None:
+    """Return the Hub's name of the task; None for image regression, for which the Hub has no name."""
     if config.dense_head is not None:
         return TASK_TYPES[config.dense_head.task]
     if config.is_regression:
@@ -216,8 +225,10 @@ def _task_of(config: ModelConfig) -> str | None:
     return "image-classification" if config.is_classifier else "image-feature-extraction"
 
 
-def _base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple[list[str], str]:
-    """Return what of the Hub the weights were made of, and how: the words are the Hub's (docs/hub/model-cards)."""
+def _find_base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple[list[str], str]:
+    """Return the Hub models that the weights were made from, and the relation in the Hub's words (docs/hub/model-
+    cards).
+    """
     recipe = trainings[-1].values.get("recipe") if trainings else None
     if isinstance(recipe, dict) and recipe.get("soup"):
         names = map(hub_id, str(recipe.get("ingredients", "")).split(", "))
@@ -227,35 +238,35 @@ def _base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple[list
     return bases[-1:], relation
 
 
-def _emissions(training: Record) -> dict[str, Any] | None:
-    """Return grams of CO2, and how they were reckoned (docs/hub/model-cards-co2); None where nothing was stated."""
+def _describe_emissions(training: Record) -> dict[str, Any] | None:
+    """Return the metadata for grams of CO2 (docs/hub/model-cards-co2); None if no power was stated."""
     energy = training.values.get("energy")
     if not isinstance(energy, dict) or not isinstance(grams := energy.get("grams_co2"), float | int):
         return None
     watts, intensity = energy.get("stated_watts"), energy.get("stated_grams_co2_per_kwh")
-    told: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "emissions": grams,
         "source": f"{training.seconds:g} s measured by hf-vit x {watts} W x {intensity} g/kWh, which the author states",
         "training_type": "fine-tuning" if training.values.get("base_model") else "pre-training",
     }
-    return told | ({"hardware_used": str(name)} if (name := training.hardware.get("name")) else {})
+    return metadata | ({"hardware_used": str(name)} if (name := training.hardware.get("name")) else {})
 
 
-def metadata_errors(card: str) -> list[str]:
-    """Return what the Hub would refuse in a card's metadata, field by field; checked without a connection."""
+def find_metadata_errors(card: str) -> list[str]:
+    """Return the errors for which the Hub would refuse a card's metadata; no connection is needed."""
     import yaml
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
-    front = _FRONT.match(card)
-    if not front:
-        return ["README.md has no metadata (a block between two lines of ---); it needs a license at least"]
+    block = _METADATA_BLOCK.match(card)
+    if not block:
+        return ["README.md has no metadata; add a block between two lines of --- with at least a license"]
     try:
-        metadata: Any = yaml.safe_load(front[1])
+        metadata: Any = yaml.safe_load(block[1])
     except yaml.YAMLError as error:
         return [f"README.md: {' '.join(str(error).split())}"]
     if not isinstance(metadata, dict):
-        return ["README.md: the metadata is not a list of fields"]
-    errors = _field_errors(metadata)  # pyright: ignore[reportUnknownArgumentType]
+        return ["README.md: the metadata is not a mapping of field names to values"]
+    errors = _find_field_errors(metadata)  # pyright: ignore[reportUnknownArgumentType]
     try:
         if (index := metadata.get("model-index")) is not None:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
             model_index_to_eval_results(index)  # pyright: ignore[reportUnknownArgumentType]
@@ -264,7 +275,8 @@ def metadata_errors(card: str) -> list[str]:
     return errors
 
 
-def _field_errors(metadata: dict[str, Any]) -> list[str]:
+def _find_field_errors(metadata: dict[str, Any]) -> list[str]:
+    """Return an error for every field whose value the Hub would refuse."""
     errors = [] if metadata.get("license") else ["license is missing"]
     for field in ("license", "tags", "datasets", "base_model", "metrics"):
         value = metadata.get(field)
@@ -273,7 +285,9 @@ def _field_errors(metadata: dict[str, Any]) -> list[str]:
             if not isinstance(item, str):
                 errors.append(f"{field}: {item!r} is not text")
             elif field == "license" and not _LICENSE.fullmatch(item):
-                errors.append(f"license: '{item}' is not a license id of the Hub (such as apache-2.0, mit, cc-by-4.0)")
+                errors.append(
+                    f"license: '{item}' is not a license id of the Hub (use for example apache-2.0, mit, cc-by-4.0)"
+                )
             elif field in ("datasets", "base_model") and not _REPO_ID.fullmatch(item):
                 errors.append(f"{field}: '{item}' is not the name of a repository")
     for field in ("library_name", "pipeline_tag"):

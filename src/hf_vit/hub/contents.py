@@ -1,6 +1,7 @@
-"""What a model's or a page's folder shares: what this package writes, by its name, and nothing else.
+"""Collect the files of a model or page that are shared: only those that hf_vit writes.
 
-Whoever wrote the folder is not trusted: no link leads out of it, no token and no image of the data goes along unasked.
+The author of the folder is not trusted: links must not lead out of it, and tokens and images of the data are not
+shared.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
-from hf_vit.hub.card_metadata import NO_LICENSE, check_license, indexed_evaluations, load_facts, metadata_errors
+from hf_vit.hub.card_metadata import NO_LICENSE, check_license, comparable_evaluations, find_metadata_errors, load_facts
 from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.model_folder import (
     CARD_NAME,
@@ -30,22 +31,21 @@ from hf_vit.hub.model_folder import (
     SINGLE,
     check_inside,
     count_parameters,
-    example_images,
+    list_code,
+    list_examples,
+    list_weights,
     read_config,
-    travelling_code,
-    weight_files,
 )
-from hf_vit.hub.published_results import RESULTS_FILE, results_file
+from hf_vit.hub.published_results import RESULTS_FILE, make_results_file
 from hf_vit.repositories.reading import check_name, refuse_pointer
 from hf_vit.results.facts import FACTS_NAME, Facts
-from hf_vit.results.redaction import redact_text, secret_in
+from hf_vit.results.redaction import find_secret, redact_text
 
-# The Hub's own limits for one file, in bytes (https://huggingface.co/docs/hub/storage-limits): what git itself keeps,
-# and what goes to its storage.
-LARGEST_TEXT = 10 * 1024**2
-LARGEST_FILE = 50 * 1000**3
+# The Hub's limits for one file in bytes (https://huggingface.co/docs/hub/storage-limits): in git, and in its storage.
+MAX_TEXT_BYTES = 10 * 1024**2
+MAX_FILE_BYTES = 50 * 1000**3
 PAGE_FILES = ("index.html", "style.css", "page.js", "worker.js")
-# What is replaced of earlier pushes: weights in every format that from_pretrained would pick up; the parts of a page.
+# Files of earlier pushes that are deleted: weights in every format that from_pretrained reads, and parts of a page.
 _WEIGHTS = re.compile(r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|training_args\.bin")
 _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
 _RUNTIME = re.compile(r"ort[\w.-]*\.(mjs|wasm)")
@@ -54,86 +54,99 @@ _Sources = dict[str, Path | bytes]
 
 @dataclass(frozen=True)
 class SharedFile:
-    """One file of a push: where it will be, and its bytes or where they are."""
+    """One file of a push.
+
+    Attributes:
+        path: path in the repository.
+        source: its bytes, or the local file that holds them.
+    """
 
     path: str
     source: Path | bytes
 
     def open(self) -> BinaryIO:
+        """Return the content as a binary file object."""
         return io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source.open("rb")
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return len(self.source) if isinstance(self.source, bytes) else self.source.stat().st_size
 
     @property
     def is_text(self) -> bool:
-        """Kept by git itself, unless it is large; other files go to the Hub's storage."""
+        """Return whether git stores this file if it is small; other files go to the Hub's storage."""
         return self.path.endswith((".json", ".md", ".py", ".txt", ".svg", ".yaml", ".html", ".css", ".js", ".mjs"))
 
     @property
     def words(self) -> str:
-        """What may hold words of somebody, byte by byte: all of a file, but of weights the header alone."""
+        """Return the bytes that may contain text, decoded as Latin-1: the file, or a weight file's header."""
         with self.open() as file:
             size = int.from_bytes(file.read(8), "little") if self.path.endswith(".safetensors") else -1
             return file.read(size).decode("latin-1")
 
     @cached_property
     def sha256(self) -> str:
-        """By it the Hub names what lies in its storage."""
+        """Return the SHA-256 by which the Hub identifies files in its storage."""
         return self._hash(hashlib.sha256())
 
     @cached_property
     def git_oid(self) -> str:
-        """git's blob hash, by which the Hub names small text files."""
+        """Return git's blob hash, by which the Hub identifies small text files."""
         return self._hash(hashlib.sha1(b"blob %d\0" % self.size))
 
     def _hash(self, hasher: "hashlib._Hash") -> str:
+        """Return the hex digest of the content."""
         with self.open() as file:
             return hashlib.file_digest(file, lambda: hasher).hexdigest()  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything that one push sends: path in the repository -> file, and names in the folder that are not shared.
+    """Everything that one push sends.
 
-    `replaced` is what else goes where it is left of earlier pushes.
+    Attributes:
+        files: maps paths in the repository to files.
+        skipped: names in the folder that are not shared.
+        replaced_pattern: paths of earlier pushes that match it are deleted.
     """
 
     files: dict[str, SharedFile]
-    left_out: list[str]
-    replaced: re.Pattern[str]
+    skipped: list[str]
+    replaced_pattern: re.Pattern[str]
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Return the size of all files in bytes."""
         return sum(file.size for file in self.files.values())
 
     @property
     def card(self) -> str:
-        """README.md."""
+        """Return the text of README.md."""
         with self.files[CARD_NAME].open() as file:
             return file.read().decode()
 
     def with_files(self, files: Mapping[str, bytes]) -> "Contents":
-        """Return the same with others in the place of some files."""
+        """Return a copy in which some files have other content."""
         return replace(self, files=self.files | {path: SharedFile(path, data) for path, data in files.items()})
 
     def stale(self, remote: Iterable[str]) -> list[str]:
-        """Return what a repository holds of earlier pushes and must lose: weights, results, code that travels no more.
+        """Return the files of earlier pushes that must be deleted: old weights, results and model code.
 
-        from_pretrained takes a single file before shards: left behind, it would silently load the old model.
+        from_pretrained prefers a single weight file to shards, so a file left behind would load the old model.
         """
         code = {path.name for path in resources.files("hf_vit.models").iterdir() if "_hf_" in path.name}
-        gone = [path for path in remote if path not in self.files]
-        return sorted(path for path in gone if path in code or path == RESULTS_FILE or self.replaced.fullmatch(path))
+        obsolete = [path for path in remote if path not in self.files]
+        return sorted(
+            path for path in obsolete if path in code or path == RESULTS_FILE or self.replaced_pattern.fullmatch(path)
+        )
 
 
-def differences(local: Mapping[str, SharedFile], remote: Mapping[str, RepoFile]) -> list[str]:
-    """Return the paths whose remote content is missing or not the local one, by SHA-256 (LFS and Xet) or git's hash."""
+def find_differences(local: Mapping[str, SharedFile], remote: Mapping[str, RepoFile]) -> list[str]:
+    """Return the paths that are missing remotely or have another hash (SHA-256 in storage, else git's)."""
 
     def is_same(file: SharedFile) -> bool:
+        """Return whether the remote file has the hash of the local one."""
         entry = remote.get(file.path)
         if entry is None or entry.lfs is None:
             return entry is not None and entry.blob_id == file.git_oid
@@ -151,43 +164,51 @@ def collect(
     max_shard_size: int | str = "5GB",
     share_images: bool = False,
 ) -> Contents:
-    """Find, check and list what is shared of a model folder; the folder itself is not changed.
+    """Return the files of a model folder to share, after checking them; the folder is not changed.
 
     Args:
-        folder: a saved model with its processor.
-        repo_id: the name in the card's examples.
+        folder: a saved model with its image processor.
+        repo_id: name for the card's examples.
         scratch: an empty folder for weights that have to be split.
         license: Hub license id; None keeps the card's, or inherits the base model's.
-        max_shard_size: larger weight files are split into shards of at most this size ("5GB", bytes).
-        share_images: with the pictures that show images of the data.
+        max_shard_size: larger weight files are split into shards of at most this size ("5GB", or a number of bytes).
+        share_images: include plots that show images of the data.
+
+    Raises:
+        UserError: a required file is missing, damaged, too large, outside the folder, or contains a token.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; give the folder of a saved model")
+        raise UserError(f"the folder {folder} does not exist; give the folder of a saved model")
     for name in ("config.json", PROCESSOR, FACTS_NAME, CARD_NAME, SINGLE, INDEX):
-        check_inside(folder, folder / name)  # before anything is read
+        check_inside(folder, folder / name)  # before any file is read
     config = read_config(folder)
-    sources = find_weights(folder, scratch, max_shard_size)
-    names = {"config.json", PROCESSOR, *travelling_code(folder, config)}
+    sources = collect_weights(folder, scratch, max_shard_size)
+    names = {"config.json", PROCESSOR, *list_code(folder, config)}
     if not (folder / PROCESSOR).is_file():
-        raise UserError(f"{folder} holds no image processor ({PROCESSOR}); save it there: processor.save_pretrained")
-    described = describe_model(folder, repo_id, license=license, share_images=share_images)
-    names |= {*find_pictures(folder, described[CARD_NAME].decode()), *example_images(folder)}
+        raise UserError(
+            f"{folder} holds no image processor ({PROCESSOR}); call processor.save_pretrained({str(folder)!r})"
+        )
+    descriptions = describe_model(folder, repo_id, license=license, share_images=share_images)
+    names |= {*list_plots(folder, descriptions[CARD_NAME].decode()), *list_examples(folder)}
     names |= {path.name for path in (folder / FACTS_NAME, *folder.glob("LICENSE*")) if path.is_file()}
-    sources |= {name: folder / name for name in names - described.keys()} | described
-    return _contents(folder, sources, _WEIGHTS, {SINGLE, INDEX})
+    sources |= {name: folder / name for name in names - descriptions.keys()} | descriptions
+    return _check_contents(folder, sources, _WEIGHTS, {SINGLE, INDEX})
 
 
 def collect_page(folder: Path, *, license: str | None = None, share_images: bool = False) -> Contents:
-    """Find, check and list what is shared of a page: what `hf-vit page` writes, by its place, and nothing else.
+    """Return the files of a page to share, after checking them; only files that `hf-vit page` writes are included.
 
     Args:
-        folder: of the page.
-        license: Hub license id of what the page holds, its models; None keeps that of its README.md.
-        share_images: the page's examples, images of somebody's data, may be seen by all.
+        folder: the page's folder.
+        license: Hub license id of the models in the page; None keeps the one in its README.md.
+        share_images: allow that the page's example images, which come from the data, become public.
+
+    Raises:
+        UserError: a file is missing, damaged, too large or outside the folder, or contains a token.
     """
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; give the folder of a page")
+        raise UserError(f"the folder {folder} does not exist; give the folder of a page that hf-vit page wrote")
     check_inside(folder, folder / PAGE_NAME)
     models, examples = _read_page(folder)
     if examples and not share_images:
@@ -205,48 +226,63 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
     if not runtime:
         raise UserError(f"the page in {folder} lacks the files of its runtime; make it again: hf-vit page")
     sources: _Sources = {name: folder / name for name in (*names, *runtime)}
-    return _contents(folder, sources | {CARD_NAME: _page_card(folder, license).encode()}, _PAGE_PARTS)
+    return _check_contents(folder, sources | {CARD_NAME: _make_page_card(folder, license).encode()}, _PAGE_PARTS)
 
 
-def _contents(folder: Path, sources: _Sources, replaced: re.Pattern[str], also: Iterable[str] = ()) -> Contents:
-    """Check the files that were found; `also`: names that are known, though not shared as they are."""
+def _check_contents(
+    folder: Path, sources: _Sources, replaced_pattern: re.Pattern[str], handled: Iterable[str] = ()
+) -> Contents:
+    """Return the files as `Contents`, after checking sizes, links and tokens.
+
+    Args:
+        folder: the folder that the files come from.
+        sources: path in the repository -> bytes or local file.
+        replaced_pattern: see `Contents`.
+        handled: names in the folder that are handled in another way and are not reported as skipped.
+    """
     for name, source in sources.items():
         if source == folder / name:
             check_inside(folder, folder / name)
     files = {name: SharedFile(name, source) for name, source in sorted(sources.items())}
     for file in files.values():
-        limit = LARGEST_TEXT if file.is_text else LARGEST_FILE
+        limit = MAX_TEXT_BYTES if file.is_text else MAX_FILE_BYTES
         if file.size > limit:
             raise UserError(f"{file.path} has {file.size:,} bytes; the Hub takes at most {limit:,} in one such file")
-        if secret_in(file.path) is not None:
+        if find_secret(file.path) is not None:
             raise UserError(
                 f"the name of the file {redact_text(file.path)} looks like a token; rename it, and revoke the token if "
                 "others may have read it"
             )
     for file in files.values():
-        if (kind := secret_in(file.words)) is not None:
+        if (token_kind := find_secret(file.words)) is not None:
             raise UserError(
-                f"{file.path} holds what looks like {kind}; remove it, revoke it if others may have read "
+                f"{file.path} holds what looks like {token_kind}; remove it, revoke it if others may have read "
                 "it, and push again"
             )
-    known = {*(name.partition("/")[0] for name in files), *also}
-    return Contents(files, sorted(path.name for path in folder.iterdir() if path.name not in known), replaced)
+    known_names = {*(name.partition("/")[0] for name in files), *handled}
+    return Contents(
+        files, sorted(path.name for path in folder.iterdir() if path.name not in known_names), replaced_pattern
+    )
 
 
-def find_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _Sources:
-    """Return the weight files, split into shards in `scratch` where one is larger than `max_shard_size`."""
+def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _Sources:
+    """Return the weight files; one larger than `max_shard_size` is split into shards in `scratch`."""
     from huggingface_hub import save_torch_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     weights = folder / SINGLE
     if weights.is_file() and (folder / INDEX).is_file():
-        raise UserError(f"{folder} holds both {SINGLE} and {INDEX}; delete the stale one")
-    names = weight_files(folder)
+        raise UserError(f"{folder} holds both {SINGLE} and {INDEX}; delete the outdated one")
+    names = list_weights(folder)
     if not names:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-        more = f" (pickles such as {pickles[0]} are not shared: loading one runs its code)" if pickles else ""
-        raise UserError(f"{folder} holds no weights in safetensors format{more}; save the model: save_pretrained")
+        pickle_note = (
+            f" (pickle files such as {pickles[0]} are not shared, because loading them runs code)" if pickles else ""
+        )
+        raise UserError(
+            f"{folder} holds no weights in safetensors format{pickle_note}; save the model with save_pretrained"
+        )
     for name in names:
         check_inside(folder, folder / name)
         refuse_pointer(folder / name, f"{name} of {folder}")
@@ -254,7 +290,7 @@ def find_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _Sou
         raise UserError(f"{folder} lacks some of the weight files that {INDEX} names; save the model again")
     if names != [SINGLE]:
         return {name: folder / name for name in (INDEX, *names)}
-    limit = _bytes_of(max_shard_size)
+    limit = _parse_size(max_shard_size)
     if weights.stat().st_size <= limit:
         return {SINGLE: weights}
     try:
@@ -270,7 +306,8 @@ def find_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _Sou
     return {path.name: path for path in scratch.iterdir()}
 
 
-def _bytes_of(size: int | str) -> int:
+def _parse_size(size: int | str) -> int:
+    """Return a size such as "5GB" in bytes."""
     from huggingface_hub.serialization._base import parse_size_to_int
 
     try:
@@ -287,106 +324,115 @@ def _bytes_of(size: int | str) -> int:
 def describe_model(
     folder: Path, repo_id: str, *, license: str | None = None, share_images: bool = False
 ) -> dict[str, bytes]:
-    """Return what is written about the model, by its path: the card, and results in the Hub's own form."""
-    described = {CARD_NAME: _find_card(folder, repo_id, license, share_images).encode()}
-    results = results_file(indexed_evaluations(load_facts(folder, read_config(folder))), repo_id)
-    return described if results is None else described | {RESULTS_FILE: results}
+    """Return the files that describe the model: the card, and the results in the Hub's format."""
+    descriptions = {CARD_NAME: _make_card(folder, repo_id, license, share_images).encode()}
+    results = make_results_file(comparable_evaluations(load_facts(folder, read_config(folder))), repo_id)
+    return descriptions if results is None else descriptions | {RESULTS_FILE: results}
 
 
-def _find_card(folder: Path, repo_id: str, license: str | None, share_images: bool) -> str:
-    """Return the card to share: rendered from the facts, or as somebody wrote it."""
+def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bool) -> str:
+    """Return the card to share: rendered from the facts, or the existing one if it was written by hand."""
     path = folder / CARD_NAME
     check_inside(folder, path)
     if path.is_file() and not is_rendered(folder):
         card = path.read_text(encoding="utf-8")
-        if not share_images and (private := sorted(filter(shows_images, _pictures_in(card)))):
+        if not share_images and (image_plots := sorted(filter(shows_images, _parse_plots(card)))):
             raise UserError(
-                f"the card shows {', '.join(private)}, which show images of the data; give --share-images "
+                f"the card shows {', '.join(image_plots)}, which show images of the data; give --share-images "
                 "(share_images=True) to make them public, or remove it from the card"
             )
     else:
-        if missing := missing_facts(folder):
+        if missing_facts := list_missing_facts(folder):
             raise UserError(
-                f"the card of {folder} lacks {'; '.join(missing)}. hf-vit finetune, pretrain and convert "
+                f"the card of {folder} lacks {'; '.join(missing_facts)}. hf-vit finetune, pretrain and convert "
                 f"record them; or write {CARD_NAME} yourself"
             )
         card = render_card(folder, repo_id=repo_id, license=license, share_images=share_images)
         if ModelCard(card).data.get("license") is None:
             raise UserError(NO_LICENSE)
-    if errors := metadata_errors(card):
-        raise UserError(f"the card's metadata would be refused by the Hub: {'; '.join(errors)}")
+    if metadata_errors := find_metadata_errors(card):
+        raise UserError(f"the card's metadata would be refused by the Hub: {'; '.join(metadata_errors)}")
     return card
 
 
-def missing_facts(folder: Path) -> list[str]:
-    """Return the required facts that facts.json does not hold, in words."""
+def list_missing_facts(folder: Path) -> list[str]:
+    """Return descriptions of the required facts that facts.json lacks."""
     origins = Facts.load(folder).origins()
     if not origins:
         return [f"the origin of the weights (no record of a training or a conversion in {FACTS_NAME})"]
     latest = origins[-1]
-    needed = {
+    requirements = {
         "the training data (data.name of the training record)": latest.kind != "training"
         or (latest.data and latest.data.name),
         "the converted checkpoint (source of the conversion record)": latest.kind != "conversion"
         or latest.values.get("source"),
         f"the command of the {latest.kind}": latest.command,
     }
-    return [name for name, is_there in needed.items() if not is_there]
+    return [name for name, is_recorded in requirements.items() if not is_recorded]
 
 
-def find_pictures(folder: Path, card: str) -> set[str]:
-    """Return the pictures that the card shows, by their paths in the folder."""
-    local = _pictures_in(card)
-    for name in sorted(local):
+def list_plots(folder: Path, card: str) -> set[str]:
+    """Return the local images that the card shows, as paths in the folder.
+
+    Raises:
+        UserError: an image is missing.
+    """
+    plots = _parse_plots(card)
+    for name in sorted(plots):
         if not (folder / check_name(name, "the card")).is_file():
             raise UserError(
                 f"the card shows {name}, which is not in {folder}; copy it there, or remove it from the card"
             )
-    return local
+    return plots
 
 
-def _pictures_in(card: str) -> set[str]:
-    shown = {*re.findall(r"!\[[^\]]*\]\(([^)\s]+)", card), *re.findall(r"<img[^>]*\ssrc=\"([^\"]+)", card)}
-    return {name.removeprefix("./") for name in shown if "://" not in name and not name.startswith("data:")}
+def _parse_plots(card: str) -> set[str]:
+    """Return the relative paths of all images in a card's Markdown and HTML."""
+    sources = {*re.findall(r"!\[[^\]]*\]\(([^)\s]+)", card), *re.findall(r"<img[^>]*\ssrc=\"([^\"]+)", card)}
+    return {name.removeprefix("./") for name in sources if "://" not in name and not name.startswith("data:")}
 
 
 def _read_page(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the files of its models and its examples, which page.json must name as `hf-vit page` does."""
+    """Return the model files and example images that page.json names, after checking that `hf-vit page` wrote it."""
     try:
         page: Any = json.loads((folder / PAGE_NAME).read_text(encoding="utf-8"))
         models = [f"{model['folder']}/model.onnx" for model in page["models"]]
         examples = [example["file"] for example in page["examples"]]
     except FileNotFoundError as error:
         raise UserError(
-            f"{folder} holds no page: there is no {PAGE_NAME} in it; make one (hf-vit page MODEL --output DIR), or "
-            "leave --space out to share a model"
+            f"{folder} holds no page ({PAGE_NAME} is missing); make one with hf-vit page MODEL --output DIR, or "
+            "remove --space to share a model"
         ) from error
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{PAGE_NAME} of {folder} is not a page of hf-vit; make the page again: hf-vit page") from error
-    numbered = [f"models/{number}/model.onnx" for number in range(len(models))]
-    if not models or models != numbered or examples != [f"examples/{number}.png" for number in range(len(examples))]:
+    expected_models = [f"models/{number}/model.onnx" for number in range(len(models))]
+    if (
+        not models
+        or models != expected_models
+        or examples != [f"examples/{number}.png" for number in range(len(examples))]
+    ):
         raise UserError(f"{PAGE_NAME} of {folder} names unexpected files; make the page again: hf-vit page")
     return models, examples
 
 
-def _page_card(folder: Path, license: str | None) -> str:
-    """Return README.md, whose metadata make the repository a Space."""
+def _make_page_card(folder: Path, license: str | None) -> str:
+    """Return README.md of the page, whose metadata makes the repository a static Space."""
     if license is not None:
         check_license(license)
     try:
         card = RepoCard((folder / CARD_NAME).read_text(encoding="utf-8"))
-    except Exception as error:  # whatever a parser of YAML meets
+    except Exception as error:  # YAML parsers raise many classes
         raise UserError(
             f"{CARD_NAME} of {folder} has no readable metadata; make the page again: hf-vit page"
         ) from error
     if card.data.get("sdk") != "static":
         raise UserError(
-            f"{CARD_NAME} of {folder} is not a static Space's (sdk: static); make the page again: hf-vit page"
+            f"{CARD_NAME} of {folder} does not describe a static Space (sdk: static); make the page again: hf-vit page"
         )
     if license is not None:
         card.data.license = license  # pyright: ignore[reportAttributeAccessIssue]
     if card.data.get("license") is None:
         raise UserError(NO_LICENSE)
-    if errors := metadata_errors(str(card)):
+    if errors := find_metadata_errors(str(card)):
         raise UserError(f"the page's metadata would be refused by the Hub: {'; '.join(errors)}")
     return str(card)

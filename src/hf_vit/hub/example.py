@@ -1,4 +1,4 @@
-"""The code that shows how a shared model is used: for its card, and for `hf-vit verify` to run."""
+"""The Python example of a shared model, shown in its card and run by `hf-vit verify`."""
 
 import json
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from hf_vit.errors import one_line
 from hf_vit.hub.model_folder import ModelConfig
 
-# What brings the architecture: this package, transformers itself, or the code that travels with the weights.
+# Where the architecture's code comes from: hf_vit, transformers, or the files beside the weights.
 Architecture = Literal["hf_vit", "transformers", "travelling"]
 
 _EXAMPLE = """\
@@ -20,7 +20,7 @@ model = {auto_class}.from_pretrained(repo{trust})
 {image}
 outputs = model(**processor(images=image, return_tensors="pt"))
 {answer}"""
-# What hf-vit's own commands and training see: the same pixels by either way.
+# Imports and lines that load the image; with and without hf_vit they give the pixels that hf_vit's commands use.
 _WITH_PACKAGE = (
     """\
 import hf_vit  # registers the architecture
@@ -29,7 +29,7 @@ from PIL import Image""",
     """\
 image = to_rgb(Image.open("image.png"))""",
 )
-_WITHOUT = (
+_WITHOUT_PACKAGE = (
     """\
 import numpy as np
 from PIL import Image, ImageOps""",
@@ -43,12 +43,12 @@ image = image.convert("RGB")""",
 )
 
 
-# What is printed of dense predictions: the classes that are seen, or the objects and where they are.
-_SEGMENTED = """\
+# Lines that print dense predictions: pixels per class, or objects with their boxes.
+_PRINT_SEGMENTS = """\
 classes = processor.post_process_semantic_segmentation(outputs, target_sizes=[image.size[::-1]])[0]
 for number, pixels in zip(*classes.unique(return_counts=True)):
     print(model.config.id2label[number.item()], pixels.item(), "px")"""
-_DETECTED = """\
+_PRINT_OBJECTS = """\
 found = {found}
 sure = found["scores"] > 0.5
 for label, box in zip(found["labels"][sure].tolist(), found["boxes"][sure].tolist()):
@@ -56,38 +56,40 @@ for label, box in zip(found["labels"][sure].tolist(), found["boxes"][sure].tolis
 print(len(found["labels"][sure]), "objects")"""
 
 
-def example(config: ModelConfig, repo: str, architecture: Architecture) -> str:
-    """Return a few lines of Python that load a model and print what it says of image.png.
+def make_example(config: ModelConfig, repo: str, architecture: Architecture) -> str:
+    """Return Python code that loads a model and prints its prediction for image.png.
 
-    Every word of them is this package's own but for the name of the repository or folder, which is one string.
+    The code is trustworthy: only the repository's name varies, and it is quoted.
     """
-    imports, image = _WITH_PACKAGE if architecture == "hf_vit" else _WITHOUT
+    imports, image = _WITH_PACKAGE if architecture == "hf_vit" else _WITHOUT_PACKAGE
     trust = ", trust_remote_code=True" if architecture == "travelling" or config.own_class else ""
     return _EXAMPLE.format(
         imports=imports,
         image=image,
-        auto_class=_auto_class(config),
+        auto_class=_find_auto_class(config),
         repo=json.dumps(one_line(repo), ensure_ascii=False),
         trust=trust,
         processor_trust=trust if config.own_class else "",
-        answer=_answer(config),
+        answer=_print_prediction(config),
     )
 
 
-def _auto_class(config: ModelConfig) -> str:
+def _find_auto_class(config: ModelConfig) -> str:
+    """Return the name of the Auto class that loads the model with its head."""
     if config.dense_head is not None:
         return config.dense_head.auto_class
     return "AutoModelForImageClassification" if config.is_classifier else "AutoModel"
 
 
-def _answer(config: ModelConfig) -> str:
+def _print_prediction(config: ModelConfig) -> str:
+    """Return the code that prints the prediction."""
     if (head := config.dense_head) is not None:
         if head.task == "segmentation":
-            return _SEGMENTED
+            return _PRINT_SEGMENTS
         sizes = "threshold=0.5, target_sizes=[image.size[::-1]]"
-        found = f"processor.post_process_object_detection(outputs, {sizes})[0]"
-        return _DETECTED.format(
-            found="outputs.detections[0]  # px of the resized image" if head.name == "mask-rcnn" else found
+        postprocessing = f"processor.post_process_object_detection(outputs, {sizes})[0]"
+        return _PRINT_OBJECTS.format(
+            found="outputs.detections[0]  # px of the resized image" if head.name == "mask-rcnn" else postprocessing
         )
     if not config.is_classifier:
         return "print(outputs.pooler_output.shape)"

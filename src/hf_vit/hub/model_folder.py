@@ -1,4 +1,4 @@
-"""A model folder as it is read for sharing. Whoever wrote it is not trusted: names in it reach no file outside."""
+"""Read a model folder for sharing. Its author is not trusted: no name in it may lead to a file outside."""
 
 import ast
 import json
@@ -13,13 +13,13 @@ from hf_vit.repositories.reading import check_name, read_object, weight_shards
 
 CARD_NAME = "README.md"
 PROCESSOR = "preprocessor_config.json"
-PAGE_NAME = "page.json"  # in its place, of a page that runs models
+PAGE_NAME = "page.json"  # marks the folder of a page instead of a model
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 Size = int | tuple[int, int]
 
 
 class ModelConfig(BaseModel):
-    """What sharing reads of config.json; the rest is kept for the model itself."""
+    """The fields of config.json that sharing needs; other fields are kept as extra fields."""
 
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True, protected_namespaces=())
 
@@ -36,55 +36,59 @@ class ModelConfig(BaseModel):
 
     @property
     def architecture(self) -> str:
-        """The class that was saved; empty if the file does not say."""
+        """Return the name of the saved class; "" if the file does not state it."""
         return (self.architectures or [""])[0]
 
     @property
     def is_classifier(self) -> bool:
-        """Whether the model has a head for classes of images."""
+        """Return whether the model classifies images."""
         return "ForImageClassification" in self.architecture
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether an image may have several classes."""
+        """Return whether an image may have several classes."""
         return problem_type_of(self) == "multi_label_classification"
 
     @property
     def is_regression(self) -> bool:
-        """Whether the head for images gives values."""
+        """Return whether the model's head predicts values instead of classes."""
         return self.is_classifier and problem_type_of(self) == "regression"
 
     @property
     def dense_head(self) -> DenseHead | None:
-        """Its head, where it predicts something for every place of an image."""
+        """Return the segmentation or detection head; None for other models."""
         return dense_head_of(self.model_type)
 
     @property
     def backbone(self) -> "ModelConfig":
-        """The configuration of the vision model: of a dense head its backbone's, else this one."""
-        inside = (self.model_extra or {}).get("backbone_config")
-        return ModelConfig.model_validate(inside) if self.dense_head and isinstance(inside, dict) else self
+        """Return the configuration of the vision model: a dense head's backbone, or this configuration itself."""
+        fields = (self.model_extra or {}).get("backbone_config")
+        return ModelConfig.model_validate(fields) if self.dense_head and isinstance(fields, dict) else self
 
     @property
     def is_ours(self) -> bool:
-        """Whether the architecture is one of this package."""
+        """Return whether hf_vit contains the architecture."""
         return family_of(self.model_type) is not None or self.dense_head is not None
 
     @property
     def own_class(self) -> str | None:
-        """A class outside this package that was saved; see `families.own_class`."""
+        """Return the saved class if it is defined outside hf_vit, else None; see `families.own_class`."""
         return own_class(self.model_dump())
 
     @property
     def code_targets(self) -> list[str]:
-        """What `auto_map` names, as "module.Class"."""
+        """Return the entries of `auto_map` as "module.Class"."""
         values = (self.auto_map or {}).values()
         names = [name for value in values for name in (value if isinstance(value, list) else [value]) if name]
         return [name.rpartition("--")[2] for name in names]
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read config.json of a model folder."""
+    """Read config.json of a model folder.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
     try:
         return ModelConfig.model_validate(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except FileNotFoundError as error:
@@ -93,39 +97,39 @@ def read_config(folder: Path) -> ModelConfig:
                 f"{folder} holds a page, not a model; share it with hf-vit push DIR REPO --space"
             ) from error
         raise UserError(
-            f"{folder} holds no model: there is no config.json in it; give a saved model's folder"
+            f"{folder} holds no model (config.json is missing); give the folder of a saved model"
         ) from error
     except (ValueError, RecursionError) as error:
         reason = f"not valid JSON: {error}"
         if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            reason = f"{where}: {first['msg']}" if where else "not an object with the model's fields"
+            first_error = error.errors()[0]
+            location = ".".join(map(str, first_error["loc"]))
+            reason = f"{location}: {first_error['msg']}" if location else "not an object with the model's fields"
         raise UserError(f"config.json of {folder} is damaged ({reason}); save the model again") from error
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """Refuse a link that leads out of the folder; in the Hub's cache links lead into the repository's own `blobs`."""
+    """Raise a UserError if a path is a link out of the folder; in the Hub's cache, links into `blobs` are allowed."""
     root = folder.resolve()
     blobs = root.parent.parent / "blobs"
     is_cached = root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--")
-    inside = [root, blobs] if is_cached and not blobs.is_symlink() else [root]
-    if not any(path.resolve().is_relative_to(place) for place in inside):
+    allowed = [root, blobs] if is_cached and not blobs.is_symlink() else [root]
+    if not any(path.resolve().is_relative_to(root_folder) for root_folder in allowed):
         raise UserError(f"{path} is a link to a file outside of {folder}; replace it by the file itself, or remove it")
 
 
-def weight_files(folder: Path) -> list[str]:
-    """Return the names of the safetensors files: the single one, or those that the index names; maybe none."""
+def list_weights(folder: Path) -> list[str]:
+    """Return the names of the safetensors files: the single one, or the index's shards; possibly none."""
     if (folder / SINGLE).is_file():
         return [SINGLE]
     return [name for name in weight_shards(folder, str(folder)) if name.endswith(".safetensors")]
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Return the number of stored values, from the headers of the safetensors files; None where one is missing."""
+    """Return the number of stored values according to the safetensors headers; None if a file is missing."""
     from safetensors import SafetensorError, safe_open
 
-    names = weight_files(folder)
+    names = list_weights(folder)
     if not names or not all((folder / name).is_file() for name in names):
         return None
     total = 0
@@ -138,24 +142,24 @@ def count_parameters(folder: Path) -> int | None:
     return total
 
 
-def example_images(folder: Path) -> list[str]:
-    """Return the images that somebody put into `folder/examples` for the model's page, by their paths."""
+def list_examples(folder: Path) -> list[str]:
+    """Return the paths of the images in `folder/examples`, which the model's Hub page offers as examples."""
     images = (path for path in (folder / "examples").glob("*") if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
     return sorted(f"examples/{path.name}" for path in images if path.is_file())
 
 
-def travelling_code(folder: Path, config: ModelConfig) -> set[str]:
-    """Return the files of code that `auto_map` of model and image processor name, and the siblings these import."""
-    own, targets = config.own_class, config.code_targets
+def list_code(folder: Path, config: ModelConfig) -> set[str]:
+    """Return the code files that `auto_map` of model and image processor names, and the sibling modules they import."""
+    own_class, targets = config.own_class, config.code_targets
     if config.is_ours:
         auto_class = "AutoModel" if config.dense_head is None else config.dense_head.auto_class
-        missing = [name for name in ("AutoConfig", auto_class) if name not in (config.auto_map or {}) and not own]
+        missing = [name for name in ("AutoConfig", auto_class) if name not in (config.auto_map or {}) and not own_class]
         if config.architecture not in {target.rpartition(".")[2] for target in targets}:
             missing.append(config.architecture)
         if missing:
             raise UserError(
                 f"auto_map in the config.json of {folder} lacks {', '.join(missing)}; "
-                + (f"call {own}.register_for_auto_class and " if own in missing else "")
+                + (f"call {own_class}.register_for_auto_class and " if own_class in missing else "")
                 + "save the model again"
             )
     if (folder / PROCESSOR).is_file():
@@ -166,19 +170,19 @@ def travelling_code(folder: Path, config: ModelConfig) -> set[str]:
         name = check_name(f"{waiting.pop()}.py", "auto_map in config.json")
         if name not in files:
             files.add(name)
-            waiting += _siblings(folder, name)
+            waiting += _list_imports(folder, name)
     return files
 
 
-def _siblings(folder: Path, name: str) -> list[str]:
-    """Return the modules beside a file of code that it imports."""
+def _list_imports(folder: Path, name: str) -> list[str]:
+    """Return the sibling modules that a code file imports."""
     path = folder / name
     if not path.is_file():
-        raise UserError(f"{folder} lacks {name}, which holds code of the model; save the model again")
+        raise UserError(f"{folder} lacks {name}, which contains code of the model; save the model again")
     check_inside(folder, path)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{name} of {folder} is not Python code ({error}); save the model again") from error
+        raise UserError(f"{name} of {folder} is not valid Python code ({error}); save the model again") from error
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return [node.module for node in imports if node.level == 1 and node.module]

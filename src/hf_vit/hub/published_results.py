@@ -1,6 +1,6 @@
-"""Results in the two forms that the Hub reads: `model-index` in the card, and `.eval_results/*.yaml` beside it.
+"""Results in the Hub's two formats: `model-index` in the card, and `.eval_results/*.yaml` beside it.
 
-The second is for the leaderboards of the Hub's data sets, so it holds results on those alone.
+The second format feeds the leaderboards of data sets on the Hub, so it contains only results on those.
 """
 
 import re
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import one_line
-from hf_vit.results.facts import FACTS_NAME, DataFact, Record, fraction
+from hf_vit.results.facts import FACTS_NAME, DataFact, Record, as_fraction
 from hf_vit.results.redaction import redact_message
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 RESULTS_FILE = ".eval_results/hf_vit.yaml"
-# The measurements of a record that are published -> their names there.
+# Key of a metric in a record -> its published name.
 ACCURACIES = {"top1": "Top-1 accuracy", "top5": "Top-5 accuracy"}
-# Protocols that look at features: their model needs no head.
-ON_FEATURES = ("few-shot", "linear-probe", "knn", "vtab")
-# Protocol -> the Hub's type of its metrics, and its measurements with their names.
+# Protocols that evaluate features and need no head.
+FEATURE_PROTOCOLS = ("few-shot", "linear-probe", "knn", "vtab")
+# Protocol -> the Hub's metric type, and its published metrics.
 PUBLISHED = {
     "top1": ("accuracy", ACCURACIES),
     "segmentation": ("mean_iou", {"mean_iou": "Mean IoU"}),
@@ -28,108 +28,115 @@ PUBLISHED = {
         {"ap": "Box AP", "ap50": "Box AP50", "mask_ap": "Mask AP", "mask_ap50": "Mask AP50"},
     ),
 }
-# What a model does -> the Hub's name of the task.
+# Protocol -> the Hub's name of the task.
 TASK_TYPES = {"top1": "image-classification", "segmentation": "image-segmentation", "detection": "object-detection"}
 _USER_AND_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
-def protocol_of(record: Record) -> str | None:
-    """Return which of these protocols a record is of; None: another."""
+def find_protocol(record: Record) -> str | None:
+    """Return the protocol of an evaluation if it is one of `PUBLISHED`, else None."""
     if isinstance(record.values.get("top1"), float | int):
         return "top1"
     name = record.values.get("protocol")
     return name if isinstance(name, str) and name in PUBLISHED and name != "top1" else None
 
 
-def rounded(value: float) -> float:
-    """Return an accuracy as it is published."""
+def round_metric(value: float) -> float:
+    """Return a metric rounded to the four decimals that are published."""
     return round(float(value), 4)
 
 
 def hub_id(name: str) -> str | None:
-    """`user/name` of a Hub repository (without its configuration), or None for other names."""
-    plain = name.partition(":")[0]
-    return plain if _USER_AND_NAME.fullmatch(plain) else None
+    """Return `user/name` if a name has the form "user/name" or "user/name:configuration", else None."""
+    repository = name.partition(":")[0]
+    return repository if _USER_AND_NAME.fullmatch(repository) else None
 
 
 def hub_dataset(data: DataFact) -> str | None:
-    """Return the Hub's id of a data set: what has a commit is one, whatever its name looks like."""
+    """Return the Hub id of a data set, or None; data with a recorded commit is always from the Hub."""
     return hub_id(data.name) or (data.name.partition(":")[0] if data.revision else None)
 
 
-def index_entries(records: Sequence[Record], repo: str) -> "list[EvalResult]":
-    """`model-index` entries of evaluations; `repo`: user/name, for links to the facts, or a name without a place."""
-    return [entry for record in records for entry in _entries(record, repo)]
+def make_index_entries(records: Sequence[Record], repo: str) -> "list[EvalResult]":
+    """Return the `model-index` entries of evaluations.
+
+    Args:
+        records: the evaluations.
+        repo: user/name, for links to facts.json; a name without a user gives no links.
+    """
+    return [entry for record in records for entry in _make_entries(record, repo)]
 
 
-def _entries(record: Record, repo: str) -> "list[EvalResult]":
+def _make_entries(record: Record, repo: str) -> "list[EvalResult]":
+    """Return one `model-index` entry per published metric of a record."""
     from huggingface_hub import EvalResult
 
-    if (protocol := protocol_of(record)) is None:
+    if (protocol := find_protocol(record)) is None:
         return []
     data = record.data or DataFact(name="unnamed")
-    name, source = one_line(data.name), _facts_of(repo)
-    metric, measured = PUBLISHED[protocol]
-    known = {"fingerprint": data.fingerprint, "num_images": data.size}
+    name, source = one_line(data.name), _facts_url(repo)
+    metric, metrics = PUBLISHED[protocol]
+    data_arguments = {"fingerprint": data.fingerprint, "num_images": data.size}
     return [
         EvalResult(
             task_type=TASK_TYPES[protocol],
             dataset_type=hub_dataset(data) or re.sub(r"[^\w.\-]+", "-", name),
             dataset_name=name,
-            dataset_config=_configuration(data),
+            dataset_config=_find_configuration(data),
             dataset_split=one_line(data.split) if data.split else None,
             dataset_revision=data.revision,
-            dataset_args={key: value for key, value in known.items() if value is not None} or None,
+            dataset_args={key: value for key, value in data_arguments.items() if value is not None} or None,
             metric_type=metric,
             metric_name=title,
-            metric_value=rounded(value),
+            metric_value=round_metric(value),
             source_url=source,
             source_name=one_line(record.command) if source else None,
         )
-        for key, title in measured.items()
-        if (value := fraction(record.values.get(key))) is not None
+        for key, title in metrics.items()
+        if (value := as_fraction(record.values.get(key))) is not None
     ]
 
 
-def results_file(records: Sequence[Record], repo: str) -> bytes | None:
-    """`.eval_results/hf_vit.yaml`: top-1 accuracy on data sets of the Hub; None where there is none."""
+def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
+    """Return the content of `.eval_results/hf_vit.yaml`: top-1 accuracy on Hub data sets; None if there is none."""
     import yaml
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
-    source = _facts_of(repo)
+    source = _facts_url(repo)
     entries = [
         EvalResultEntry(
             dataset_id=dataset,
-            task_id=_configuration(data) or "default",
-            value=rounded(value),
+            task_id=_find_configuration(data) or "default",
+            value=round_metric(value),
             dataset_revision=data.revision,
             date=record.date.isoformat(),
             source_url=source,
             source_name=FACTS_NAME if source else None,
-            notes=_notes(data, record.command),
+            notes=_make_notes(data, record.command),
         )
         for record in records
         if (data := record.data) is not None and (dataset := hub_dataset(data)) is not None
-        if (value := fraction(record.values.get("top1"))) is not None
+        if (value := as_fraction(record.values.get("top1"))) is not None
     ]
-    plain: list[dict[str, Any]] = eval_result_entries_to_yaml(entries)
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120).encode() if plain else None
+    rows: list[dict[str, Any]] = eval_result_entries_to_yaml(entries)
+    return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=120).encode() if rows else None
 
 
-def _notes(data: DataFact, command: str) -> str:
-    """Return what the form has no field for: metric, split, images, fingerprint and the command."""
+def _make_notes(data: DataFact, command: str) -> str:
+    """Return what the format has no field for: metric, split, number of images, fingerprint and command."""
     parts = ["top-1 accuracy", f"split {data.split}" if data.split else None]
     parts += [f"{data.size:,} images" if data.size else None]
     parts += [f"fingerprint {data.fingerprint}" if data.fingerprint else None, one_line(command)]
     return "; ".join(part for part in parts if part)
 
 
-def _configuration(data: DataFact) -> str | None:
+def _find_configuration(data: DataFact) -> str | None:
+    """Return the configuration of a Hub data set, such as "plain_text" in "user/name:plain_text"; None if not given."""
     return (data.name.partition(":")[2] or None) if hub_dataset(data) else None
 
 
-def _facts_of(repo: str) -> str | None:
-    """Return the address of the record behind a number."""
+def _facts_url(repo: str) -> str | None:
+    """Return the URL of facts.json in the repository; None for a name without a user."""
     from huggingface_hub import constants
 
     place = f"{redact_message(constants.ENDPOINT)}/{repo}"

@@ -1,6 +1,6 @@
-"""Push a model or a page as one commit: checked before anything is created, retried within bounds, compared afterwards.
+"""Push a model or a page to the Hub in one commit, and compare the result with the local files.
 
-`HfApi.create_commit` is used, as `upload_folder` spreads large folders over several commits.
+`HfApi.create_commit` is used because `upload_folder` spreads large folders over several commits.
 """
 
 import os
@@ -20,11 +20,11 @@ from huggingface_hub.hf_api import RepoFile, SpaceInfo
 
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
-from hf_vit.hub.contents import Contents, collect, collect_page, describe_model, differences
+from hf_vit.hub.contents import Contents, collect, collect_page, describe_model, find_differences
 from hf_vit.hub.model_folder import CARD_NAME
-from hf_vit.repositories.hub import check_repo_id, explain, login_help, response_of, status_of, token_source, try_again
+from hf_vit.repositories.hub import check_repo_id, explain, find_response, find_status, login_help, retry, token_source
 from hf_vit.results.facts import Facts, Record
-from hf_vit.results.redaction import secret_in
+from hf_vit.results.redaction import find_secret
 from hf_vit.results.writing import scratch_folder
 
 if TYPE_CHECKING:
@@ -36,18 +36,18 @@ _BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|\.lock$|/$))[\w./+-]+")
 
 @dataclass(frozen=True, repr=False)
 class PushResult(Displayed):
-    """What a push did.
+    """The result of a push.
 
     Attributes:
         repo_id: user/name.
-        commit: id of the commit that holds the model; None after a dry run.
-        url: where to look at it.
-        files: path -> size in bytes of what is shared.
-        deleted: what was left of earlier pushes and went with the same commit.
+        commit: id of the commit that holds the files; None after a dry run.
+        url: URL of the repository at that commit.
+        files: path -> size in bytes of the shared files.
+        deleted: files of earlier pushes that the commit deletes.
         left_out: names in the folder that are not shared.
-        changed: False if the repository, or an open pull request of it, held exactly this already.
-        pull_request: address of the pull request, if the commit is one.
-        collection: address of the collection that the model is in now, if one was named.
+        changed: False if the repository, or an open pull request, already had this content.
+        pull_request: URL of the pull request, if one was made.
+        collection: URL of the collection, if the model was added to one.
     """
 
     repo_id: str
@@ -61,20 +61,21 @@ class PushResult(Displayed):
     collection: str | None = None
 
     def overview(self) -> dict[str, object]:
+        """Return repository, commit, size and URL."""
         files = f"{len(self.files):,}, {sum(self.files.values()):,} bytes"
         return {"repository": self.repo_id, "commit": self.commit or "none", "files": files, "url": self.url}
 
     def describe(self) -> str:
-        """Return a few lines for people: what is where."""
-        where = self.pull_request or self.url
+        """Return a summary of a few lines for the terminal."""
+        url = self.pull_request or self.url
         if self.commit is None:
             text = f"nothing was changed (dry run); {self.repo_id} would be at {self.url}"
         elif not self.changed:
-            place = f"an open pull request of {self.repo_id}" if self.pull_request else self.repo_id
-            text = f"{place} already holds this content at commit {self.commit}\n{where}"
+            holder = f"an open pull request of {self.repo_id}" if self.pull_request else self.repo_id
+            text = f"{holder} already holds this content at commit {self.commit}\n{url}"
         else:
             size = f"{len(self.files)} files, {sum(self.files.values()):,} bytes, one commit"
-            text = f"{size}; all remote checksums match\ncommit {self.commit}\n{where}"
+            text = f"{size}; all remote checksums match\ncommit {self.commit}\n{url}"
         return text if self.collection is None else f"{text}\nin the collection {self.collection}"
 
 
@@ -99,62 +100,71 @@ def push_to_hub(
     space: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> PushResult:
-    """Share a model on the Hub: weights, config, code, image processor, card, pictures and facts in one commit.
+    """Share a model on the Hub: weights, config, code, image processor, card, plots and facts in one commit.
 
-    Everything that can be wrong is found before anything is created. Weights and code of earlier pushes that the new
-    model does not have are deleted in the same commit. No pickle is shared. A failure that passes (429, 5xx, a broken
-    connection) is retried within bounds; an interrupted push is repeated by the same call, which skips what the Hub
-    has already. Afterwards the remote hashes are compared with the local ones.
+    All checks run before anything is created. The commit deletes weights and code of earlier pushes that the new model
+    does
+    not have. Pickle files are never shared. Temporary failures (429, 5xx, a broken connection) are retried a limited
+    number
+    of times. If a push is interrupted, the same call continues and skips files that are already uploaded. Finally the
+    remote
+    hashes are compared with the local ones.
 
     Args:
-        source: folder of a saved model, or a model.
-        repo_id: "user/name", or "name" for one of your own.
-        processor: image processor of a model that is given as an object.
-        facts: what is known about it (`hf_vit.results.facts.new_record`); a folder has its facts.json.
+        source: folder of a saved model, or a model object.
+        repo_id: "user/name", or "name" for a repository of your own.
+        processor: image processor for a model object.
+        facts: records for a model object (see `hf_vit.results.facts.new_record`); a folder has its own facts.json.
         card: README.md for a model object; by default it is rendered from the facts.
-        license: Hub license id; by default the one of the folder's card, else the base model's.
-        private: create a private repository.
-        revision: branch to push to; made from main if it is not there.
-        create_pr: propose the commit as a pull request.
-        tag: name for the new commit.
-        collection: title of a collection of the repository's owner, made if there is none, or the slug of one
-            ("user/title-0123456789abcdef01234567"); the model is put into it.
-        dry_run: check everything, change nothing.
-        token: by default the one you are logged in with.
+        license: Hub license id; by default the one in the folder's card, else the base model's.
+        private: create the repository as private.
+        revision: branch to push to; it is created from main if it does not exist.
+        create_pr: open a pull request instead of committing to the branch.
+        tag: tag for the new commit.
+        collection: title of a collection of the repository's owner, created if needed, or the slug of an existing one
+            ("user/title-0123456789abcdef01234567"); the model is added to it.
+        dry_run: run all checks without changing anything.
+        token: Hub token; by default the one you are logged in with.
         message: title of the commit; by default "Share the model with hf-vit", or "Share the page with hf-vit".
-        max_shard_size: larger weight files are split.
-        share_images: share the pictures that show images of the data, too (mistakes, attention over images).
+        max_shard_size: larger weight files are split into shards of this size.
+        share_images: include plots that show images of the data (mistakes, attention over images).
         space: `source` is the folder of a page (`hf-vit page`), which becomes a static Space.
-        report: is told what is being done, a line at a time.
+        report: called with each line of progress.
+
+    Returns:
+        The commit, its files and URLs.
 
     Raises:
-        UserError: says what is wrong, whether the branch was changed, and what to do.
+        UserError: the push failed; the message states whether the branch was changed and what to do.
     """
     check_repo_id(repo_id)
-    public = {"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection}
-    for name, words in public.items():
-        if words is not None and (kind := secret_in(words)) is not None:
-            raise UserError(f"the {name} looks like {kind} and would be public; give another one")
+    public_texts = {"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection}
+    for name, value in public_texts.items():
+        if value is not None and (token_kind := find_secret(value)) is not None:
+            raise UserError(f"the {name} looks like {token_kind} and would be public; give another one")
     if space and max_shard_size != _SHARD_SIZE:
-        raise UserError("--max-shard-size splits weight files, which a page does not have; leave it or --space out")
+        raise UserError("--max-shard-size splits weight files, which a page does not have; remove it or --space")
 
-    def say(line: str) -> None:
+    def report_line(line: str) -> None:
         if report is not None:
-            report(one_line(line))  # with words of the server
+            report(one_line(line))  # one line, as it may contain text from the server
 
-    push = Push(repo_id, private, revision, create_pr, tag, collection, token, space, say)
+    push = Push(repo_id, private, revision, create_pr, tag, collection, token, space, report_line)
     with _shards_folder() as scratch:
         folder = scratch / "model" / repo_id.rpartition("/")[2]
         if isinstance(source, str | os.PathLike):
             if processor is not None or facts or card is not None:
-                raise UserError("processor=, facts= and card= are for a model object; a folder contains its own")
+                raise UserError(
+                    "processor=, facts= and card= apply to a model object, but a folder was given; remove them, "
+                    "as the folder contains its own"
+                )
             folder = Path(source)
         elif space:
             raise UserError(
-                "space=True needs the folder of a page; give its path, or leave space=True out to share a model"
+                "space=True needs the folder of a page; give its path, or remove space=True to share a model"
             )
         elif processor is None:
-            raise UserError("a model is pushed with its image processor; give processor=")
+            raise UserError("a model object was given without its image processor; give processor=")
         else:
             source.save_pretrained(folder, max_shard_size=max_shard_size)
             processor.save_pretrained(folder)
@@ -162,44 +172,49 @@ def push_to_hub(
                 Facts(records=list(facts)).save(folder)
             if card is not None:
                 (folder / CARD_NAME).write_text(card, encoding="utf-8")
-        # Local trouble is told before the Hub is asked anything; the card needs the full name.
+        # Local errors are raised before the first request. The card is made again below if the full name differs.
         shards = scratch / "shards"
         shards.mkdir()
-        shared: dict[str, Any] = {"license": license, "share_images": share_images}
+        options: dict[str, Any] = {"license": license, "share_images": share_images}
         if space:
-            contents = collect_page(folder, **shared)
+            contents = collect_page(folder, **options)
         else:
-            contents = collect(folder, repo_id, scratch=shards, max_shard_size=max_shard_size, **shared)
+            contents = collect(folder, repo_id, scratch=shards, max_shard_size=max_shard_size, **options)
         push.find_destination()
         if push.repo_id != repo_id and not space:
-            contents = contents.with_files(describe_model(folder, push.repo_id, **shared))
+            contents = contents.with_files(describe_model(folder, push.repo_id, **options))
         result = push.run(contents, message or f"Share the {'page' if space else 'model'} with hf-vit", dry_run)
         return result if dry_run or collection is None else replace(result, collection=push.add_to_collection())
 
 
 @contextmanager
 def _shards_folder() -> Generator[Path]:
-    """Make a temporary folder for shards, which may be large: a process told to end (SIGTERM) removes it as well."""
+    """Yield a temporary folder for shards, which may be large; it is also removed if the process receives SIGTERM."""
     with scratch_folder("push") as folder:
 
-        def leave(number: int, frame: object) -> None:
-            shutil.rmtree(folder, ignore_errors=True)  # now: uploads under way would be waited for first
+        def remove_and_exit(number: int, frame: object) -> None:
+            """Remove the folder and end the process with the signal's exit code."""
+            shutil.rmtree(
+                folder, ignore_errors=True
+            )  # at once, as the interpreter would first wait for running uploads
             raise SystemExit(128 + number)
 
-        is_ours = threading.current_thread() is threading.main_thread()
-        is_ours = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if is_ours:
-            signal.signal(signal.SIGTERM, leave)
+        can_set_handler = threading.current_thread() is threading.main_thread()
+        can_set_handler = can_set_handler and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if can_set_handler:
+            signal.signal(signal.SIGTERM, remove_and_exit)
         try:
             yield folder
         finally:
-            if is_ours:
+            if can_set_handler:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @dataclass(repr=False)  # a token is in it
 class Push:
-    """One push to one place: options as those of `push_to_hub`, then what `find_destination` finds."""
+    """One push to one repository; the options are those of `push_to_hub`, the other fields are set by
+    `find_destination`.
+    """
 
     repo_id: str
     private: bool = False
@@ -209,7 +224,7 @@ class Push:
     collection: str | None = None
     token: str | None = None
     space: bool = False
-    say: Callable[[str], None] = lambda line: None
+    report: Callable[[str], None] = lambda line: None
 
     user: str = field(default="", init=False)
     exists: bool = field(default=False, init=False)
@@ -222,11 +237,13 @@ class Push:
             if value is not None and not _BRANCH.fullmatch(value):
                 raise UserError(f"'{value}' cannot be a {name}'s name; use letters, digits, -, _, . and /")
         if self.create_pr and self.revision not in (None, "main"):
-            raise UserError(f"a pull request targets main; leave --revision {self.revision} out")
+            raise UserError(f"a pull request always targets main; remove --revision {self.revision}")
         if self.create_pr and self.tag:
-            raise UserError("a pull request cannot be tagged; leave --tag out, and tag the commit after the merge")
+            raise UserError("a pull request cannot be tagged; remove --tag, and tag the commit after the merge")
         if self.create_pr and self.collection:
-            raise UserError("a pull request cannot be added to a collection; leave --collection out until it is merged")
+            raise UserError(
+                "a pull request cannot be added to a collection; remove --collection and add the model after the merge"
+            )
         check_repo_id(self.repo_id)
         self.api, self.has_token = HfApi(token=self.token), self.token is not None
         self.token_source = token_source(self.has_token)
@@ -234,42 +251,44 @@ class Push:
         self.branch = self.revision or "main"
         self.branch_exists = self.branch == "main"
 
-    # Before: nothing is changed
+    # Checks before the push
 
     def find_destination(self) -> None:
-        """Look at the repository and at the rights to it."""
+        """Read the repository and check the user's rights to it."""
         if not self.has_token and get_token() is None:
             raise UserError(f"there is no token for the Hub: {login_help()}")
-        me = self._ask("the Hub", "checking your account on the Hub", self.api.whoami)
-        self.user = me["name"]
+        account = self._ask("the Hub", "checking your account on the Hub", self.api.whoami)
+        self.user = account["name"]
         self.repo_id = self.repo_id if "/" in self.repo_id else f"{self.user}/{self.repo_id}"
-        self._ask(self.repo_id, "reading the repository", lambda: self._look(me))
+        self._ask(self.repo_id, "reading the repository", lambda: self._look(account))
 
     def _ask(self, about: str, doing: str, action: Callable[[], Any]) -> Any:
+        """Send a request with retries; raise its failure as a UserError."""
         try:
-            return try_again(action, doing, say=self.say)
+            return retry(action, doing, report=self.report)
         except LocalTokenNotFoundError as error:
             raise UserError(f"there is no token for the Hub: {login_help()}") from error
         except Exception as error:
             raise explain(error, about, explicit_token=self.has_token) from error
 
-    def _look(self, me: dict[str, Any]) -> None:
+    def _look(self, account: dict[str, Any]) -> None:
+        """Read branches, tags and files of the repository, and check that it can be pushed to."""
         try:
-            info = self.api.repo_info(**self._place)
+            info = self.api.repo_info(**self._repository)
         except RepositoryNotFoundError:
-            return self._check_namespace(me)
+            return self._check_namespace(account)
         if not self.create_pr:
-            self.api.auth_check(**self._place, write=True)
+            self.api.auth_check(**self._repository, write=True)
         if isinstance(info, SpaceInfo) and info.sdk != "static":
             raise UserError(
-                f"{self.repo_id} is a Space of the SDK {info.sdk}, and a page needs a static one; give another name"
+                f"{self.repo_id} is a Space with the SDK {info.sdk}, but a page needs a static Space; give another name"
             )
         if self.private and not info.private:
             raise UserError(
-                f"{self.repo_id} exists and is public, so --private cannot keep this push to yourself; make it private "
-                "in its settings first, or give another name"
+                f"{self.repo_id} exists and is public, so --private cannot make this push private; make the repository "
+                "private in its settings first, or give another name"
             )
-        refs = self.api.list_repo_refs(**self._place)
+        refs = self.api.list_repo_refs(**self._repository)
         heads = {ref.name: ref.target_commit for ref in refs.branches}
         self.tags = {ref.name: ref.target_commit for ref in refs.tags}
         if self.branch in self.tags:
@@ -279,16 +298,16 @@ class Push:
         self.remote = self._files(self.parent)
         return None
 
-    def _check_namespace(self, me: dict[str, Any]) -> None:
-        """Check whether the token may create this repository: the Hub says so only when asked to create it."""
-        (namespace, name), token = self.repo_id.split("/"), (me.get("auth") or {}).get("accessToken") or {}
+    def _check_namespace(self, account: dict[str, Any]) -> None:
+        """Check whether the token may create this repository; the Hub itself would report that only during creation."""
+        (namespace, name), token = self.repo_id.split("/"), (account.get("auth") or {}).get("accessToken") or {}
         if self.create_pr:
-            raise UserError(f"{self.repo_id} does not exist, so it cannot have pull requests; leave --create-pr out")
+            raise UserError(f"{self.repo_id} does not exist, so it cannot have pull requests; remove --create-pr")
         if token.get("role") == "read":
             raise UserError(
                 f"{self.token_source} is read-only, and {self.repo_id} must be created; use a token with the role write"
             )
-        roles = {str(organization["name"]): organization.get("roleInOrg") for organization in me.get("orgs") or []}
+        roles = {str(organization["name"]): organization.get("roleInOrg") for organization in account.get("orgs") or []}
         if namespace != self.user and roles.get(namespace, "none") in ("none", "read"):
             raise UserError(
                 f"{self.repo_id} does not exist or cannot be seen, and {self.token_source} (of {self.user}) has no "
@@ -298,114 +317,125 @@ class Push:
     # The push
 
     def run(self, contents: Contents, message: str, dry_run: bool) -> PushResult:
-        """Share the contents in one commit, or nothing."""
+        """Share the contents in one commit, or nothing.
+
+        Args:
+            contents: the files to share.
+            message: title of the commit.
+            dry_run: run all checks without changing anything.
+        """
         self.contents, self.stale = contents, contents.stale(self.remote)
-        is_there = self.exists and self._holds(self.remote)
-        self._check_tag(is_there)
+        is_current = self.exists and self._holds(self.remote)
+        self._check_tag(is_current)
         self._check_card(contents.card)
         self._tell_plan()
         if dry_run:
             return self._result(None)
-        if is_there:
+        if is_current:
             if self.revision and not self.branch_exists:
                 self._attempt("creating the branch", self._make_branch)
             self._tag(self.parent)
             return self._result(self.parent, changed=False)
-        if self.create_pr and (proposal := self._attempt("reading pull requests", self._proposal)):
-            return self._result(proposal[0], changed=False, pull_request=proposal[1])
+        if self.create_pr and (pull_request_found := self._attempt("reading pull requests", self._proposal)):
+            return self._result(pull_request_found[0], changed=False, pull_request=pull_request_found[1])
         self._make_place()
         commit, pull_request = self._attempt("the upload", lambda: self._commit(message), self._landed)
         remote = self._attempt("comparing checksums", lambda: self._files(commit))
-        if wrong := differences(contents.files, remote) + contents.stale(remote):
+        if differing_paths := find_differences(contents.files, remote) + contents.stale(remote):
             raise UserError(
-                f"{self.repo_id} at {commit[:8]} differs from what was pushed: {', '.join(wrong)}; if the "
-                "folder was written to meanwhile, run the same command again"
+                f"{self.repo_id} at {commit[:8]} differs from what was pushed: {', '.join(differing_paths)}; if the "
+                "folder was changed during the push, run the same command again"
             )
         self._tag(commit)
         return self._result(commit, pull_request=pull_request)
 
-    def _check_tag(self, is_there: bool) -> None:
-        """A tag that exists must name exactly what is pushed, and the branch must hold that: nothing is left to do."""
+    def _check_tag(self, is_current: bool) -> None:
+        """Raise a UserError if the tag exists with other content, or if the branch has changed since."""
         commit = self.tags.get(self.tag or "")
-        if commit is None or (is_there and commit == self.parent):
+        if commit is None or (is_current and commit == self.parent):
             return
         tag = f"{self.repo_id} has a tag {self.tag} already (at {commit[:8]})"
         if not self._holds(self._attempt("reading the tag", lambda: self._files(commit))):
-            raise UserError(f"{tag}, with other content; choose another")
-        if not is_there:
+            raise UserError(f"{tag} with other content; choose another tag")
+        if not is_current:
             raise UserError(
-                f"{tag} with this content, but {self.branch} has changed since; leave --tag out to push to "
+                f"{tag} with this content, but {self.branch} has changed since; remove --tag to push to "
                 f"{self.branch} again"
             )
 
     def _check_card(self, card: str) -> None:
-        """Let the Hub itself judge the card's metadata."""
+        """Let the Hub validate the card's metadata."""
         try:
-            try_again(lambda: RepoCard(card).validate(self.repo_type), "checking the card", say=self.say)
+            retry(lambda: RepoCard(card).validate(self.repo_type), "checking the card", report=self.report)
         except Exception as error:
             if type(error) is not ValueError:
                 raise explain(error, "the Hub") from error
             messages = re.findall(r'"message":\s*"((?:[^"\\]|\\.)*)"', str(error))
-            words = "; ".join(message.replace('\\"', '"') for message in messages) or str(error)
-            raise UserError(f"the Hub would refuse the card's metadata: {words}") from error
+            reasons = "; ".join(message.replace('\\"', '"') for message in messages) or str(error)
+            raise UserError(f"the Hub would refuse the card's metadata: {reasons}") from error
 
     def _tell_plan(self) -> None:
-        """Say what will be done, and file by file what others will be able to see."""
+        """Report what will be pushed, and which files and facts others will be able to see."""
         files, contents = self.contents.files.values(), self.contents
-        new = "" if self.exists else f" (new, {'private' if self.private else 'public or as your default'})"
-        how = "as a pull request to" if self.create_pr else "to"
+        creation_note = "" if self.exists else f" (new, {'private' if self.private else 'public or as your default'})"
+        target = "as a pull request to" if self.create_pr else "to"
         plan = (
-            f"{len(files)} files, {contents.size:,} bytes, {how} {self.repo_id}{new}, branch {self.branch}, as "
+            f"{len(files)} files, {contents.size:,} bytes, {target} {self.repo_id}{creation_note}, branch "
+            f"{self.branch}, as "
             f"{self.user} (by {self.token_source})"
         )
         plan += f"; deleting {', '.join(self.stale)}" if self.stale else ""
-        self.say(plan + (f"; not shared: {', '.join(contents.left_out)}" if contents.left_out else ""))
+        self.report(plan + (f"; not shared: {', '.join(contents.skipped)}" if contents.skipped else ""))
         readers = "private" if self.private else "public, unless the repository is private"
-        listed = ", ".join(f"{file.path} ({file.size:,} bytes)" for file in files)
-        told = "the card shows classes, command, data, machine and versions"
-        told = "the page shows classes and results" if self.space else told
-        self.say(f"{readers}: {listed}; {told}")
+        file_list = ", ".join(f"{file.path} ({file.size:,} bytes)" for file in files)
+        disclosure = "the card shows classes, command, data, machine and versions"
+        disclosure = "the page shows classes and results" if self.space else disclosure
+        self.report(f"{readers}: {file_list}; {disclosure}")
 
     def _make_place(self) -> None:
-        """Make the repository and the branch, where they are not there yet."""
+        """Create the repository and the branch if they do not exist."""
         if not self.exists:
             settings: dict[str, Any] = {"space_sdk": "static"} if self.space else {}
-            settings |= {"private": True} if self.private else {}  # else as the account's default
+            settings |= {"private": True} if self.private else {}  # otherwise the account's default applies
             self._attempt(
-                "creating the repository", lambda: self.api.create_repo(**self._place, **settings, exist_ok=True)
+                "creating the repository", lambda: self.api.create_repo(**self._repository, **settings, exist_ok=True)
             )
-            self.parent = self._attempt("reading the repository", lambda: self.api.repo_info(**self._place).sha)
+            self.parent = self._attempt("reading the repository", lambda: self.api.repo_info(**self._repository).sha)
         if not self.branch_exists:
             self._attempt("creating the branch", self._make_branch)
 
     def _make_branch(self) -> None:
-        self.api.create_branch(**self._place, branch=self.branch, revision=self.parent, exist_ok=True)
+        """Create the branch from the parent commit."""
+        self.api.create_branch(**self._repository, branch=self.branch, revision=self.parent, exist_ok=True)
 
     def _commit(self, message: str) -> tuple[str, str | None]:
+        """Create the commit and return its id, and the URL of the pull request if there is one."""
         files, deleted = self.contents.files.values(), [CommitOperationDelete(path, False) for path in self.stale]
-        sources = {each.path: str(each.source) if isinstance(each.source, Path) else each.source for each in files}
-        done = self.api.create_commit(
-            **self._place,
+        sources = {file.path: str(file.source) if isinstance(file.source, Path) else file.source for file in files}
+        commit = self.api.create_commit(
+            **self._repository,
             operations=[*(CommitOperationAdd(path, source) for path, source in sources.items()), *deleted],
             commit_message=message,
             revision=None if self.create_pr else self.branch,
             parent_commit=self.parent,
             create_pr=self.create_pr,
         )
-        return done.oid, done.pr_url
+        return commit.oid, commit.pr_url
 
     def _landed(self) -> tuple[str, str | None] | None:
-        """Return the commit of an attempt whose answer was lost."""
+        """Return the commit of an attempt that succeeded although its reply was lost; None if there is none."""
         if self.create_pr:
             return self._proposal()
         head = self._heads().get(self.branch)
         return (head, None) if head not in (None, self.parent) and self._holds(self._files(head)) else None
 
     def _proposal(self) -> tuple[str, str] | None:
-        """Return commit and address of an open pull request that holds exactly this."""
-        if not (refs := self.api.list_repo_refs(**self._place, include_pull_requests=True).pull_requests):
+        """Return commit and URL of an open pull request with exactly these contents; None if there is none."""
+        if not (refs := self.api.list_repo_refs(**self._repository, include_pull_requests=True).pull_requests):
             return None
-        opened = self.api.get_repo_discussions(**self._place, discussion_type="pull_request", discussion_status="open")
+        opened = self.api.get_repo_discussions(
+            **self._repository, discussion_type="pull_request", discussion_status="open"
+        )
         numbers = {str(discussion.num) for discussion in opened}
         for ref in refs:
             number = ref.ref.rpartition("/")[2]
@@ -414,24 +444,28 @@ class Push:
         return None
 
     def _heads(self) -> dict[str, str]:
-        refs = self.api.list_repo_refs(**self._place)
+        """Return the commit of every branch."""
+        refs = self.api.list_repo_refs(**self._repository)
         return {ref.name: ref.target_commit for ref in refs.branches}
 
     def _files(self, revision: str) -> dict[str, RepoFile]:
-        tree = self.api.list_repo_tree(**self._place, revision=revision, recursive=True)
+        """Return the files of the repository at a revision."""
+        tree = self.api.list_repo_tree(**self._repository, revision=revision, recursive=True)
         return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
     def _holds(self, remote: dict[str, RepoFile]) -> bool:
-        return not self.contents.stale(remote) and not differences(self.contents.files, remote)
+        """Return whether remote files equal the contents, without stale files."""
+        return not self.contents.stale(remote) and not find_differences(self.contents.files, remote)
 
     def _tag(self, commit: str | None) -> None:
+        """Tag the commit if a tag was given."""
         if (name := self.tag) is not None:
             self._attempt(
-                "tagging", lambda: self.api.create_tag(**self._place, tag=name, revision=commit, exist_ok=True)
+                "tagging", lambda: self.api.create_tag(**self._repository, tag=name, revision=commit, exist_ok=True)
             )
 
     def add_to_collection(self) -> str:
-        """Put the repository into the collection, by its slug or title, and return its address."""
+        """Add the repository to the collection, given by slug or title, and return the collection's URL."""
         slug, owner = str(self.collection), self.repo_id.partition("/")[0]
         if "/" not in slug:
             settings: dict[str, Any] = {"title": slug, "namespace": owner, "private": self.private}
@@ -444,59 +478,63 @@ class Push:
         )
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _repository(self) -> dict[str, Any]:
+        """Return the arguments that identify the repository in calls of `HfApi`."""
         return {"repo_id": self.repo_id, "repo_type": self.repo_type}
 
     @property
     def _url(self) -> str:
+        """Return the URL of the repository."""
         return f"{self.api.endpoint}/{'spaces/' * self.space}{self.repo_id}"
 
     def _result(self, commit: str | None, changed: bool = True, pull_request: str | None = None) -> PushResult:
+        """Return the result of the push."""
         url = self._url + (f"/tree/{commit}" if commit else "")
         files = {file.path: file.size for file in self.contents.files.values()}
-        return PushResult(self.repo_id, commit, url, files, self.stale, self.contents.left_out, changed, pull_request)
+        return PushResult(self.repo_id, commit, url, files, self.stale, self.contents.skipped, changed, pull_request)
 
     # Failures
 
     def _attempt(self, doing: str, action: Callable[[], Any], landed: Callable[[], Any] = lambda: None) -> Any:
-        """Do something on the Hub, with retries; its failure says where the branch stands."""
+        """Run an action on the Hub with retries; if it fails, the error also states whether the branch was changed."""
         try:
-            return try_again(action, doing, say=self.say, landed=landed)
+            return retry(action, doing, report=self.report, landed=landed)
         except UserError as error:
             raise UserError(f"{error}. {self._state()}") from error
         except Exception as error:
-            if status_of(error) == 412:
+            if find_status(error) == 412:
                 raise UserError(
                     f"{self.branch} of {self.repo_id} was changed by someone else meanwhile, so nothing was "
                     "pushed; review the change, then run the same command again"
                 ) from error
-            told = self._explain_size(error) or explain(error, self.repo_id, explicit_token=self.has_token)
-            raise UserError(f"{doing} failed: {told}. {self._state()}") from error
+            explanation = self._explain_size(error) or explain(error, self.repo_id, explicit_token=self.has_token)
+            raise UserError(f"{doing} failed: {explanation}. {self._state()}") from error
 
     def _explain_size(self, error: Exception) -> str | None:
-        """Say which file is too large, where the Hub names it by its hash alone, or not at all."""
-        files, response = self.contents.files.values(), response_of(error)
-        inline = [file for file in files if file.is_text]  # git's own files travel inside the commit
-        stored = [file for file in files if not file.is_text]
+        """Return an explanation of a failure due to file size, naming the file; None for other failures."""
+        files, response = self.contents.files.values(), find_response(error)
+        text_files = [file for file in files if file.is_text]  # text files are sent inside the commit
+        stored_files = [file for file in files if not file.is_text]
         if response is not None and response.status_code == 413 and "/commit/" in str(response.url):
-            largest = max(inline, key=lambda file: file.size)
+            largest = max(text_files, key=lambda file: file.size)
             return (
-                f"the {len(inline)} text files ({sum(file.size for file in inline):,} bytes together, most of them in "
-                f"{largest.path}) are more than the Hub takes in one commit; make {largest.path} smaller"
+                f"the {len(text_files)} text files ({sum(file.size for file in text_files):,} bytes together, "
+                "most of them in "
+                f"{largest.path}) are more than the Hub accepts in one commit; make {largest.path} smaller"
             )
-        named = [file for file in stored if file.sha256 in str(error)]
-        if status_of(error) != 413 and not (named and "too large" in str(error).lower()):
+        named_files = [file for file in stored_files if file.sha256 in str(error)]
+        if find_status(error) != 413 and not (named_files and "too large" in str(error).lower()):
             return None
-        largest = max(named or stored, key=lambda file: file.size)
-        return f"{largest.path} ({largest.size:,} bytes) is larger than the Hub takes; use a smaller max_shard_size"
+        largest = max(named_files or stored_files, key=lambda file: file.size)
+        return f"{largest.path} ({largest.size:,} bytes) is larger than the Hub accepts; use a smaller max_shard_size"
 
     def _state(self) -> str:
-        """Say where the branch stands now."""
-        again = "Run the same command again; uploaded files are kept"
+        """Return a sentence about the state of the branch after a failure."""
+        retry_advice = "Run the same command again; uploaded files are kept"
         try:
             head = self._heads().get(self.branch)
-        except Exception:  # the failure that is being told is the one that matters
-            return f"Whether {self.branch} was changed is unknown. {again}"
+        except Exception:  # the first failure is the one to report
+            return f"Whether {self.branch} was changed is unknown. {retry_advice}"
         if head in (self.parent, None):
-            return f"{self.branch} is unchanged. {again}"
-        return f"{self.branch} was changed meanwhile, to {head[:8]}. {again}"
+            return f"{self.branch} is unchanged. {retry_advice}"
+        return f"{self.branch} was changed meanwhile, to {head[:8]}. {retry_advice}"

@@ -1,1 +1,1 @@
-"""A static page that runs a model in the visitor's browser; its scripts are built from `page/` into `static/`."""
+"""Write a static page that runs a model in the visitor's browser; its scripts in `static/` are built from `page/`."""

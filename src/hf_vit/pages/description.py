@@ -1,4 +1,6 @@
-"""What a page is told of a model: `model.json` beside its graph. All of it is shown as text, never as HTML."""
+"""The description of a model for its page: `model.json` beside its graph. The page shows all of it as text, never as
+HTML.
+"""
 
 import json
 from pathlib import Path
@@ -8,21 +10,26 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.errors import UserError
 from hf_vit.families import family_of, problem_type_of
-from hf_vit.hub.card_metadata import own_evaluation
+from hf_vit.hub.card_metadata import main_evaluation
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
 from hf_vit.pages.graph import is_axial
-from hf_vit.results.facts import Facts, fraction
+from hf_vit.results.facts import Facts, as_fraction
 
 _FILTERS = {2: "bilinear", 3: "bicubic"}
 
 
-def description(model: PreTrainedModel, processor: Any, name: str, folder: Path | None) -> dict[str, Any]:
-    """Return labels, geometry, preprocessing and figures of a classifier.
+def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Path | None) -> dict[str, Any]:
+    """Return labels, geometry, preprocessing and metrics of a classifier.
 
     Args:
-        name: what the page calls it.
-        folder: of its facts.json, where there is one.
+        model: a classifier of hf_vit.
+        processor: its image processor.
+        name: its name on the page.
+        folder: folder with its facts.json, if there is one.
+
+    Raises:
+        UserError: the page does not support the image processor.
     """
     config: Any = model.config
     family = family_of(config.model_type)
@@ -34,7 +41,7 @@ def description(model: PreTrainedModel, processor: Any, name: str, folder: Path 
     kind = ("axial" if is_axial(config) else "full") if family.is_vit else None
     return {
         "name": name,
-        "family": family.label.partition(" ")[2],  # without its article
+        "family": family.label.partition(" ")[2],  # drops the article
         "parameters": model.num_parameters(),
         "labels": [str(config.id2label[index]) for index in range(config.num_labels)],
         "multi_label": problem_type_of(config) == "multi_label_classification",
@@ -45,31 +52,43 @@ def description(model: PreTrainedModel, processor: Any, name: str, folder: Path 
         "layers": config.num_hidden_layers if family.has_tokens else 0,
         "heads": config.num_attention_heads if family.is_vit else 0,
         **tokens,
-        "preprocessing": preprocessing(processor, as_pair(config.image_size)),
-        "figures": _figures(folder),
+        "preprocessing": describe_preprocessing(processor, as_pair(config.image_size)),
+        "figures": _metric_rows(folder),
     }
 
 
-def preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[str, Any]:
-    """Return the steps of an image processor as the page takes them; what it does not do is None."""
+def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[str, Any]:
+    """Return the image processor's steps as the page needs them; steps that are switched off are None.
+
+    Raises:
+        UserError: the page cannot do one of the steps.
+    """
     settings = processor.to_dict()
     size, crop = dict(settings.get("size") or {}), settings.get("crop_size") if settings.get("do_center_crop") else None
     resize = size if settings.get("do_resize", True) else None
     if resize is not None and set(resize) not in ({"height", "width"}, {"shortest_edge"}):
-        raise UserError(f"the page cannot resize to {json.dumps(resize)}; needed: height and width, or shortest_edge")
+        raise UserError(
+            f"the page cannot resize to {json.dumps(resize)}; save an image processor with height and width, or "
+            "shortest_edge"
+        )
     if settings.get("do_pad"):
         raise UserError("the page cannot pad images; save an image processor that resizes or crops")
-    given = crop or resize
-    if given is None or (given.get("height"), given.get("width")) != image_size:
+    output_size = crop or resize
+    if output_size is None or (output_size.get("height"), output_size.get("width")) != image_size:
         height, width = image_size
-        raise UserError(f"the image processor does not make images of {height}x{width} px, which the model takes")
+        raise UserError(
+            f"the image processor does not return images of {height}x{width} px, the model's input size; save "
+            "one that does"
+        )
     resample = settings.get("resample", 2)
     if resize is not None and resample not in _FILTERS:
-        raise UserError(f"the page cannot resize with resample={resample}; it can with 2 (bilinear) and 3 (bicubic)")
-    normalises = settings.get("do_normalize", True)
+        raise UserError(
+            f"the page cannot resize with resample={resample}; save an image processor with 2 (bilinear) or 3 (bicubic)"
+        )
+    is_normalizing = settings.get("do_normalize", True)
     mean, std = (
         [value] * 3 if isinstance(value, int | float) else list(value)
-        for value in ((settings["image_mean"], settings["image_std"]) if normalises else (0.0, 1.0))
+        for value in ((settings["image_mean"], settings["image_std"]) if is_normalizing else (0.0, 1.0))
     )
     return {
         "resize": resize,
@@ -81,21 +100,21 @@ def preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[str, Any]
     }
 
 
-def _figures(folder: Path | None) -> list[dict[str, str]]:
-    """Return accuracy, calibration and speed, as the card has them."""
-    record = None if folder is None else own_evaluation(Facts.load(folder))
+def _metric_rows(folder: Path | None) -> list[dict[str, str]]:
+    """Return accuracy, calibration error and speed with notes, as the card states them; empty without an evaluation."""
+    record = None if folder is None else main_evaluation(Facts.load(folder))
     if record is None:
         return []
     values, data = record.values, record.data
-    judged = "" if data is None else f"{data.name}, {data.split}"
-    judged = f"of {data.size:,} images ({judged})" if data and data.size else judged
-    shown = (
-        ("Accuracy", fraction(values.get("top1")), "{:.1%}", judged),
-        ("Calibration error", fraction(values.get("ece")), "{:.1%}", "between confidence and accuracy"),
+    evaluated_on = "" if data is None else f"{data.name}, {data.split}"
+    evaluated_on = f"of {data.size:,} images ({evaluated_on})" if data and data.size else evaluated_on
+    metrics = (
+        ("Accuracy", as_fraction(values.get("top1")), "{:.1%}", evaluated_on),
+        ("Calibration error", as_fraction(values.get("ece")), "{:.1%}", "between confidence and accuracy"),
         ("Speed", values.get("images_per_second"), "{:,.0f} images/s", str(record.hardware.get("name") or "")),
     )
     return [
-        {"name": name, "value": form.format(value), "note": note}
-        for name, value, form, note in shown
+        {"name": name, "value": template.format(value), "note": note}
+        for name, value, template, note in metrics
         if isinstance(value, int | float)
     ]

@@ -1,4 +1,4 @@
-"""The graph that a page runs: one image in, logits out, and what happens inside beside them.
+"""The graph that a page runs: it takes one image and returns logits, attention maps and hidden states.
 
 Legend: C channels, H x W px, h x w patch grid, N tokens, D hidden size, A heads, K labels.
 """
@@ -15,8 +15,8 @@ from hf_vit.models.configuration_hf_vit import as_pair
 
 
 @final
-class Inside(nn.Module):
-    """[1, C, H, W] -> a tensor for each of `names`, without the axis of the images."""
+class ModelWithMaps(nn.Module):
+    """A module that maps [1, C, H, W] to one tensor for each of `names`, without the batch axis."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -33,16 +33,19 @@ class Inside(nn.Module):
         self.names += [f"hidden_{depth}" for depth in range(len(layers) + 1) if self.has_tokens]
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        asked = {"output_attentions": True} if self.has_attention else {}
-        output = self.model(pixel_values, output_hidden_states=self.has_tokens, **asked)
+        """Return logits, attention maps and hidden states in the order of `names`."""
+        options = {"output_attentions": True} if self.has_attention else {}
+        output = self.model(pixel_values, output_hidden_states=self.has_tokens, **options)
         maps = output.attentions if self.has_attention else ()
-        if not is_axial(self.model.config):  # whose lines stand where the images do
-            maps = [each[0] for each in maps]
+        if not is_axial(
+            self.model.config
+        ):  # axial maps have lines on the first axis, so that there is no batch axis to remove
+            maps = [layer_maps[0] for layer_maps in maps]
         hidden_states = output.hidden_states if self.has_tokens else ()
-        return (output.logits[0], *maps, *(each[0] for each in hidden_states))
+        return (output.logits[0], *maps, *(states[0] for states in hidden_states))
 
     def positions(self) -> torch.Tensor | None:
-        """[h*w, D] of the nominal grid, None where nothing is added to the patches."""
+        """Return the position embeddings [h*w, D] of the model's patch grid; None if none are added to the patches."""
         if not self.has_attention:
             return None
         encoder: Any = self.model.base_model
@@ -52,12 +55,12 @@ class Inside(nn.Module):
 
 
 def is_axial(config: Any) -> bool:
-    """Return whether a layer attends along rows, then along columns."""
+    """Return whether layers attend along rows and then along columns."""
     return config.model_type == "hf_axial_vit"
 
 
-def numbers_inside(config: Any) -> int:
-    """Return how many numbers attentions and hidden states of one image are, which a browser holds beside weights."""
+def count_inner_values(config: Any) -> int:
+    """Return how many values the attention maps and hidden states of one image have; a browser keeps all in memory."""
     family = family_of(config.model_type)
     if family is None or not family.has_tokens:
         return 0
@@ -70,16 +73,16 @@ def numbers_inside(config: Any) -> int:
 
 
 def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
-    """Write a classifier as a graph of one image of its nominal size.
+    """Write a classifier as an ONNX graph for one image of its input size.
 
     Returns:
-        The names of its outputs: logits [K]; attention_LAYER [A, N, N], or of an axial model row_attention_LAYER
-        [h, A, w, w] and column_attention_LAYER [w, A, h, h]; hidden_DEPTH [N, D], 0 before the first layer;
-        positions [h*w, D], what is added to the patches.
+        The names of the outputs: logits [K]; attention_LAYER [A, N, N], or for axial models row_attention_LAYER [h, A,
+            w, w] and column_attention_LAYER [w, A, h, h]; hidden_DEPTH [N, D], where depth 0 is before the first layer;
+            positions [h*w, D], the position embeddings of the patches.
     """
-    model.set_attn_implementation("eager")  # the others give no attentions
+    model.set_attn_implementation("eager")  # other implementations return no attention maps
     config: Any = model.config
-    module, image = Inside(model).eval(), torch.zeros(1, config.num_channels, *as_pair(config.image_size))
+    module, image = ModelWithMaps(model).eval(), torch.zeros(1, config.num_channels, *as_pair(config.image_size))
     with torch.no_grad():
         program = torch.onnx.export(
             module, (image,), input_names=["pixel_values"], output_names=module.names, dynamo=True, verbose=False
@@ -87,7 +90,7 @@ def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
     assert program is not None
     graph: Any = program.model.graph
     for node in graph.all_nodes():
-        node.metadata_props.clear()  # the exporter's stack traces: places on this machine
+        node.metadata_props.clear()  # the exporter's stack traces contain local paths
     if (positions := module.positions()) is not None:
         _add_constant(graph, "positions", positions)
     program.save(str(file), external_data=False)
@@ -95,7 +98,7 @@ def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
 
 
 def _add_constant(graph: Any, name: str, values: torch.Tensor) -> None:
-    """An output that is the same for every image."""
+    """Add an output that is the same for every image."""
     from onnxscript import ir
 
     table = ir.Value(name=f"{name}_table", const_value=ir.tensor(values.numpy(), name=f"{name}_table"))

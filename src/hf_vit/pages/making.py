@@ -1,4 +1,4 @@
-"""`hf-vit page`: the folder of a static page, complete or not at all."""
+"""Write the folder of a static page (`hf-vit page`), complete or not at all."""
 
 import json
 from collections.abc import Sequence
@@ -19,28 +19,28 @@ from hf_vit.data.load import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
-from hf_vit.hub.card_metadata import common_license
+from hf_vit.hub.card_metadata import find_common_license
 from hf_vit.hub.contents import PAGE_FILES
 from hf_vit.hub.model_folder import CARD_NAME, PAGE_NAME
-from hf_vit.pages.description import description
-from hf_vit.pages.graph import numbers_inside, write_graph
+from hf_vit.pages.description import describe_model
+from hf_vit.pages.graph import count_inner_values, write_graph
 from hf_vit.pages.runtime import check_runtime, copy_runtime
-from hf_vit.results.delivery import free_folder, new_folder
-from hf_vit.results.writing import saying_why
+from hf_vit.results.delivery import new_folder, prepare_output
+from hf_vit.results.writing import explain_write_errors
 
-# Of weights and maps: a browser's WebAssembly has 4 GB, and holds the file beside what it reads of it.
-LARGEST_BYTES = 10**9
+# Limit for weights and maps: WebAssembly has 4 GB, and the browser holds the file and its decoded content.
+MAX_BYTES = 10**9
 NUM_EXAMPLES, _EXAMPLE_PX = 10, 640
 
 
 @dataclass(frozen=True, repr=False)
 class PageResult(Displayed):
-    """What was written.
+    """A written page.
 
     Attributes:
-        output: the folder.
-        models: their names.
-        megabytes: of the folder, without the runtime's files.
+        output: its folder.
+        models: names of its models.
+        megabytes: size of the folder without the runtime's files.
     """
 
     output: Path
@@ -48,7 +48,8 @@ class PageResult(Displayed):
     megabytes: float
 
     def overview(self) -> dict[str, object]:
-        size = f"{self.megabytes:.1f} MB, and the runtime"
+        """Return folder, models and size."""
+        size = f"{self.megabytes:.1f} MB without the runtime"
         return {"output": self.output, "models": ", ".join(self.models), "size": size}
 
 
@@ -62,27 +63,27 @@ def make_page(
     """Write a page that runs classifiers in the visitor's browser; the folder appears complete or not at all.
 
     Args:
-        models: folders, Hub ids, or anything that `from_hub` loads; several are shown beside each other.
+        models: folders, Hub ids, or anything that `from_hub` loads; several models appear side by side.
         output: new folder.
-        images: data whose test images become examples on the page, as `load_data` takes it.
-        runtime: folder with the files of ONNX Runtime Web; by default they are fetched once and kept.
+        images: data set whose test images become examples on the page, see `load_data`.
+        runtime: folder with the files of ONNX Runtime Web; by default they are downloaded once and cached.
 
     Raises:
-        UserError: there is no such model, it is no classifier or too large for a browser, the page cannot prepare
-            images as its processor does, or the runtime cannot be had.
+        UserError: a model does not exist, is not a classifier or is too large for a browser, the page does not support
+            its image processor, or the runtime cannot be downloaded.
     """
-    place = free_folder(output)
+    target = prepare_output(output)
     check_runtime(runtime)
     OnnxGraph().require_libraries()
     examples = None if images is None else load_data(images, skip_bad_images=True)
-    with quiet_transformers(), new_folder(place) as folder:
+    with quiet_transformers(), new_folder(target) as folder:
         names = distinct_names(models)
-        described = [
-            _write_model(model, name, folder / "models" / str(number), place)
+        descriptions = [
+            _write_model(model, name, folder / "models" / str(number), target)
             for number, (model, name) in enumerate(zip(models, names, strict=True))
         ]
-        with saying_why(place):
-            page = {"models": described, "examples": _write_examples(examples, folder)}
+        with explain_write_errors(target):
+            page = {"models": descriptions, "examples": _write_examples(examples, folder)}
             content = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
             (folder / PAGE_NAME).write_text(content, encoding="utf-8")
             (folder / CARD_NAME).write_text(_space_card(names, models), encoding="utf-8")
@@ -95,68 +96,77 @@ def make_page(
 
 
 def distinct_names(models: Sequence[str | Path]) -> list[str]:
-    """Return the last parts of names and paths that tell the models apart; a page shows everybody no more of them."""
+    """Return the shortest ends of names and paths that differ, as a page should not publish whole local paths."""
     parts = [Path(model).resolve().parts if Path(model).is_dir() else Path(str(model)).parts for model in models]
     names: list[str] = []
-    for number, own in enumerate(parts):
-        others = [each for each in parts if each is not own]
-        depth = next((end for end in range(1, len(own)) if all(each[-end:] != own[-end:] for each in others)), None)
-        names.append("/".join(own[-depth:]) if depth else f"{own[-1]} ({number + 1})")
+    for number, path in enumerate(parts):
+        others = [other for other in parts if other is not path]
+        depth = next((end for end in range(1, len(path)) if all(other[-end:] != path[-end:] for other in others)), None)
+        names.append("/".join(path[-depth:]) if depth else f"{path[-1]} ({number + 1})")
     return names
 
 
-def _write_model(source: str | Path, name: str, folder: Path, place: Path) -> dict[str, Any]:
+def _write_model(source: str | Path, name: str, folder: Path, output: Path) -> dict[str, Any]:
+    """Export a model into a folder, and return its description for the page.
+
+    Args:
+        source: the model, as `make_page` accepts it.
+        name: its name on the page.
+        folder: folder for its graph.
+        output: the page's output folder, for error messages.
+    """
     loaded, processor = open_model(source)
-    loaded = loaded.float()  # what a browser computes in, however the weights are stored
+    loaded = loaded.float()  # browsers compute in float32
     if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
-        raise UserError(f"{source} is not an image classifier; give one, or fine-tune it (hf-vit finetune)")
+        raise UserError(f"{source} is not an image classifier; give a classifier, or fine-tune it with hf-vit finetune")
     refuse_regression(loaded, str(source), "a page")
     if loaded.config.num_channels != 3:
         raise UserError(
-            f"{source} takes images of {loaded.config.num_channels} channels; the page shows RGB, which has 3"
+            f"{source} takes images of {loaded.config.num_channels} channels, but the page shows RGB images; "
+            "give a model with 3 channels"
         )
-    weights, inside = 4 * loaded.num_parameters(), 4 * numbers_inside(loaded.config)
-    if weights + inside > LARGEST_BYTES:
+    weights, maps = 4 * loaded.num_parameters(), 4 * count_inner_values(loaded.config)
+    if weights + maps > MAX_BYTES:
         raise UserError(
-            f"{name} is too large for a browser: {weights / 1e6:,.0f} MB of weights and {inside / 1e6:,.0f} MB of "
-            f"maps, of which {LARGEST_BYTES / 1e6:,.0f} MB fit; give a smaller model or a smaller image size"
+            f"{name} is too large for a browser: {weights / 1e6:,.0f} MB of weights and {maps / 1e6:,.0f} MB of "
+            f"maps, but {MAX_BYTES / 1e6:,.0f} MB is the limit; give a smaller model or a smaller image size"
         )
-    about = description(loaded, processor, name, Path(source) if Path(source).is_dir() else None)
-    with progress(f"exporting {name}"), saying_why(place):
+    description = describe_model(loaded, processor, name, Path(source) if Path(source).is_dir() else None)
+    with progress(f"exporting {name}"), explain_write_errors(output):
         folder.mkdir(parents=True)
-        about["outputs"] = write_graph(loaded, folder / "model.onnx")
-        about["bytes"] = (folder / "model.onnx").stat().st_size
-    about["folder"] = f"models/{folder.name}"
-    return about
+        description["outputs"] = write_graph(loaded, folder / "model.onnx")
+        description["bytes"] = (folder / "model.onnx").stat().st_size
+    description["folder"] = f"models/{folder.name}"
+    return description
 
 
 def _write_examples(data: ImageData | None, folder: Path) -> list[dict[str, str]]:
-    """Write the first images of the test split that show other classes than those before."""
+    """Write test images as examples, one for each label (or set of labels), at most `NUM_EXAMPLES`."""
     if data is None:
         return []
     split: Any = data.split("test" if "test" in data.splits else next(iter(data.splits)))
-    first: dict[str, int] = {}  # what an image shows -> its place; no image is decoded for that
+    first_images: dict[str, int] = {}  # label -> index of its first image; reading labels decodes no image
     for index, label in enumerate(split["label"]):
-        names = [data.label_names[each] for each in classes_of(label)]
-        first.setdefault(", ".join(names), index)
+        names = [data.label_names[number] for number in classes_of(label)]
+        first_images.setdefault(", ".join(names), index)
     (folder / "examples").mkdir()
-    written: list[dict[str, str]] = []
-    for number, (label, index) in enumerate(sorted(list(first.items())[:NUM_EXAMPLES])):
+    examples: list[dict[str, str]] = []
+    for number, (label, index) in enumerate(sorted(list(first_images.items())[:NUM_EXAMPLES])):
         picture, file = to_rgb(split[index]["image"]), f"examples/{number}.png"
         picture.thumbnail((_EXAMPLE_PX, _EXAMPLE_PX))
         picture.save(folder / file)
-        written.append({"file": file, "label": label})
-    return written
+        examples.append({"file": file, "label": label})
+    return examples
 
 
 def _space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
-    """Return README.md of a static Space: its metadata name the models of the Hub, whose own pages then link to it."""
+    """Return README.md of a static Space; the Hub pages of the models in its metadata link to the Space."""
     import yaml
 
     metadata: dict[str, Any] = {"title": ", ".join(names), "sdk": "static", "app_file": "index.html"}
-    if on_hub := [str(model) for model in models if HUB_ID.fullmatch(str(model)) and not is_local(model)]:
-        metadata["models"] = on_hub
-    if (license := common_license([str(model) for model in models])) is not None:
+    if hub_models := [str(model) for model in models if HUB_ID.fullmatch(str(model)) and not is_local(model)]:
+        metadata["models"] = hub_models
+    if (license := find_common_license([str(model) for model in models])) is not None:
         metadata["license"] = license
-    about = "A page that runs these models in the visitor's browser, written by `hf-vit page`."
-    return f"---\n{yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)}---\n\n{about}\n"
+    text = "A page that runs these models in the visitor's browser, written by `hf-vit page`."
+    return f"---\n{yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)}---\n\n{text}\n"

@@ -1,4 +1,4 @@
-"""ONNX Runtime Web, which runs a graph in the browser: of one version, known by its SHA-256, and kept once fetched."""
+"""Provide ONNX Runtime Web, which runs a graph in the browser: one version, checked by SHA-256 and cached."""
 
 import hashlib
 import shutil
@@ -8,8 +8,8 @@ from hf_vit.conversion.fetching import download
 from hf_vit.errors import UserError
 
 VERSION = "1.30.0"
-ADDRESS = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{VERSION}/dist"
-# Name -> SHA-256; for WebAssembly, and for WebGPU where the browser has it.
+BASE_URL = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{VERSION}/dist"
+# File -> SHA-256; the files cover WebAssembly, and WebGPU if the browser supports it.
 FILES = {
     "ort.wasm.min.mjs": "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b",
     "ort-wasm-simd-threaded.mjs": "e13f7f94fc51b4ca72b12faeb1ee95f4ace6dfbc8939bc718aabdc0a27c4299b",
@@ -21,7 +21,7 @@ FILES = {
 
 
 def check_runtime(source: str | Path | None) -> None:
-    """Raise a UserError where `source` is given and is no folder of exactly these files."""
+    """Raise a UserError if `source` is given and is not a folder of exactly these files."""
     if source is None:
         return
     remedy = f"give the folder dist of the npm package onnxruntime-web {VERSION}"
@@ -29,34 +29,39 @@ def check_runtime(source: str | Path | None) -> None:
         file = Path(source) / name
         if not file.is_file():
             raise UserError(f"--runtime {source} has no {name}; {remedy}")
-        if not _is_known(file):
-            raise UserError(f"--runtime {source} has a {name} that is not of version {VERSION}; {remedy}")
+        if not _is_unchanged(file):
+            raise UserError(f"--runtime {source} has another version of {name} than {VERSION}; {remedy}")
 
 
 def copy_runtime(folder: Path, source: str | Path | None = None) -> None:
-    """Write the files into `folder`, which is made.
+    """Create `folder` and write the runtime's files into it.
 
     Args:
-        source: a folder that holds them, as `dist` of the npm package does; by default they are fetched, once.
+        folder: a folder that does not exist yet.
+        source: folder with the files, such as `dist` of the npm package; by default they are downloaded once.
     """
     check_runtime(source)
-    files = [_fetched(name) if source is None else Path(source) / name for name in FILES]
+    files = [_download_file(name) if source is None else Path(source) / name for name in FILES]
     folder.mkdir(parents=True)
     for file in files:
         shutil.copyfile(file, folder / file.name)
 
 
-def _fetched(name: str) -> Path:
+def _download_file(name: str) -> Path:
+    """Return a file of the runtime from the cache, downloading it if needed."""
     try:
-        file = download(f"{ADDRESS}/{name}", checked_later=True)
+        file = download(f"{BASE_URL}/{name}", checked_later=True)
     except UserError as error:
-        raise UserError(f"{error}; or give the files with --runtime DIR") from error
-    if not _is_known(file):
-        file.unlink()  # get it anew next time
-        raise UserError(f"{ADDRESS}/{name} has changed; try again, or give the files with --runtime DIR")
+        raise UserError(f"{error}; or give a folder with the files as --runtime DIR") from error
+    if not _is_unchanged(file):
+        file.unlink()  # so that it is downloaded again next time
+        raise UserError(
+            f"the checksum of {BASE_URL}/{name} is wrong; try again, or give a folder with the files as --runtime DIR"
+        )
     return file
 
 
-def _is_known(file: Path) -> bool:
+def _is_unchanged(file: Path) -> bool:
+    """Return whether a file has the expected SHA-256."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest() == FILES[file.name]

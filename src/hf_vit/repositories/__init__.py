@@ -1,1 +1,1 @@
-"""Repositories of the Hub as they are read: what is fetched, what is refused, and why it failed."""
+"""Read from the Hub and from object stores: download, check what was downloaded, and explain failures."""

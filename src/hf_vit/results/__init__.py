@@ -1,1 +1,1 @@
-"""What was measured and how it is shown: records, figures, reports; and how outputs are written in one move."""
+"""Results and how they are written: records, figures, reports, and files that appear complete or not at all."""

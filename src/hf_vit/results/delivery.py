@@ -1,4 +1,4 @@
-"""Write a folder so that it appears complete or not at all, whatever happens meanwhile."""
+"""Write an output folder so that it appears complete or not at all."""
 
 import os
 import re
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hf_vit.errors import UserError
 from hf_vit.results.facts import FACTS_NAME, Facts
-from hf_vit.results.writing import beside, refuse_address, remove_remains, saying_why
+from hf_vit.results.writing import explain_write_errors, hidden_sibling, reject_url, remove_leftovers
 
-# What training, convert and export write, and what card, evaluate and analyze add to it.
-_WRITTEN = re.compile(
+# Files that training, convert and export write, and those that card, evaluate and analyze add.
+_OUR_FILES = re.compile(
     r"config\.json|\w+_hf_\w+\.py|facts\.json|README\.md|training_images\.txt"
     r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|model\.(npz|pte)|openvino_model\.(xml|bin)"
     r"|onnx/|(onnx/)?((pre)?processor_config\.json|model\.onnx(\.data)?|export\.(json|npz))"
@@ -20,119 +20,134 @@ _WRITTEN = re.compile(
 )
 
 
-def free_folder(output: str | Path, force: bool | None = None, parcel: Path | None = None) -> Path:
-    """Return where a new folder will be written: `output`, or what it links to; what a killed process left there goes.
+def prepare_output(output: str | Path, force: bool | None = None, ignored_path: Path | None = None) -> Path:
+    """Check that an output folder can be written, remove what a killed process left in it, and return its real path.
 
     Args:
-        output: absent or an empty folder.
-        force: it may also hold a model that this package wrote, and nothing else, which will be replaced; None where
-            the user has no such choice.
-        parcel: what may lie in it besides.
+        output: a folder that does not exist yet or is empty; a link is followed.
+        force: whether a model written by hf_vit, with no other files beside it, may be replaced; None if the user has
+            no such option.
+        ignored_path: a path inside the folder that is ignored.
 
     Raises:
-        UserError: it is neither.
+        UserError: the folder holds other files, or the path cannot be a folder.
     """
-    refuse_address(output)
+    reject_url(output)
     output = Path(output)
-    with saying_why(output):
-        place = Path(os.path.realpath(output))
+    with explain_write_errors(output):
+        target = Path(os.path.realpath(output))
         with suppress(FileNotFoundError, NotADirectoryError):
-            place.lstat()  # finds a name that is too long
-        remove_remains(place.parent, place.name)
-    if place.is_dir():
-        with saying_why(output):
-            remove_remains(place)
-            if {*place.iterdir()} - {parcel}:
-                _refuse_full(output, place, force)
-    elif place.exists() or place.is_symlink():  # a link to itself
-        raise UserError(f"{output} exists and is not a folder; give another name")
-    file = next((above for above in place.parents if above.exists() and not above.is_dir()), None)
+            target.lstat()  # raises if the name is too long
+        remove_leftovers(target.parent, target.name)
+    if target.is_dir():
+        with explain_write_errors(output):
+            remove_leftovers(target)
+            if {*target.iterdir()} - {ignored_path}:
+                _check_replaceable(output, target, force)
+    elif target.exists() or target.is_symlink():  # the second condition: a link to itself
+        raise UserError(f"the output {output} exists and is not a folder; give another name")
+    file = next((parent for parent in target.parents if parent.exists() and not parent.is_dir()), None)
     if file is not None:
-        raise UserError(f"{output} cannot be a folder, as {file.name} is a file; give another name")
-    return place
+        raise UserError(f"the output folder {output} cannot be created, as {file.name} is a file; give another name")
+    return target
 
 
-def _refuse_full(output: str | Path, place: Path, force: bool | None) -> None:
-    """Let pass a folder that `force` may replace."""
-    foreign, is_model = _foreign_in(place), False  # a facts.json alone comes of a measurement, too
-    with suppress(UserError):  # it is damaged
-        is_model = bool(Facts.load(place).origins())
+def _check_replaceable(output: str | Path, target: Path, force: bool | None) -> None:
+    """Raise a UserError for a non-empty folder, unless `force` is set and it holds only a model written by hf_vit."""
+    foreign_files, is_model = (
+        _find_foreign_files(target),
+        False,
+    )  # facts.json alone does not prove a model: measurements write it as well
+    with suppress(UserError):  # facts.json is damaged
+        is_model = bool(Facts.load(target).origins())
     if not (force and is_model):
         remedy = "; --force replaces only what hf-vit trained, converted or exported" if force else ""
-        if force is False and is_model and not foreign:
-            remedy = ", or replace what is in it with --force"
+        if force is False and is_model and not foreign_files:
+            remedy = ", or add --force to replace its content"
         raise UserError(f"the folder {output} is not empty; give a new folder, or empty this one first{remedy}")
-    if foreign:
-        held = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
-        raise UserError(
-            f"the folder {output} holds {held}, which hf-vit did not write; give a new folder, or move these files"
+    if foreign_files:
+        file_list = ", ".join(foreign_files[:3]) + (
+            f" and {len(foreign_files) - 3} more" if len(foreign_files) > 3 else ""
         )
-    if os.path.ismount(place) or place == Path.cwd():
-        raise UserError(f"the folder {output} is a disk or the working folder; empty it, or name a folder inside it")
+        raise UserError(
+            f"the folder {output} holds {file_list}, which hf-vit did not write; give a new folder, or move these files"
+        )
+    if os.path.ismount(target) or target == Path.cwd():
+        raise UserError(
+            f"the folder {output} is a mount point or the working folder and cannot be replaced; empty it, or "
+            "give a folder inside it"
+        )
 
 
-def _foreign_in(place: Path) -> list[str]:
-    entries = (*place.iterdir(), *place.glob("onnx/*"))
-    names = [path.relative_to(place).as_posix() + "/" * path.is_dir() for path in entries]
-    return sorted(name for name in names if not _WRITTEN.fullmatch(name))
+def _find_foreign_files(folder: Path) -> list[str]:
+    """Return the names of files in a folder that hf_vit does not write."""
+    entries = (*folder.iterdir(), *folder.glob("onnx/*"))
+    names = [path.relative_to(folder).as_posix() + "/" * path.is_dir() for path in entries]
+    return sorted(name for name in names if not _OUR_FILES.fullmatch(name))
 
 
 @contextmanager
 def new_folder(output: Path, force: bool = False) -> Generator[Path]:
-    """Make a folder of the name of `output` that takes its place at the end, or vanishes if anything goes wrong.
+    """Yield a temporary folder that is moved to `output` on success and deleted on failure.
 
-    Until then it lies in a hidden one beside `output`; inside, where that is there and empty. Then `output` stays what
-    it is, perhaps a disk of its own or the working folder, and is filled.
+    The temporary folder lies hidden beside `output`. If `output` exists and is empty, it may be a mount point or the
+    working
+    folder and cannot be replaced; the temporary folder then lies inside it and its files are moved one by one.
 
     Args:
-        output: as `free_folder` gives it.
-        force: see `free_folder`.
+        output: the path that `prepare_output` returned.
+        force: see `prepare_output`.
 
     Raises:
-        UserError: the disk is full, or nothing may be written there.
+        UserError: the disk is full, or the folder may not be written.
     """
-    is_there = output.is_dir() and not any(output.iterdir())
-    temporary = beside(output / output.name if is_there else output, "tmp")
+    is_empty_folder = output.is_dir() and not any(output.iterdir())
+    temporary = hidden_sibling(output / output.name if is_empty_folder else output, "tmp")
     folder = temporary / output.name
     try:
-        with saying_why(output):
+        with explain_write_errors(output):
             output.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(parents=True)
         yield folder
-        with saying_why(output):
-            free_folder(output, None if is_there else force, temporary)  # someone else may have been faster
-            (_fill if is_there else _replace)(output, folder)
+        with explain_write_errors(output):
+            prepare_output(
+                output, None if is_empty_folder else force, temporary
+            )  # another process may have written it meanwhile
+            (_fill if is_empty_folder else _replace)(output, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _fill(output: Path, folder: Path) -> None:
-    """Move what is in `folder` into `output`, or nothing.
+    """Move all files from `folder` into `output`, or none if a move fails.
 
-    After a kill it can be replaced, as facts.json comes first, and is no model, as what makes one of it comes last.
+    facts.json is moved first, so that the next run may replace the folder after a kill; config.json and weights are
+    moved
+    last, so that an incomplete folder does not load as a model.
     """
 
-    def place_in_line(path: Path) -> tuple[bool, bool, bool]:
+    def sort_key(path: Path) -> tuple[bool, bool, bool]:
+        """Return a key that puts facts.json first, then other files, config.json and the weights."""
         is_model = path.name.startswith(("model", "openvino_model"))
         return path.name != FACTS_NAME, path.name == "config.json", is_model
 
-    moved: list[Path] = []
+    moved_paths: list[Path] = []
     try:
-        for path in sorted(folder.iterdir(), key=place_in_line):
+        for path in sorted(folder.iterdir(), key=sort_key):
             path.replace(output / path.name)
-            moved.append(path)
+            moved_paths.append(path)
     except BaseException:
-        for path in moved:
+        for path in moved_paths:
             (output / path.name).replace(path)
         raise
 
 
 def _replace(output: Path, folder: Path) -> None:
-    """Put `folder` in the place of `output`, which is absent, empty, or given up."""
+    """Move `folder` to `output`, which is absent, empty, or a model that may be replaced."""
     if not (output.is_dir() and any(output.iterdir())):
         folder.replace(output)
         return
-    former = beside(output, "former")
+    former = hidden_sibling(output, "former")
     output.rename(former)
     try:
         folder.replace(output)

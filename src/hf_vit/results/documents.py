@@ -1,4 +1,4 @@
-"""JSON files of results: documents that a later run reads again to go on, and rows of a benchmark."""
+"""JSON files of results: documents that a later run can read, and rows of a benchmark."""
 
 import datetime
 import json
@@ -18,7 +18,7 @@ from hf_vit.results.writing import write_atomically
 
 
 class ModelInput(BaseModel):
-    """A model that was measured: its name, its kind, and a hash of weights and config."""
+    """A measured model: its name, its kind, and a hash of its weights and config."""
 
     name: str
     kind: str
@@ -27,10 +27,12 @@ class ModelInput(BaseModel):
 
 
 class Document(BaseModel):
-    """A file of results; `command` writes it, `format` is the version of its fields.
+    """A file of results.
 
-    The same model, data and settings give the same bytes: no dates, times or paths are in such a file, except where it
-    tells of speed. Its JSON schema is `model_json_schema()` of its class.
+    `command` is the command that writes it, `format` the version of its fields. The same model, data and settings give
+    the
+    same bytes: the file holds no dates, durations or paths, except where it reports speed. `model_json_schema()` of the
+    class returns its JSON schema.
     """
 
     command: ClassVar[str]
@@ -39,35 +41,42 @@ class Document(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Return the document in a file; None if there is none."""
+        """Return the document in a file, or None if the file does not exist.
+
+        Raises:
+            UserError: the file is not such a document.
+        """
         try:
             return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            raise UserError(f"{path} is not a result of this version of {cls.command}; move it") from error
+            raise UserError(
+                f"{path} is not a result of this version of {cls.command}; move it away, or choose another "
+                "output folder"
+            ) from error
 
     def write(self, path: Path) -> None:
-        """Write in one move; the folder is made."""
+        """Write the file in one move, and create its folder if needed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         content = redact_values(json.loads(self.model_dump_json()))
         write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def differing(one: BaseModel, other: BaseModel) -> list[str]:
-    """Return the names of the fields in which two values of a class differ."""
-    return [name for name in type(one).model_fields if getattr(one, name) != getattr(other, name)]
+def differing_fields(first: BaseModel, second: BaseModel) -> list[str]:
+    """Return the names of the fields in which two instances of a class differ."""
+    return [name for name in type(first).model_fields if getattr(first, name) != getattr(second, name)]
 
 
 class Measurements:
-    """Rows of a benchmark in a dated file, rewritten after every row so that a killed run keeps what it has.
+    """Rows of a benchmark in a dated file that is rewritten after every row, so that a killed run keeps its rows.
 
     Args:
-        path: the file; None keeps all in memory alone.
-        command: what was typed, as a line or as arguments; secrets and places are left out.
+        path: the file; None keeps the rows in memory only.
+        command: the command that was run, as a line or as arguments; secrets and local folders are redacted.
         device: torch device.
-        packages: others whose versions decide about the numbers.
-        settings: whatever else does (turns, batch sizes).
+        packages: further packages whose versions affect the numbers.
+        settings: further settings that affect the numbers (rounds, batch sizes).
     """
 
     def __init__(
@@ -79,37 +88,37 @@ class Measurements:
         **settings: object,
     ) -> None:
         if path is not None and not path.absolute().parent.is_dir():
-            raise UserError(f"there is no folder {path.parent} for the results; make it first")
+            raise UserError(f"the folder {path.parent} for the results does not exist; create it first")
         self.path = path
         self.rows: list[Mapping[str, Any]] = []
-        others: dict[str, str] = {}
+        package_versions: dict[str, str] = {}
         for package in packages:
             with suppress(metadata.PackageNotFoundError):
-                others[package] = metadata.version(package)
+                package_versions[package] = metadata.version(package)
         self.head = {
             "date": datetime.date.today().isoformat(),
             "command": redact_command(command),
             "hardware": {**hardware(device), "threads": torch.get_num_threads()},
-            "versions": versions() | others,
+            "versions": versions() | package_versions,
             **settings,
         }
 
-    def add(self, row: Mapping[str, Any], **whole: object) -> None:
-        """Write with one more row; `whole`: what is now true of all of them."""
-        self.rows.append(_rounded(row))
-        self.write(**whole)
+    def add(self, row: Mapping[str, Any], **summary: object) -> None:
+        """Append a row and write the file; `summary` holds values that apply to all rows."""
+        self.rows.append(_round_floats(row))
+        self.write(**summary)
 
-    def write(self, **whole: object) -> None:
-        """Write the rows as they are."""
+    def write(self, **summary: object) -> None:
+        """Write all rows, with values that apply to all of them."""
         if self.path is not None:
-            content = json.loads(json.dumps({**self.head, **whole, "rows": self.rows}))
+            content = json.loads(json.dumps({**self.head, **summary, "rows": self.rows}))
             write_atomically(self.path, json.dumps(redact_values(content), indent=1) + "\n")
 
 
-def _rounded(value: Any) -> Any:
-    """Return a value with as many digits as mean something."""
+def _round_floats(value: Any) -> Any:
+    """Return a value with floats rounded to four significant digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: _round_floats(item) for key, item in value.items()}
     return value

@@ -1,23 +1,23 @@
-"""What was measured about a model: `facts.json` beside its weights.
+"""Records of everything measured about a model: `facts.json` beside its weights.
 
 The file is a JSON list of records, oldest first. Every command that measures appends one; cards, tables and plots
-are made from it, never from memory. A record:
+are made from this file. A record:
 
 | field    | type            | meaning                                                                             |
 |----------|-----------------|-------------------------------------------------------------------------------------|
 | kind     | str             | one of `KINDS`                                                                      |
-| command  | str             | what was typed, paths reduced to their last part, secrets redacted                  |
+| command  | str             | the command line, paths reduced to their last part, secrets redacted                |
 | date     | ISO 8601, UTC   | when the record was made                                                            |
 | seed     | int or null     | seed of the run                                                                     |
 | data     | object or null  | name, fingerprint (content hash), split, size (images), revision (a Hub commit)     |
 | versions | object          | Python and library versions                                                         |
 | hardware | object          | device, name, cores, memory_gib; for a GPU also gpus and gpu_memory_gib             |
-| seconds  | float or null   | duration of what was measured                                                       |
+| seconds  | float or null   | duration of the measurement                                                         |
 | values   | object          | the measurements; accuracies and errors are fractions in [0, 1], times in seconds   |
 
-Fields that this version does not know are kept when a file is read and written again. JSON has no NaN or infinity:
-they, and integers too large for a float, are kept as the strings "nan", "inf" and "-inf". Nothing personal belongs
-here: no host or user names, no absolute paths, no secrets; whatever is written goes through `hf_vit.results.redaction`.
+Unknown fields are kept when a file is read and written again. JSON has no NaN or infinity, so these, and integers too
+large for a float, are written as the strings "nan", "inf" and "-inf". All values pass through
+`hf_vit.results.redaction`, so that the file holds no host names, user names, absolute paths or secrets.
 """
 
 import json
@@ -40,11 +40,11 @@ from hf_vit.results.writing import write_atomically
 FACTS_NAME = "facts.json"
 KINDS = ("training", "evaluation", "conversion", "analysis", "benchmark")
 
-_Values = Annotated[dict[str, JsonValue], BeforeValidator(lambda value: _plain(value))]
+_Values = Annotated[dict[str, JsonValue], BeforeValidator(lambda value: _to_json(value))]
 
 
 class DataFact(BaseModel):
-    """Which images: a data set's public name, a hash of its content, split, number of images; of the Hub its commit."""
+    """The images of a measurement: data set, hash of its content, split, number of images, and Hub commit."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -56,7 +56,7 @@ class DataFact(BaseModel):
 
 
 class Record(BaseModel):
-    """One measurement and everything needed to judge or repeat it; see the module's table."""
+    """One measurement with everything needed to judge or repeat it; the module's docstring lists the fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -81,7 +81,11 @@ class Facts(BaseModel):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read `folder/facts.json`; a folder without one has no records yet."""
+        """Read `folder/facts.json`; return no records if there is no such file.
+
+        Raises:
+            UserError: the file is damaged.
+        """
         path = Path(folder) / FACTS_NAME
         try:
             return cls(records=_RECORDS.validate_json(path.read_text(encoding="utf-8")))
@@ -90,57 +94,58 @@ class Facts(BaseModel):
         except ValueError as error:
             reason = "not UTF-8 text"
             if isinstance(error, ValidationError):
-                first = error.errors()[0]
-                where = ".".join(map(str, first["loc"]))
-                reason = f"{where}: {first['msg']}" if where else first["msg"]
+                first_error = error.errors()[0]
+                location = ".".join(map(str, first_error["loc"]))
+                reason = f"{location}: {first_error['msg']}" if location else first_error["msg"]
             name = Path(path.parent.name) / path.name
             raise UserError(
                 f"{name} is damaged ({reason}); restore it from a backup, or move it away to start a new one"
             ) from error
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write `folder/facts.json` in one move: a reader sees the old file or the new one, never half of one."""
-        records = [_recorded(record.model_dump(mode="json")) for record in self.records]
+        """Write `folder/facts.json` in one move, so that a reader sees either the old file or the new one."""
+        records = [_redact_json(record.model_dump(mode="json")) for record in self.records]
         text = json.dumps(records, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
         write_atomically(Path(folder) / FACTS_NAME, text + "\n")
 
-    def of_kind(self, kind: str) -> list[Record]:
+    def filter_kind(self, kind: str) -> list[Record]:
         """Return the records of one kind, oldest first."""
         return [record for record in self.records if record.kind == kind]
 
     def latest(self, kind: str) -> Record | None:
-        """Return the last record of one kind; None without one."""
-        return next(reversed(self.of_kind(kind)), None)
+        """Return the last record of one kind, or None."""
+        return next(reversed(self.filter_kind(kind)), None)
 
     def origins(self) -> list[Record]:
-        """Return the records that tell where weights came from, oldest first."""
+        """Return the records of how the weights were made (training and conversion), oldest first."""
         return [record for record in self.records if record.kind in ("training", "conversion")]
 
 
 def append_record(folder: str | os.PathLike[str], record: Record) -> None:
-    """Add a record to `folder/facts.json`; two processes that append at once both find theirs in the file.
+    """Append a record to `folder/facts.json`; a lock keeps the records of processes that append at the same time.
 
     Raises:
-        UserError: the folder does not exist, or its facts.json is damaged (which then stays as it is).
+        UserError: the folder does not exist, or its facts.json is damaged (it then stays unchanged).
     """
     if not Path(folder).is_dir():
-        raise UserError(f"there is no folder {folder} to write {FACTS_NAME} into; save the model there first")
-    with exclusive(folder):
+        raise UserError(f"cannot write {FACTS_NAME}: the folder {folder} does not exist; save the model there first")
+    with lock_folder(folder):
         facts = Facts.load(folder)
         facts.records.append(record)
         facts.save(folder)
 
 
 def is_recorded(folder: str | os.PathLike[str], kind: str, values: Mapping[str, Any]) -> bool:
-    """Return whether a record of `folder/facts.json` holds these values: what a command that goes on asks."""
-    wanted = _recorded(values)
-    return any(_holds(cast(JsonValue, record.values), wanted) for record in Facts.load(folder).of_kind(kind))
+    """Return whether a record of this kind in `folder/facts.json` contains these values."""
+    required = _redact_json(values)
+    return any(_contains(cast(JsonValue, record.values), required) for record in Facts.load(folder).filter_kind(kind))
 
 
-def _holds(value: JsonValue, wanted: JsonValue) -> bool:
-    if isinstance(value, dict) and isinstance(wanted, dict):
-        return all(name in value and _holds(value[name], item) for name, item in wanted.items())
-    return value == wanted
+def _contains(value: JsonValue, required: JsonValue) -> bool:
+    """Return whether `value` equals `required`; a dict must contain the wanted entries and may have others."""
+    if isinstance(value, dict) and isinstance(required, dict):
+        return all(name in value and _contains(value[name], item) for name, item in required.items())
+    return value == required
 
 
 def new_record(
@@ -153,23 +158,24 @@ def new_record(
     seconds: float | None = None,
     device: str | None = None,
 ) -> Record:
-    """Return a record of now, on this machine, with these library versions.
+    """Return a record dated now, with this machine's hardware and the installed library versions.
 
     Args:
         kind: one of `KINDS`.
         values: the measurements; numpy and torch scalars and arrays become plain numbers and lists.
-        command: what was typed, as a line or as a list of arguments; this process' own arguments by default.
-        data: which images the values were measured on.
-        seconds: duration of what was measured.
-        device: torch device the work ran on ("cpu", "cuda:0"); decides whether the CPU or the GPU is named.
+        command: the command that was run, as a line or as a list of arguments; by default this process's arguments.
+        seed: random seed of the run.
+        data: the images that were measured.
+        seconds: duration of the measurement.
+        device: torch device ("cpu", "cuda:0") whose hardware is recorded.
 
     Raises:
         ValueError: `kind` is unknown, or a value cannot be written as JSON.
     """
     if kind not in KINDS:
-        raise ValueError(f"a record cannot be of kind {kind!r}; the kinds are {', '.join(KINDS)}")
+        raise ValueError(f"the record kind {kind!r} is unknown; choose from {', '.join(KINDS)}")
     if data is not None:
-        data = DataFact.model_validate(_recorded(data.model_dump()))
+        data = DataFact.model_validate(_redact_json(data.model_dump()))
     return Record(
         kind=kind,
         command=redact_command(sys.argv if command is None else command),
@@ -179,18 +185,26 @@ def new_record(
         versions=versions(),
         hardware=hardware(device),
         seconds=None if seconds is None else round(float(seconds), 3),
-        values=cast(dict[str, JsonValue], _recorded(values)),
+        values=cast(dict[str, JsonValue], _redact_json(values)),
     )
 
 
-def fraction(value: object) -> float | None:
-    """Return a value that can be an accuracy or an error, a number in [0, 1]; None for all else in facts.json."""
+def as_fraction(value: object) -> float | None:
+    """Return a value as float if it is a number in [0, 1], as accuracies and errors are; otherwise None."""
     return float(value) if isinstance(value, float | int) and 0 <= value <= 1 else None
 
 
 @contextmanager
-def exclusive(folder: str | os.PathLike[str], *, wait: bool = True) -> Generator[None]:
-    """Hold the folder's advisory lock, where the system has one; it leaves no lock file behind to be shared."""
+def lock_folder(folder: str | os.PathLike[str], *, wait: bool = True) -> Generator[None]:
+    """Hold an advisory lock on a folder, if the system supports it; no lock file is created.
+
+    Args:
+        folder: an existing folder.
+        wait: wait for another process to release the lock; otherwise raise.
+
+    Raises:
+        UserError: another process holds the lock and `wait` is False.
+    """
     try:
         import fcntl
     except ImportError:  # not a POSIX system
@@ -210,12 +224,13 @@ def exclusive(folder: str | os.PathLike[str], *, wait: bool = True) -> Generator
         os.close(descriptor)
 
 
-def _recorded(value: object) -> JsonValue:
-    return redact_values(_plain(value))
+def _redact_json(value: object) -> JsonValue:
+    """Return a value as JSON with secrets and local paths redacted."""
+    return redact_values(_to_json(value))
 
 
-def _plain(value: Any) -> JsonValue:
-    """Return a value as JSON knows it: arrays as lists, NaN and infinities as strings."""
+def _to_json(value: Any) -> JsonValue:
+    """Return a value in JSON types: arrays become lists; NaN and infinities become strings."""
     if value is None:
         return value
     if isinstance(value, int):
@@ -225,13 +240,13 @@ def _plain(value: Any) -> JsonValue:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, BaseModel):
-        return _plain(value.model_dump())
+        return _to_json(value.model_dump())
     if hasattr(value, "tolist"):  # numpy and torch, without importing either
-        return _plain(value.tolist())
+        return _to_json(value.tolist())
     raise ValueError(
-        f"a record cannot hold a {type(value).__name__} ({value!r:.60}); give numbers, text, lists or dicts"
+        f"a record cannot store {value!r:.60} (type {type(value).__name__}); give numbers, text, lists or dicts"
     )

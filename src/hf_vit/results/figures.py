@@ -1,4 +1,4 @@
-"""Figures drawn off screen, and HTML reports with figures inside; the same figure gives the same bytes."""
+"""Figures drawn without a display, and HTML reports that embed them; the same figure gives the same bytes."""
 
 import base64
 import io
@@ -45,21 +45,21 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def integer_ticks(axis: "Axis") -> None:
-    """Mark whole numbers only: layers, epochs, images."""
+def set_integer_ticks(axis: "Axis") -> None:
+    """Set ticks at whole numbers only, for axes of layers, epochs or images."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def encode_figure(figure: "Figure", picture_format: PictureFormat = "png") -> bytes:
-    """Return a figure as the bytes of a file, without dates, versions or random ids."""
+    """Return a figure as the bytes of a PNG or SVG file, without dates, versions or random ids."""
     from matplotlib import rc_context
 
     content = io.BytesIO()
     metadata: dict[str, Any] = {"Software": None} if picture_format == "png" else {"Date": None, "Creator": None}
     with rc_context({"svg.hashsalt": "hf-vit"}), warnings.catch_warnings():
-        # A class name in a script the font lacks is drawn as boxes: not worth a warning in a user's terminal.
+        # Class names in a script that the font lacks are drawn as boxes; users need no warning about it.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
         figure.savefig(content, format=picture_format, dpi=_DPI, metadata=metadata)
     return content.getvalue()
@@ -71,22 +71,23 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def render_report(title: str, body: str, *, heading: str | None = None, width: int = 60, **values: object) -> str:
-    """Return an HTML page of results with the pictures inside, so that it can be sent as it is.
+    """Return an HTML page of results that embeds its images, so that it can be sent as one file.
 
     Args:
-        title: of the window, and above everything else unless there is a `heading`.
-        body: a Jinja template of what stands below it; `figure(path, title)` shows a PNG or SVG file. All text is
-            escaped.
-        width: of the page at most, in rem.
-        values: what the template names.
+        title: title of the window, and the heading unless `heading` is given.
+        body: Jinja template of the content; `figure(path, title)` embeds a PNG or SVG file. Values are escaped.
+        heading: heading of the page.
+        width: maximum width of the page in rem.
+        values: values for the template.
     """
     from jinja2 import DictLoader, Environment
 
-    pages = Environment(autoescape=True, loader=DictLoader({"page": _PAGE, "body": body}))
-    return pages.get_template("page").render(title=title, heading=heading, width=width, figure=_embed, **values)
+    environment = Environment(autoescape=True, loader=DictLoader({"page": _PAGE, "body": body}))
+    return environment.get_template("page").render(title=title, heading=heading, width=width, figure=_embed, **values)
 
 
 def _embed(picture: Path, title: str) -> "Markup":
+    """Return an <img> element with the image file as a data URL."""
     from markupsafe import Markup
 
     content = base64.b64encode(picture.read_bytes()).decode()

@@ -1,8 +1,8 @@
-"""What must not be recorded: secrets, and where things lie on this machine. All that is recorded goes through here.
+"""Remove secrets and local folders from everything that is recorded.
 
-Redacted are values whose name says that they are secret (`--hub_token X`, `api_key=X`), texts with the pattern of a
-known token, user, password and query of an address, and the folders of local paths. Names of classes are no paths
-("/m/01g317"): config.json tells them everybody.
+Redacted are values with a secret's name (`--hub_token X`, `api_key=X`), texts that match the pattern of a known token,
+user, password and query of a URL, and the folders of local paths. Class names such as "/m/01g317" are not treated as
+paths, as config.json publishes them anyway.
 """
 
 import re
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 REDACTED = "REDACTED"
 
-# Patterns that the services document for their tokens; nothing else looks like them.
+# Token patterns that the services document.
 _TOKEN_PATTERNS = {
     "a Hugging Face token": re.compile(r"(?<![A-Za-z0-9])(?:hf|api_org)_[A-Za-z0-9]{20,}"),
     "a GitHub token": re.compile(r"(?<![A-Za-z0-9])(?:gh[oprsu]_[A-Za-z0-9]{36,}|github_pat_\w{22,})"),
@@ -30,7 +30,7 @@ _TOKEN_PATTERNS = {
         r"-----BEGIN (?:\w+ )*PRIVATE KEY-----(?:.*?-----END (?:\w+ )*PRIVATE KEY-----)?", re.S
     ),
 }
-# Tokens of a model are no secrets.
+# "class token", "mask token" and so on name tokens of a model, not secrets.
 _HARMLESS = "".join(
     rf"(?<!{word}[-_. ])" for word in ("class", "cls", "distillation", "dist", "register", "mask", "pad", "bos", "eos")
 )
@@ -47,56 +47,56 @@ _NAMED_SECRETS = (
 )
 _SECRET_OPTION = re.compile(rf"--?{_SECRET_NAME}", re.I)
 
-# Fields of tables whose keys are classes, and of lists of classes; a text under one of them may be a path (`labels`).
-_OF_CLASSES = frozenset({"class_weights", "classes", "label_names", "labels", "per_class", "thresholds"})
+# Fields that hold lists of classes or dicts keyed by class. Text under `labels` may also be a path.
+_CLASS_FIELDS = frozenset({"class_weights", "classes", "label_names", "labels", "per_class", "thresholds"})
 
-# Scheme, user and password, host and path, query, fragment.
-_ADDRESS = re.compile(
+# A URL: scheme, user and password, host and path, query, fragment.
+_URL = re.compile(
     r"(?<![A-Za-z0-9])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?:[^\s/'\"<>]*@)?(?P<rest>[^\s?#'\"<>]*)"
     r"(?:\?[^\s#'\"<>]*)?(?P<fragment>#[^\s'\"<>]*)?"
 )
-_FILE_ADDRESS = re.compile(r"\bfile:/+[^\s'\"<>]*", re.I)
-# An absolute path inside a longer text: at least two parts, not the tail of an address, a fraction or a relative path.
+_FILE_URL = re.compile(r"\bfile:/+[^\s'\"<>]*", re.I)
+# An absolute path in a longer text has at least two parts and is not the end of a URL, a fraction or a relative path.
 _POSIX_PATH = re.compile(r"(?<![\w./~\-])~?/(?:[^\s/'\"`,;:=()]+/)+([^\s/'\"`,;:=()]*)")
 _WINDOWS_PATH = re.compile(r"(?<!\w)[A-Za-z]:[\\/](?:[^\s\\/'\"]+[\\/])*([^\s\\/'\"]*)")
 
 
-def secret_in(text: str) -> str | None:
-    """Return what kind of token a text holds, "a GitHub token"; None where no known pattern is in it.
+def find_secret(text: str) -> str | None:
+    """Return the kind of token that a text contains, such as "a GitHub token"; None if no known pattern matches.
 
-    Text of two bytes a sign (UTF-16) that was read byte by byte is looked through as well.
+    Text is also searched without zero bytes, in case it is UTF-16 that was decoded byte by byte.
     """
-    readings = (text, text.replace("\0", ""))
-    return next((kind for kind, pattern in _TOKEN_PATTERNS.items() if any(map(pattern.search, readings))), None)
+    variants = (text, text.replace("\0", ""))
+    return next((kind for kind, pattern in _TOKEN_PATTERNS.items() if any(map(pattern.search, variants))), None)
 
 
 def redact_text(text: str) -> str:
-    """Return a text without secrets, and with every absolute local path reduced to its last part.
+    """Return a text without secrets and with every absolute local path reduced to its last part.
 
     >>> redact_text("fetched https://ann:pw@host/x.npz?sig=1 into /home/ann/models/x.npz with --hub_token abc")
     'fetched https://host/x.npz into x.npz with --hub_token REDACTED'
     """
     text = _hide_secrets(text)
-    text = _FILE_ADDRESS.sub(lambda found: _last_part(found[0]), text)
+    text = _FILE_URL.sub(lambda match: _last_part(match[0]), text)
     parts: list[str] = []
     end = 0
-    for found in _ADDRESS.finditer(text):
-        parts += [_hide_paths(text[end : found.start()]), _plain_address(found)]
-        end = found.end()
+    for match in _URL.finditer(text):
+        parts += [_hide_paths(text[end : match.start()]), _redact_url(match)]
+        end = match.end()
     return "".join([*parts, _hide_paths(text[end:])])
 
 
 def redact_message(text: str) -> str:
-    """Return what is told to the user alone, but may be kept in a log: without secrets; places on this machine stay.
+    """Return a message for the user without secrets, as it may be logged; local paths stay.
 
     >>> redact_message("https://ann:pw@host/x.npz?sig=1 does not fit into /home/ann/models")
     'https://host/x.npz does not fit into /home/ann/models'
     """
-    return _ADDRESS.sub(_without_secrets, _hide_secrets(text))
+    return _URL.sub(_strip_url, _hide_secrets(text))
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Arguments of a command line, `--option value` and `--option=value`; relative paths that lead up as well.
+    """Return a command line's arguments without secrets and with absolute paths and paths with ".." shortened.
 
     >>> redact_arguments(["--data", "../ann/cats", "--hub_token", "abc"])
     ['--data', 'cats', '--hub_token', 'REDACTED']
@@ -110,8 +110,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def redact_command(command: str | Sequence[str]) -> str:
-    """Return the command as another person would type it: the program's plain name, no secrets, paths as their last
-    part.
+    """Return a command without secrets, with the program's base name and paths reduced to their last part.
 
     >>> redact_command(["/home/ann/.venv/bin/hf-vit", "finetune", "--data", "/data/ann/cats"])
     'hf-vit finetune --data cats'
@@ -119,12 +118,12 @@ def redact_command(command: str | Sequence[str]) -> str:
     if isinstance(command, str):
         try:
             command = shlex.split(command)
-        except ValueError:  # unbalanced quotes: no list of arguments to be had
+        except ValueError:  # unbalanced quotes: the line cannot be split into arguments
             return redact_text(command)
     if not command:
         return ""
     program, *arguments = command
-    # Split on both separators: a file written on one system is read on another.
+    # PureWindowsPath splits on both separators, as the record may come from another system.
     name = PureWindowsPath(program).name.removesuffix(".exe")
     if name == "__main__.py" and PureWindowsPath(program).parent.name == "hf_vit":
         name = "hf-vit"
@@ -133,35 +132,35 @@ def redact_command(command: str | Sequence[str]) -> str:
 
 
 def redact_values(value: "JsonValue") -> "JsonValue":
-    """JSON with all its texts and keys redacted, and the texts under a key that names a secret.
+    """Return JSON with all texts and keys redacted; text under a key that names a secret is replaced.
 
-    Names of classes lose secrets alone. Keys that would become one are numbered, so that no value is lost.
+    Class names lose secrets but keep their paths. Keys that become equal are numbered, so that no value is lost.
 
     >>> redact_values({"/a/x": "/b/y", "/c/x": 1, "per_class": {"/animal/mouse": 0.5}})
     {'x': 'y', 'x (2)': 1, 'per_class': {'/animal/mouse': 0.5}}
     """
-    return _redact_values(value, _redact_whole)
+    return _redact_values(value, _redact_string)
 
 
 def _redact_values(value: "JsonValue", redact_name: Callable[[str], str]) -> "JsonValue":
-    """`redact_name`: what becomes of keys and of the texts of lists, here and below."""
+    """Return redacted JSON; `redact_name` is applied to keys and to the texts of lists at this level and below."""
     if isinstance(value, str):
-        return _redact_whole(value)
+        return _redact_string(value)
     if isinstance(value, list):
         return [redact_name(item) if isinstance(item, str) else _redact_values(item, redact_name) for item in value]
     if isinstance(value, dict):
-        shown = _redact_keys(value, redact_name)
+        new_keys = _redact_keys(value, redact_name)
         return {
-            shown[key]: REDACTED
+            new_keys[key]: REDACTED
             if isinstance(item, str) and re.fullmatch(_SECRET_NAME, key, re.I)
-            else _redact_values(item, redact_message if key in _OF_CLASSES else redact_name)
+            else _redact_values(item, redact_message if key in _CLASS_FIELDS else redact_name)
             for key, item in value.items()
         }
     return value
 
 
 def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str, str]:
-    """Key -> what is recorded of it, which is no other key's."""
+    """Map each key to its redacted form, made unique by a number."""
     redacted = {key: redact(key) for key in keys}
     taken = {key for key, plain in redacted.items() if key == plain}
     for key, plain in redacted.items():
@@ -174,13 +173,13 @@ def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str,
     return redacted
 
 
-def _redact_whole(text: str) -> str:
-    """Return the last part of a text that is a path as a whole, even with spaces."""
+def _redact_string(text: str) -> str:
+    """Return redacted text; if the whole text is an absolute path, possibly with spaces, only its last part is kept."""
     return redact_text(_last_part(text) if PurePosixPath(text).is_absolute() else text)
 
 
 def _hide_secrets(text: str) -> str:
-    """Return a text without tokens and without values of secret names."""
+    """Return a text with tokens, and values of options or fields with a secret's name, replaced."""
     for pattern in _TOKEN_PATTERNS.values():
         text = pattern.sub(REDACTED, text)
     for pattern in _NAMED_SECRETS:
@@ -189,6 +188,7 @@ def _hide_secrets(text: str) -> str:
 
 
 def _redact_argument(argument: str) -> str:
+    """Return one command line argument without secrets and with its path reduced to the last part."""
     option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
     if option and _SECRET_OPTION.fullmatch(option):
         return option + equals + (REDACTED if equals else "")
@@ -200,21 +200,24 @@ def _redact_argument(argument: str) -> str:
     return option + equals + redact_text(value)
 
 
-def _plain_address(found: re.Match[str]) -> str:
-    if found["rest"].startswith("/"):  # no host: a place on this machine
-        return _last_part(found["rest"])
-    return _without_secrets(found)
+def _redact_url(match: re.Match[str]) -> str:
+    """Return a URL without secrets; a URL without a host is a local path and loses its folders."""
+    if match["rest"].startswith("/"):  # no host: a local path
+        return _last_part(match["rest"])
+    return _strip_url(match)
 
 
-def _without_secrets(found: re.Match[str]) -> str:
-    """Scheme, host and path of an address."""
-    fragment = found["fragment"] or ""
-    return f"{found['scheme']}://{found['rest']}{'' if '=' in fragment else fragment}"
+def _strip_url(match: re.Match[str]) -> str:
+    """Return scheme, host, path and harmless fragment of a URL."""
+    fragment = match["fragment"] or ""
+    return f"{match['scheme']}://{match['rest']}{'' if '=' in fragment else fragment}"
 
 
 def _hide_paths(text: str) -> str:
+    """Reduce POSIX and Windows paths in a text to their last part."""
     return _POSIX_PATH.sub(r"\1", _WINDOWS_PATH.sub(r"\1", text))
 
 
 def _last_part(path: str) -> str:
+    """Return the last part of a path, or the path itself if it has none."""
     return PurePosixPath(path).name or path

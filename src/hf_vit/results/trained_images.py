@@ -1,6 +1,6 @@
-"""Which images a model learned from, kept beside it by the hashes of their files.
+"""Record which images a model was trained on, as hashes in a file beside it.
 
-The file stays out of what is shared: whoever has an image could else find out whether it was among them.
+The file is not published: with it, anyone who has an image could find out whether the model was trained on it.
 """
 
 import os
@@ -10,28 +10,30 @@ from pathlib import Path
 from hf_vit.results.writing import write_atomically
 
 TRAINED_NAME = "training_images.txt"
-_DIGITS = 16  # of a hash: that any two of a million images agree by chance is a matter of 1 in 30 million
+_DIGITS = 16  # digits of a hash; two of a million images collide with a probability of 1 in 30 million
 
 
 def write_trained(folder: Path, digests: Iterable[str], bases: Iterable[Path] = ()) -> None:
-    """Write `folder/training_images.txt`: the first 16 digits of every image's SHA-256, one a line.
+    """Write `folder/training_images.txt`: the first 16 digits of every image's SHA-256, one per line.
 
     Args:
-        digests: of the images that it was trained on here; empty where they are not known.
-        bases: folders of the models that it was made from: what they learned from, it has.
+        folder: the model's folder.
+        digests: SHA-256 hex digests of the training images; empty if unknown.
+        bases: folders of the models that this one was fine-tuned or averaged from; their images are included.
     """
-    kept = {digest[:_DIGITS] for digest in digests}.union(*map(_trained, bases))
-    if kept:
-        write_atomically(folder / TRAINED_NAME, "".join(f"{digest}\n" for digest in sorted(kept)))
+    all_digests = {digest[:_DIGITS] for digest in digests}.union(*map(_read_digests, bases))
+    if all_digests:
+        write_atomically(folder / TRAINED_NAME, "".join(f"{digest}\n" for digest in sorted(all_digests)))
 
 
 def count_trained(folder: str | os.PathLike[str], digests: Iterable[str]) -> int:
-    """Return how many of these images the model of a folder learned from, as far as that was kept."""
-    trained = _trained(Path(folder))
+    """Return how many of these images the model in a folder is known to have been trained on."""
+    trained = _read_digests(Path(folder))
     return sum(digest[:_DIGITS] in trained for digest in digests)
 
 
-def _trained(folder: Path) -> set[str]:
+def _read_digests(folder: Path) -> set[str]:
+    """Return the recorded digests of a folder; empty if there is no readable record."""
     try:
         return set((folder / TRAINED_NAME).read_text(encoding="ascii").split())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Writing a file in one move: it appears complete or not at all, whatever happens meanwhile. And scratch folders.
+"""Write files so that they appear complete or not at all, and create scratch folders.
 
-What is being written lies hidden beside its place, under a name that tells machine and process; the next that writes
-there removes what a process left that is no more.
+A file is first written under a hidden name beside its target. The name contains host and process id, so that a later
+run can remove the files of processes that no longer exist.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ import psutil
 
 from hf_vit.errors import UserError, refusal
 
-_LONGEST = 99  # bytes of a name that is kept whole; earlier versions cut to 100 characters
-_MADE = set[str]()  # what tells the hidden names of this process from those of an earlier one of the same number
+_MAX_NAME_BYTES = 99  # bytes of a name before it is cut; earlier versions cut to 100 characters
+_TOKENS = set[str]()  # random tokens of this process; an earlier process may have had the same id
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file in one move; what was there stays until then."""
-    # A file's name may hold bytes that are no text.
+    """Write a file in one move; an existing file is replaced only when the new one is complete."""
+    # File names in the content may contain bytes that are not valid text.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
-    with new_file(path) as temporary, saying_why(path), temporary.open("wb") as file:
+    with new_file(path) as temporary, explain_write_errors(path), temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -36,34 +36,35 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Generator[Path]:
-    """A temporary file beside `path` that takes its place at the end, or vanishes if anything goes wrong.
+    """Yield a temporary file beside `path` that replaces it on success and is deleted on failure.
 
-    Whoever may read or write an earlier file may do so with the new one. A link is replaced: in a folder that a
-    stranger wrote it may lead anywhere.
+    The new file gets the permissions of an existing one. A link is replaced, not followed: in an untrusted folder it
+    may
+    point anywhere.
     """
-    refuse_address(path)
-    temporary = beside(path, "tmp")
+    reject_url(path)
+    temporary = hidden_sibling(path, "tmp")
     try:
-        with saying_why(path):
-            remove_remains(path.parent, path.name)
+        with explain_write_errors(path):
+            remove_leftovers(path.parent, path.name)
             temporary.touch()
             _permit_as(path, temporary)
         yield temporary
-        with saying_why(path):
+        with explain_write_errors(path):
             temporary.replace(path)
     finally:
-        with suppress(OSError):  # what refused to be written may refuse to be removed
+        with suppress(OSError):  # the disk that failed the write may fail this too
             temporary.unlink()
 
 
 @contextmanager
 def scratch_folder(purpose: str) -> Generator[Path]:
-    """Make a folder of this user alone among the system's temporary ones, which vanishes at the end."""
-    place = Path(tempfile.gettempdir()) / f"hf_vit_{purpose}"
-    folder = beside(place, "tmp")
+    """Yield a temporary folder that only this user can read, and delete it at the end."""
+    prefix = Path(tempfile.gettempdir()) / f"hf_vit_{purpose}"
+    folder = hidden_sibling(prefix, "tmp")
     try:
-        with saying_why(place.parent):
-            remove_remains(place.parent, place.name)
+        with explain_write_errors(prefix.parent):
+            remove_leftovers(prefix.parent, prefix.name)
             folder.mkdir(mode=0o700)
         yield folder
     finally:
@@ -71,28 +72,28 @@ def scratch_folder(purpose: str) -> Generator[Path]:
 
 
 @contextmanager
-def saying_why(path: Path) -> Generator[None]:
-    """Turn what the system says about writing there, or to a part of it, into one line with place and remedy."""
+def explain_write_errors(path: Path) -> Generator[None]:
+    """Turn a system error while writing `path` or a file in it into a UserError with the path and the remedy."""
     try:
         yield
-    except Exception as error:  # of safetensors and torch, too
+    except Exception as error:  # safetensors and torch raise their own classes
         cause = error.__cause__ or error if isinstance(error, UserError) else error
-        if (why := refusal(cause)) is not None:
-            raise UserError(f"{path} cannot be written: {why}") from cause
+        if (reason := refusal(cause)) is not None:
+            raise UserError(f"{path} cannot be written: {reason}") from cause
         if isinstance(error, OSError):
-            raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise UserError(f"{path} cannot be written: {error.strerror or error}; choose another path") from error
         raise
 
 
 @contextmanager
-def asking_why(*files: Path) -> Generator[None]:
-    """Find out why a library could not write: if it fails, write as much at that place with Python.
+def diagnose_write_failure(*files: Path) -> Generator[None]:
+    """Find the system's reason if a library fails to write: copy these files at the same place with Python.
 
     Args:
-        files: about as large as what the library writes, and where it does.
+        files: files about as large as those that the library writes, in the same folders.
 
     Raises:
-        OSError: what the system says to that.
+        OSError: the system's reason, such as a full disk.
     """
     try:
         yield
@@ -105,79 +106,77 @@ def asking_why(*files: Path) -> Generator[None]:
         raise
 
 
-def is_address(place: str | Path) -> bool:
-    """Return whether this begins as s3:// does, of which a `Path` has lost a slash; here it would become a folder
-    "s3:".
-    """
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(place)) is not None
+def is_url(path: str | Path) -> bool:
+    """Return whether a path begins like a URL ("s3:/"); `Path` has removed one slash of "s3://"."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) is not None
 
 
-def refuse_address(place: str | Path) -> None:
-    """Raise a UserError for an address, where only this machine's disks will do."""
-    if is_address(place):
-        raise UserError(f"{place} is a URL, not a local path; give a path")
+def reject_url(path: str | Path) -> None:
+    """Raise a UserError for a URL where only a local path is supported."""
+    if is_url(path):
+        raise UserError(f"{path} is a URL, not a local path; give a local path")
 
 
-def beside(path: Path, ending: str) -> Path:
-    """Return a hidden name beside `path` for what is to take its place ("tmp"), or took it ("former")."""
-    _MADE.add(token := uuid.uuid4().hex[:8])
+def hidden_sibling(path: Path, ending: str) -> Path:
+    """Return a hidden name beside `path`, for its replacement ("tmp") or its previous version ("former")."""
+    _TOKENS.add(token := uuid.uuid4().hex[:8])
     return path.with_name(f".{_stem(path.name)}.{_this_host()}-{os.getpid()}-{token}.{ending}")
 
 
-def remove_remains(folder: Path, name: str | None = None) -> None:
-    """Remove what processes of this machine that are no more left in a folder; those of others may still be in use.
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove temporary files that dead processes of this machine left in a folder.
 
     Args:
-        folder: need not exist.
-        name: of the file or folder that was being written; by default of any. One that a kill between the two moves of
-            a replacement took away is put back, where it is named.
+        folder: the folder; it need not exist.
+        name: the file or folder whose temporary files are removed; None removes those of all names. If a process was
+            killed while replacing `name`, its previous version is restored.
     """
     stem, endings = (".+", "tmp") if name is None else (_stems(name), "tmp|former")
     pattern = re.compile(rf"\.(?:{stem})\.{_this_host()}-(\d+)-([0-9a-f]{{8}})\.({endings})")
-    for inside in os.listdir(folder) if folder.is_dir() else ():
-        remains = pattern.fullmatch(inside)
-        if remains is None or _is_alive(int(remains[1]), remains[2]):
+    for entry in os.listdir(folder) if folder.is_dir() else ():
+        match = pattern.fullmatch(entry)
+        if match is None or _is_alive(int(match[1]), match[2]):
             continue
-        path = folder / inside
-        if name is not None and remains[3] == "former" and not (folder / name).exists():
+        path = folder / entry
+        if name is not None and match[3] == "former" and not (folder / name).exists():
             path.rename(folder / name)
         elif path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            with suppress(OSError):  # it may be another user's
+            with suppress(OSError):  # it may belong to another user
                 path.unlink()
 
 
 def _permit_as(path: Path, new: Path) -> None:
-    """Give a new file the permissions of the one that it will replace; its owner goes on writing."""
+    """Give a new file the permissions of the file it will replace, always writable by its owner."""
     with suppress(FileNotFoundError):
         mode = path.lstat().st_mode
-        wanted = stat.S_IMODE(mode) & 0o777 | stat.S_IWUSR
-        if stat.S_ISREG(mode) and stat.S_IMODE(new.stat().st_mode) != wanted:
-            new.chmod(wanted)
+        permissions = stat.S_IMODE(mode) & 0o777 | stat.S_IWUSR
+        if stat.S_ISREG(mode) and stat.S_IMODE(new.stat().st_mode) != permissions:
+            new.chmod(permissions)
 
 
 def _is_alive(process: int, token: str) -> bool:
-    """Return whether a process still writes there: in a container every run may have the same number."""
-    return token in _MADE if process == os.getpid() else psutil.pid_exists(process)
+    """Return whether the process that made a temporary file still runs.
+
+    If it has this process's id, the token decides: in containers every run may get the same id.
+    """
+    return token in _TOKENS if process == os.getpid() else psutil.pid_exists(process)
 
 
 def _stem(name: str) -> str:
-    """Return a name as a part of a hidden one, which the system allows 255 bytes: cut, and told from others by a
-    hash.
-    """
-    whole = os.fsencode(name)
-    if len(whole) <= _LONGEST:
+    """Return a name short enough for a hidden file name (255 bytes at most): long names are cut and end with a hash."""
+    encoded = os.fsencode(name)
+    if len(encoded) <= _MAX_NAME_BYTES:
         return name
-    return f"{whole[: _LONGEST - 9].decode(errors='ignore')}~{hashlib.sha256(whole).hexdigest()[:8]}"
+    return f"{encoded[: _MAX_NAME_BYTES - 9].decode(errors='ignore')}~{hashlib.sha256(encoded).hexdigest()[:8]}"
 
 
 def _stems(name: str) -> str:
-    """Return a pattern of what stands for a name in hidden ones, those of earlier versions included that were not
-    cut.
-    """
-    return "|".join(re.escape(stem) for stem in {_stem(name), name} if len(stem) <= _LONGEST)
+    """Return a pattern of all stems that temporary files of this name may have; earlier versions did not cut names."""
+    return "|".join(re.escape(stem) for stem in {_stem(name), name} if len(stem) <= _MAX_NAME_BYTES)
 
 
 def _this_host() -> str:
+    """Return this machine's name as it appears in temporary file names."""
     return re.sub(r"\W", "", socket.gethostname())[:40]

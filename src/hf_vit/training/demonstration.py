@@ -16,9 +16,9 @@ from hf_vit.data import load_data
 from hf_vit.errors import UserError
 from hf_vit.loading.model import get_label_names
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
-from hf_vit.results.delivery import free_folder, new_folder
+from hf_vit.results.delivery import new_folder, prepare_output
 from hf_vit.results.facts import Facts
-from hf_vit.results.writing import remove_remains, saying_why, scratch_folder
+from hf_vit.results.writing import explain_write_errors, remove_leftovers, scratch_folder
 from hf_vit.training.api import finetune
 from hf_vit.training.tasks.task import FinetuneResult
 from hf_vit_settings import FinetuneOptions
@@ -101,10 +101,10 @@ def demonstrate(
 
 def claim_output(output: Path) -> None:
     """Check that the output is free, or holds an earlier demonstration, which will be replaced."""
-    remove_remains(output)
+    remove_leftovers(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
-    training = Facts.load(output).of_kind("training") if output.is_dir() else []
+    training = Facts.load(output).filter_kind("training") if output.is_dir() else []
     if not training or not training[-1].command.startswith("hf-vit demo"):
         raise UserError(f"the output {output} holds other files; choose a new or empty folder with --output")
 
@@ -119,7 +119,7 @@ def train_digits(
     torch.set_num_threads(1)
     claim_output(output)
     try:
-        with new_folder(free_folder(output, force=True), force=True) as folder:
+        with new_folder(prepare_output(output, force=True), force=True) as folder:
             return finetune(
                 digits_config(),
                 "digits",
@@ -158,7 +158,7 @@ def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
     if process.returncode:
         problem = process.stderr.strip()
         if number := re.match(r"\w+Error: \[Errno (\d+)\]", problem.rpartition("\n")[2]):
-            with saying_why(scratch.parent):
+            with explain_write_errors(scratch.parent):
                 raise OSError(int(number[1]), os.strerror(int(number[1])))
         raise RuntimeError(f"the fresh process failed:\n{problem}")
     answer = json.loads(process.stdout.strip().splitlines()[-1])

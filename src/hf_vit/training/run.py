@@ -35,7 +35,7 @@ from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, is_out_of_memory, refusal
 from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
-from hf_vit.hub.card_metadata import license_of, need_license
+from hf_vit.hub.card_metadata import find_license, require_license
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints
 from hf_vit.loading.start import find_model
 from hf_vit.models.configuration_hf_vit import as_pair
@@ -44,7 +44,7 @@ from hf_vit.results.facts import DataFact, append_record, new_record
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
-from hf_vit.results.writing import remove_remains, write_atomically
+from hf_vit.results.writing import remove_leftovers, write_atomically
 from hf_vit.training.plan import Job, Run, Start, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
 from hf_vit.training.processes import first_goes_first, is_first, missing_explained, need_same, wait_for_all, world_size
 from hf_vit.training.tasks.task import Result, Task, TrainingResult
@@ -124,7 +124,7 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
         open_policy(recipe.augmentation.auto_augment)
     if options.push is not None and is_first():
         check_repo_id(options.push)
-        need_license(options.license, job.model_name if isinstance(job.model_name, str) else None)
+        require_license(options.license, job.model_name if isinstance(job.model_name, str) else None)
         check_before(options.push, say, private=options.private)
 
 
@@ -175,7 +175,7 @@ def refuse_taken(output: Path, resume: bool) -> None:
     if not is_first():
         return
     work = work_folder(output)
-    remove_remains(work)
+    remove_leftovers(work)
     with suppress(OSError):
         work.rmdir()  # empty: a run was killed before it was entered
     inside = sorted(path.name for path in output.iterdir() if path.name != _LOCK) if output.exists() else []
@@ -620,7 +620,7 @@ def run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
     values["base_model" if run.source.has_weights else "variant"] = run.source.name
     if run.bf16:  # while training; the test split is judged in the precision of the saved weights
         values["validation_precision"] = "bf16"
-    if run.source.has_weights and (license := license_of(run.source.name)):
+    if run.source.has_weights and (license := find_license(run.source.name)):
         values["base_license"] = license
     if run.source.has_weights and run.source.family is None:
         values["origin"] = run.source.plan.origin

@@ -17,12 +17,12 @@ from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
-from hf_vit.hub.card_metadata import common_license
+from hf_vit.hub.card_metadata import find_common_license
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.results.delivery import free_folder, new_folder
+from hf_vit.results.delivery import new_folder, prepare_output
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
-from hf_vit.results.writing import saying_why
+from hf_vit.results.writing import explain_write_errors
 from hf_vit.training.trainer.distributed import local_parts
 from hf_vit.training.trainer.weights import wide
 
@@ -91,7 +91,7 @@ def make_soup(
         raise UserError(f"a soup needs two or more models, not {len(models)}")
     if greedy and data is None:
         raise UserError("a greedy soup needs validation accuracy; give --data")
-    free_folder(output)
+    prepare_output(output)
     with quiet_transformers():
         loaded = [load_model(model, device, as_classifier=True) for model in models]
         names = [each.name for each in loaded]
@@ -131,14 +131,14 @@ def make_soup(
         recipe = {"soup": "greedy" if greedy else "uniform", "source": "arXiv 2203.05482"}
         recipe["ingredients"] = ", ".join(used)
         values: dict[str, Any] = {"recipe": recipe, "tried": len(ingredients)}
-        if (license := common_license([*map(str, models)])) is not None:
+        if (license := find_common_license([*map(str, models)])) is not None:
             values["base_license"] = license
         if soup.accuracy is not None:
             values["validation_accuracy"] = soup.accuracy
             values["validation_accuracies"] = {each.name: each.accuracy for each in ingredients}
         chosen_by = None if test is None else replace(test.examination, split="validation").fact()
-        place = free_folder(output)
-        with new_folder(place) as folder, saying_why(place):
+        place = prepare_output(output)
+        with new_folder(place) as folder, explain_write_errors(place):
             cast(Any, mixed).save_pretrained(folder)
             loaded[0].processor.save_pretrained(folder)
             write_trained(folder, [], [each.folder for each in loaded if each.folder is not None and each.name in used])

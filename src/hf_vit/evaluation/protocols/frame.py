@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from hf_vit.display import Displayed
 from hf_vit.evaluation.reading import PICTURED_PX
-from hf_vit.results.figures import integer_ticks, new_figure
+from hf_vit.results.figures import new_figure, set_integer_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,7 +125,7 @@ def curves(
         axes.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     elif all(float(x).is_integer() for x in ticks):
-        integer_ticks(axes.xaxis)
+        set_integer_ticks(axes.xaxis)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(visible=True, alpha=0.3)

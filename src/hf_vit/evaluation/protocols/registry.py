@@ -25,7 +25,7 @@ from hf_vit.evaluation.protocols.vtab import load_vtab, vtab
 from hf_vit.evaluation.reading import evaluating
 from hf_vit.evaluation.runners import choose_engine, running
 from hf_vit.families import refuse_regression
-from hf_vit.hub.published_results import ON_FEATURES
+from hf_vit.hub.published_results import FEATURE_PROTOCOLS
 from hf_vit.loading.model import load_model
 from hf_vit.loading.pixels import keep_image_sizes
 from hf_vit.results.facts import Facts, Record
@@ -142,7 +142,7 @@ def evaluate_protocol(
         evaluating(model[0]) if isinstance(model, tuple) else nullcontext(),
         running(runner, address, device) as ray,
     ):
-        of_classes = protocol not in (*ON_FEATURES, *TARGETS)
+        of_classes = protocol not in (*FEATURE_PROTOCOLS, *TARGETS)
         subject = load_model(model, device if ray is None else "cpu", as_classifier=of_classes)
         if of_classes:
             others = "few-shot, linear-probe or knn"

@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
-from hf_vit.hub.card_metadata import declared_license, license_of, need_license
+from hf_vit.hub.card_metadata import declared_license, find_license, require_license
 from hf_vit.hub.push import Push, PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, append_record, new_record
 
@@ -22,7 +22,7 @@ _LOGGED = {"training_loss": "train_loss", "validation_accuracy": "eval_accuracy"
 
 def check_before(repo_id: str, say: Callable[[str], None], *, private: bool = False, token: str | None = None) -> str:
     """Make sure, before a training, that its result can be shared; return the repository's full name."""
-    push = Push(repo_id, private=private, token=token, say=say)
+    push = Push(repo_id, private=private, token=token, report=say)
     push.find_destination()
     return push.repo_id
 
@@ -50,7 +50,7 @@ def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
             "(hf_vit.results.facts)"
         )
     if declared_license(folder) is None:
-        need_license(trainer.license, _base_model(trainer))
+        require_license(trainer.license, _base_model(trainer))
     return check_before(
         arguments.hub_model_id or folder.absolute().name,
         lambda line: None,
@@ -75,7 +75,7 @@ def share_training(
     values |= {name: value for name, key in _LOGGED.items() if (value := last(key)) is not None}
     if (base := _base_model(trainer)) is not None:
         values["base_model"] = base if not Path(base).exists() else Path(base).name
-        values |= {"base_license": license} if (license := license_of(base)) else {}
+        values |= {"base_license": license} if (license := find_license(base)) else {}
     record = new_record(
         "training",
         values=values,
