@@ -1,4 +1,4 @@
-"""`docs/timm.md`, made from the recorded sweep: `python -m campaigns.timm_page`."""
+"""Write docs/timm.md from the recorded sweep: `python -m campaigns.timm_page`."""
 
 import json
 from collections import defaultdict
@@ -13,12 +13,13 @@ EXACT, REFUSED = "exact", "refused: "
 HEAD = """\
 # Which of timm's plain ViTs convert
 
-Of the {total} architectures of timm {timm} whose names begin with `vit_`, `deit`, `flexivit` or `test_vit`, {exact}
-convert and {refused} are refused. Each was built with random weights (heads, norms, positions and special tokens too)
-and two blocks (one of more than 2,048 channels), saved as timm saves a repository, and converted by `hf-vit convert`;
-its logits, or pooled features where it has no head, are those of timm to 1e-5 of the largest in float32 (6e-5 for
-hybrids), and to 1e-10 where the same conversion is carried out in float64.
-Recorded on {date} (`{command}`); this page is made from that record.
+Of the {total} architectures of timm {timm} whose names begin with `vit_`, `deit`, `flexivit` or `test_vit`,
+`hf-vit convert` converts {exact} and refuses {refused}. Each was built with two blocks (wide ones with one) and random
+weights, also in heads, norms, positions and special tokens, and saved as timm saves a repository. After conversion, the
+logits (or pooled features without a head) equal timm's to 1e-5 of the largest value in float32 (6e-5 for hybrids), and
+to 1e-10 when converted in float64.
+
+Recorded on {date} with `{command}`; `python -m campaigns.timm_page` writes this page from the record.
 
 ## Converted
 
@@ -26,22 +27,23 @@ Recorded on {date} (`{command}`); this page is made from that record.
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """The page of one recorded sweep."""
+    """Return the page of a recorded sweep."""
     outcomes = {row["group"]: next(iter(row["outcomes"])) for row in record["rows"]}
     exact = [name for name, outcome in outcomes.items() if outcome == EXACT]
     refused: dict[str, list[str]] = defaultdict(list)
     for name, outcome in outcomes.items():
         if outcome.startswith(REFUSED):
             refused[outcome.removeprefix(REFUSED)].append(name)
-    told = {name: record[name] for name in ("timm", "date", "command")}
-    head = HEAD.format(total=len(outcomes), exact=len(exact), refused=sum(map(len, refused.values())), **told)
-    often = sorted(refused.items(), key=lambda item: -len(item[1]))
-    rows = [f"| {len(names)} | {reason.replace('|', '/')} | {_listed(names)} |" for reason, names in often]
-    table = ["| number | what `hf-vit convert` says | architectures |", "|---|---|---|", *rows]
-    return "\n".join([head + _listed(exact) + ".", "", "## Refused", "", *table]) + "\n"
+    details = {name: record[name] for name in ("timm", "date", "command")}
+    head = HEAD.format(total=len(outcomes), exact=len(exact), refused=sum(map(len, refused.values())), **details)
+    by_number = sorted(refused.items(), key=lambda item: -len(item[1]))
+    rows = [f"| {len(names)} | {reason.replace('|', '/')} | {_format_names(names)} |" for reason, names in by_number]
+    table = ["| number | message of `hf-vit convert` | architectures |", "|---|---|---|", *rows]
+    return "\n".join([head + _format_names(exact) + ".", "", "## Refused", "", *table]) + "\n"
 
 
-def _listed(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
+    """Return names as a comma-separated list of code spans."""
     return ", ".join(f"`{name}`" for name in names)
 
 

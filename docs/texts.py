@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SEED = 20261128  # of the draw
 # Calls whose arguments a user reads: help, messages, log lines.
-CALLS = {"opt", "arg", "setting", "echo", "print", "say", "report", "warn", "warning", "info", "fail", "append"}
+CALLS = {"opt", "arg", "setting", "echo", "print", "print_safely", "report", "say"}
+CALLS |= {"warn", "warning", "info", "fail", "append"}
 
 
 def source_files() -> list[Path]:

@@ -1,8 +1,7 @@
-"""docs/idioms.md, written from the recorded campaign: `python -m campaigns.idioms.page`."""
+"""Write docs/idioms.md from the recorded campaign: `python -m campaigns.idioms.page`."""
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 from campaigns.engine import RESULTS
@@ -15,71 +14,57 @@ TITLES = {"plain": "ViT", "hybrid": "hybrid", "axial": "axial", "axial_resnet": 
 
 HEAD = """# Common operations on a model
 
-People change weights in place, swap averaged weights in and back, add adapters and hooks, quantize, compile, export,
-and call models from threads. Each operation was tried on tiny models with random weights, as loaded and with
-`optimize_for_inference`: all of them on every family's classifier in float32, and {drawn} of each kind, drawn by a
-seed, on every head, dtype and config choice; {cases:,} cases. Logits are compared with those of a freshly built model
-with the same weights in float64: 1e-10 of the largest logit in float64, 1e-5 in float32 (6e-5 with standardized
-kernels), and in bfloat16 and 8 bits a multiple of the error transformers' ViT has.
+Each row is something people do with a model: change weights in place, swap averaged weights in and back, add adapters
+or hooks, quantize, compile, export, call it from threads. It was tried on tiny models with random weights: on every
+family's classifier in float32, and {drawn} of each kind, drawn by a seed, on every head, dtype and config choice;
+{cases:,} cases in all. Logits are compared with those of a newly built model with the same weights in float64. The
+tolerance is 1e-10 of the largest logit in float64 and 1e-5 in float32 (6e-5 with standardized kernels); in bfloat16 and
+8 bits it is a multiple of the error of transformers' ViT.
 
-- **right**: the fresh model's logits.
-- **refused**: this package prints one line with the problem and the remedy.
-- **raises**: a library's own error.
-- **-**: does not apply.
+- **right**: the same logits as the new model.
+- **refused**: hf_vit raises an error with the problem and the remedy.
+- **raises**: another library raises an error.
+- **-**: the operation does not apply.
 
-A cell with two words differs by head or dtype. Merging LoRA into standardized convolutions (hybrid, BiT) is not exact
-([why](inference.md)).
+A cell with two words differs by head or dtype. The first columns are models as loaded. The last two are all families of
+hf_vit with the operation before and after `optimize_for_inference`, which refuses quantized models. Merging LoRA into
+standardized convolutions (hybrid, BiT) is not exact ([why](inference.md)).
 
-Recorded {date} with torch {torch} and transformers {transformers} by `python -m campaigns silent_numbers`.
+Recorded on {date} with torch {torch} and transformers {transformers} by `python -m campaigns silent_numbers`;
+`python -m campaigns.idioms.page` writes this page from the record.
 """
 
 
-def words(kinds: set[str]) -> str:
+def format_outcomes(kinds: set[str]) -> str:
+    """Return the outcomes of a cell in the words of the page."""
     return ", ".join(word for kind, word in WORDS.items() if kind in kinds) or WORDS["without it"]
 
 
 def read(rows: list[dict]) -> tuple[dict, dict]:
-    """(idiom, family, state) -> kinds of our outcomes, those of 8 bits apart; idiom -> of transformers'."""
+    """Return our outcomes by (idiom, family, state), where 8-bit models are states of their own, and transformers'."""
     ours, theirs = defaultdict(set), defaultdict(set)
     for row in rows:
         for outcome in row["outcomes"]:
-            mine, _, beside = outcome.partition("; transformers ")
-            place, _, kind = mine.partition(": ")
-            family, _, state = place.partition(" ")
+            own_part, _, their_outcome = outcome.partition("; transformers ")
+            model, _, kind = own_part.partition(": ")
+            family, _, state = model.partition(" ")
             ours[row["group"], family, state].add(kind)
-            theirs[row["group"]].add(beside)
+            theirs[row["group"]].add(their_outcome)
     return ours, theirs
 
 
 def page() -> str:
+    """Return the page: its introduction and one table with a row per idiom."""
     recorded = json.loads((RESULTS / "silent_numbers.json").read_text())
     ours, theirs = read(recorded["rows"])
-    idioms = [row["group"] for row in recorded["rows"]]
-    lines = [
-        HEAD.format(cases=recorded["cases"], drawn=recorded["drawn"], date=recorded["date"], **recorded["versions"])
-    ]
-    lines += ["## As loaded\n", *as_loaded(idioms, ours, theirs), "", "## Optimized for inference\n"]
-    lines.append("All families together: the idiom before `optimize_for_inference`, or after it.")
-    lines.append("It refuses quantized models, which are left out here.\n")
-    lines += optimized(idioms, ours)
-    return "\n".join(lines) + "\n"
-
-
-def as_loaded(idioms: list[str], ours: dict, theirs: dict) -> Iterator[str]:
-    yield f"| idiom | {' | '.join(TITLES.values())} | transformers' ViT |"
-    yield "|---" * (len(TITLES) + 2) + "|"
-    for idiom in idioms:
-        cells = [words(ours[idiom, family, AS_LOADED] | ours[idiom, family, EIGHT_BITS]) for family in TITLES]
-        yield f"| {idiom} | {' | '.join(cells)} | {words(theirs[idiom])} |"
-
-
-def optimized(idioms: list[str], ours: dict) -> Iterator[str]:
-    yield "| idiom | before | after |\n|---|---|---|"
-    for idiom in idioms:
-        cells = [
-            words({kind for family in TITLES for kind in ours[idiom, family, state]}) for state in (BEFORE, OPTIMIZED)
-        ]
-        yield f"| {idiom} | {' | '.join(cells)} |"
+    head = HEAD.format(cases=recorded["cases"], drawn=recorded["drawn"], date=recorded["date"], **recorded["versions"])
+    titles = ["idiom", *TITLES.values(), "transformers' ViT", "before optimizing", "after optimizing"]
+    rows = [titles, ["---"] * len(titles)]
+    for idiom in (row["group"] for row in recorded["rows"]):
+        loaded = [ours[idiom, family, AS_LOADED] | ours[idiom, family, EIGHT_BITS] for family in TITLES]
+        optimized = [set().union(*(ours[idiom, family, state] for family in TITLES)) for state in (BEFORE, OPTIMIZED)]
+        rows.append([idiom, *map(format_outcomes, [*loaded, theirs[idiom], *optimized])])
+    return "\n".join([head, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
 if __name__ == "__main__":

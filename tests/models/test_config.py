@@ -309,29 +309,49 @@ def test_indices_of_labels_as_json_writes_them(name: str, tmp_path: Path):
         assert config.id2label == {0: "cat", 1: "dog", 2: "eel"}
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
+# Fields of all configurations in the table, and of its hybrid, whose stem has two stages.
+TABLE = {**TINY, "image_size": 32, "num_attention_heads": 2}
+OF_TABLE = {"hybrid": {"stage_depths": (1, 1), "stem_width": 32, "stem_patch_size": 2}}
+
+
 def read_table() -> list[tuple[str, list[str]]]:
-    """The rows of docs/combinations.md: fields, and "works" or "raises" for each family."""
-    text = (Path(__file__).parents[2] / "docs" / "combinations.md").read_text()
-    rows = re.findall(r"^\| `(.+?)` \| (\w+) \| (\w+) \| (\w+) \| (\w+) \|$", text, flags=re.MULTILINE)
+    """Return the rows of docs/combinations.md: fields, and "works" or "raises" for each family."""
+    rows = re.findall(r"^\| `(.+?)` \| (\w+) \| (\w+) \| (\w+) \| (\w+) \|$", PAGE.read_text(), flags=re.MULTILINE)
     assert len(rows) >= 25
     return [(fields, cells) for fields, *cells in rows]
 
 
-# At the size at which the table is told, with a stem of two stages.
-TABLE = {**TINY, "image_size": 32, "num_attention_heads": 2}
-OF_TABLE = {"hybrid": {"stage_depths": (1, 1), "stem_width": 32, "stem_patch_size": 2}}
+def make_config(name: str, fields: str) -> Any:
+    """Return the configuration of a family with the fields of a row."""
+    return FAMILIES[name].config_class(**{**TABLE, **OF_TABLE.get(name, {"patch_size": 16}), **eval(f"dict({fields})")})
+
+
+def write_table() -> None:
+    """Write the cells of docs/combinations.md anew for the fields in its rows."""
+    text = PAGE.read_text()
+    for fields, _ in read_table():
+        cells = []
+        for name in FAMILIES:
+            try:
+                make_config(name, fields)
+                cells.append("works")
+            except StrictDataclassError:
+                cells.append("raises")
+        row = f"| `{fields}` | {' | '.join(cells)} |"
+        text = re.sub(rf"^\| `{re.escape(fields)}` \|.*$", lambda _, row=row: row, text, flags=re.MULTILINE)
+    PAGE.write_text(text)
 
 
 @pytest.mark.parametrize(("fields", "cells"), read_table())
 def test_which_choices_go_together(fields: str, cells: list[str]):
     for (name, family), expected in zip(FAMILIES.items(), cells, strict=True):
-        chosen = {**TABLE, **OF_TABLE.get(name, {"patch_size": 16}), **eval(f"dict({fields})")}
         if expected == "raises":
             with pytest.raises(StrictDataclassError, match=r"use|needs|no place|does not go"):
-                family.config_class(**chosen)
+                make_config(name, fields)
         else:
             assert expected == "works"
-            assert_works(family, family.config_class(**chosen), learns="drop" not in fields)
+            assert_works(family, make_config(name, fields), learns="drop" not in fields)
 
 
 def assert_works(family: Family, config: Any, learns: bool) -> None:
@@ -353,3 +373,7 @@ def assert_works(family: Family, config: Any, learns: bool) -> None:
     again = family.classes["classification"](type(config)(**json.loads(config.to_json_string(use_diff=False))))
     again.load_state_dict(model.state_dict())
     assert torch.equal(model.eval()(images).logits, again.eval()(images).logits)
+
+
+if __name__ == "__main__":
+    write_table()
