@@ -254,7 +254,7 @@ def _make_rows(values: object, prefix: str = "") -> list[tuple[str, str]]:
 
 def _evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     """Return results, plots and further measurements of the current weights."""
-    results, main, select_current = select_evaluations(facts), main_evaluation(facts), select_current(facts)
+    results, main, current_records = select_evaluations(facts), main_evaluation(facts), select_current(facts)
     with_plots = [
         record for record in facts.filter_kind("evaluation") if isinstance(record.values.get("pictures"), list)
     ]
@@ -280,9 +280,9 @@ def _evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
             (Markdown(name), title) for name, title in _PICTURES.items() if name in plots and (folder / name).is_file()
         ],
         "pictured": _describe_data(with_plots[-1]) if with_plots else None,
-        "measurements": _headline_rows(select_current),
-        "measured_pictures": _list_plots(folder, [record for record in select_current if record.kind == "evaluation"]),
-        "analyses": _list_plots(folder, [record for record in select_current if record.kind == "analysis"]),
+        "measurements": _headline_rows(current_records),
+        "measured_pictures": _list_plots(folder, [record for record in current_records if record.kind == "evaluation"]),
+        "analyses": _list_plots(folder, [record for record in current_records if record.kind == "analysis"]),
     }
 
 
