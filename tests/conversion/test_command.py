@@ -72,7 +72,7 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
     [
         (
             ["--image-size", "12y12"],
-            "--image-size '12y12' cannot be read; give one side in pixels (384) or HEIGHTxWIDTH",
+            "--image-size '12y12' is not a size; give one side in pixels (384) or HEIGHTxWIDTH",
         ),
         (["--resize-to", "0"], "--resize-to '0' cannot be read"),
         (["--num-labels", "0"], "0 labels are too few for a classifier"),
