@@ -370,8 +370,7 @@ class FeatureAnalysis(Analysis):
     """Abstract: an analysis of the feature maps [B, D, h, w] of all depths.
 
     For models with tokens, depth 0 is the embeddings (including a hybrid's stem) and the other depths are the layers,
-    without
-    prefix tokens. For ResNets, depths are blocks.
+    without prefix tokens. For ResNets, depths are blocks.
     """
 
     @classmethod
@@ -451,8 +450,8 @@ class MapComparison:
         """Return `error` and `cosine`, [case, depth]; NaN if no position counts or the map is constant.
 
         `error` is the root of the squared difference divided by the variance of the actual map over positions: 0 means
-        equal, 1
-        means no better than predicting the mean everywhere. `cosine` is the mean cosine similarity over positions.
+        equal, 1 means no better than predicting the mean everywhere. `cosine` is the mean cosine similarity over
+        positions.
         """
         cases, depths = (max(key[axis] for key in self._sums) + 1 for axis in (0, 1))
         sums = np.array([[self._sums[case, depth] for depth in range(depths)] for case in range(cases)])

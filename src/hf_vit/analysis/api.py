@@ -562,8 +562,7 @@ def stage_folders(source: object) -> list[Path]:
     """Return the checkpoints with weights in a folder, or in its subfolder `checkpoints`, in order of steps.
 
     The list is empty for other sources, also for a model folder that contains checkpoints: give its `checkpoints`
-    folder to
-    analyze them.
+    folder to analyze them.
     """
     if not isinstance(source, str | Path) or not Path(source).is_dir() or (Path(source) / "config.json").is_file():
         return []

@@ -28,8 +28,7 @@ def patch_sources(num_patches: int, share: float, seed: Sequence[int]) -> NDArra
     """Return [n]: the index of the patch that moves to each position.
 
     A fraction `share` of the patches, drawn by seed, is permuted in one cycle, so that each of them moves. The patches
-    of a
-    smaller share are among those of a larger one.
+    of a smaller share are among those of a larger one.
     """
     moved = np.random.default_rng(list(seed)).permutation(num_patches)[: round(share * num_patches)]
     sources = np.arange(num_patches)

@@ -25,8 +25,7 @@ def rollout_step(rolled: torch.Tensor | None, maps: AttentionMaps, layer: int, i
     """Return the rollout [B, N, N] with one more layer: ((1 - identity) * mean over heads + identity * I) @ rolled.
 
     Row q holds how much every input token contributes to token q. The row and column attention of an axial layer count
-    as
-    two layers, rows first.
+    as two layers, rows first.
 
     Args:
         rolled: rollout of the layers before; None for the first layer.

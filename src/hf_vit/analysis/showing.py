@@ -60,12 +60,9 @@ def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
     """Show one image in a notebook: classes, attention, rollout, features and positions of a classifier.
 
     The page is the one that `hf-vit page` writes, for this image only. All values are computed now, in half precision,
-    and
-    stored in the notebook, so that it works without a network. A model without such a page gets the plots of its
-    attention
-    that `analyze` draws: models of other libraries, models without classes, models that are too large for a notebook,
-    and
-    models whose image processor the page does not support.
+    and stored in the notebook, so that it works without a network. A model without such a page gets the plots of its
+    attention that `analyze` draws: models of other libraries, models without classes, models that are too large for a
+    notebook, and models whose image processor the page does not support.
 
     Args:
         model: a folder, a Hub id, "timm:NAME", or (model, image processor); see `load_model`.

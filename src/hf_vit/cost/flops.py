@@ -1,8 +1,8 @@
 """Count the FLOPs of a configuration with torch while the model runs on the meta device, without weights or arithmetic.
 
 torch's `FlopCounterMode` counts matrix products and convolutions, a multiply-add (MAC) as 2; norms, activations,
-softmax
-and the resampling of position tables are not counted. Causal attention counts in full, as most kernels compute it.
+softmax and the resampling of position tables are not counted. Causal attention counts in full, as most kernels compute
+it.
 """
 
 import functools

@@ -71,10 +71,9 @@ def memory_plan(
     """Plan the memory of a training without creating weights.
 
     A forward and a backward pass run on fake tensors, and the memory of their results is counted. DDP also needs
-    buckets with
-    a copy of every gradient. FSDP2 needs, besides its share, two whole blocks (one computes, the next arrives), the
-    gradient of
-    one block, and all weights outside blocks. Images, libraries and unused memory of the allocator are not counted.
+    buckets with a copy of every gradient. FSDP2 needs, besides its share, two whole blocks (one computes, the next
+    arrives), the gradient of one block, and all weights outside blocks. Images, libraries and unused memory of the
+    allocator are not counted.
 
     Args:
         model: a variant such as "L/16", or the folder of a saved model.
@@ -100,8 +99,8 @@ def memory_plan(
     def measure_step(checkpointing: bool) -> tuple[int, int]:
         """Return the peak bytes of a step beyond weights and gradients, and the part of them that FSDP2 also holds.
 
-        FSDP2 holds the part that grows with the images; the rest are autocast's copies of weights, which FSDP2
-        gathers in bfloat16.
+        FSDP2 holds the part that grows with the images; the rest are autocast's copies of weights, which FSDP2 gathers
+        in bfloat16.
         """
         shapes = ((images, config.num_channels, *size) for images in (batch_size, 2 * batch_size))
         peak, peak_of_double = (_peak(model_class, config, shape, in_bfloat16, checkpointing) for shape in shapes)

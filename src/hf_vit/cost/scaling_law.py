@@ -55,8 +55,7 @@ class ScalingLaw:
         """Return the 95% interval (low, high) of the law's error, at least 0, at a compute above 0 or an array of them.
 
         The interval is a first-order approximation from the fit's covariance. It assumes that the law holds at this
-        compute, and
-        does not include the scatter of single runs, which is the residual.
+        compute, and does not include the scatter of single runs, which is the residual.
 
         Raises:
             UserError: the law was not fitted.
@@ -78,8 +77,7 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
     """Fit the law by least squares of the errors; every run has the same weight.
 
     Intervals are Student's t times the standard errors from the curvature of the squared residuals, cut at 0. They
-    express
-    noise in the runs, not whether the law holds beyond them.
+    express noise in the runs, not whether the law holds beyond them.
 
     Args:
         points: (compute, error) of at least one run more than parameters; a and d use the unit of compute.

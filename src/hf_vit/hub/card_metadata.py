@@ -61,8 +61,7 @@ def select_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> li
     """Return the last evaluation of the current weights by these protocols, for every data set and split.
 
     Another fingerprint means another data set. An evaluation of fewer images, or of images that were not preprocessed
-    by the
-    image processor, does not replace a complete one. Results on the training split are left out.
+    by the image processor, does not replace a complete one. Results on the training split are left out.
     """
     latest: dict[object, Record] = {}
     for record in select_current(facts):
@@ -93,8 +92,7 @@ def comparable_evaluations(facts: Facts) -> list[Record]:
     """Return the evaluations that can be compared with other models.
 
     Left out are results on images that the model was trained on, and on images not preprocessed by the image processor.
-    If a
-    data set has changed, the version used in training is preferred, otherwise the last one.
+    If a data set has changed, the version used in training is preferred, otherwise the last one.
     """
     fingerprint, selected = _trained_fingerprint(facts), dict[object, Record]()
     for record in select_evaluations(facts, tuple(PUBLISHED)):

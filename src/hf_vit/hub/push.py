@@ -103,12 +103,9 @@ def push_to_hub(
     """Share a model on the Hub: weights, config, code, image processor, card, plots and facts in one commit.
 
     All checks run before anything is created. The commit deletes weights and code of earlier pushes that the new model
-    does
-    not have. Pickle files are never shared. Temporary failures (429, 5xx, a broken connection) are retried a limited
-    number
-    of times. If a push is interrupted, the same call continues and skips files that are already uploaded. Finally the
-    remote
-    hashes are compared with the local ones.
+    does not have. Pickle files are never shared. Temporary failures (429, 5xx, a broken connection) are retried a
+    limited number of times. If a push is interrupted, the same call continues and skips files that are already
+    uploaded. Finally the remote hashes are compared with the local ones.
 
     Args:
         source: folder of a saved model, or a model object.

@@ -74,8 +74,7 @@ def verify_repo(
     """Download a model, compare every file with the Hub's checksums, load it, and predict on an image.
 
     The model is loaded by an example that hf_vit writes, which needs only hf_vit or transformers. The examples of the
-    card, and
-    model code in the repository, are untrusted code and run only with `trust_remote_code`.
+    card, and model code in the repository, are untrusted code and run only with `trust_remote_code`.
 
     Args:
         repo_id: user/name.

@@ -1,8 +1,7 @@
 """Download a model from the Hub, and check a model folder before a library loads it.
 
 The author of a repository is not trusted. Only config, processor and weights are downloaded, never code, and references
-to
-files outside the folder are refused.
+to files outside the folder are refused.
 """
 
 import json

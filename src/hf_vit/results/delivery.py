@@ -91,8 +91,7 @@ def new_folder(output: Path, force: bool = False) -> Generator[Path]:
     """Yield a temporary folder that is moved to `output` on success and deleted on failure.
 
     The temporary folder lies hidden beside `output`. If `output` exists and is empty, it may be a mount point or the
-    working
-    folder and cannot be replaced; the temporary folder then lies inside it and its files are moved one by one.
+    working folder and cannot be replaced; the temporary folder then lies inside it and its files are moved one by one.
 
     Args:
         output: the path that `prepare_output` returned.
@@ -122,8 +121,7 @@ def _fill(output: Path, folder: Path) -> None:
     """Move all files from `folder` into `output`, or none if a move fails.
 
     facts.json is moved first, so that the next run may replace the folder after a kill; config.json and weights are
-    moved
-    last, so that an incomplete folder does not load as a model.
+    moved last, so that an incomplete folder does not load as a model.
     """
 
     def sort_key(path: Path) -> tuple[bool, bool, bool]:

@@ -30,9 +30,8 @@ class Document(BaseModel):
     """A file of results.
 
     `command` is the command that writes it, `format` the version of its fields. The same model, data and settings give
-    the
-    same bytes: the file holds no dates, durations or paths, except where it reports speed. `model_json_schema()` of the
-    class returns its JSON schema.
+    the same bytes: the file holds no dates, durations or paths, except where it reports speed. `model_json_schema()` of
+    the class returns its JSON schema.
     """
 
     command: ClassVar[str]

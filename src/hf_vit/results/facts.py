@@ -1,7 +1,7 @@
 """Records of everything measured about a model: `facts.json` beside its weights.
 
-The file is a JSON list of records, oldest first. Every command that measures appends one; cards, tables and plots
-are made from this file. A record:
+The file is a JSON list of records, oldest first. Every command that measures appends one; cards, tables and plots are
+made from this file. A record:
 
 | field    | type            | meaning                                                                             |
 |----------|-----------------|-------------------------------------------------------------------------------------|

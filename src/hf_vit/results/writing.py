@@ -39,8 +39,7 @@ def new_file(path: Path) -> Generator[Path]:
     """Yield a temporary file beside `path` that replaces it on success and is deleted on failure.
 
     The new file gets the permissions of an existing one. A link is replaced, not followed: in an untrusted folder it
-    may
-    point anywhere.
+    may point anywhere.
     """
     reject_url(path)
     temporary = hidden_sibling(path, "tmp")
