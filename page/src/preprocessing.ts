@@ -1,9 +1,9 @@
-// Converts an image file to model input as the image processor does.
+// From an image file to what a model is fed, as its image processor does it.
 
 import type { Model, Preprocessing } from "./model.ts";
 import { type Pixels, resized } from "./resize.ts";
 
-// The part of the image that a model sees: `pixels` lie at (left, top) of the image resized to (width, height).
+// What of the image a model sees: `pixels` lie at (left, top) of the image stretched to (width, height).
 export interface View {
   pixels: Pixels;
   left: number;
@@ -14,20 +14,18 @@ export interface View {
 
 const LARGEST_PX = 100_000_000;
 
-// Puts transparency on white and applies the EXIF orientation.
+// Transparency is laid on white, and the orientation that a camera noted is followed.
 export async function decoded(file: Blob): Promise<Pixels> {
   let bitmap: ImageBitmap;
   try {
     bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", imageOrientation: "from-image" });
   } catch {
-    throw new Error("The browser cannot read this file as an image. Try a JPEG, PNG or WebP file.");
+    throw new Error("This file is no image that the browser can read. Try a JPEG, PNG or WebP file.");
   }
   const { width, height } = bitmap;
-  if (width * height > LARGEST_PX)
-    throw new Error(`This image of ${width}×${height} px is too large for the page. Choose a smaller one.`);
+  if (width * height > LARGEST_PX) throw new Error(`This image of ${width}×${height} px is too large for the page.`);
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-  if (context === null)
-    throw new Error("The browser provides no canvas, which is needed to read images. Use another browser.");
+  if (context === null) throw new Error("The browser gives no canvas to read the image with.");
   context.fillStyle = "white";
   context.fillRect(0, 0, width, height);
   context.drawImage(bitmap, 0, 0);
@@ -63,7 +61,7 @@ function sizeAfter(image: Pixels, { resize }: Preprocessing): [number, number] {
   return image.width <= image.height ? [long, resize.shortest_edge] : [resize.shortest_edge, long];
 }
 
-// Returns where a crop begins; negative if the image is smaller and is padded with black.
+// Where a crop begins; negative where the image is smaller and is padded with black.
 function offset(side: number, crop: number): number {
   return crop > side ? -Math.trunc((crop - side) / 2) : Math.trunc((side - crop) / 2);
 }
@@ -79,7 +77,7 @@ function cropped(image: Pixels, left: number, top: number, width: number, height
   return { width, height, data };
 }
 
-// Returns [3, H, W]; patches in `hidden` (h x w, row by row) get the image's mean color.
+// [3, H, W]; the patches that `hidden` names (h x w, row by row) get the image's mean colour.
 export function pixelValues(pixels: Pixels, model: Model, hidden: Uint8Array | null = null): Float32Array {
   const { factor, mean, std } = model.preprocessing;
   const size = pixels.width * pixels.height;
