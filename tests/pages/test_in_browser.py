@@ -27,7 +27,7 @@ from hf_vit.analysis.rollout import rollout_step
 from hf_vit.data import make_processor
 from hf_vit.data.images import to_rgb
 from hf_vit.pages import making
-from hf_vit.pages.description import description
+from hf_vit.pages.description import describe_model
 from hf_vit.pages.making import make_page
 from hf_vit.results.facts import DataFact, Facts
 
@@ -75,7 +75,7 @@ def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None, 
     image = FAMILIES[family].images(model.config, 1)
     with torch.no_grad():
         hidden, maps = model(image, output_hidden_states=True).hidden_states[1], model.attention_maps(image)
-    about = description(model, make_processor(model.config), "tiny", None)
+    about = describe_model(model, make_processor(model.config), "tiny", None)
     outputs = {"hidden_1": hidden[0], **outputs_of(maps)}
     positions = patch_positions(model)
     if positions is not None:
