@@ -8,14 +8,16 @@ refused is refused in one line without colours, warnings or tracebacks.
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import typer.main
 from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 from hub.conftest import save_model
 from loopback.client import Client, Loopback, Outcome
@@ -23,13 +25,70 @@ from loopback.elsewhere import Elsewhere
 from pages.small_runtime import save_runtime
 
 from campaigns.engine import Campaign
-from campaigns.hostile_hub.attacks import DATA_ATTACKS, MODEL_ATTACKS, PUSH_ATTACKS, SERVER_ATTACKS, WRONG, Attack
-from campaigns.hostile_hub.commands import DATA, FOLDERS, MODELS, NOT_A_STRANGERS, PYTHON, takers
-from campaigns.hostile_hub.ground import SECRETS, Ground
+from campaigns.hostile_attacks import DATA_ATTACKS, HONEST, MODEL_ATTACKS, PUSH_ATTACKS, SERVER_ATTACKS, WRONG, Attack
+from campaigns.hostile_ground import SECRETS, Ground
+from hf_vit_cli.main import build_app
 
 TOKEN = "hf_alice_write"
 GOOD, THEIRS, HOSTILE = "alice/good", "alice/theirs", "mallory/hostile"
 LONGEST_LINE = 1000
+# What stands for a repository in a parameter's help: a model, data or an image of the Hub, or a model's folder.
+_TAKES = re.compile(
+    r"Hub id|hf://|on the Hub|[Ff]older of a saved|teacher|fine-tuned from one|second model|as (in )?--data", re.I
+)
+# What takes no repository though its help speaks of one: where it goes, and folders of one's own trainings.
+NOT_A_STRANGERS = {"push repo", "card repo", "finetune push", "embed output"}
+_LEARN = "--output {out} --steps 1 --batch-size 6 --evaluations 1"
+_COMPARE = "compare --output {out} --no-robustness --speed-turns 0"
+_ANALYZE = "analyze --output {out} --only patch_filters --num-images 4"
+# "command parameter" -> what is typed; {repo} is the stranger's, {place} all that lies beside it, {good} a model;
+# {data}, {image} and {runtime} are one's own, {new} is the name of a repository that is not there.
+MODELS = {
+    "predict model": "predict {repo} {image}",
+    "evaluate model": "evaluate {repo} --data {data}",
+    "embed model": "embed {repo} --data {data} --output {out}",
+    "analyze model": f"{_ANALYZE} {{repo}} --images {{data}}",
+    "analyze against": f"{_ANALYZE} {{good}} --images {{data}} --against {{repo}}",
+    "compare models": f"{_COMPARE} {{good}} {{repo}} --data {{data}}",
+    "diff model": "diff {repo} {good}",
+    "diff other": "diff {good} {repo} --data {data}",
+    "soup models": "soup {good} {repo} --output {out}",
+    "finetune model": f"finetune {{repo}} --data {{data}} {_LEARN}",
+    "finetune teacher": f"finetune {{good}} --data {{data}} {_LEARN} --teacher {{repo}}",
+    "pretrain model": f"pretrain {{repo}} --data {{data}} {_LEARN}",
+    "bench saved models": "bench saved {good} {repo} --turns 1 --batch 1",
+    "bench data model": "bench data {repo} --data {data} --seconds 0.05",
+    "convert model": "convert {hf} {out}",
+    "export model": "export {repo} {out} --to transformers",
+    "page models": "page {repo} --output {out} --runtime {runtime}",
+    "verify repo": "verify {repo}",
+    "models places": "models {place}",
+}
+# The same of a folder alone.
+FOLDERS = {
+    "card model": "card {repo}",
+    "push model": "push {repo} alice/{new} --license mit",
+    "cost model": "cost {repo}",
+}
+DATA = {
+    "data source": "data {repo}",
+    "evaluate data": "evaluate {good} --data {repo}",
+    "embed data": "embed {good} --data {repo} --output {out}",
+    "embed data --streaming": "embed {good} --data {repo} --output {out} --streaming",
+    "analyze images": f"{_ANALYZE} {{good}} --images {{repo}}",
+    "compare data": f"{_COMPARE} {{good}} {{good}} --data {{repo}}",
+    "diff data": "diff {good} {good} --data {repo}",
+    "page images": "page {good} --images {repo} --output {out} --runtime {runtime}",
+    "soup data": "soup {good} {good} --output {out} --data {repo}",
+    "finetune data": f"finetune {{good}} --data {{repo}} {_LEARN}",
+    "finetune data --streaming": f"finetune {{good}} --data {{repo}} {_LEARN} --streaming",
+    "finetune unlabeled": f"finetune {{good}} --data {{data}} {_LEARN} --teacher {{good}} --unlabeled {{repo}} "
+    "--confidence 0",
+    "pretrain data": f"pretrain {{good}} --data {{repo}} {_LEARN}",
+    "bench data data": "bench data {good} --data {repo} --seconds 0.05",
+}
+# Functions of the package that do.
+PYTHON = {"python from_hub": "from_hub", "python image_processor_from_hub": "image_processor_from_hub"}
 OF_TRANSFORMERS = ("predict model of transformers", "export model of transformers")
 # What half of the commands import when they have been given what they take.
 HEAVY = ("evaluate", "hf_vit.training.api", "matplotlib.pyplot", "sklearn.linear_model",
@@ -39,6 +98,16 @@ DOORS = {"predict model", "finetune model", "convert model", "python from_hub", 
          "evaluate data", "embed data --streaming"}  # fmt: skip
 # What belongs into the folder of a run: what it printed, its answer, its output, its home and temporary files.
 _OF_THE_RUN = {"stdout", "stderr", "answer.json", "out", "home", "tmp"}
+
+
+def takers(command: Any = None, path: str = "") -> Iterator[str]:
+    """Yield "command parameter" of everything in the program that may be given a repository."""
+    command = command or typer.main.get_command(build_app())
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from takers(inner, f"{path}{name} ")
+    for parameter in [] if hasattr(command, "commands") else command.params:
+        if _TAKES.search(f"{getattr(parameter, 'help', '')} {parameter.metavar or ''}"):
+            yield f"{path}{parameter.name}"
 
 
 class Field:
@@ -57,41 +126,32 @@ class Field:
         make_processor().save_pretrained(theirs)
         shutil.copy(self.good / "README.md", theirs)
         self.ground = Ground(root, self.good, self.data / NAMES[0] / "0.png", elsewhere.address)
-        self.bases: dict[str, dict[str, bytes]] = {}
+        self.bases: dict[str, Mapping[str, bytes]] = {}
         hub.reset()
         client = client_of("xet")
         for repo_id, folder in ((GOOD, self.good), (THEIRS, theirs)):
             self.bases[repo_id] = {path.name: path.read_bytes() for path in folder.iterdir()}
-            client.run("campaigns.hostile_hub.ground:upload", repo_id=repo_id, folder=str(folder))
+            client.run("campaigns.hostile_ground:upload", repo_id=repo_id, folder=str(folder))
         hub.plant("mallory/code", {"modeling_evil.py": self.ground.payload.encode()}, like=GOOD)
         for repo_id in ("alice/private", HOSTILE):
             hub.plant(repo_id, {}, like=GOOD)
 
-    def try_model(self, command: str, name: str, place: str) -> str:
-        """A repository of the Hub ("lfs", "xet"), or the same as a folder ("folder")."""
+    def attempt(self, case: str) -> str:
+        command, name, place = case.split("/")  # the name of an attack holds no slash
         like = THEIRS if command.startswith("convert") or command.endswith("of transformers") else GOOD
-        attack = ({**MODEL_ATTACKS, **SERVER_ATTACKS})[name](self.ground, self.bases[like])
+        if command == "push":
+            return self._cell("push model", str(self.good), "", PUSH_ATTACKS[name].at(self.ground, {}), place)
+        served = SERVER_ATTACKS.get(name, Attack())  # an honest repository, and a server that is not
+        files = DATA_ATTACKS.get(name, HONEST) if command in DATA else MODEL_ATTACKS.get(name, {})
+        base = {} if command in DATA else self.bases[like]
+        attack = Attack(files, served.faults, served.settings).at(self.ground, base)
         if place == "folder":
-            folder = self._folder(attack, self.bases[like])
+            folder = self._folder(attack, base)
             return self._cell(command, str(folder), str(folder), Attack(), "xet")
-        self.hub.plant(HOSTILE, attack.files, like, attack.large)
-        return self._cell(command, HOSTILE, f"hf://{HOSTILE}", attack, place)
+        self.hub.plant(HOSTILE, attack.files, None if command in DATA else like, attack.large)
+        return self._cell(command, HOSTILE, "" if command in DATA else f"hf://{HOSTILE}", attack, place)
 
-    def try_data(self, command: str, name: str, transport: str) -> str:
-        attack = DATA_ATTACKS[name](self.ground, {}) if name in DATA_ATTACKS else self._served(name)
-        self.hub.plant(HOSTILE, attack.files, None, attack.large)
-        return self._cell(command, HOSTILE, "", attack, transport)
-
-    def try_push(self, name: str, transport: str) -> str:
-        return self._cell("push model", str(self.good), "", PUSH_ATTACKS[name](self.ground, {}), transport)
-
-    def _served(self, name: str) -> Attack:
-        """An honest data set, and a server that is not."""
-        served = SERVER_ATTACKS[name](self.ground, {})
-        honest = DATA_ATTACKS["honest"](self.ground, {})
-        return replace(served, files=honest.files, large=honest.large)
-
-    def _folder(self, attack: Attack, base: dict[str, bytes]) -> Path:
+    def _folder(self, attack: Attack, base: Mapping[str, bytes]) -> Path:
         """The repository as somebody's clone of it."""
         folder = self.root / "clone"
         shutil.rmtree(folder, ignore_errors=True)
@@ -127,11 +187,11 @@ class Field:
     def _run(self, client: Client, command: str, words: dict[str, object]) -> tuple[Outcome, Path]:
         if command in PYTHON:
             arguments = {"name": PYTHON[command], "source": words["repo"]}
-            job = client.start("campaigns.hostile_hub.ground:python", secrets=SECRETS, **arguments)
+            job = client.start("campaigns.hostile_ground:python", secrets=SECRETS, **arguments)
         else:
-            wanted = {**MODELS, **FOLDERS, **DATA}[command.removesuffix(" of transformers")]
-            arguments = [part.format(out="out", new=f"shared-{client.jobs}", **words) for part in wanted]
-            job = client.start("campaigns.hostile_hub.ground:command", secrets=SECRETS, arguments=arguments)
+            typed = {**MODELS, **FOLDERS, **DATA}[command.removesuffix(" of transformers")].split()
+            arguments = [part.format(out="out", new=f"shared-{client.jobs}", **words) for part in typed]
+            job = client.start("campaigns.hostile_ground:command", secrets=SECRETS, arguments=arguments)
         try:
             return job.wait(90), job.folder
         except TimeoutError as error:
@@ -209,47 +269,23 @@ def lot(case: str, number: int) -> int:
     return int(hashlib.sha256(case.encode()).hexdigest(), 16) % number
 
 
-def model_cases() -> Iterator[str]:
-    """Every attack on every door, and on what stands behind the same door every eighth; each at one place of three."""
-    for command, name in itertools.product([*MODELS, *PYTHON, *OF_TRANSFORMERS], (*MODEL_ATTACKS, *SERVER_ATTACKS)):
-        if (command in DOORS or lot(f"{command}{name}", 8) == 0) and not leaves_out(command, name):
-            is_served = name in SERVER_ATTACKS or command == "verify repo"
-            places = ["lfs", "xet"] if is_served else ["lfs", "xet", "folder"]
-            yield f"{command}/{name}/{places[lot(name + command, len(places))]}"
-    for command, name in itertools.product(FOLDERS, MODEL_ATTACKS):
-        drawn = command in DOORS or lot(f"{command}{name}", 8) == 0
-        if drawn and not leaves_out(command, name):
-            yield f"{command}/{name}/folder"
-
-
-def leaves_out(command: str, name: str) -> bool:
-    """Of the many wrong values of a field every command meets about one; the readers have a campaign of their own."""
-    return name.startswith(("config: ", "processor: ")) and name.endswith(tuple(WRONG)) and lot(command + name, 8) > 0
-
-
-def data_cases() -> Iterator[str]:
-    served = [name for name in SERVER_ATTACKS if name not in DATA_ATTACKS]
-    for command, name in itertools.product(DATA, (*DATA_ATTACKS, *served)):
-        if command in DOORS or lot(f"{command}{name}", 8) == 0:
-            yield f"{command}/{name}/{('lfs', 'xet')[lot(name + command, 2)]}"
-
-
-def push_cases() -> Iterator[str]:
-    for name, transport in itertools.product(PUSH_ATTACKS, ("lfs", "xet")):
-        yield f"push/{name}/{transport}"
-
-
 def every_case() -> list[str]:
-    return [*model_cases(), *data_cases(), *push_cases()]
-
-
-def attempt(field: Field, case: str) -> str:
-    command, name, place = case.split("/", 2)
-    if "/" in place:  # the name of an attack holds none
-        raise ValueError(case)
-    if command == "push":
-        return field.try_push(name, place)
-    return field.try_data(command, name, place) if command in DATA else field.try_model(command, name, place)
+    """Every attack on every door, and on what stands behind the same door every eighth; each at one place of three."""
+    ours, served = [*MODELS, *PYTHON, *OF_TRANSFORMERS], [*SERVER_ATTACKS]
+    pairs = [*itertools.product(ours, (*MODEL_ATTACKS, *served)), *itertools.product(FOLDERS, MODEL_ATTACKS)]
+    pairs += itertools.product(DATA, (*DATA_ATTACKS, *(name for name in served if name not in DATA_ATTACKS)))
+    cases: list[str] = []
+    for command, name in pairs:
+        places = ["lfs", "xet", "folder"]
+        if command in DATA or name in SERVER_ATTACKS or command == "verify repo":
+            places = ["lfs", "xet"]
+        elif command in FOLDERS:
+            places = ["folder"]
+        # Of the many wrong values of a field every command meets about one; the readers have a campaign of their own.
+        is_value = command not in DATA and name.startswith(("config: ", "processor: ")) and name.endswith(tuple(WRONG))
+        if (command in DOORS or lot(f"{command}{name}", 8) == 0) and not (is_value and lot(command + name, 8)):
+            cases.append(f"{command}/{name}/{places[lot(name + command, len(places))]}")
+    return cases + [f"push/{name}/{transport}" for name in PUSH_ATTACKS for transport in ("lfs", "xet")]
 
 
 @contextmanager
@@ -273,7 +309,7 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
             return client()
 
         field = Field(folder / "field", hub, client_of, elsewhere)
-        yield lambda case: attempt(field, case)
+        yield field.attempt
         log = hub.log()
         assert not [entry for entry in log if entry["origin"] == "storage" and entry["hub_token"]]
         assert not [entry for entry in log if "bug" in entry]

@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 import transformers
+from hub import jobs
 from hub.conftest import training_record
 from loopback.client import content_hash
 from models import families as tiny
@@ -204,7 +205,7 @@ def test_bits_by_name_are_timms(depth, factor):
     [pytest.param(name, marks=[] if name == "bit" else pytest.mark.slow) for name in FAMILIES],  # 10 s each
 )
 def test_every_family_is_shared_and_verified(name, saved, hub, xet_client, tmp_path):
-    """One after the other by a fresh process; what the Hub has then is what lay in the folder."""
+    """What the Hub has then is what lay in the folder, and loads with the same answers."""
     folder = tmp_path / name
     shutil.copytree(saved[name], folder)
     append_record(folder, training_record())
@@ -212,7 +213,10 @@ def test_every_family_is_shared_and_verified(name, saved, hub, xet_client, tmp_p
     files = hub.files(f"alice/{name}")
     assert files["model.safetensors"] == content_hash((folder / "model.safetensors").read_bytes(), True)
     assert {path.name for path in folder.glob("*.py")} <= set(files)
-    xet_client.run("hub.jobs:command", arguments=["verify", f"alice/{name}"])
+    assert "error" not in xet_client.run("hub.jobs:verify", repo_id=f"alice/{name}")
+    assert xet_client.run("hub.jobs:logits", repo_id=f"alice/{name}") == pytest.approx(
+        jobs.logits(str(folder)), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -229,17 +229,14 @@ def test_a_stranger_s_record_opens_nothing(judged: Path, colours: Path) -> None:
 
 
 def test_the_command(hub: Loopback, xet_client: Client, judged: Path, colours: Path) -> None:
-    repo = "alice/my-vit"
-    xet_client.run("hub.jobs:push", folder=str(judged))
-    words = ["verify", repo, "--results", "--data", str(colours), "--device", "cpu"]
-    done = xet_client.attempt("hub.jobs:command", arguments=words)
-    assert done.code == 0, done.err
-    assert "equal: Top-1 accuracy on colours, split test" in done.out
+    """Of a model that is said to be better than it is."""
     change(judged, values__top1=1.0)
     write_card(judged)
     xet_client.run("hub.jobs:push", folder=str(judged))
+    words = ["verify", "alice/my-vit", "--results", "--data", str(colours), "--device", "cpu"]
     done = xet_client.attempt("hub.jobs:command", arguments=words)
     assert done.code == 1
+    assert "equal: loss on colours, split test" in done.out
     (line,) = done.err.strip().splitlines()
     assert "1 of" in line
     assert "the first is different: Top-1 accuracy on colours, split test 1 published" in line

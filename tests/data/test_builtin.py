@@ -327,8 +327,8 @@ def test_without_clutter_shapes_are_of_one_colour_whole_and_apart():
 
 
 def test_what_lies_on_top_is_what_is_seen():
-    """A plain shape shows its one colour on every pixel of its mask, also where it lies over another."""
-    plain = overlapping = 0
+    """A plain shape shows its one colour on its whole mask; of what lies beneath, a disc say, half stays to be seen."""
+    plain = overlapping = hidden = 0
     scenes = Scenes(clutter=1)
     for number in range(60):
         scene = scenes.render("train", number, 64)
@@ -338,8 +338,15 @@ def test_what_lies_on_top_is_what_is_seen():
             left, top = np.flatnonzero(scene.masks[-1].any(0)), np.flatnonzero(scene.masks[-1].any(1))
             around = scene.instances[top[0] : top[-1] + 1, left[0] : left[-1] + 1]
             overlapping += len(set(np.unique(around)) - {0, len(scene.shapes)}) > 0
+        for shape, mask in zip(scene.shapes, scene.masks, strict=True):
+            width, height = (np.ptp(np.flatnonzero(mask.any(axis))) + 1 for axis in (0, 1))
+            if SHAPES[shape] == "disc" and width == height:  # no border cuts it off
+                share = mask.sum() / (np.pi * width**2 / 4)
+                assert share >= 0.45
+                hidden += share < 0.9
     assert plain >= 15
     assert overlapping >= 5
+    assert hidden >= 3
 
 
 def test_a_larger_set_continues_a_smaller_one_and_other_seeds_differ(objects):

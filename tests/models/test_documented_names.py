@@ -1,11 +1,12 @@
 """The files that travel with every checkpoint use nothing that the next release of a library may take away.
 
 A model that was shared today is run by the torch and transformers of next year, from copies of these files. So they
-import from documented modules only, and leave underscored names alone but for those that
+import from documented modules only, name what is there, and leave underscored names alone but for those that
 transformers documents for authors of models.
 """
 
 import ast
+import pkgutil
 import sys
 from pathlib import Path
 
@@ -51,28 +52,43 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
+def is_missing(name: str) -> bool:
+    """Return whether the installed libraries lack a dotted name."""
+    try:
+        return pkgutil.resolve_name(name) is None
+    except (ImportError, AttributeError):
+        return True
+
+
 def faults(text: str) -> list[str]:
-    """Imports of undocumented modules, and underscored names of a library, used, defined or spelt in a string."""
+    """Imports of undocumented modules, and names of a library that are underscored or not there."""
     known, standard = DOCUMENTED | {f".{path.stem}" for path in FILES}, sys.stdlib_module_names - {"__future__"}
     found: list[str] = []
+    places = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "init": "transformers.initialization"}
     for node in ast.walk(ast.parse(text)):
         modules: list[str] = []
         names: list[str] = []
+        gone: list[str] = []
         match node:
             case ast.ImportFrom():
                 modules = [f"{'.' * node.level}{node.module or ''}"]
                 names = [alias.name for alias in node.names if is_private(alias.name)]
+                if modules[0] in DOCUMENTED:
+                    gone += [alias.name for alias in node.names if is_missing(f"{modules[0]}.{alias.name}")]
             case ast.Import():
                 modules = [alias.name for alias in node.names]
             case ast.Attribute(attr=name):
                 whole = ast.unparse(node)
                 is_inside = is_private(name) and whole.startswith(("torch.", "nn.", "F.", "init."))
                 names = [whole] if is_inside or whole == "torch.ops" or name in PRIVATE - HOOKS else []
+                if (root := whole.partition(".")[0]) in places and whole.replace(".", "").isidentifier():
+                    gone += [whole] if is_missing(places[root] + whole.removeprefix(root)) else []
             case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.Constant(value=str() as name):
                 names = [name] if name in PRIVATE - HOOKS else []
         strange = [name for name in modules if name not in known and name.split(".")[0] not in standard]
         found += [f"line {node.lineno}: {name} is neither a sibling nor a documented module" for name in strange]
         found += [f"line {node.lineno}: {name} is private" for name in names]
+        found += [f"line {node.lineno}: {name} is not there" for name in gone]
     return found
 
 
@@ -100,6 +116,9 @@ from . import modeling_hf_vit
 from .elsewhere import name
 from __future__ import annotations
 from torch import _C
+from torch import nn, not_there
+import torch; torch.gone_next_year()
+from torch import nn; nn.Gone
 import torch; torch._C._get_tracing_state()
 import torch; torch.cpu._is_avx512_bf16_supported()
 import torch; torch.ops.mkldnn._linear_pointwise

@@ -1,1 +1,0 @@
-"""What a hostile repository, data set or server holds, for `campaigns.hostile`."""
