@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
+from transformers.backbone_utils import BackboneMixin
 
 import hf_vit
 from hf_vit.families import DENSE_HEADS
 from hf_vit.loading.start import find_model
-from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.training.dense_model import build_dense_model
 
 SIDE = 64
@@ -73,5 +73,5 @@ def batch_for(head: str) -> dict[str, Any]:
 
 
 def backbone_of(model: Any) -> Any:
-    (backbone,) = (module for module in model.modules() if isinstance(module, HfBaseBackbone))
+    (backbone,) = (module for module in model.modules() if isinstance(module, BackboneMixin))
     return backbone

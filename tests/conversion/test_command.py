@@ -19,7 +19,6 @@ from hf_vit.models.modeling_hf_vit import HfViTModel
 from hf_vit.results.delivery import new_folder
 from hf_vit.results.facts import append_record
 from hf_vit_cli.main import main
-from hf_vit_cli.options import parse_size
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
@@ -267,14 +266,6 @@ def test_bars_on_a_terminal_and_nothing_elsewhere(checkpoint, write_npz, tmp_pat
     conversion.convert(source, tmp_path / "model")
     for words in ("reading model.npz", "writing model"):
         assert words in shown.getvalue()
-
-
-def test_sizes():
-    assert parse_size("224", "--x") == (224, 224)
-    assert parse_size("384x512", "--x") == (384, 512)
-    for text in ("", "x", "0x5", "5x", "-3", "3.5", "1x2x3", "9" * 9, "1\uff15"):
-        with pytest.raises(UserError, match="--x"):
-            parse_size(text, "--x")
 
 
 def test_label_files(tmp_path: Path):

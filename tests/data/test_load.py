@@ -18,7 +18,7 @@ from datasets import Array2D, Array3D, Dataset, Features, LargeList, List, Value
 from PIL import Image
 
 from hf_vit.data import load_data, to_rgb
-from hf_vit.data.splits import assign_split, cut_rows, split_stratified
+from hf_vit.data.splits import assign_split, cut_rows
 from hf_vit.errors import UserError
 
 NAMES = ["cat", "dog", "owl"]
@@ -560,16 +560,6 @@ def test_lists_as_windows_and_excel_write_them(flat, folder):
 
 
 # ---- splits: in proportion, others by content; refused where a class is too small
-
-
-def test_parts_are_a_partition_in_proportion():
-    labels = np.random.RandomState(3).permutation(np.repeat([0, 1, 2], [10, 100, 390]))
-    parts = split_stratified(labels, {"validation": 50, "test": 100}, seed=1)
-    assert sorted(np.concatenate(list(parts.values()))) == list(range(500))
-    counts = [np.bincount(labels[parts[name]]).tolist() for name in ("validation", "test", "train")]
-    assert counts == [[1, 10, 39], [2, 20, 78], [7, 70, 273]]
-    first, again, other = (split_stratified(labels, {"test": 50}, seed=seed)["test"].tolist() for seed in (0, 0, 1))
-    assert first == again != other
 
 
 def digest(text: object) -> str:

@@ -5,7 +5,6 @@ import itertools
 
 import numpy as np
 import pytest
-import timm
 import torch
 from datasets import Dataset
 from evaluation.tiny import NAMES, examine, make_classifier, make_data, make_images, make_processor, our_subject
@@ -15,8 +14,6 @@ from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
-from timm.data.config import resolve_model_data_config
-from timm.data.transforms_factory import create_transform
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessor
@@ -358,6 +355,16 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
             r"orders \['best'\] contain an unknown order; choose from random, salient",
         ),
         (patch_drop, None, {"patch_size": 90}, "do not fit images of 8x8 px"),
+        *(
+            (robustness, None, options, "must lie in 0 < epsilon <= 255")
+            for options in ({"epsilons": ()}, {"epsilons": (0,)}, {"epsilons": (300,)}, {"steps": 0})
+        ),
+        (
+            corruptions,
+            None,
+            {"kinds": ["fog", "contrast"]},
+            "unknown corruption fog; choose from gaussian_noise, shot_noise",
+        ),
     ],
 )
 def test_what_a_protocol_cannot_do_is_refused(protocol, data, options, message):
@@ -418,17 +425,6 @@ def test_the_scale_is_the_processor_s(linear):
     torch.testing.assert_close(scale.values(found), linear.prepare(images).double(), atol=1e-6, rtol=0)
 
 
-def test_the_scale_of_a_timm_model():
-    model = timm.create_model("resnet10t", num_classes=3)
-    config = resolve_model_data_config(model)
-    transform = create_transform(**config, is_training=False)
-    scale = PixelScale.measure(
-        LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), "timm")
-    )
-    assert scale.mean == pytest.approx(config["mean"], rel=1e-5)
-    assert scale.std == pytest.approx(config["std"], rel=1e-5)
-
-
 def test_processors_that_do_more_than_scale(linear):
     def squared(images):
         return linear.prepare(images) ** 2
@@ -483,14 +479,6 @@ def test_pgd_stays_in_the_ball_and_beats_fgsm_on_a_curved_loss():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_random_start_belongs_to_the_image():
-    pixels = torch.rand(3, 3, 4, 4)
-    found = random_start(pixels, 7)
-    assert torch.equal(random_start(pixels.flip(0), 7).flip(0), found)
-    assert not torch.equal(random_start(pixels, 8), found)
-    assert not torch.equal(found[0], found[1])
-
-
 class Named(Linear):
     """A linear classifier that transformers' naming makes a classifier with named classes."""
 
@@ -538,12 +526,6 @@ def test_a_classifier_in_half_precision_is_attacked_in_full_pixels():
     half = robustness(examine(make_classifier().to(torch.bfloat16)), epsilons=(16.0,), steps=4)
     assert full.pgd[0] < full.clean
     assert half.pgd[0] == pytest.approx(full.pgd[0], abs=0.1)
-
-
-@pytest.mark.parametrize("options", [{"epsilons": ()}, {"epsilons": (0,)}, {"epsilons": (300,)}, {"steps": 0}])
-def test_misuse(options):
-    with pytest.raises(UserError, match="must lie in 0 < epsilon <= 255"):
-        robustness(examine(), **options)
 
 
 def photo(side=64):
@@ -639,16 +621,6 @@ def test_those_with_a_formula():
     assert (corrupt(picture, "jpeg_compression", 5, seeded()) * 255 == np.asarray(Image.open(content))).all()
 
 
-def test_randomness_belongs_to_the_image():
-    images = [np.asarray(image) / 255 for image in make_images(4, side=16)]
-    pixels = torch.tensor(np.stack(images)).permute(0, 3, 1, 2)
-    for name in ("gaussian_noise", "motion_blur"):
-        found = corrupt_batch(pixels, name, 3, seed=1)
-        assert torch.equal(corrupt_batch(pixels.flip(0), name, 3, seed=1).flip(0), found)
-        assert torch.equal(corrupt_batch(pixels[2:3], name, 3, seed=1)[0], found[2])
-        assert not torch.equal(corrupt_batch(pixels, name, 3, seed=2), found)
-
-
 def test_accuracy_equals_a_plain_loop():
     data, model = make_data(), make_classifier()
     result = corruptions(examine(model, data, batch_size=8, seed=4), kinds=["contrast", "shot_noise"])
@@ -665,8 +637,3 @@ def test_accuracy_equals_a_plain_loop():
             assert found[severity - 1] == pytest.approx(float((answers == labels).double().mean()))
     assert result.mean_error == pytest.approx(1 - np.mean(list(result.accuracy.values())))
     assert result.values()["error_above_clean"] == pytest.approx(result.mean_error - (1 - result.clean))
-
-
-def test_unknown_corruptions_are_named():
-    with pytest.raises(UserError, match="unknown corruption fog; choose from gaussian_noise, shot_noise"):
-        corruptions(examine(), kinds=["fog", "contrast"])

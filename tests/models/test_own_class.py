@@ -21,13 +21,13 @@ from models.families import FAMILIES, HEADS, OTHERS, TINY
 from models.jobs import dense_answers, outputs_of
 from safetensors.torch import save_file
 
-import hf_vit.models
+import hf_vit
 from hf_vit import HfViTConfig, HfViTForImageClassification, UserError, from_hub, push_to_hub
 from hf_vit.families import DENSE_HEADS
 from hf_vit.results.facts import Facts
 from hf_vit_cli.main import main
 
-MODELS = Path(hf_vit.models.__file__).parent
+MODELS = Path(hf_vit.__file__).parent / "models"
 AUTO = "AutoModelForImageClassification"
 OWN = """
 from {module} import {name}
