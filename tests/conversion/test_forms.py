@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hybrid.reference import stem_forward
+from models.families import RESNETS
 from originals.cases import CASES, stem
 from originals.google import (
     MAP,
@@ -510,6 +511,13 @@ def test_account_head_and_size(resnet, write_npz, tmp_path: Path):
     assert "bit_paper: 2+1 pre-activation units, 256 wide, 40x48 px, 3 labels (new head)" in conversion.describe(result)
     bare = {key: array for key, array in resnet.items() if not key.startswith("head/")}
     assert conversion.convert(write_npz(bare), tmp_path / "bare").plan.model_class is hf_vit.HfBitModel
+
+
+@pytest.mark.parametrize("choice", ["default", "post_activation"])
+def test_a_loss_reaches_every_parameter(choice: str):
+    model = RESNETS["bit"].build("classification", choice).train()
+    model(RESNETS["bit"].images(model.config), labels=torch.tensor([0, 2])).loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["golden", "headless", "not square", "below a prefix"])
