@@ -110,8 +110,11 @@ VARIANTS = {
     "mixer": "Mixer-S/32",
 }
 # What these do depends on the family; what others do only on whether it has tokens.
-OF_EACH_FAMILY = ("finetune", "predict", "embed", "cost")
-BY_DEFAULT = {"export": ("plain", "hybrid", "axial"), "bench": ("plain",), "page": ("plain", "bit")}
+OF_EACH_FAMILY = ("finetune", "predict", "cost")
+BY_DEFAULT = {
+    "export": ("plain", "hybrid", "axial"), "bench": ("plain",), "page": ("plain", "bit"),
+    **dict.fromkeys(("noisy-student", "meta-pseudo-labels", "compare"), ("axial_resnet",)),  # plain has its own tests
+}  # fmt: skip
 OF_FAMILIES = [
     pytest.param(
         command,
