@@ -79,3 +79,11 @@ def load_uploaded(folder: str) -> str:
 def folder(tmp_path):
     """40 images of the classes cat (12), dog (20) and owl (8)."""
     return make_folder(tmp_path / "pets", {"cat": 12, "dog": 20, "owl": 8})
+
+
+def splitmix64(state: int, position: int) -> int:
+    """Return a number of the published generator, in plain integers."""
+    value = (state + (position + 1) * 0x9E3779B97F4A7C15) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return value ^ (value >> 31)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data.conftest import splitmix64
 from PIL import Image
 
 from hf_vit.data import check_images, load_data
@@ -120,23 +121,13 @@ def test_digits_smaller_than_a_patch_are_refused(streaming):
 
 # ---- fractals: the formula once more, number by number
 
-M = 2**64
-
-
-def stream(state, position):
-    """SplitMix64 in plain integers."""
-    value = (state + (position + 1) * 0x9E3779B97F4A7C15) % M
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % M
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % M
-    return value ^ (value >> 31)
-
 
 def key_of(seed, epoch, number):
-    return stream(stream(stream(0, seed), epoch), number)
+    return splitmix64(splitmix64(splitmix64(0, seed), epoch), number)
 
 
 def uniform(key, position):
-    return (stream(key, position) >> 11) * 2.0**-53
+    return (splitmix64(key, position) >> 11) * 2.0**-53
 
 
 def system(key):

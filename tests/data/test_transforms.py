@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from data.conftest import picture
+from data.conftest import picture, splitmix64
 from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
@@ -419,14 +419,6 @@ def test_variation_depends_on_seed_epoch_and_image_alone(pictures):
             assert torch.equal(values, first[index])
     for other in (varied(1, 0, [0, 1, 2, 3]), varied(0, 1, [0, 1, 2, 3])):
         assert not any(torch.equal(other[index], first[index]) for index in first)
-
-
-def splitmix64(state: int, position: int) -> int:
-    """The published generator in plain integers."""
-    value = (state + (position + 1) * 0x9E3779B97F4A7C15) % 2**64
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
-    return value ^ (value >> 31)
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (0, 1), (2**40, 99), (-1, 3)])

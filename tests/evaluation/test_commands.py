@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
+from evaluation.tiny import NAMES, make_animals, make_classifier, make_images, make_processor
 from PIL import Image
 from transformers import pipeline
 
@@ -26,15 +26,7 @@ from hf_vit_cli.main import main
 
 @pytest.fixture
 def class_folders(tmp_path):
-    """test/<class>/*.png and train/<class>/*.png, four images a class and split."""
-    root = tmp_path / "animals"
-    images = iter(make_images(3 * 2 * 4 * 3, side=16))
-    for split in ("train", "validation", "test"):
-        for name in ("fox", "ant"):
-            (root / split / name).mkdir(parents=True)
-            for index in range(4):
-                next(images).save(root / split / name / f"{index}.png")
-    return root
+    return make_animals(tmp_path / "animals", 4)
 
 
 def _fails(outcome, *needed):

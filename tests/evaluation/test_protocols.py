@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from evaluation.tiny import make_classifier, make_dataset, make_images, make_processor
+from evaluation.tiny import make_animals, make_classifier, make_dataset, make_images, make_processor
 from PIL import Image
 
 from hf_vit.data import ImageData
@@ -46,15 +46,7 @@ def run(run):
 
 @pytest.fixture(scope="module")
 def animals(tmp_path_factory):
-    """train (ten images a class), validation and test (six), of two of the model's classes."""
-    root = tmp_path_factory.mktemp("data") / "animals"
-    images = iter(make_images(3 * 2 * 10, side=10))
-    for split in ("train", "validation", "test"):
-        for name in ("fox", "ant"):
-            (root / split / name).mkdir(parents=True)
-            for index in range(10 if split == "train" else 6):
-                next(images).save(root / split / name / f"{index}.png")
-    return root
+    return make_animals(tmp_path_factory.mktemp("data") / "animals", 6, train=10, side=10)
 
 
 @pytest.mark.parametrize("protocol", OF_ONE_CLASS)

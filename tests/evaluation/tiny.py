@@ -92,3 +92,14 @@ def our_subject(family: str, **fields: Any) -> LoadedModel:
     model = FAMILIES[family].build("classification", num_labels=len(NAMES), **fields).eval()
     model.config.id2label = dict(enumerate(NAMES))
     return load_model((model, processor_of(model.config)))
+
+
+def make_animals(root: Path, images: int, train: int | None = None, side: int = 16) -> Path:
+    """Write a folder of train, validation and test, each with so many images of two of the model's classes."""
+    made = iter(make_images(72, side=side))
+    for split in ("train", "validation", "test"):
+        for name in ("fox", "ant"):
+            (root / split / name).mkdir(parents=True)
+            for index in range(train or images if split == "train" else images):
+                next(made).save(root / split / name / f"{index}.png")
+    return root

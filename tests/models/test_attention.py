@@ -430,13 +430,6 @@ def test_dense_map_of_an_axial_model_composes_both_axes():
         torch.testing.assert_close(composed[:, :, 5 * i + j, 5 * k + m], through, rtol=0, atol=1e-14)
 
 
-def test_windows_of_the_paper():
-    """1906.05909, figure 1: 3 x 3 around a pixel; at a corner what is there."""
-    config = LOCAL.config()
-    assert patches_seen(config, (0, 0), (5, 5)) == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert len(patches_seen(config, (2, 2), (5, 5))) == 9
-
-
 class LargestTensor(TorchDispatchMode):
     """Numbers in the largest tensor that is computed."""
 
