@@ -416,14 +416,3 @@ def training_loss(family: Family, head: str, model: Any, pixel_values: torch.Ten
     return sum(
         (tensor * torch.randn(tensor.shape, generator=generator).to(tensor)).mean() for tensor in tensors_of(outputs)
     )
-
-
-class Logits(torch.nn.Module):
-    """A classifier that gives a tensor, for tracing and exporting."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        return self.model(pixel_values).logits

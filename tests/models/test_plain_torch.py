@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.families import FAMILIES, Logits, randomise
+from models.families import FAMILIES, randomise
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from transformers import ViTConfig, ViTForImageClassification
@@ -119,6 +119,17 @@ def test_grad_modes_earlier_calls_and_a_trace(build: Build, images: torch.Tensor
     for weights, outputs in wanted[:2]:
         model.load_state_dict(weights)
         torch.testing.assert_close(traced(images), outputs, rtol=0, atol=1e-5)
+
+
+class Logits(nn.Module):
+    """A model that gives a tensor, for tracing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return logits(self.model, images)
 
 
 # Upstream: torch.ao says that it is old.
