@@ -92,7 +92,7 @@ def convert(
         if is_within(place, checkpoint.path):
             raise UserError(f"the folder {output} holds the source {checkpoint.name}; give another one")
         with checkpoint.open() as reader, quiet_transformers():
-            plan = make_plan(reader.shapes, wishes, reader.companions, checkpoint.name)
+            plan = make_plan(reader.shapes, wishes, reader.beside, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, advance=advance)
             folder = delivery.enter_context(new_folder(place, force))

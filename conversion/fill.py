@@ -91,7 +91,7 @@ def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
     if row.resample is not None:
         # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
         one = row.resample
-        tensor = resample_position_table(tensor.double(), one.old_grid, one.new_grid, one.prefix, one.mode)
+        tensor = resample_position_table(tensor.double(), one.old_grid, one.new_grid, one.prefix, one.mode, one.offset)
     tensor = tensor.to(dtype).contiguous()
     shares = tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
     return tensor.clone() if shares and tensor.numel() < source.numel() else tensor  # what shares is not saved

@@ -250,7 +250,7 @@ def _tell(name: str, plan: Plan) -> None:
 
 def _plan(checkpoint: LocalCheckpoint, wishes: Wishes) -> Plan:
     with checkpoint.open() as reader:
-        return make_plan(reader.shapes, wishes, reader.companions, checkpoint.name)
+        return make_plan(reader.shapes, wishes, reader.beside, checkpoint.name)
 
 
 def _state(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> dict[str, torch.Tensor]:

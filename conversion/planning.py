@@ -22,6 +22,7 @@ from transformers.modeling_utils import PreTrainedModel
 from hf_vit.conversion.origins.origin import (
     BLOCK,
     COMPUTATIONS,
+    SETTINGS,
     TRANSFORMS,
     WITHOUT,
     Declared,
@@ -55,7 +56,13 @@ DECLARED = {
     "hidden_act": "--hidden-act",
     "pooling": "--pooling",
     "position_embedding": "--position-embedding",
+    "rotary_embedding": "--rotary-embedding",
+    "norm_after_branches": "--norm-after-branches",
 }
+
+
+# What only files have that do not tell it.
+_NEVER_BY_DEFAULT = ("rotary_embedding", "norm_after_branches")
 
 
 class PlanOptions(TypedDict, total=False):
@@ -70,6 +77,8 @@ class PlanOptions(TypedDict, total=False):
     hidden_act: str | None
     pooling: str | None
     position_embedding: str | None
+    rotary_embedding: str | None
+    norm_after_branches: bool | None
     prefix: str | None
 
 
@@ -84,9 +93,9 @@ class Wishes:
         labels: names of the classes of a new, zero head.
         drop_pre_logits: leave out the representation layer, as the original's fine-tuning does; the source's head was
             made for it and goes too, so that without a new one the result is the bare model.
-        num_heads, hidden_act, pooling, position_embedding: of the source's network ("token", "gap", "map"; "sincos_2d",
-            "none"), where neither its weights nor a file beside them say it. "token" without a class token is the first
-            patch's.
+        num_heads, hidden_act, pooling, position_embedding, rotary_embedding, norm_after_branches: of the source's
+            network ("token", "gap", "map"; "sincos_2d", "none"; "axial", "none"), where neither its weights nor a file
+            beside them say it. "token" without a class token is the first patch's.
         prefix: what the model's keys begin with, where something unknown is wrapped around it; others are left out.
 
     Raises:
@@ -102,6 +111,8 @@ class Wishes:
     hidden_act: str | None = None
     pooling: str | None = None
     position_embedding: str | None = None
+    rotary_embedding: str | None = None
+    norm_after_branches: bool | None = None
     prefix: str | None = None
 
     def __post_init__(self) -> None:
@@ -117,7 +128,10 @@ class Wishes:
     @property
     def declared(self) -> Fields:
         """Field of the config -> value, where an option gives one."""
-        values = (self.num_heads, self.hidden_act, self.pooling, self.position_embedding)
+        values = (
+            *(self.num_heads, self.hidden_act, self.pooling, self.position_embedding, self.rotary_embedding),
+            self.norm_after_branches or None,
+        )
         return {name: value for name, value in zip(DECLARED, values, strict=True) if value is not None}
 
 
@@ -129,6 +143,7 @@ class Resample:
     new_grid: Pair
     prefix: int
     mode: str
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,13 +156,16 @@ class Row:
     shape: Shape | None  # of the whole array
     transform: str
     resample: Resample | None = None
-    block: int | None = None  # step along the first axis, where an array stacks all blocks
-    piece: tuple[int, int] | None = None  # (index, number) of equal parts along it, of an array for several parameters
+    block: int | None = None  # step along an axis, where an array stacks all blocks
+    axis: int = 0  # which that is
+    # (index, number) of equal parts along the first axis, of an array for several parameters
+    piece: tuple[int, int] | None = None
+    num_left_out: int = 0  # of these parts
     beside: tuple[str, ...] = ()  # keys of the other arrays it is computed from; others may be, too
 
     def taken(self, array: torch.Tensor) -> torch.Tensor:
         """Return the part of the whole array that this row moves."""
-        block = array if self.block is None else array[self.block]
+        block = array if self.block is None else array.select(self.axis, self.block)
         return block if self.piece is None else block.chunk(self.piece[1])[self.piece[0]]
 
 
@@ -256,6 +274,7 @@ def _make_plan(shapes: Shapes, wishes: Wishes, companions: Companions, file_name
     has_head = source_has_head or wishes.new_head
     assumed = {name: text for name, text in origin.assumed.items() if not layout.parts & origin.told.get(name, set())}
     fields = _fields(layout, declared, wishes, assumed)
+    fields |= _settings(layout, companions)
     fields |= _label_fields(layout.dims["L"] if source_has_head else None, declared, wishes)
     config, resample = _config(origin.family, fields, wishes.resize_to)
     model_class = FAMILIES[origin.family].classes["classification" if has_head else "model"]
@@ -282,10 +301,10 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     moved = (row for row in plan.rows if not row.beside)  # what is computed from several may take part in more
     uses = Counter((row.key, row.block, row.piece) for row in moved if row.key is not None)
     twice = {key for key, count in used.items() if count > 1} | {key for (key, *_), count in uses.items() if count > 1}
-    blocks = Counter(key for key, block, _ in uses if block is not None)
-    pieces = Counter((key, piece[1]) for key, _, piece in uses if piece is not None)
-    in_part = {key for key, count in blocks.items() if count != shapes.get(key, (0,))[0]}
-    in_part |= {key for (key, needed), count in pieces.items() if count != needed}
+    blocks = Counter((row.key, row.axis) for row in plan.rows if row.block is not None)
+    pieces = Counter((row.key, row.piece[1] - row.num_left_out) for row in plan.rows if row.piece is not None)
+    in_part = {str(key) for (key, axis), count in blocks.items() if count != shapes.get(str(key), (0, 0))[axis]}
+    in_part |= {str(key) for (key, needed), count in pieces.items() if count != needed}
     filled = Counter(row.parameter for row in plan.rows)
     misshapen = [
         f"{row.parameter} {size_text(row.parameter_shape)} (needs {size_text(parameters[row.parameter])})"
@@ -341,13 +360,13 @@ class Layout:
     @cached_property
     def depth(self) -> int:
         """Number of blocks: as many as the highest number says, so that a gap is noticed; or as are stacked."""
-        if any(rule.stacked for rule in self.rules):
+        blocks = [int(match[1]) for key in self.names.normal if (match := re.match(self.origin.block_pattern, key))]
+        if not blocks and any(rule.stacked for rule in self.rules):
             if not 0 < self.dims.get("N", 0) <= MAX_DEPTH:
                 raise UserError(
                     f"the file stacks {self.dims.get('N', 0)} encoder blocks; it is damaged or is not a ViT"
                 )
             return self.dims["N"]
-        blocks = [int(match[1]) for key in self.names.normal if (match := re.match(self.origin.block_pattern, key))]
         possible = [block for block in blocks if block < MAX_DEPTH]
         if not possible:
             raise UserError("the file holds no encoder block; it is damaged or of another kind")
@@ -548,10 +567,13 @@ def _fields(layout: Layout, declared: Declared, wishes: Wishes, assumed: Mapping
         by_people["pooling"] = "first_patch"  # without a class token, the first token is a patch's
     for name, value in by_people.items():
         is_known = name in declared.fields or name not in assumed
-        if is_known and name in fields and fields[name] != value:
+        given = None if value == "none" and name == "rotary_embedding" else value
+        if is_known and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != given:
             source = "config.json says" if name in declared.fields else f"files of {origin.name} have"
-            raise UserError(f"{DECLARED[name]} {value}: {source} {name}={fields[name]!r}; leave the option out")
-    fields |= by_people
+            raise UserError(f"{DECLARED[name]} {value}: {source} {name}={fields.get(name)!r}; leave the option out")
+        fields[name] = given
+    if fields.get("rotary_embedding") is None:
+        fields = {name: value for name, value in fields.items() if not name.startswith("rotary_")}
     scale = declared.processor or {}  # of pixels; a head that predicts colors goes by it
     for name in scale.keys() & {"image_mean", "image_std"}:
         fields[name] = tuple(map(float, scale[name]))
@@ -566,6 +588,15 @@ def _fields(layout: Layout, declared: Declared, wishes: Wishes, assumed: Mapping
             "multiple of 64; give --num-heads, or the folder with their config.json"
         )
     return fields
+
+
+def _settings(layout: Layout, companions: Companions) -> Fields:
+    """Return the fields of the config that arrays of the file give; {} where nothing can be read."""
+    rules = {layout.names.normal[name]: rule for name, rule in layout.present.items() if rule.transform in SETTINGS}
+    if companions.read is None:
+        return {}
+    arrays = {key: companions.read(key) for key in rules}
+    return {rule.parameter: SETTINGS[rule.transform](arrays[key], layout.dims) for key, rule in rules.items()}
 
 
 def _label_fields(size: int | None, declared: Declared, wishes: Wishes) -> Fields:
@@ -587,7 +618,8 @@ def _config(family: str, fields: Fields, resize_to: Pair | None) -> tuple[HfBase
         if resize_to is None:
             return config, None
         resized = config_class(**fields | {"image_size": square_or_pair(resize_to)})
-        return resized, Resample(config.grid, resized.grid, config.num_special_positions, config.position_interpolation)
+        how = config.num_special_positions, config.position_interpolation, config.position_interpolation_offset
+        return resized, Resample(config.grid, resized.grid, *how)
     except StrictDataclassError as error:
         raise UserError(f"the checkpoint's sizes make no model: {strict_reason(error):.400}") from error
 
@@ -621,6 +653,8 @@ def _rows(
             ignored[key] = "head of the dropped representation layer"
         elif wishes.drop_pre_logits and rule.parameter.startswith(REPRESENTATION):
             ignored[key] = "dropped representation layer"
+        elif rule.transform in SETTINGS:
+            ignored[key] = "numbers that config.json holds"
         elif rule.transform in COMPUTATIONS:
             for block in range(layout.depth if BLOCK in rule.parameter else 1):
                 computed.setdefault((rule.at(block).parameter, rule.transform), []).append(key)
@@ -638,10 +672,12 @@ def _rows_of_array(
     rule: KeyRule, key: str, shape: Shape, resample: Resample | None, block: int | None
 ) -> Generator[Row]:
     """Yield one row for every parameter that the array, or one block of it, fills."""
-    parameters = (rule if block is None else rule.at(block)).parameters
+    parameters, axis = (rule if block is None else rule.at(block)).parameters, 0 if block is None else rule.stack_axis
     for index, parameter in enumerate(parameters):
+        if not parameter:
+            continue
         piece = (index, len(parameters)) if len(parameters) > 1 else None
-        row = Row(parameter, (), key, shape, rule.transform, resample, block, piece)
+        row = Row(parameter, (), key, shape, rule.transform, resample, block, axis, piece, parameters.count(""))
         moved = TRANSFORMS[rule.transform].apply(row.taken(torch.empty(shape, device="meta")))
         parameter_shape = tuple(moved.shape)
         if resample is not None:

@@ -22,9 +22,9 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, cast, final
 
@@ -83,6 +83,7 @@ class Companions:
 
     config: Mapping[str, Any] | None = None  # config.json, or open_clip_config.json
     processor: Mapping[str, Any] | None = None  # preprocessor_config.json, or the images' part of processor_config.json
+    read: Callable[[str], torch.Tensor] | None = None  # key -> array of the checkpoint itself
 
 
 NOTHING_BESIDE = Companions()
@@ -116,6 +117,11 @@ class CheckpointReader(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def beside(self) -> Companions:
+        """Return the companions, with a way to read arrays of this file."""
+        return replace(self.companions, read=self.read_floats)
 
     def close(self) -> None:
         """Close the file."""

@@ -161,6 +161,7 @@ SIGLIP = replace(
 
 _OPEN_PATCHES, _OPEN_CLASS, _OPEN_BASES = "conv1.weight", "class_embedding", ("visual.", "")
 _OPEN_BLOCK = "transformer.resblocks.{i}"
+_OPEN_BLOCKS = r"(^|\.)transformer\.resblocks\.\d+\.\w+\.."
 _OPEN_OTHER_TOWER = {
     r"(transformer|token_embedding|ln_final|text\w*)\..+|(positional_embedding|text_projection)": "the text tower",
     r"logit_(scale|bias)": "scale and bias of the contrastive loss",
@@ -256,7 +257,7 @@ OPEN_CLIP = Origin(
         KeyRule("proj", "DL", "transpose", "classifier.weight", "head"),
     ),
     block_pattern=r"transformer\.resblocks\.(0|[1-9]\d*)\.",
-    recognises=has(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_OPEN_CLASS}$", r"(^|\.)transformer\.resblocks\.\d+\.\w+\.."),
+    recognises=has(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_OPEN_CLASS}$", _OPEN_BLOCKS),
     names=_open_clip_names,
     configure=_configure_open_clip,
     declared=_declared_by_open_clip,
@@ -273,4 +274,67 @@ OPEN_CLIP = Origin(
     },
     zeros={"head": ("classifier.bias",)},
     package="open_clip",
+)
+
+# Perception Encoder (arXiv 2504.13181): OpenCLIP's names, rotary positions that no key tells of, and no bias or table
+# for them; core models pool by attention, spatial and language ones are towers without a last norm.
+
+_PE_POOL, _POOL, _POOL_INPUTS = "attn_pool", "pooler.map", "pooler.map.attention.{q,k,v}_proj"
+_is_core = has(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_PE_POOL}\.probe$")
+_is_tower = has(_OPEN_PATCHES, _OPEN_BASES, _OPEN_BLOCKS, lacks=r"(^|\.)(ln_post\.weight|proj|attn_pool\..+)$")
+_PE_HEADS = HEADS_OF_WIDTH | {1536: 16}
+
+
+def _configure_perception_encoder(network: Network) -> Fields:
+    parts, dims = network.parts, network.dims
+    has_class = "cls" in parts
+    return network.vit_fields(int(has_class), heads=_PE_HEADS) | {
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "norm_before_layers": True,
+        "norm_after_pooling": False if "norm" in parts else None,
+        "layer_scale_init_value": 0.1 if "layer_scale" in parts else None,
+        "use_class_token": has_class,
+        "pooling": "map" if "map" in parts else "token" if has_class else "gap",
+        "pooling_num_heads": 8 if "map" in parts else None,
+        "pooling_intermediate_size": dims["X"] if "map" in parts else None,
+        "position_interpolation": "bilinear",
+        "rotary_embedding": "axial",
+        "rotary_base": 10_000.0,
+        "rotary_offset": int(has_class),
+        "rotary_axis_order": "column_row",
+    }
+
+
+def _in_part(rule: KeyRule) -> KeyRule:
+    parts = {_OPEN_CLASS: "cls", "ln_post.weight": "norm", "ln_post.bias": "norm"}
+    return replace(rule, part=parts.get(rule.key, rule.part))
+
+
+PERCEPTION_ENCODER = replace(
+    OPEN_CLIP,
+    name="perception_encoder",
+    rules=(
+        *map(_in_part, OPEN_CLIP.rules),
+        KeyRule(f"{_PE_POOL}.probe", "11D", "keep", f"{_POOL}.probe", "map"),
+        KeyRule(
+            f"{_PE_POOL}.attn.in_proj_weight", ("3D", "D"), "keep", f"{_POOL}.attention.{{q,k,v}}_proj.weight", "map"
+        ),
+        KeyRule(f"{_PE_POOL}.attn.in_proj_bias", ("3D",), "keep", f"{_POOL}.attention.{{q,k,v}}_proj.bias", "map"),
+        *dense(f"{_PE_POOL}.attn.out_proj", "DD", f"{_POOL}.attention.o_proj", "map"),
+        *dense(f"{_PE_POOL}.layernorm", "D", f"{_POOL}.layernorm", "map"),
+        *dense(f"{_PE_POOL}.mlp.c_fc", "XD", f"{_POOL}.mlp.fc1", "map"),
+        *dense(f"{_PE_POOL}.mlp.c_proj", "DX", f"{_POOL}.mlp.fc2", "map"),
+    ),
+    recognises=lambda shapes: _is_core(shapes) or _is_tower(shapes),
+    configure=_configure_perception_encoder,
+    declared=None,
+    assumed={
+        "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408, 1536 and 1664)",
+        "rotary_embedding": "rotary positions, as Perception Encoder has them",
+        "processor": ORIGINAL_PIXELS,
+    },
+    told={"rotary_embedding": frozenset({"map"})},
+    refused={r"attn_pool\.(attn\.(q|k|v)_proj_weight|query)": "another attention pooling"},
+    package="Meta's perception_models",
 )

@@ -1,6 +1,7 @@
-"""Encoders in the files of the codes that trained them: MAE (arXiv 2111.06377), DINO (2104.14294), DINOv2 (2304.07193).
+"""Encoders in the files of the codes that trained them: MAE (arXiv 2111.06377), DINO (2104.14294), DINOv2 (2304.07193)
+and DINOv3 (2508.10104).
 
-An encoder that stands alone has the names of timm, and is one of `timm.py`.
+An encoder of the first three that stands alone has the names of timm, and is one of `timm.py`.
 """
 
 import re
@@ -8,8 +9,8 @@ from dataclasses import replace
 
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import IMAGENET_MEAN, IMAGENET_STD
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, Network
-from hf_vit.conversion.origins.wrapped import bare_names, renamed, unwrapped
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, square_or_pair
+from hf_vit.conversion.origins.wrapped import bare_names, has, renamed, unwrapped
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
@@ -21,6 +22,11 @@ _OF_MAE = {
 _OF_DINO = {
     r"(head\.(mlp|last_layer)|dino_head|ibot_head)\..+": "projection head of the self-distillation",
     r"mask_token": "mask token of DINOv2's training",
+}
+_OF_DINOV3 = {
+    **_OF_DINO,
+    r"local_cls_norm\..+": "a norm that only training uses",
+    r"blocks\.\d+\.attn\.qkv\.bias_mask": "the mask that takes the bias of the key away",
 }
 _DINO_MARKS = "|".join((*_OF_DINO, r"register_tokens|blocks\.\d+\.\d+\..+"))  # the last are DINOv2's own names
 _CHUNKED = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)")
@@ -76,8 +82,10 @@ def _dino_names(shapes: Shapes) -> KeyNames:
 
 
 def _configure_dino(network: Network) -> Fields:
-    """Positions are stretched without antialiasing, but for models with registers."""
-    return timm.configure(network) if "registers" in network.parts else _configure_mae(network)
+    """Positions are stretched without antialiasing, and with an offset, but for models with registers."""
+    if "registers" in network.parts:
+        return timm.configure(network)
+    return _configure_mae(network) | {"position_interpolation_offset": 0.1}
 
 
 DINO = replace(
@@ -86,4 +94,76 @@ DINO = replace(
     recognises=_recognises_dino,
     names=_dino_names,
     configure=_configure_dino,
+)
+
+
+def _dinov3_names(shapes: Shapes) -> KeyNames:
+    """A bias of query, key and value beside a mask is that of query and value: the code multiplies the key's by 0."""
+    names = unwrapped(shapes, timm.PATCHES, _OF_DINOV3)
+    is_masked = any(key.endswith(".attn.qkv.bias_mask") for key in shapes)
+    return renamed(names, {".attn.qkv.masked_bias": ".attn.qkv.bias"} if is_masked else {})
+
+
+def _configure_dinov3(network: Network) -> Fields:
+    """What neither names nor shapes tell is the same in all released models, but for the image size."""
+    dims, parts, (height, width) = network.dims, network.parts, network.patches.sides
+    by_default = tuple(224 if 224 % side == 0 else 14 * side for side in (height, width))
+    return {
+        "image_size": square_or_pair(network.image_size or by_default),
+        "patch_size": square_or_pair((height, width)),
+        "num_channels": dims["C"],
+        "hidden_size": dims["D"],
+        "num_attention_heads": dims["D"] // (4 * dims["F"]),
+        "intermediate_size": dims["M"],
+        "mlp_type": "dense" if "dense" in parts else "swiglu",
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "norm_type": "layernorm" if "layernorm" in parts else "rmsnorm",
+        "qkv_bias": bool({"qkv_bias", "masked_bias"} & parts),
+        "key_bias": "masked_bias" not in parts,
+        "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
+        "num_register_tokens": dims["G"] if "registers" in parts else 0,
+        "position_embedding": "none",
+        "rotary_embedding": "axial",
+        "rotary_coordinates": "centered",
+        "rotary_pairing": "halves",
+        "rotary_rescale": 2.0,
+    }
+
+
+_BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
+DINOV3 = replace(
+    DINO,
+    name="dinov3",
+    rules=(
+        *dense("patch_embed.proj", "DCPQ", "embeddings.patch_embeddings.projection"),
+        KeyRule("cls_token", "11D", "keep", "embeddings.cls_token"),
+        KeyRule("storage_tokens", "1GD", "keep", "embeddings.register_tokens", "registers"),
+        KeyRule("rope_embed.periods", "F", "periods", "rotary_periods"),
+        KeyRule(
+            f"{_BLOCK}.attn.qkv.masked_bias", ("3D",), "keep", f"{_TARGET}.attention.{{q,_,v}}_proj.bias", "masked_bias"
+        ),
+        *(
+            replace(rule, part=rule.part or "layernorm") if re.search(r"norm\d\.bias$", rule.key) else rule
+            for rule in timm.BLOCK_RULES
+        ),
+        *dense("norm", "D", "layernorm", bias_part="layernorm"),
+    ),
+    recognises=has(timm.PATCHES, ("",), r"(^|\.)rope_embed\.periods$"),
+    names=_dinov3_names,
+    configure=_configure_dinov3,
+    rules_of=None,
+    declared=lambda companions, shapes: Declared(processor=_PIXELS),
+    assumed={
+        "layer_norm_eps": "eps 1e-5",
+        "hidden_act": "the exact GELU",
+        "processor": "ImageNet's mean and deviation, resized bicubically",
+    },
+    refused={
+        r"cls_norm\..+": "a last norm of its own for the class token",
+        r"blocks\.\d+\.(attn|mlp)\.(q_norm|k_norm|fc[123]\.scale)(\..+)?": "another attention or MLP",
+    },
+    lacking={},
+    foreign_heads={},
+    package="Meta's dinov3",
 )

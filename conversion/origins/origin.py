@@ -72,24 +72,42 @@ def _offset_biases(arrays: Sequence[torch.Tensor], grid: Pair) -> torch.Tensor:
 COMPUTATIONS = {"offset_mlp": _offset_biases}
 
 
+def _reference_grid(sines: torch.Tensor, dims: Mapping[str, int]) -> int:
+    """Return the patches a side that a table of sines [h*h, K] of EVA-02 spans: `pt_hw_seq_len` of its code."""
+    side, count = math.isqrt(len(sines)), sines.shape[1] // 4
+    slowest = 10_000 ** (-(count - 1) / count)  # the last of the row's frequencies; each stands there twice
+    return round(side * math.asin(float(sines[side, 2 * count - 1])) / slowest) if side > 1 else 1
+
+
+# Name -> function of an array and of the sizes of axes; it returns the value of the config's field that the rule names
+# in the place of a parameter.
+SETTINGS: dict[str, Callable[[torch.Tensor, Mapping[str, int]], Any]] = {
+    "periods": lambda array, dims: tuple(array.tolist()),
+    "reference_grid": _reference_grid,
+    # From 1 down to the slowest but one step; what float32 rounded is taken off.
+    "base": lambda array, dims: float(f"{float(array[-1]) ** (-len(array) / max(len(array) - 1, 1)):.5g}"),
+}
+
+
 @dataclass(frozen=True)
 class KeyRule:
     """One line of a key table.
 
     Axes are letters, with a factor before them ("4W") or not; a number alone is that very size. P, Q are height and
     width of a patch, C channels, D hidden size, T rows of the position table, G register tokens, A heads, K size of a
-    head, M width of the MLP, S of the token MLP, H of the MLP of relative positions, O offsets between patches, N
-    stacked blocks, R size of the representation layer (D without one), L labels. Of a ResNet: W width of the root, U of
-    a stage, I and O channels that a unit gets and gives, F channels of the last map.
+    head, M width of the MLP, X of that of attention pooling, S of the token MLP, H of the MLP of relative positions, O
+    offsets between patches, F frequencies or periods of rotary positions (K/4), V those of all heads (D/2), Y patches
+    of their table, N stacked blocks, R size of the representation layer (D without one), L labels. Of a ResNet: W width
+    of the root, U of a stage, I and O channels that a unit gets and gives, F channels of the last map.
 
     Attributes:
         key: of the file, in its normal form, `{i}` for the block's number.
-        transform: name in `TRANSFORMS` or `COMPUTATIONS`.
+        transform: name in `TRANSFORMS`, `COMPUTATIONS` or `SETTINGS`.
         parameter: of the bare model, or of its classifier. "{q,k,v}_proj" are as many parameters, which get equal parts
-            of the array along its first axis, in that order.
+            of the array along its first axis, in that order; a part that is called "_" is left out.
         part: "" for keys that are always there; otherwise the optional part they belong to, present as a whole or not;
             or "without PART" for those that only a file without that part has.
-        stacked: whether one array holds all blocks, along its first axis "N"; `{i}` is then in the parameter only.
+        stacked: whether one array holds all blocks, along its axis "N"; `{i}` is then in the parameter only.
     """
 
     key: str
@@ -105,7 +123,13 @@ class KeyRule:
         several = re.search(r"\{(\w+(?:,\w+)+)\}", self.parameter)
         if several is None:
             return (self.parameter,)
-        return tuple(self.parameter.replace(several[0], name) for name in several[1].split(","))
+        names = several[1].split(",")
+        return tuple("" if name == "_" else self.parameter.replace(several[0], name) for name in names)
+
+    @property
+    def stack_axis(self) -> int:
+        """The axis along which a stacked array holds all blocks."""
+        return list(self.axes).index("N")
 
     @property
     def in_block(self) -> bool:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from hf_vit.conversion.origins import clip, dino_mae, google, timm, transformers
+from hf_vit.conversion.origins import aim, clip, deit, dino_mae, eva, google, timm, transformers
 from hf_vit.conversion.origins.beside import DEFAULTS, IMAGE_TOWERS
 from hf_vit.conversion.origins.origin import Origin
 from hf_vit.conversion.readers import NOTHING_BESIDE, Companions, Shapes
@@ -15,9 +15,9 @@ ORIGINS: tuple[Origin, ...] = (
     *(transformers.VIT, transformers.DEIT, transformers.VIT_HYBRID, transformers.BIT),
     *(clip.CLIP_CLASSIFIER, clip.CLIP, clip.SIGLIP),
     transformers.DINOV2,
-    *(dino_mae.MAE, dino_mae.DINO),
+    *(eva.EVA, deit.VIT5, deit.DEIT, dino_mae.DINOV3, dino_mae.MAE, dino_mae.DINO),
     *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT),
-    clip.OPEN_CLIP,
+    *(clip.PERCEPTION_ENCODER, clip.OPEN_CLIP, aim.AIMV2),
 )
 # As config.json says it.
 TRANSFORMERS_TYPES = (*DEFAULTS, *IMAGE_TOWERS)

@@ -36,6 +36,14 @@ def convert(
     position_embedding: str | None = opt(
         None, "Position embedding of a source without a table: sincos_2d or none.", metavar="NAME"
     ),
+    rotary_embedding: str | None = opt(
+        None,
+        "Rotary positions of a source that does not record them: axial (RoPE-ViT with a table) or none.",
+        metavar="NAME",
+    ),
+    norm_after_branches: bool = opt(
+        False, "The norms of a source that does not record it stand after attention and MLP, as in EVA-02-CLIP-E."
+    ),
     prefix: str | None = opt(None, "Prefix of the keys, if the model is wrapped in another module.", metavar="NAME"),
     verify: Path | None = opt(
         None,

@@ -54,7 +54,7 @@ def test_every_family(row: Family, engine: str, monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("choice", ["relative", "map_with_class_token"])
+@pytest.mark.parametrize("choice", ["relative", "map_with_class_token", "rotary"])
 def test_bare_models(choice: str, monkeypatch):
     """With every output."""
     model = build(choice, "model")
@@ -336,7 +336,9 @@ def test_auto_is_openvino_where_it_is_installed_and_faster(
     assert chosen is (None if is_torchs else engines.ENGINES["openvino"])
 
 
-@pytest.mark.parametrize("choice", ["default", "relative", "relative_bias", "causal", "no_qkv_bias", "one_group"])
+@pytest.mark.parametrize(
+    "choice", ["default", "relative", "relative_bias", "causal", "no_qkv_bias", "one_group", "rotary_registers"]
+)
 @torch.no_grad()
 def test_products_of_their_own_give_the_same(choice: str):
     """q, k and v apart, with the scaling in the weights of q: to 1e-10 in float64, with a bias of positions too."""

@@ -156,6 +156,8 @@ def test_every_dtype(dtype: torch.dtype) -> None:
     [
         *((each, "classification", {}, ".*; (leave|give)") for each in (*OTHERS.values(), FAMILIES["axial"])),
         (FAMILIES["plain"], "classification", {"is_causal": True}, "causal attention"),
+        (FAMILIES["plain"], "classification", {"rotary_embedding": "axial"}, "rotary positions"),
+        (FAMILIES["plain"], "classification", {"use_qk_norm": True}, "norms inside or after attention"),
         (FAMILIES["plain"], "classification", {"position_embedding": "relative_bias"},
             "position_embedding='relative_bias'"),
         (FAMILIES["plain"], "classification", {"num_hidden_groups": 1}, "layers that share blocks"),

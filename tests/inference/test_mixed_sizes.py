@@ -24,6 +24,9 @@ CHOICES: list[dict[str, Any]] = [
     {"position_embedding": "sincos_2d", "norm_before_layers": True, "norm_after_pooling": True},
     {"is_causal": True},
     {"num_hidden_layers": 4, "num_hidden_groups": 2},
+    {"rotary_embedding": "axial", "rotary_coordinates": "centered", "num_register_tokens": 2},
+    {"rotary_embedding": "mixed", "is_causal": True},
+    {"rotary_embedding": "axial", "rotary_reference_grid": 7, "rotary_register_base": 10.0, "num_register_tokens": 4},
 ]
 
 

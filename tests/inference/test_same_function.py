@@ -56,6 +56,7 @@ VITS = {name: pytest.param(family, id=name) for name, family in FAMILIES.items()
 def test_attentions_maps_and_padded_batches(vit: Family, implementation: str):
     grids = [(1, 1), (2, 1)] if vit.any_size else [(2, 3), (4, 2)]
     attending = ("gap", "map", "relative", "relative_bias", "registers_map", "map_with_registers", "no_last_norm")
+    attending += ("rotary", "rotary_mixed", "rotary_registers", "rotary_causal", "norm_after_branches")
     for choice in {"default", *attending, "causal", "distillation"} & set(vit.choices):
         model, fast = both(vit, choice=choice, dtype=torch.float64, attn_implementation=implementation)
         images = vit.images(model.config, dtype=torch.float64)
@@ -71,7 +72,7 @@ def test_attentions_maps_and_padded_batches(vit: Family, implementation: str):
 
 @pytest.mark.parametrize(
     ("choice", "num_read"),
-    [("default", 1), ("distillation", 2), ("registers_distillation", 2), ("gap", None), ("causal", None)],
+    [("default", 1), ("distillation", 2), ("registers_distillation", 2), ("gap", None), ("causal", None), ("rotary", 1)],
 )
 @torch.no_grad()
 def test_the_last_layer_computes_what_the_head_reads(choice: str, num_read: int | None, monkeypatch):

@@ -108,6 +108,27 @@ CHOICES: dict[str, dict[str, Any]] = {
     "norm_after_map": {"norm_after_pooling": True, "norm_before_layers": True, "pooling": "map"},
     "no_last_norm": {"norm_after_pooling": None},
     "swiglu": {"mlp_type": "swiglu", "layer_scale_init_value": 1e-4},
+    "swiglu_with_norms": {"mlp_type": "swiglu", "norm_in_mlp": True, "norm_in_attention": True, "key_bias": False},
+    "norm_after_branches": {"norm_after_branches": True, "layer_scale_init_value": 1e-4, "norm_in_mlp": True},
+    "rmsnorm": {
+        **{"norm_type": "rmsnorm", "norm_on_patches": True, "position_embedding": "sincos_2d_mae", "pooling": "gap"},
+        **{"qkv_bias": False, "projection_bias": False, "mlp_bias": False},
+    },
+    "sizes_of_pooling": {"pooling": "map", "pooling_num_heads": 2, "pooling_intermediate_size": 24},
+    "rotary": {
+        **{"rotary_embedding": "axial", "rotary_coordinates": "centered", "rotary_pairing": "halves"},
+        **{"position_embedding": "none", "num_register_tokens": 3, "rotary_periods": (1.0, 3.0)},
+    },
+    "rotary_gap": {
+        **{"rotary_embedding": "axial", "rotary_reference_grid": 7, "rotary_axis_order": "column_row"},
+        **{"pooling": "gap", "rotary_offset": 1},
+    },
+    "rotary_mixed": {"rotary_embedding": "mixed", "rotary_base": 10.0, "use_distillation_token": True},
+    "rotary_registers": {
+        **{"rotary_embedding": "axial", "rotary_register_base": 10.0, "num_register_tokens": 4, "use_qk_norm": True},
+        **{"norm_type": "rmsnorm", "position_on_class_token": False},
+    },
+    "rotary_causal": {"rotary_embedding": "axial", "is_causal": True},
     "representation": {"representation_size": 20},
     "no_qkv_bias": {"qkv_bias": False},
     "one_channel": {"num_channels": 1},
@@ -145,19 +166,21 @@ READ_BY_HEADS = {
 ATTENTION = (
     *("gap", "map", "map_with_class_token", "relative", "relative_gap", "causal", "causal_map_2d", "distillation"),
     *("two_groups_of_three", "no_qkv_bias", "rectangular", "rectangular_patch", "registers_map", "relative_bias"),
-    *("relative_bias_gap", "map_with_registers", "causal_distillation", "criss_cross", "strided"),
+    *("relative_bias_gap", "map_with_registers", "causal_distillation", "criss_cross", "strided", "rotary"),
+    *("rotary_gap", "rotary_mixed", "rotary_registers", "rotary_causal", "swiglu_with_norms", "sizes_of_pooling"),
 )
 # What a block holds and how often it runs.
 BLOCKS = (
     *("relative", "relative_bias", "causal", "layer_scale", "no_qkv_bias", "one_group", "two_groups_of_three"),
-    "swiglu",
+    *("swiglu", "swiglu_with_norms", "norm_after_branches", "rmsnorm", "rotary_mixed"),
 )
 # Tables that are derived from parameters: position embeddings at another size than nominal, by every formula.
 TABLES = (
     *("learned", "learned_2d", "sincos_1d", "sincos_2d", "relative", "no_position", "bicubic"),
     *("table_before_class_token", "table_2d_before_class_token", "distillation", "causal_map_2d", "map", "resnet_stem"),
     *("registers", "registers_gap", "registers_distillation", "relative_bias"),
-    *("positions_of_registers", "positions_of_registers_alone"),
+    *("positions_of_registers", "positions_of_registers_alone", "rotary", "rotary_gap", "rotary_mixed"),
+    *("rotary_registers", "rotary_causal", "rmsnorm"),
 )
 
 
@@ -284,7 +307,7 @@ FAMILIES = {
         tiny={"patch_size": 4, "attention_window": 3, "attention_stride": 3},
         choices={
             **some("gap", "map_with_class_token", "learned_2d", "sincos_2d", "distillation", "registers_gap", "swiglu"),
-            **some("norm_after_pooling", "no_qkv_bias"),
+            **some("norm_after_pooling", "no_qkv_bias", "rotary", "rotary_mixed"),
             "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)},
             "criss_cross": {"attention_pattern": "criss_cross"},
             "strided": {"attention_pattern": "strided"},
@@ -361,7 +384,11 @@ def fingerprint(model: Any) -> tuple[Any, ...]:
 def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     """Give every parameter values that matter: matrices scaled by fan-in, norms near 1, everything else N(0, 0.3)."""
     generator = torch.Generator().manual_seed(seed)
-    norms = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.LayerNorm | torch.nn.GroupNorm)}
+    norms = {
+        id(m.weight)
+        for m in model.modules()
+        if isinstance(m, torch.nn.LayerNorm | torch.nn.RMSNorm | torch.nn.GroupNorm)
+    }
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if id(parameter) in norms:

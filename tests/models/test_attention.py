@@ -173,6 +173,8 @@ def test_attention_maps_equal_torchs_own_attention(family: Family, choice: str):
 
 def torchs_map(config, attention, normed: torch.Tensor) -> torch.Tensor:
     """[B, A, N, N] of an attention module's input [B, N, D]."""
+    if config.rotary_embedding is not None:
+        return rotated_map(config, attention, normed)
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     normed = normed.transpose(0, 1)
     return F.multi_head_attention_forward(
@@ -193,6 +195,47 @@ def torchs_map(config, attention, normed: torch.Tensor) -> torch.Tensor:
         attn_mask=additive_mask(config, attention, normed),
         average_attn_weights=False,
     )[1]
+
+
+def rotated_map(config, attention, normed: torch.Tensor) -> torch.Tensor:
+    """The same with rotary positions: channels as complex numbers that are turned token by token."""
+    turned = []
+    of_tokens = [[turn_of(config, attention, head, token) for token in range(normed.shape[1])] for head in range(4)]
+    turns = torch.stack([torch.stack(of_head) for of_head in of_tokens])
+    for projection, norm in ((attention.q_proj, attention.q_layernorm), (attention.k_proj, attention.k_layernorm)):
+        heads = projection(normed).unflatten(-1, (4, 8)).transpose(1, 2)
+        if norm is not None:
+            heads = heads / (heads.square().mean(-1, keepdim=True) + config.layer_norm_eps).sqrt() * norm.weight
+        halves = config.rotary_pairing == "halves"
+        pairs = heads.unflatten(-1, (2, 4)).transpose(-1, -2) if halves else heads.unflatten(-1, (4, 2))
+        turned.append(torch.view_as_complex(pairs.contiguous()) * turns)
+    logits = (turned[0] @ turned[1].conj().mT).real * 8**-0.5
+    mask = additive_mask(config, attention, normed.transpose(0, 1))
+    return (logits if mask is None else logits + mask).softmax(-1)
+
+
+def turn_of(config, attention, head: int, token: int) -> torch.Tensor:
+    """The complex numbers [4] that turn the four pairs of a head's channels, of one token."""
+    (h, w), registers = config.grid, config.num_register_tokens
+    special = 0 if config.is_causal else config.num_special_tokens
+    number, base, reference = token - special, config.rotary_base, config.rotary_reference_grid
+    if config.rotary_register_base is not None and -registers <= number < 0:
+        place, base = divmod(number + registers, round(registers**0.5)), config.rotary_register_base
+    elif not 0 <= number < h * w:
+        place = (0, 0)  # angle 0, whatever the periods
+    elif config.rotary_coordinates == "centered":
+        place = tuple(
+            2 * torch.pi * (-1 + (2 * at + 1) / side) for at, side in zip(divmod(number, w), (h, w), strict=True)
+        )
+    else:
+        scales = (1, 1) if reference is None else (reference / h, reference / w)
+        place = tuple(at * by + config.rotary_offset for at, by in zip(divmod(number, w), scales, strict=True))
+    first, second = place if config.rotary_axis_order == "row_column" else place[::-1]
+    if config.rotary_embedding == "mixed":
+        of_first, of_second = attention.rotary_frequencies[:, 4 * head : 4 * head + 4]
+        return torch.exp(1j * (first * of_first + second * of_second))
+    periods = config.rotary_periods or (1, base**0.5)
+    return torch.exp(1j * torch.tensor([at / p for at in (first, second) for p in periods], dtype=torch.float64))
 
 
 def additive_mask(config, attention, normed: torch.Tensor) -> torch.Tensor | None:

@@ -337,7 +337,9 @@ def separate_projections(attention: FusedAttention) -> None:
     merged: Any = attention.qkv
     biases = (None,) * 3 if merged.merged_bias is None else merged.merged_bias.chunk(3)
     query, key, value = map(Dense, merged.merged_weight.chunk(3), biases)
-    for tensor in query.buffers():
-        tensor.mul_(attention.scaling)
-    attention.qkv, attention.scaling = nn.ModuleList((query, key, value)), 1.0
+    attention.qkv = nn.ModuleList((query, key, value))
+    if not attention.config.use_qk_norm:  # a norm would undo the scaling
+        for tensor in query.buffers():
+            tensor.mul_(attention.scaling)
+        attention.scaling = 1.0
     attention.__class__ = precede(type(attention), by=SeparateAttention)

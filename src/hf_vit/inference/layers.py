@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
+from hf_vit.models.embeddings_hf_vit import Rotation
 from hf_vit.models.modeling_hf_axial_resnet import DenseNorm
 from hf_vit.models.modeling_hf_local_vit import HfLocalViTAttention
 from hf_vit.models.modeling_hf_mixer import HfMixerMLP
@@ -129,9 +130,12 @@ class FusedAttention(HfViTAttention, Merged):
     def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.project(hidden_states)[:2]
 
-    def attend_first(self, num_queries: int, hidden_states: torch.Tensor, attention_mask: Any) -> torch.Tensor:
+    def attend_first(
+        self, num_queries: int, hidden_states: torch.Tensor, attention_mask: Any, rotation: Rotation | None
+    ) -> torch.Tensor:
         """Compute attention for the first `num_queries` tokens only, [B, num_queries, D], to all tokens."""
         query, key, value = self.project(hidden_states)
+        query, key = self.place(query, key, rotation)
         mask = None if attention_mask is None else attention_mask[:, :, :num_queries]
         output = F.scaled_dot_product_attention(query[:, :, :num_queries], key, value, mask, scale=self.scaling)
         return output.transpose(1, 2).flatten(2)
@@ -147,7 +151,10 @@ class FusedAttention(HfViTAttention, Merged):
         if num_queries is None:
             output, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
         else:
-            output, probabilities = self.attend_first(num_queries, hidden_states, attention_mask), None
+            rotation = kwargs.get("rotation")
+            output, probabilities = self.attend_first(num_queries, hidden_states, attention_mask, rotation), None
+        if self.inner_layernorm is not None:
+            output = self.inner_layernorm(output)
         return self.o_proj(output, residual), probabilities
 
 
@@ -155,9 +162,11 @@ class FusedAttention(HfViTAttention, Merged):
 class FusedLocalAttention(FusedAttention, HfLocalViTAttention):
     """`FusedAttention` for `HfLocalViTAttention`, whose special tokens attend to all tokens."""
 
-    def attend_first(self, num_queries: int, hidden_states: torch.Tensor, attention_mask: Any) -> torch.Tensor:
+    def attend_first(
+        self, num_queries: int, hidden_states: torch.Tensor, attention_mask: Any, rotation: Rotation | None
+    ) -> torch.Tensor:
         mask = attention_mask if isinstance(attention_mask, torch.Tensor) else attention_mask.special_mask
-        return super().attend_first(num_queries, hidden_states, mask)
+        return super().attend_first(num_queries, hidden_states, mask, rotation)
 
 
 @final
@@ -169,10 +178,12 @@ class FusedMLP(Merged):
         self.fc1, self.fc2 = Dense.from_linears(dtype, mlp.fc1), Dense.from_linears(dtype, mlp.fc2, scale=scale)
         self.fc1.approximate = _GELUS.get(type(mlp.activation_fn))
         self.activation_fn = None if self.fc1.approximate else mlp.activation_fn
+        self.inner_layernorm = getattr(mlp, "inner_layernorm", None)
 
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         hidden = self.fc1(hidden_states)
-        return self.fc2(hidden if self.activation_fn is None else self.activation_fn(hidden), residual)
+        hidden = hidden if self.activation_fn is None else self.activation_fn(hidden)
+        return self.fc2(hidden if self.inner_layernorm is None else self.inner_layernorm(hidden), residual)
 
 
 @final
@@ -182,11 +193,13 @@ class FusedSwiGLU(Merged):
     def __init__(self, mlp: HfViTSwiGLU, scale: HfViTLayerScale | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.gate_up = Dense.from_linears(dtype, mlp.gate_proj, mlp.up_proj)
+        self.inner_layernorm = mlp.inner_layernorm
         self.down_proj = Dense.from_linears(dtype, mlp.down_proj, scale=scale)
 
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         gate, values = self.gate_up(hidden_states).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * values, residual)
+        gated = F.silu(gate) * values
+        return self.down_proj(gated if self.inner_layernorm is None else self.inner_layernorm(gated), residual)
 
 
 FUSED_ATTENTIONS: dict[type[nn.Module], type[FusedAttention]] = {
@@ -197,7 +210,7 @@ FUSED_MLPS: dict[type[nn.Module], Callable[..., nn.Module]] = {HfViTMLP: FusedML
 
 
 class FusedLayer(HfViTLayer):
-    """`HfViTLayer` in evaluation, whose attention and MLP add the residuals.
+    """`HfViTLayer` in evaluation, whose attention and MLP add the residuals where no norm follows them.
 
     If the classifier reads only special tokens, the last layer computes only these, `num_read` of them.
     """
@@ -207,10 +220,12 @@ class FusedLayer(HfViTLayer):
     @classmethod
     def from_layer(cls, layer: HfViTLayer, dtype: torch.dtype) -> "FusedLayer":
         """Build the fused form of a block."""
-        fused = derive(cls, layer, without=("layer_scale1", "layer_scale2", "dropout", "drop_path"))
+        scales = {name: getattr(layer, name) for name in ("layer_scale1", "layer_scale2")}
+        merged = {} if layer.norm_after_branches else scales
+        fused = derive(cls, layer, without=(*merged, "dropout", "drop_path"))
         attention_class = FUSED_ATTENTIONS[type(layer.attention)]
-        fused.attention = attention_class.from_attention(layer.attention, layer.layer_scale1, dtype)
-        fused.mlp = FUSED_MLPS[type(layer.mlp)](layer.mlp, layer.layer_scale2, dtype)
+        fused.attention = attention_class.from_attention(layer.attention, merged.get("layer_scale1"), dtype)
+        fused.mlp = FUSED_MLPS[type(layer.mlp)](layer.mlp, merged.get("layer_scale2"), dtype)
         fused.num_read = None
         return fused
 
@@ -221,7 +236,14 @@ class FusedLayer(HfViTLayer):
         only_for_head: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        normalized, num_queries = self.layernorm_before(hidden_states), self.num_read if only_for_head else None
+        num_queries = self.num_read if only_for_head else None
+        if self.norm_after_branches:
+            attended, _ = self.attention(hidden_states, attention_mask, num_queries=num_queries, **kwargs)
+            attended, residual = self.layernorm_before(attended), hidden_states[:, :num_queries]
+            hidden_states = residual + (attended if self.layer_scale1 is None else self.layer_scale1(attended))
+            branch = self.layernorm_after(self.mlp(hidden_states))
+            return hidden_states + (branch if self.layer_scale2 is None else self.layer_scale2(branch))
+        normalized = self.layernorm_before(hidden_states)
         residual = hidden_states[:, :num_queries]
         hidden_states, _ = self.attention(normalized, attention_mask, residual, num_queries=num_queries, **kwargs)
         return self.mlp(self.layernorm_after(hidden_states), hidden_states)

@@ -182,6 +182,10 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
             f"a {type(vit).__name__}, which needs all tokens on a grid": type(vit) not in _MERGING,
             "causal attention": config.is_causal,
             f"position_embedding={config.position_embedding!r}": config.position_embedding.startswith("relative"),
+            "rotary positions": config.rotary_embedding is not None,
+            "norms inside or after attention": (
+                config.use_qk_norm or config.norm_in_attention or config.norm_after_branches
+            ),
             "a custom attention function": has_custom_attention(config),
             "layers that share blocks": len(set(vit.layers)) < config.num_hidden_layers,
         }

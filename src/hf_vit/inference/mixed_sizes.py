@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 from hf_vit.inference.freezing import Frozen, precede
 from hf_vit.inference.layers import derive
 from hf_vit.inference.plan import has_custom_attention, has_listeners
-from hf_vit.models.embeddings_hf_vit import Grid, image_grids_of, top_left_indices
+from hf_vit.models.embeddings_hf_vit import Grid, Tokens, image_grids_of, top_left_indices
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 from hf_vit.models.modeling_hf_vit import HfViTBaseModel, HfViTModel, patch_token_slice
 
@@ -82,6 +82,22 @@ def _copy_layer(layer: Any, config: Any) -> Any:
     return layer_copy
 
 
+def _join_rotations(embedded: Sequence[Tokens]) -> dict[str, Any]:
+    """Return the keyword arguments of all layers: the rotation of all tokens, in one sequence."""
+
+    def join(tables: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[1, 1, N, K/2] or [1, N, 2] each -> [1, T, K/2 or 2]."""
+        sizes = zip(tables, (len(tokens.hidden_states) for tokens in embedded), strict=True)
+        return torch.cat([table.flatten(0, -3).expand(size, -1, -1).flatten(0, 1) for table, size in sizes])[None]
+
+    rotations: list[Any] = [tokens.rotation for tokens in embedded]
+    if rotations[0] is None:
+        return {}
+    if isinstance(rotations[0], torch.Tensor):
+        return {"rotation": join(rotations)}
+    return {"rotation": tuple(join(tables)[None] for tables in zip(*rotations, strict=True))}
+
+
 class UnpaddedModel(HfViTBaseModel):
     """Class put before a model's class to skip the padding of a `patch_attention_mask`, with the same outputs."""
 
@@ -106,16 +122,17 @@ class UnpaddedModel(HfViTBaseModel):
             for image_grid in dict.fromkeys(image_grids)
         }
         stride_h, stride_w = self.config.patch_stride
-        parts = [
-            self.embed(pixel_values[images, :, : h * stride_h, : w * stride_w], None).hidden_states
+        embedded = [
+            self.embed(pixel_values[images, :, : h * stride_h, : w * stride_w], None)
             for (h, w), images in sizes.items()
         ]
+        arguments, parts = _join_rotations(embedded), [tokens.hidden_states for tokens in embedded]
         shapes = [(part.shape[0], part.shape[1]) for part in parts]
         hidden_states = torch.cat([part.flatten(0, 1) for part in parts])[None]
         config = copy.copy(self.config)
         config._attn_implementation = WITHIN_IMAGES
         for layer in self.layer_sequence():
-            hidden_states = _copy_layer(layer, config)(hidden_states, images=shapes)
+            hidden_states = _copy_layer(layer, config)(hidden_states, images=shapes, **arguments)
         if not self.norm_after_pooling:
             hidden_states = self.layernorm(hidden_states)
         parts = [

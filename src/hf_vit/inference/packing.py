@@ -58,8 +58,9 @@ def pack(module: nn.Module, in_int8: bool = False) -> nn.Module:
         qkv = module.qkv
         is_quantized = isinstance(qkv, QuantizedDense)
         is_half = getattr(qkv, "computed_in", None) == torch.bfloat16
-        multiplies_tables = module.config.position_embedding.startswith("relative")  # q must keep the tables' dtype
-        if (is_quantized or is_half) and attend_by_products(module) and is_quantized and not multiplies_tables:
+        # q must keep the dtype of the tables, or of the norm's weights
+        keeps_dtype = module.config.position_embedding.startswith("relative") or module.config.use_qk_norm
+        if (is_quantized or is_half) and attend_by_products(module) and is_quantized and not keeps_dtype:
             qkv.outputs_dtype = torch.bfloat16
     return module
 

@@ -90,4 +90,9 @@ class HfAxialViTConfig(HfViTBaseConfig):
                 positions.startswith("relative"),
                 f"position_embedding='{positions}' does not go with an Axial-ViT; use 'learned_2d'",
             ),
+            (
+                self.rotary_embedding is not None,
+                f"rotary_embedding='{self.rotary_embedding}' does not go with an axial model, whose lines have one "
+                "axis; use position_embedding='learned_2d'",
+            ),
         )

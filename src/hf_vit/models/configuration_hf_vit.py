@@ -28,7 +28,10 @@ FOREIGN_KEYS = (
     *("auto_map", "attn_implementation", "torch_dtype", "quantization_config", "encoder_stride"),
     *("tie_word_embeddings", "is_encoder_decoder", "is_decoder", "add_cross_attention"),
 )
-SEQUENCES = ("image_size", "patch_size", "image_mean", "image_std", "pyramid_strides", "stage_depths", "stem_stages")
+SEQUENCES = (
+    *("image_size", "patch_size", "image_mean", "image_std", "pyramid_strides", "stage_depths", "stem_stages"),
+    *("rotary_periods", "rotary_reference_grid"),
+)
 PYRAMID_STRIDES = (4, 8, 16, 32)  # in px
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
@@ -36,13 +39,15 @@ PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "r
 COUNTS = (
     *("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("token_intermediate_size", "fpn_hidden_size", "representation_size", "num_hidden_groups"),
-    "attention_stride",
+    *("attention_stride", "pooling_num_heads", "pooling_intermediate_size"),
 )
 RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
-SCALES = ("layer_norm_eps", "initializer_range")
+SCALES = ("layer_norm_eps", "initializer_range", "rotary_base", "rotary_register_base")
 MAX_LAYERS = 10_000  # a crafted config must not make a model builder run out of memory
 
-PositionEmbedding = Literal["learned", "learned_2d", "sincos_2d", "sincos_1d", "relative", "relative_bias", "none"]
+PositionEmbedding = Literal[
+    "learned", "learned_2d", "sincos_2d", "sincos_2d_mae", "sincos_1d", "relative", "relative_bias", "none"
+]
 Pooling = Literal["token", "gap", "map", "map_with_registers", "first_patch"]
 
 
@@ -328,7 +333,10 @@ class HfViTBaseConfig(HfBaseConfig):
     initializer_range: float = 0.02
     position_embedding: PositionEmbedding = "learned"
     position_on_class_token: bool | Literal["with_registers"] = True
-    position_interpolation: Literal["bilinear_corners", "bicubic", "bicubic_antialias", "flexivit"] = "bilinear_corners"
+    position_interpolation: Literal["bilinear_corners", "bicubic", "bicubic_antialias", "flexivit", "bilinear"] = (
+        "bilinear_corners"
+    )
+    position_interpolation_offset: float | int = 0.0
     pooling: Pooling = "token"
     use_class_token: bool | None = None
     representation_size: int | None = None
@@ -341,6 +349,29 @@ class HfViTBaseConfig(HfBaseConfig):
     norm_before_layers: bool = False
     norm_after_pooling: bool | None = False
     mlp_type: Literal["dense", "swiglu"] = "dense"
+    norm_type: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_on_patches: bool = False
+    norm_after_branches: bool = False
+    norm_in_attention: bool = False
+    norm_in_mlp: bool = False
+    use_qk_norm: bool = False
+    key_bias: bool = True
+    projection_bias: bool = True
+    mlp_bias: bool = True
+    pooling_num_heads: int | None = None
+    pooling_intermediate_size: int | None = None
+    rotary_embedding: Literal["axial", "mixed"] | None = None
+    rotary_base: float | int = 100.0
+    rotary_periods: tuple[float, ...] | list[float] | None = None
+    rotary_coordinates: Literal["index", "centered"] = "index"
+    rotary_offset: float | int = 0
+    rotary_reference_grid: int | tuple[int, int] | list[int] | None = None
+    rotary_axis_order: Literal["row_column", "column_row"] = "row_column"
+    rotary_pairing: Literal["halves", "interleaved"] = "interleaved"
+    rotary_register_base: float | int | None = None
+    rotary_shift: float | int | None = None
+    rotary_jitter: float | int | None = None
+    rotary_rescale: float | int | None = None
     reshape_hidden_states: bool = True
     apply_layernorm: bool = True
     use_feature_pyramid: bool = False
@@ -451,7 +482,7 @@ class HfViTBaseConfig(HfBaseConfig):
     def validate_combinations(self) -> None:
         """Raise a ValueError for values that exclude each other; every message names the remedy."""
         pooling, positions, registers = self.pooling, self.position_embedding, self.num_register_tokens
-        num_parts = {"learned_2d": 2, "sincos_1d": 2, "sincos_2d": 4}.get(positions, 1)
+        num_parts = {"learned_2d": 2, "sincos_1d": 2, "sincos_2d": 4, "sincos_2d_mae": 4}.get(positions, 1)
         refuse(
             (
                 pooling == "token" and self.use_class_token is False,
@@ -502,9 +533,68 @@ class HfViTBaseConfig(HfBaseConfig):
                 f"choose a hidden size divisible by {num_parts}",
             ),
             (
-                positions.startswith("sincos") and self.hidden_size <= num_parts,
+                positions in ("sincos_1d", "sincos_2d") and self.hidden_size <= num_parts,
                 f"position_embedding='{positions}' needs at least two frequencies; hidden_size={self.hidden_size} must "
                 f"exceed {num_parts}",
+            ),
+        )
+
+    def validate_rotary(self) -> None:
+        """Refuse rotary positions that the heads, the registers or the other positions do not fit."""
+        size, registers = self.hidden_size // max(self.num_attention_heads, 1), self.num_register_tokens
+        names = [field.name for field in fields(self) if field.name.startswith("rotary_")]
+        defaults = {field.name: field.default for field in fields(self)}
+        others = [name for name in names if getattr(self, name) != defaults[name]]
+        periods, moved = self.rotary_periods, (self.rotary_shift, self.rotary_jitter, self.rotary_rescale)
+        centered = self.rotary_coordinates == "centered"
+        if self.rotary_embedding is None:
+            refuse((others, f"{', '.join(others)} have no effect without rotary_embedding; set it to 'axial'"))
+            return
+        reference = self.rotary_reference_grid
+        refuse(
+            (
+                size % 4,
+                f"rotary_embedding='{self.rotary_embedding}' turns half of a head's channels by rows and half by "
+                f"columns, in pairs; a head of {size} channels (hidden_size / num_attention_heads) needs a multiple of "
+                "4",
+            ),
+            (
+                self.position_embedding.startswith("relative"),
+                f"rotary_embedding does not go with position_embedding='{self.position_embedding}'; use 'learned' or "
+                "'none'",
+            ),
+            (
+                periods is not None and (len(periods) != size // 4 or not all(0 < p < math.inf for p in periods)),
+                f"rotary_periods={periods} must be {size // 4} finite numbers above 0, a quarter of a head's channels",
+            ),
+            (
+                self.rotary_embedding == "mixed" and (periods or centered or self.rotary_register_base),
+                "rotary_embedding='mixed' learns its frequencies over whole coordinates of patches; leave out "
+                "rotary_periods, rotary_register_base and rotary_coordinates='centered'",
+            ),
+            (
+                centered and (self.rotary_offset or reference is not None),
+                "rotary_coordinates='centered' has its own scale; leave out rotary_offset and rotary_reference_grid",
+            ),
+            (
+                reference is not None and min(as_pair(reference)) < 1,
+                f"rotary_reference_grid={reference} must be at least 1 patch a side",
+            ),
+            (
+                self.rotary_register_base is not None and (not registers or math.isqrt(registers) ** 2 != registers),
+                f"rotary_register_base places registers on a square grid, and num_register_tokens={registers} makes "
+                "none; use 1, 4, 9, ... registers",
+            ),
+            (
+                any(value is not None for value in moved) and not centered,
+                "rotary_shift, rotary_jitter and rotary_rescale move centered coordinates; set "
+                "rotary_coordinates='centered' or leave them out",
+            ),
+            (
+                any(value is not None and not 0 <= value < math.inf for value in moved)
+                or any(value is not None and value < 1 for value in moved[1:]),
+                f"rotary_shift={moved[0]} must be at least 0, rotary_jitter={moved[1]} and rotary_rescale={moved[2]} "
+                "at least 1, or None for none",
             ),
         )
 
@@ -560,7 +650,8 @@ class HfViTConfig(HfViTBaseConfig):
         attention_probs_dropout_prob: dropout on the attention probabilities.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 with depth.
         initializer_range: standard deviation of the learned position tables.
-        position_embedding: "learned", "learned_2d" (two tables of D/2), "sincos_2d", "sincos_1d", "relative"
+        position_embedding: "learned", "learned_2d" (two tables of D/2), "sincos_2d", "sincos_1d",
+            "sincos_2d_mae" (its frequencies end before 1/10000; arXiv 2111.06377), "relative"
             (offsets as keys; appendix D.4), "relative_bias" (one value for each offset and head; arXiv 2103.14030) or
             "none".
         position_on_class_token: True: the class token has a row in the position table. False: it has none (big_vision).
@@ -569,6 +660,8 @@ class HfViTConfig(HfViTBaseConfig):
             code's method, "bicubic" that of transformers' ViT, CLIP and DINOv2, "bicubic_antialias" that of timm and of
             DINOv2 with registers. "flexivit" (arXiv 2212.08013) is bilinear without aligned corners; it also fits patch
             kernels to a resize without antialiasing, as FlexiViT's code does.
+        position_interpolation_offset: patches that are added to the new grid when the scale is computed: 0.1 in DINOv2
+            without registers.
         pooling: "token" (class token), "gap" (mean of the patch tokens), "map" (attention pooling of all tokens but
             registers), "map_with_registers" (of all tokens) or "first_patch" (big_vision's pool_type "0").
         use_class_token: None means pooling == "token".
@@ -587,6 +680,34 @@ class HfViTConfig(HfViTBaseConfig):
             no last LayerNorm.
         mlp_type: "dense": two layers with `hidden_act` between; "swiglu" (arXiv 2002.05202): a SiLU gate and values,
             both `intermediate_size` wide.
+        norm_type: of all norms: "layernorm", or "rmsnorm" (arXiv 1910.07467), which has neither mean nor bias.
+        norm_on_patches: a norm on the patches before positions are added (AIMv2).
+        norm_after_branches: whether the norms of a block stand after attention and MLP, before the residual is added,
+            instead of before them (EVA-02-CLIP-E).
+        norm_in_attention, norm_in_mlp: a norm before the last layer of attention and MLP (EVA-02's sub-norms).
+        use_qk_norm: norms on queries and keys, over the channels of a head.
+        key_bias: False: where `qkv_bias` is, query and value have one and the key has none (EVA, DINOv3).
+        projection_bias, mlp_bias: whether the last layer of attention, and the layers of the MLP, have a bias.
+        pooling_num_heads, pooling_intermediate_size: of attention pooling; None for the blocks'.
+        rotary_embedding: rotary positions (arXiv 2104.09864), beside those of `position_embedding`: "axial" turns half
+            of a head's channels by the row and half by the column; "mixed" turns all by both, with frequencies that
+            each layer and head learns (arXiv 2403.13298). Angles are computed in float32, or in float64 for a model
+            of that.
+        rotary_base: the periods are powers of it from 1 on; of "mixed" those it begins with.
+        rotary_periods: a quarter of a head's channels, in place of those from `rotary_base`.
+        rotary_coordinates: "index": rows and columns are counted from 0; "centered": the middles of patches are in
+            [-1, 1] for any grid, times 2 pi (DINOv3).
+        rotary_offset: is added to the index: 1 in Perception Encoder with a class token.
+        rotary_reference_grid: patches a side, one number or (h, w): the index is scaled so that any grid spans this one
+            (EVA-02); None: it is not scaled.
+        rotary_axis_order: which of the two turns the first half of a head's channels, or has the first frequencies.
+        rotary_pairing: which channels turn together: "interleaved" (0 and 1, 2 and 3, ...) or "halves" (the first half
+            with the second).
+        rotary_register_base: base of the registers' own rotation, as of a square grid of patches (ViT-5); None: special
+            tokens are not turned.
+        rotary_shift, rotary_jitter, rotary_rescale: in training, centered coordinates are shifted by up to the first,
+            and multiplied by up to (and down to one part in) the second, each axis for itself, and the third, both
+            alike (DINOv3); None for none.
         reshape_hidden_states, apply_layernorm, use_feature_pyramid, fpn_hidden_size, pyramid_strides: see
             `HfViTBackbone`.
         prediction_target: "mean_color", "downsampled" or "pixels" (B.1.2); see `HfViTForMaskedPatchPrediction`.

@@ -1,4 +1,4 @@
-"""Turn images into tokens: patches, position tables and their resampling, special tokens, batches of mixed sizes.
+"""Turn images into tokens: patches, position tables, rotary positions, special tokens, batches of mixed sizes.
 
 Legend: B batch, C channels, H x W px, P x P' patch px, N tokens, D hidden size, A heads, K head size, T special tokens;
 a grid is (h, w) in patches.
@@ -6,8 +6,10 @@ Sources: arXiv 2010.11929, section 3.1, 3.2 (resampling) and appendices B.1.2 (c
 sin-cos as in arXiv 2205.01580.
 """
 
+import math
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +17,15 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from .configuration_hf_vit import HfViTBaseConfig
+from .configuration_hf_vit import HfViTBaseConfig, as_pair
 from .pretrained_hf_vit import check_images
 
 Grid = tuple[int, int]
 # Position embeddings of patches [1, h*w, D] and of special tokens [1, T, D].
 Rows = tuple[torch.Tensor | None, torch.Tensor | None]
+# Of the tokens of a pass: cosine and sine [B or 1, 1, N, K/2]; or, where each layer makes its own of these, coordinates
+# [B or 1, N, 2].
+Rotation = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
 
 def is_grid(grid: Grid, other: Grid) -> bool:
@@ -29,12 +34,18 @@ def is_grid(grid: Grid, other: Grid) -> bool:
     return all(isinstance(side, int) for side in sides) and tuple(grid) == tuple(other)
 
 
-def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str) -> torch.Tensor:
-    """Resample [h, w, D] to [h', w', D]; compute in at least float32, return the dtype of `table`."""
+def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float = 0.0) -> torch.Tensor:
+    """Resample [h, w, D] to [h', w', D]; compute in at least float32, return the dtype of `table`.
+
+    With an offset, the scale is (h' + offset) / h, as in DINOv2's code.
+    """
     wide = table if table.dtype == torch.float64 else table.float()
     planes = wide.permute(2, 0, 1)[None]
-    if mode.startswith("bicubic"):
-        stretched = F.interpolate(planes, size=new_grid, mode="bicubic", antialias=mode == "bicubic_antialias")
+    if mode.startswith("bicubic") or mode == "bilinear":
+        kind, is_smooth = mode.partition("_")[0], mode == "bicubic_antialias"
+        scales = [(new + offset) / old for new, old in zip(new_grid, table.shape, strict=False)]
+        size: dict[str, Any] = {"scale_factor": scales} if offset else {"size": new_grid}
+        stretched = F.interpolate(planes, **size, mode=kind, antialias=is_smooth)
     elif mode == "flexivit":  # jax.image.resize, "linear"
         stretched = F.interpolate(planes, size=new_grid, mode="bilinear", antialias=True)
     else:
@@ -43,7 +54,12 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str) -> torch.Tenso
 
 
 def resample_position_table(
-    table: torch.Tensor, old_grid: Grid, new_grid: Grid, num_prefix_tokens: int = 1, mode: str = "bilinear_corners"
+    table: torch.Tensor,
+    old_grid: Grid,
+    new_grid: Grid,
+    num_prefix_tokens: int = 1,
+    mode: str = "bilinear_corners",
+    offset: float = 0.0,
 ) -> torch.Tensor:
     """Resample a learned position table to a new patch grid; keep the rows of the special tokens.
 
@@ -55,6 +71,7 @@ def resample_position_table(
         new_grid: (h', w') in patches.
         num_prefix_tokens: T, the number of rows to copy unchanged.
         mode: the method; see `HfViTConfig.position_interpolation`.
+        offset: see `HfViTConfig.position_interpolation_offset`.
 
     Returns:
         [1, T + h'*w', D] in the dtype of `table`.
@@ -71,7 +88,7 @@ def resample_position_table(
     if is_grid(old_grid, new_grid):
         return table
     prefix, patches = table[:, :num_prefix_tokens], table[0, num_prefix_tokens:]
-    stretched = resample_grid(patches.reshape(*old_grid, -1), new_grid, mode)
+    stretched = resample_grid(patches.reshape(*old_grid, -1), new_grid, mode, offset)
     return torch.cat([prefix, stretched.reshape(1, -1, table.shape[-1])], dim=1)
 
 
@@ -103,13 +120,18 @@ def replace_parameter(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(values.detach(), requires_grad=old.requires_grad)
 
 
-def _angles(positions: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the angles [M, width] of positions [M], with frequencies from 1 to 1/10000 on a logarithmic scale."""
-    exponents = torch.arange(width, dtype=torch.float64, device=positions.device) / (width - 1)
+def _angles(positions: torch.Tensor, width: int, includes_last: bool = True) -> torch.Tensor:
+    """Return the angles [M, width] of positions [M], with frequencies from 1 to 1/10000 on a logarithmic scale.
+
+    Without the last, 1/10000 would be the one after these.
+    """
+    exponents = torch.arange(width, dtype=torch.float64, device=positions.device) / (width - includes_last)
     return positions[:, None] * (1.0 / 10_000**exponents)
 
 
-def sincos_2d_table(grid: Grid, hidden_size: int, device: torch.device | None = None) -> torch.Tensor:
+def sincos_2d_table(
+    grid: Grid, hidden_size: int, device: torch.device | None = None, includes_last: bool = True
+) -> torch.Tensor:
     """Return the fixed 2-D table [h*w, D] in float64: sin and cos of x, then of y (arXiv 2205.01580; big_vision's
     order).
     """
@@ -118,7 +140,7 @@ def sincos_2d_table(grid: Grid, hidden_size: int, device: torch.device | None = 
         torch.arange(grid[1], dtype=torch.float64, device=device),
         indexing="ij",
     )
-    x_angles, y_angles = (_angles(axis.flatten(), hidden_size // 4) for axis in (x, y))
+    x_angles, y_angles = (_angles(axis.flatten(), hidden_size // 4, includes_last) for axis in (x, y))
     return torch.cat([x_angles.sin(), x_angles.cos(), y_angles.sin(), y_angles.cos()], dim=1)
 
 
@@ -128,7 +150,106 @@ def sincos_1d_table(grid: Grid, hidden_size: int, device: torch.device | None = 
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-FIXED_TABLES = {"sincos_2d": sincos_2d_table, "sincos_1d": sincos_1d_table}
+FIXED_TABLES = {
+    "sincos_2d": sincos_2d_table,
+    "sincos_2d_mae": partial(sincos_2d_table, includes_last=False),
+    "sincos_1d": sincos_1d_table,
+}
+
+
+def patch_coordinates(
+    config: HfViTBaseConfig, grid: Grid, like: torch.Tensor, moves: list[torch.Tensor] | None = None
+) -> torch.Tensor:
+    """(row, column) of every patch as rotary positions count them, [h*w, 2], in their order and the dtype of `like`.
+
+    `moves` are (shift, factor) of rows and columns, [2] each, by which training moves centered coordinates.
+    """
+    sides: list[torch.Tensor] = []
+    for axis, side in enumerate(grid):
+        places = torch.arange(side, dtype=like.dtype, device=like.device)
+        if config.rotary_coordinates == "centered":
+            places = (places + 0.5) / side * 2 - 1
+            if moves is not None:
+                places = (places + moves[0][axis]) * moves[1][axis]
+            places = places * (2 * math.pi)
+        elif config.rotary_reference_grid is not None:
+            places = places / side * as_pair(config.rotary_reference_grid)[axis]
+        sides.append(places + config.rotary_offset)
+    (h, w), (rows, columns) = grid, sides
+    places = [rows[:, None].expand(h, w), columns[None].expand(h, w)]
+    return torch.stack(places[::-1] if config.rotary_axis_order == "column_row" else places, dim=-1).flatten(0, 1)
+
+
+def draw_moves(config: HfViTBaseConfig, like: torch.Tensor) -> list[torch.Tensor]:
+    """Draw how a training pass moves centered coordinates: (shift, factor) of rows and columns, [2] each."""
+
+    def draw(count: int, limit: float) -> torch.Tensor:
+        return torch.empty(count, dtype=like.dtype, device=like.device).uniform_(-limit, limit)
+
+    shift, jitter, rescale = config.rotary_shift or 0.0, config.rotary_jitter or 1.0, config.rotary_rescale or 1.0
+    return [draw(2, shift), (draw(2, math.log(jitter)) + draw(1, math.log(rescale))).exp()]
+
+
+def axial_angles(config: HfViTBaseConfig, coordinates: torch.Tensor, base: float, periods: Any = None) -> torch.Tensor:
+    """Coordinates [.., N, 2] -> angles [.., N, K/2], half of them of either axis; `base` without periods."""
+    count = config.hidden_size // config.num_attention_heads // 4
+    if periods is None:
+        periods = base ** (torch.arange(count, dtype=coordinates.dtype, device=coordinates.device) / count)
+    else:
+        periods = torch.tensor(periods, dtype=coordinates.dtype, device=coordinates.device)
+    return (coordinates[..., None] / periods).flatten(-2)
+
+
+def rotation_of(
+    config: HfViTBaseConfig, hidden_states: torch.Tensor, grid: Grid, image_grids: list[Grid] | None, training: bool
+) -> Rotation | None:
+    """Return how the tokens [B, N, D] of a pass are rotated; None without rotary positions.
+
+    Special tokens are at angle 0. Computed in float32, in float64 for tokens of that.
+    """
+    if config.rotary_embedding is None:
+        return None
+    dtype, special = torch.promote_types(hidden_states.dtype, torch.float32), config.num_special_tokens
+    like = torch.empty(0, dtype=dtype, device=hidden_states.device)
+    is_moved = any((config.rotary_shift, config.rotary_jitter, config.rotary_rescale))
+    moves = draw_moves(config, like) if training and is_moved else None
+    if image_grids is None:
+        coordinates = patch_coordinates(config, grid, like, moves)[None]
+    else:
+        coordinates = like.new_zeros(hidden_states.shape[0], grid[0] * grid[1], 2)
+        for own in sorted(set(image_grids)):
+            images = torch.tensor([i for i, g in enumerate(image_grids) if g == own], device=like.device)
+            places = images[:, None], top_left_indices(own, grid, like.device)
+            coordinates = coordinates.index_put(places, patch_coordinates(config, own, like, moves))
+    padding = (0, 0, 0, special) if config.is_causal else (0, 0, special, 0)
+    if config.rotary_embedding == "mixed":
+        return F.pad(coordinates, padding)
+    angles = F.pad(axial_angles(config, coordinates, config.rotary_base, config.rotary_periods), padding)
+    if config.rotary_register_base is not None:  # registers are the last of the special tokens, which stand first
+        side, first = math.isqrt(config.num_register_tokens), special - config.num_register_tokens
+        of_registers = patch_coordinates(config, (side, side), like, moves)
+        of_registers = axial_angles(config, of_registers, config.rotary_register_base).expand(angles.shape[0], -1, -1)
+        angles = torch.cat([angles[:, :first], of_registers, angles[:, special:]], dim=1)
+    return angles.cos()[:, None], angles.sin()[:, None]
+
+
+def rotate(states: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], pairing: str) -> torch.Tensor:
+    """Turn pairs of channels of queries or keys [B, A, N, K] by the angles whose cosine and sine are given."""
+    cosine, sine = rotation
+    if pairing == "halves":
+        first, second = states.chunk(2, dim=-1)
+    else:
+        first, second = states[..., ::2], states[..., 1::2]
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    if pairing == "halves":
+        return torch.cat(turned, dim=-1).to(states.dtype)
+    return torch.stack(turned, dim=-1).flatten(-2).to(states.dtype)
+
+
+def build_norm(config: HfViTBaseConfig, width: int | None = None) -> nn.Module:
+    """Build a norm of the config's kind over `width` channels, or over the hidden size."""
+    kind = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
+    return kind(width or config.hidden_size, eps=config.layer_norm_eps)
 
 
 class RelativePositions(nn.Module):
@@ -264,12 +385,14 @@ class Tokens:
         grid: (h, w), the patch grid of the (padded) image.
         token_mask: [B, N] bool, False on padding; None when nothing is padded.
         image_grids: the part of the grid that each image fills; None when all fill it.
+        rotation: what rotary positions turn queries and keys by; None without them.
     """
 
     hidden_states: torch.Tensor
     grid: Grid
     token_mask: torch.Tensor | None = None
     image_grids: list[Grid] | None = None
+    rotation: Rotation | None = None
 
 
 class HfViTEmbeddings(nn.Module):
@@ -283,7 +406,7 @@ class HfViTEmbeddings(nn.Module):
         learned: position_embeddings [1, T + h*w, D] (T rows for special tokens if `position_on_class_token`).
         learned_2d: row_position_embeddings [1, h, D/2], column_position_embeddings [1, w, D/2], and
             class_position_embedding [1, T, D] if a special token has a position.
-        sincos_2d, sincos_1d, relative, relative_bias, none: none here.
+        the others: none here.
     """
 
     def __init__(self, config: HfViTBaseConfig, patch_embeddings: nn.Module, use_mask_token: bool = False) -> None:
@@ -312,7 +435,8 @@ class HfViTEmbeddings(nn.Module):
             self.register_tokens = zeros(config.num_register_tokens)
         if use_mask_token:
             self.mask_token = zeros(1)
-        self.layernorm = nn.LayerNorm(width, config.layer_norm_eps) if config.norm_before_layers else None
+        self.patch_layernorm = build_norm(config) if config.norm_on_patches else None
+        self.layernorm = build_norm(config) if config.norm_before_layers else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def init_weights(self) -> None:
@@ -335,14 +459,15 @@ class HfViTEmbeddings(nn.Module):
         kind = self.config.position_embedding
         if kind == "learned":
             special = self.num_special_rows
-            rows = resample_position_table(self.position_embeddings, self.grid, grid, special, self.interpolation)
+            rows = self._resampled(grid)
             return rows[:, special:], rows[:, :special] if special else None
         if kind == "learned_2d":
             rows, columns = self.row_position_embeddings[0], self.column_position_embeddings[0]
             if not is_grid(grid, self.grid):
                 # A one-axis table is a grid of height 1, as torch 2.15 antialiases grids of width 1 wrongly.
-                rows = resample_grid(rows[None], (1, grid[0]), self.interpolation)[0]
-                columns = resample_grid(columns[None], (1, grid[1]), self.interpolation)[0]
+                how = self.interpolation, self.config.position_interpolation_offset
+                rows = resample_grid(rows[None], (1, grid[0]), *how)[0]
+                columns = resample_grid(columns[None], (1, grid[1]), *how)[0]
             h, w = grid
             table = torch.cat([rows[:, None].expand(h, w, -1), columns[None].expand(h, w, -1)], dim=-1)
             return table.reshape(1, h * w, -1), getattr(self, "class_position_embedding", None)
@@ -350,19 +475,21 @@ class HfViTEmbeddings(nn.Module):
             return FIXED_TABLES[kind](grid, self.config.hidden_size, like.device)[None].to(like.dtype), None
         return None, None
 
+    def _resampled(self, grid: Grid) -> torch.Tensor:
+        """Return the learned table for a grid, [1, T + h*w, D]."""
+        how = self.num_special_rows, self.interpolation, self.config.position_interpolation_offset
+        return resample_position_table(self.position_embeddings, self.grid, grid, *how)
+
     def resize_to(self, config: HfViTBaseConfig) -> None:
         """Resample the learned tables, and keep them, at the grid of another config."""
         if self.grid == config.grid:
             return
         if hasattr(self, "position_embeddings"):
-            table = resample_position_table(
-                self.position_embeddings, self.grid, config.grid, self.num_special_rows, self.interpolation
-            )
-            self.position_embeddings = replace_parameter(self.position_embeddings, table)
+            self.position_embeddings = replace_parameter(self.position_embeddings, self._resampled(config.grid))
         elif hasattr(self, "row_position_embeddings"):
             for name, side in (("row", config.grid[0]), ("column", config.grid[1])):
                 table = getattr(self, f"{name}_position_embeddings")
-                resampled = resample_grid(table, (1, side), self.interpolation)
+                resampled = resample_grid(table, (1, side), self.interpolation, config.position_interpolation_offset)
                 setattr(self, f"{name}_position_embeddings", replace_parameter(table, resampled))
         self.grid = config.grid
 
@@ -387,6 +514,8 @@ class HfViTEmbeddings(nn.Module):
             token_mask = self._attach_special(
                 patch_mask, [patch_mask.new_ones(patch_mask.shape[0], 1)] * self.config.num_special_tokens
             )
+        if self.patch_layernorm is not None:
+            patches = self.patch_layernorm(patches)
         if bool_masked_pos is not None or patch_sources is not None:
             patches = self._corrupt(patches, bool_masked_pos, patch_sources, patch_attention_mask)
         if positions is not None:
@@ -396,7 +525,8 @@ class HfViTEmbeddings(nn.Module):
         )
         if self.layernorm is not None:
             hidden_states = self.layernorm(hidden_states)
-        return Tokens(hidden_states, grid, token_mask, image_grids)
+        rotation = rotation_of(self.config, hidden_states, grid, image_grids, self.training)
+        return Tokens(hidden_states, grid, token_mask, image_grids, rotation)
 
     def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
         """Return the (h, w) of a batch in patches; raise a ValueError for anything but a batch of images."""

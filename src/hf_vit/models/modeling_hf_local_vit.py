@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_local_vit import HfLocalViTConfig
-from .embeddings_hf_vit import Grid, Tokens, additive
+from .embeddings_hf_vit import Grid, Rotation, Tokens, additive
 from .modeling_hf_vit import (
     HfViTAttention,
     HfViTBaseForImageClassification,
@@ -174,6 +174,7 @@ class HfLocalViTAttention(HfViTAttention):
         if isinstance(attention_mask, torch.Tensor):
             return super().attend(hidden_states, attention_mask, *args, **kwargs)
         query, key, value = self.project(hidden_states)
+        query, key = self.place(query, key, kwargs.get("rotation"))
         attend_parts: Any = self.attend_tiles if isinstance(attention_mask, Tiles) else self.attend_lines
         output = attend_parts(query, key, value, attention_mask)
         if special := self.config.num_special_tokens:
@@ -236,9 +237,10 @@ class HfLocalViTAttention(HfViTAttention):
         token_mask: torch.Tensor | None,
         grid: Grid,
         image_grids: list[Grid] | None,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         """Return the attention probabilities [B, A, N, N], which are 0 outside the pattern."""
-        query, key = self.query_and_key(hidden_states)
+        query, key = self.place(*self.query_and_key(hidden_states), rotation)
         mask = dense_mask(self.config, Tokens(query[:, 0], grid, token_mask))
         return attention_probabilities(query, key, self.scaling, mask)
 

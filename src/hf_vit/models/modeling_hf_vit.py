@@ -29,8 +29,11 @@ from .embeddings_hf_vit import (
     Grid,
     HfViTEmbeddings,
     HfViTPatchEmbeddings,
+    Rotation,
     Tokens,
     additive_mask,
+    build_norm,
+    rotate,
 )
 from .pretrained_hf_vit import (
     HfPooledForImageClassification,
@@ -100,10 +103,27 @@ class HfViTAttention(nn.Module):
         self.is_causal = config.is_causal
         self.attention_dropout = config.attention_probs_dropout_prob
         width, bias = config.hidden_size, config.qkv_bias
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
-        self.o_proj = nn.Linear(width, width)
+        biases = bias, bias and config.key_bias, bias
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=each) for each in biases)
+        self.o_proj = nn.Linear(width, width, bias=config.projection_bias)
+        self.q_layernorm = build_norm(config, self.head_dim) if config.use_qk_norm else None
+        self.k_layernorm = build_norm(config, self.head_dim) if config.use_qk_norm else None
+        self.inner_layernorm = build_norm(config) if config.norm_in_attention else None
+        frequencies = torch.zeros(2, config.num_attention_heads * (self.head_dim // 2))  # one row an axis
+        self.rotary_frequencies = nn.Parameter(frequencies) if config.rotary_embedding == "mixed" else None
         relative = RELATIVE_POSITIONS.get(config.position_embedding)
         self.relative_position = None if relative is None else relative(config)
+
+    def init_weights(self) -> None:
+        """Learned frequencies begin as those of the base along two directions at a right angle, a head its own."""
+        if self.rotary_frequencies is None:
+            return
+        count = self.head_dim // 4
+        magnitudes = 1 / self.config.rotary_base ** (torch.arange(count) / count)
+        directions = torch.rand(self.config.num_attention_heads, 1) * 2 * torch.pi
+        directions = torch.cat([directions.expand(-1, count), (directions + torch.pi / 2).expand(-1, count)], dim=1)
+        both = torch.stack([directions.cos(), directions.sin()]) * magnitudes.repeat(2)
+        init.copy_(self.rotary_frequencies, both.flatten(1).to(self.rotary_frequencies))
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
         """Split [B, N, A*K] into heads [B, A, N, K]; under tensor parallelism A is this process's
@@ -131,13 +151,34 @@ class HfViTAttention(nn.Module):
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project tokens [B, N, D] to query, key and value [B, A, N, K]."""
-        if not self.config.qkv_bias:
-            check_values(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+        if not (self.config.qkv_bias and self.config.key_bias and self.config.projection_bias):
+            check_values(hidden_states, self.q_proj, self.k_proj, self.v_proj, self.o_proj)
         return (*self.query_and_key(hidden_states), self.heads(self.v_proj(hidden_states)))
 
     def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project tokens [B, N, D] to query and key [B, A, N, K], which is all that attention probabilities need."""
         return self.heads(self.q_proj(hidden_states)), self.heads(self.k_proj(hidden_states))
+
+    def place(
+        self, query: torch.Tensor, key: torch.Tensor, rotation: Rotation | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norm and rotate query and key [B, A, N, K] as the config asks for it."""
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        if rotation is None:
+            return query, key
+        if self.rotary_frequencies is not None:
+            heads = self.config.num_attention_heads
+            if heads != query.shape[1]:
+                raise ValueError(
+                    f"rotary_embedding='mixed' has frequencies for each of {heads} heads, of which {query.shape[1]} "
+                    "are here; tensor parallelism shares them out: run without it"
+                )
+            first, second = self.rotary_frequencies.to(rotation).unflatten(1, (heads, 1, -1))
+            angles = rotation[:, None, :, :1] * first + rotation[:, None, :, 1:] * second
+            rotation = angles.cos(), angles.sin()
+        pairing = self.config.rotary_pairing
+        return rotate(query, rotation, pairing), rotate(key, rotation, pairing)
 
     def attend(
         self,
@@ -145,12 +186,14 @@ class HfViTAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         grid: Grid | None = None,
         image_grids: list[Grid] | None = None,
+        rotation: Rotation | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run attention without the output projection; return [B, N, D], and the probabilities if the implementation
         has them.
         """
         query, key, value = self.project(hidden_states)
+        query, key = self.place(query, key, rotation)
         bias = self.position_bias(query, grid, image_grids)
         if bias is not None:
             kwargs["position_bias"] = bias
@@ -175,6 +218,8 @@ class HfViTAttention(nn.Module):
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         output, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
+        if self.inner_layernorm is not None:
+            output = self.inner_layernorm(output)
         return self.o_proj(output), probabilities
 
     def probabilities(
@@ -183,11 +228,12 @@ class HfViTAttention(nn.Module):
         token_mask: torch.Tensor | None,
         grid: Grid,
         image_grids: list[Grid] | None,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         """Return the probabilities [B, A, N, N] from q and k, under any attention implementation; `token_mask` is [B,
         N] bool.
         """
-        query, key = self.query_and_key(hidden_states)
+        query, key = self.place(*self.query_and_key(hidden_states), rotation)
         mask = additive_mask(query[:, 0], token_mask, self.is_causal)
         bias = self.position_bias(query, grid, image_grids)
         return attention_probabilities(query, key, self.scaling, mask, bias)
@@ -196,21 +242,28 @@ class HfViTAttention(nn.Module):
 class HfViTMLP(nn.Module):
     """Two dense layers with an activation between, [.., D] -> [.., D]; dropout after both (table 3's note)."""
 
-    def __init__(self, config: HfViTBaseConfig) -> None:
+    def __init__(self, config: HfViTBaseConfig, intermediate_size: int | None = None) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        size, self.has_bias = intermediate_size or config.intermediate_size, config.mlp_bias
+        self.fc1 = nn.Linear(config.hidden_size, size, bias=self.has_bias)
         self.activation_fn = ACT2FN[config.hidden_act]
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.inner_layernorm = build_norm(config, size) if config.norm_in_mlp else None
+        self.fc2 = nn.Linear(size, config.hidden_size, bias=self.has_bias)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden = self.activation_fn(self.fc1(hidden_states))
-        return self.dropout(self.fc2(self.dropout(hidden)))
+        if not self.has_bias:
+            check_values(hidden_states, self)
+        hidden = self.dropout(self.activation_fn(self.fc1(hidden_states)))
+        if self.inner_layernorm is not None:
+            hidden = self.inner_layernorm(hidden)
+        return self.dropout(self.fc2(hidden))
 
     def init_weights(self) -> None:
         """Initialize the biases with small random values, as the original code."""
         for layer in (self.fc1, self.fc2):
-            init.normal_(layer.bias, std=1e-6)
+            if isinstance(layer.bias, nn.Parameter):
+                init.normal_(layer.bias, std=1e-6)
 
 
 class HfViTSwiGLU(nn.Module):
@@ -218,13 +271,19 @@ class HfViTSwiGLU(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj = (nn.Linear(config.hidden_size, config.intermediate_size) for _ in range(2))
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
+        size, width, self.has_bias = config.intermediate_size, config.hidden_size, config.mlp_bias
+        self.gate_proj, self.up_proj = (nn.Linear(width, size, bias=self.has_bias) for _ in range(2))
+        self.inner_layernorm = build_norm(config, size) if config.norm_in_mlp else None
+        self.down_proj = nn.Linear(size, width, bias=self.has_bias)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden = F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
-        return self.dropout(self.down_proj(self.dropout(hidden)))
+        if not self.has_bias:
+            check_values(hidden_states, self)
+        hidden = self.dropout(F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
+        if self.inner_layernorm is not None:
+            hidden = self.inner_layernorm(hidden)
+        return self.dropout(self.down_proj(hidden))
 
 
 MLPS: dict[str, type[nn.Module]] = {"dense": HfViTMLP, "swiglu": HfViTSwiGLU}
@@ -266,14 +325,17 @@ class HfViTDropPath(nn.Module):
 
 
 class HfViTLayer(GradientCheckpointingLayer):
-    """Pre-norm block: attention, then MLP, each with a residual. [B, N, D] -> [B, N, D]."""
+    """Block of attention, then MLP, each with a residual, [B, N, D] -> [B, N, D]; norms stand before both, or after
+    both (`norm_after_branches`) under the same names.
+    """
 
     def __init__(self, config: HfViTBaseConfig, drop_path_rate: float) -> None:
         super().__init__()
-        self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm_after_branches = config.norm_after_branches
+        self.layernorm_before = build_norm(config)
         self.attention = HfViTAttention(config)
         self.layer_scale1 = build_layer_scale(config)
-        self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layernorm_after = build_norm(config)
         self.mlp = MLPS[config.mlp_type](config)
         self.layer_scale2 = build_layer_scale(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -282,6 +344,10 @@ class HfViTLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
+        if self.norm_after_branches:
+            attended = self.dropout(self.attention(hidden_states, attention_mask, **kwargs)[0])
+            hidden_states = self._add(hidden_states, self.layernorm_before(attended), self.layer_scale1)
+            return self._add(hidden_states, self.layernorm_after(self.mlp(hidden_states)), self.layer_scale2)
         # The attention output gets no name, which would keep it in memory while the MLP, which needs most, runs.
         hidden_states = self._add(
             hidden_states,
@@ -302,8 +368,9 @@ class HfViTLayer(GradientCheckpointingLayer):
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, tokens: Tokens
     ) -> torch.Tensor:
         """Return the attention probabilities [B, A, N, N] of this block for its input [B, N, D]."""
-        normalized = self.layernorm_before(hidden_states)
-        return self.attention.probabilities(normalized, tokens.token_mask, tokens.grid, tokens.image_grids)
+        normalized = hidden_states if self.norm_after_branches else self.layernorm_before(hidden_states)
+        places = tokens.grid, tokens.image_grids, tokens.rotation
+        return self.attention.probabilities(normalized, tokens.token_mask, *places)
 
 
 def class_token_index(config: HfViTBaseConfig) -> int:
@@ -327,13 +394,13 @@ class AttentionPooling(nn.Module):
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self.num_heads = config.num_attention_heads
+        self.num_heads = config.pooling_num_heads or config.num_attention_heads
         self.probe = nn.Parameter(torch.zeros(1, 1, width))
         self.attention = nn.ModuleDict(
             {name: nn.Linear(width, width) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
         )
-        self.layernorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.mlp = HfViTMLP(config)
+        self.layernorm = build_norm(config)
+        self.mlp = HfViTMLP(config, config.pooling_intermediate_size)
 
     def init_weights(self) -> None:
         """Initialize the probe xavier-uniform with Flax's fans 1 and D of [1, 1, D]; torch would take D and D."""
@@ -502,7 +569,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         rate_step = config.drop_path_rate / max(groups - 1, 1)
         self.layers = nn.ModuleList([self.build_layer(config, i * rate_step) for i in range(groups)])
         without_norm = config.norm_after_pooling is None
-        self.layernorm = nn.Identity() if without_norm else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layernorm = nn.Identity() if without_norm else build_norm(config)
         self.pooler: HfViTPooler | None = None
         if add_pooling_layer:
             self.pooler = POOLERS[config.pooling](config)
@@ -589,7 +656,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
 
     def _layer_arguments(self, tokens: Tokens) -> dict[str, Any]:
         """Return the keyword arguments that all layers get: where the tokens are on the grid."""
-        return {"grid": tokens.grid, "image_grids": tokens.image_grids}
+        arguments = {"grid": tokens.grid, "image_grids": tokens.image_grids}
+        return arguments if tokens.rotation is None else arguments | {"rotation": tokens.rotation}
 
     def _attention_mask(self, tokens: Tokens) -> Any:
         """Return the mask that all layers get, in the form that their attention takes."""

@@ -261,7 +261,7 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
             (init.xavier_uniform_ if isinstance(module, nn.Linear) else lecun_normal_)(module.weight)
             if isinstance(module.bias, nn.Parameter):
                 init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d):
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d):
             for name, tensor in module.state_dict(keep_vars=True).items():
                 init.constant_(tensor, 1 if name in ("weight", "running_var") else 0)
         elif module is self:

@@ -1,0 +1,130 @@
+"""Codes that grew out of DeiT's: DeiT III (arXiv 2204.07118), RoPE-ViT (2403.13298) and ViT-5 (wangf3014/ViT-5).
+
+Their blocks have timm's names, but for the LayerScales.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from hf_vit.conversion.origins import timm
+from hf_vit.conversion.origins.beside import IMAGENET_MEAN, IMAGENET_STD
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, square_or_pair
+from hf_vit.conversion.origins.wrapped import has, renamed, unwrapped
+from hf_vit.conversion.readers import Shapes
+
+_BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
+_PIXELS = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD, "resample": 3, "do_convert_rgb": True}
+_SCALES = {".ls1.gamma": ".gamma_1", ".ls2.gamma": ".gamma_2"}  # timm's names -> these codes'
+_START = (
+    *dense(timm.PATCHES.removesuffix(".weight"), "DCPQ", "embeddings.patch_embeddings.projection"),
+    KeyRule("cls_token", "11D", "keep", "embeddings.cls_token"),
+    KeyRule("pos_embed", "1TD", "keep", "embeddings.position_embeddings", "table"),
+)
+_END = (*dense("norm", "D", "layernorm", bias_part="layernorm"), *dense("head", "LD", "classifier", "head"))
+
+
+def _names(ignored: Mapping[str, str], shapes: Shapes) -> KeyNames:
+    return renamed(unwrapped(shapes, timm.PATCHES, ignored), _SCALES)
+
+
+def _fields(network: Network) -> Fields:
+    """Return what is the same in all of them; without a table and a declared size, images are of 14 patches a side."""
+    dims, parts, patches = network.dims, network.parts, network.patches
+    size = network.image_size or tuple(14 * side for side in patches.sides)
+    if "table" in parts:
+        size = patches.table_size(dims["T"], network.image_size)
+    return {
+        "image_size": square_or_pair(size),
+        "patch_size": square_or_pair(patches.sides),
+        "num_channels": dims["C"],
+        "hidden_size": dims["D"],
+        "intermediate_size": dims["M"],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": "qkv_bias" in parts,
+        "layer_scale_init_value": 1e-4,
+        "position_embedding": "learned" if "table" in parts else "none",
+        "position_on_class_token": False,
+        "position_interpolation": "bicubic",
+        "rotary_embedding": "axial",
+    }
+
+
+def _configure_deit(network: Network) -> Fields:
+    """A table without learned frequencies beside it is that of DeiT III, or of RoPE-ViT with axial ones."""
+    dims, fields = network.dims, _fields(network)
+    if "table" in network.parts:
+        fields["rotary_embedding"] = None
+    if "mixed" in network.parts:
+        fields |= {"rotary_embedding": "mixed", "rotary_base": 10.0}
+    heads = {"num_attention_heads": dims["D"] // 64} if dims["D"] % 64 == 0 else {}
+    return fields | heads | {"rotary_axis_order": "column_row"}
+
+
+DEIT = replace(
+    timm.VIT,
+    name="deit",
+    rules=(
+        *_START,
+        KeyRule("freqs", "2NV", "keep", f"{_TARGET}.attention.rotary_frequencies", "mixed", stacked=True),
+        *timm.BLOCK_RULES,
+        *_END,
+    ),
+    recognises=has(
+        timm.PATCHES, ("",), r"(^|\.)blocks\.\d+\.gamma_1$", r"\.attn\.qkv\.bias$", lacks=r"rel_pos|\.q_norm"
+    ),
+    names=partial(_names, {r"freqs_t_[xy]": "rows and columns of rotary positions, which are computed"}),
+    configure=_configure_deit,
+    rules_of=None,
+    declared=lambda companions, shapes: Declared(processor=_PIXELS),
+    assumed={
+        "num_attention_heads": "heads of 64",
+        "rotary_embedding": "no rotary positions beside a table, unless their frequencies are learned",
+        "processor": "ImageNet's mean and deviation, resized bicubically",
+    },
+    told={"rotary_embedding": frozenset({"mixed"})},
+    refused={},
+    lacking={},
+    package="its own code",
+)
+
+
+def _configure_vit5(network: Network) -> Fields:
+    dims = network.dims
+    return _fields(network) | {
+        "num_attention_heads": dims["D"] // (4 * dims["F"]),
+        "num_register_tokens": dims["G"],
+        "norm_type": "rmsnorm",
+        "use_qk_norm": "qk_norm" in network.parts,
+        "rotary_base": 10_000.0,
+        "rotary_register_base": 100.0 if "register_rotation" in network.parts else None,
+    }
+
+
+_IN_FIRST = "blocks.0.attn"
+VIT5 = replace(
+    DEIT,
+    name="vit5",
+    rules=(
+        *_START,
+        KeyRule("reg_token", "1GD", "keep", "embeddings.register_tokens"),
+        KeyRule(f"{_IN_FIRST}.rope.freqs", "F", "base", "rotary_base"),
+        KeyRule(f"{_IN_FIRST}.rope_reg.freqs", "F", "base", "rotary_register_base", "register_rotation"),
+        KeyRule(f"{_BLOCK}.attn.q_norm.weight", "K", "keep", f"{_TARGET}.attention.q_layernorm.weight", "qk_norm"),
+        KeyRule(f"{_BLOCK}.attn.k_norm.weight", "K", "keep", f"{_TARGET}.attention.k_layernorm.weight", "qk_norm"),
+        *(
+            replace(rule, part="layernorm") if rule.key.endswith(("norm1.bias", "norm2.bias")) else rule
+            for rule in timm.BLOCK_RULES
+        ),
+        *_END,
+    ),
+    recognises=has(timm.PATCHES, ("",), r"\.attn\.rope\.freqs$", r"(^|\.)reg_token$"),
+    names=partial(
+        _names, {r"blocks\.[1-9]\d*\.attn\.rope(_reg)?\.freqs": "frequencies, the same as in the first block"}
+    ),
+    configure=_configure_vit5,
+    assumed={"processor": DEIT.assumed["processor"]},
+    told={},
+    refused={r".*norm\d?\.bias": "norms with a bias"},
+)

@@ -1,0 +1,98 @@
+"""EVA-01 and EVA-02 in the files of their own code: fine-tuned encoders (asuka) and the image towers of EVA-CLIP.
+
+Sources: EVA, arXiv 2211.07636; EVA-02, 2303.11331; EVA-CLIP, 2303.15389.
+"""
+
+from hf_vit.conversion.origins.beside import CLIP_MEAN, CLIP_STD, HEADS_OF_WIDTH
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense, heads_of
+from hf_vit.conversion.origins.wrapped import has, prefixes, unwrapped
+from hf_vit.conversion.readers import Shapes
+
+_PATCHES, _BASES = "patch_embed.proj.weight", ("visual.", "")
+_BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
+_HEADS = HEADS_OF_WIDTH | {1792: 16}
+_POST_NORM_WIDTH = 1792  # of EVA-02-CLIP-E, alone of the released models without rotation or LayerScale
+_OF_TABLES = "tables of rotary positions, which are computed"
+_IGNORED = {
+    r"(visual\.)?rope\.freqs_cos": _OF_TABLES,
+    r"(visual\.)?blocks\.\d+\.attn\.rope\.freqs_(cos|sin)": _OF_TABLES,
+    r"mask_token": "mask token of the pre-training",
+    r"lm_head\..+": "head of the pre-training",
+}
+_OTHER_TOWER = {r"text\..+": "the text tower", r"logit_scale": "scale of the contrastive loss"}
+
+
+def _names(shapes: Shapes) -> KeyNames:
+    is_clip = bool(prefixes(shapes, _BASES[0] + _PATCHES))
+    return unwrapped(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
+
+
+def _configure(network: Network) -> Fields:
+    dims, parts = network.dims, network.parts
+    is_rotary, after_pooling = "rope" in parts, "norm_after" in parts
+    heads = {"num_attention_heads": dims["D"] // dims["K"]} if is_rotary else heads_of(dims["D"], _HEADS)
+    fields: Fields = {
+        "mlp_type": "dense" if "dense" in parts else "swiglu",
+        "hidden_act": "gelu",
+        "qkv_bias": "qv_bias" in parts,
+        "key_bias": "qv_bias" not in parts,
+        "layer_scale_init_value": 0.1 if "layer_scale" in parts else None,
+        "norm_in_attention": "norm_in_attention" in parts,
+        "norm_in_mlp": "norm_in_mlp" in parts,
+        "norm_after_branches": not is_rotary and dims["D"] == _POST_NORM_WIDTH,
+        "pooling": "gap" if after_pooling else "token",
+        "use_class_token": True,
+        "norm_after_pooling": after_pooling,
+        "position_interpolation": "bicubic",
+    }
+    if is_rotary:
+        fields |= {"rotary_embedding": "axial", "rotary_base": 10_000.0}
+    return network.vit_fields(1) | heads | fields
+
+
+EVA = Origin(
+    name="eva",
+    rules=(
+        *dense("patch_embed.proj", "DCPQ", "embeddings.patch_embeddings.projection"),
+        KeyRule("cls_token", "11D", "keep", "embeddings.cls_token"),
+        KeyRule("pos_embed", "1TD", "keep", "embeddings.position_embeddings"),
+        KeyRule("rope.freqs_sin", "YK", "reference_grid", "rotary_reference_grid", "rope"),
+        *dense(f"{_BLOCK}.norm1", "D", f"{_TARGET}.layernorm_before"),
+        KeyRule(f"{_BLOCK}.attn.q_bias", "D", "keep", f"{_TARGET}.attention.q_proj.bias", "qv_bias"),
+        KeyRule(f"{_BLOCK}.attn.v_bias", "D", "keep", f"{_TARGET}.attention.v_proj.bias", "qv_bias"),
+        KeyRule(f"{_BLOCK}.attn.qkv.weight", ("3D", "D"), "keep", f"{_TARGET}.attention.{{q,k,v}}_proj.weight", "qkv"),
+        *(
+            KeyRule(f"{_BLOCK}.attn.{name}.weight", "DD", "keep", f"{_TARGET}.attention.{name}.weight", "without qkv")
+            for name in ("q_proj", "k_proj", "v_proj")
+        ),
+        *dense(f"{_BLOCK}.attn.inner_attn_ln", "D", f"{_TARGET}.attention.inner_layernorm", "norm_in_attention"),
+        *dense(f"{_BLOCK}.attn.proj", "DD", f"{_TARGET}.attention.o_proj"),
+        KeyRule(f"{_BLOCK}.gamma_1", "D", "keep", f"{_TARGET}.layer_scale1.lambda1", "layer_scale"),
+        *dense(f"{_BLOCK}.norm2", "D", f"{_TARGET}.layernorm_after"),
+        *dense(f"{_BLOCK}.mlp.fc1", "MD", f"{_TARGET}.mlp.fc1", "dense"),
+        *dense(f"{_BLOCK}.mlp.fc2", "DM", f"{_TARGET}.mlp.fc2", "dense"),
+        *dense(f"{_BLOCK}.mlp.w1", "MD", f"{_TARGET}.mlp.gate_proj", "without dense"),
+        *dense(f"{_BLOCK}.mlp.w2", "MD", f"{_TARGET}.mlp.up_proj", "without dense"),
+        *dense(f"{_BLOCK}.mlp.ffn_ln", "M", f"{_TARGET}.mlp.inner_layernorm", "norm_in_mlp"),
+        *dense(f"{_BLOCK}.mlp.w3", "DM", f"{_TARGET}.mlp.down_proj", "without dense"),
+        KeyRule(f"{_BLOCK}.gamma_2", "D", "keep", f"{_TARGET}.layer_scale2.lambda1", "layer_scale"),
+        *dense("fc_norm", "D", "layernorm", "norm_after"),
+        *dense("norm", "D", "layernorm", "without norm_after"),
+        *dense("head", "LD", "classifier", "head"),
+    ),
+    block_pattern=r"blocks\.(0|[1-9]\d*)\.",
+    recognises=has(_PATCHES, _BASES, r"(^|\.)blocks\.\d+\.attn\.q_bias$", lacks=r"relative_position|rel_pos_bias"),
+    names=_names,
+    configure=_configure,
+    declared=lambda companions, shapes: Declared(
+        processor={"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample": 3, "do_convert_rgb": True}
+    ),
+    assumed={
+        "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408, 1664 and 1792)",
+        "norm_after_branches": "norms before attention and MLP (after them at a width of 1792, as in EVA-02-CLIP-E)",
+        "layer_norm_eps": "eps 1e-6",
+        "processor": "CLIP's mean and deviation, resized bicubically",
+    },
+    told={"norm_after_branches": frozenset({"rope", "layer_scale"}), "num_attention_heads": frozenset({"rope"})},
+    package="baaivision/EVA",
+)

@@ -1,0 +1,122 @@
+"""Converted models give the digits of the original PyTorch code, at every recorded size and in both precisions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
+
+import hf_vit.conversion as conversion
+
+
+@dataclass(frozen=True)
+class Case:
+    """One recorded model: its file, fields of its config, what people declare, and set when they load it."""
+
+    file: str
+    fields: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+DINOV3 = {"rotary_embedding": "axial", "position_embedding": "none", "key_bias": False, "num_register_tokens": 4}
+CASES = {
+    "dinov3_vits": Case("dinov3_vits.pth", DINOV3 | {"num_attention_heads": 3, "mlp_type": "dense"}),
+    "dinov3_splus": Case("dinov3_splus.pth", DINOV3 | {"mlp_type": "swiglu", "intermediate_size": 160}),
+    "dinov3_7b": Case("dinov3_7b.pth", DINOV3 | {"qkv_bias": False, "key_bias": True, "intermediate_size": 128}),
+    "dinov3_periods_bf16": Case("dinov3_periods_bf16.pth", DINOV3 | {"rotary_periods": (1.0, 3.15625, 10.0, 31.625)}),
+    "eva02_base": Case(
+        "eva02_base.pt",
+        {"rotary_reference_grid": 5, "norm_in_mlp": True, "norm_in_attention": False, "norm_after_pooling": True},
+    ),
+    "eva02_clip": Case("eva02_clip.pt", {"rotary_reference_grid": 5, "norm_in_attention": True, "key_bias": False}),
+    "eva01_clip": Case("eva01_clip.pt", {"rotary_embedding": None, "norm_after_branches": False}, {"num_heads": 2}),
+    "eva02_clip_e": Case(
+        "eva02_clip_e.pt", {"norm_after_branches": True}, {"num_heads": 2, "norm_after_branches": True}
+    ),
+    "pe_core": Case("pe_core.pt", {"rotary_offset": 1, "pooling": "map", "pooling_num_heads": 8}, {"num_heads": 2}),
+    "pe_core_nocls": Case("pe_core_nocls.pt", {"rotary_offset": 0, "use_class_token": False}, {"num_heads": 2}),
+    "pe_spatial": Case("pe_spatial.pt", {"rotary_offset": 1, "norm_after_pooling": None}, {"num_heads": 3}),
+    "pe_lang_l": Case("pe_lang_l.pt", {"rotary_axis_order": "column_row"}, {"num_heads": 2}),
+    "rope_axial": Case("rope_axial.bin", {"position_embedding": "none"}, {"num_heads": 3, "image_size": (40, 40)}),
+    "rope_axial_ape": Case(
+        "rope_axial_ape.bin", {"position_embedding": "learned"}, {"num_heads": 2, "rotary_embedding": "axial"}
+    ),
+    "rope_mixed": Case("rope_mixed.bin", {"rotary_embedding": "mixed"}, {"num_heads": 3, "image_size": (40, 40)}),
+    "rope_mixed_ape": Case("rope_mixed_ape.bin", {"position_on_class_token": False}, {"num_heads": 2}),
+    "vit5": Case("vit5.pth", {"rotary_base": 10_000.0, "rotary_register_base": 100.0, "use_qk_norm": True}),
+    "aimv2": Case("aimv2.safetensors", {"norm_type": "rmsnorm"}, {"num_heads": 2}),
+    "aimv2_native": Case("aimv2_native.safetensors", {"position_embedding": "sincos_2d_mae"}, {"num_heads": 4}),
+    "dinov2_reg": Case("dinov2_reg.pth", {"position_interpolation_offset": 0.0}, {"num_heads": 2}),
+    "dinov2_plain": Case("dinov2_plain.pth", {"position_interpolation_offset": 0.1}, {"num_heads": 2}),
+    "dinov2_giant_l4": Case(  # the file does not tell of this pair, which no released model has
+        "dinov2_giant_l4.pth", {"mlp_type": "swiglu"}, {"num_heads": 2}, {"position_interpolation_offset": 0.1}
+    ),
+}
+
+
+def stages_of(folder: Path, model: Any, images: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    """Recorded name -> what the converted model gives for it."""
+    body, config = model.base_model, model.config
+    outputs = body(images, output_hidden_states=True)
+    last, states, first = outputs.last_hidden_state, outputs.hidden_states, config.num_special_tokens
+    registers = slice(first - config.num_register_tokens, first)
+
+    def in_order(tokens: torch.Tensor) -> torch.Tensor:
+        """Registers of ViT-5 stand last."""
+        is_last = config.rotary_register_base is not None
+        return torch.cat([tokens[:, :1], tokens[:, first:], tokens[:, registers]], dim=1) if is_last else tokens
+
+    def feature_map(stage: int) -> torch.Tensor:
+        kind = type(AutoBackbone.from_config(AutoConfig.from_pretrained(folder)))
+        backbone = kind.from_pretrained(folder, out_features=[f"stage{stage}"], dtype=model.dtype).eval()
+        return backbone(images).feature_maps[0]
+
+    def logits() -> torch.Tensor:
+        return model(images).logits
+
+    return {
+        "embedded": lambda: states[0],
+        "norm_cls": lambda: last[:, 0],
+        "norm_reg": lambda: last[:, registers],
+        "norm_patch": lambda: last[:, first:],
+        "norm_tokens": lambda: last,
+        "patch": lambda: body.layernorm(last[:, first:]),  # of EVA-02, whose norm follows the mean
+        "prenorm": lambda: in_order(states[-1]),
+        "tokens": lambda: states[-1],
+        "layer0": lambda: in_order(states[1]),
+        "layer0_tokens": lambda: states[1],
+        **{f"layer{number}_norm_map": partial(feature_map, number + 1) for number in (0, 1)},
+        "layer1_patch": lambda: states[2][:, first:],
+        "pooled": lambda: outputs.pooler_output,
+        **dict.fromkeys(("logits", "features"), logits),
+        "output": (lambda: last) if model is body else logits,
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore:images of .* hold:UserWarning")
+def test_converted_model_gives_the_originals_digits(case: str, golden: Path, tmp_path: Path):
+    wanted = CASES[case]
+    result = conversion.convert(golden / wanted.file, tmp_path / "model", **wanted.options)
+    config = result.plan.config
+    assert {name: getattr(config, name) for name in wanted.fields} == wanted.fields
+    recorded, compared = dict(np.load(golden / f"{case}.io.npz")), set[str]()
+    sizes = {name.removeprefix("images_") for name in recorded if name.startswith("images_")}
+    kind = AutoModelForImageClassification if result.plan.has_head else AutoModel
+    for ending, dtype, tolerance in (("", torch.float32, 1e-5), ("_f64", torch.float64, 1e-10)):
+        model = kind.from_pretrained(tmp_path / "model", dtype=dtype, **wanted.overrides).eval()
+        for size in sizes:
+            images = torch.from_numpy(recorded[f"images_{size}"]).to(dtype)
+            with torch.no_grad():
+                for stage, compute in stages_of(tmp_path / "model", model, images).items():
+                    if (name := f"{stage}{ending}_{size}") in recorded:
+                        difference = (compute() - torch.from_numpy(recorded[name])).abs().max()
+                        assert difference <= tolerance, name
+                        compared.add(name)
+    assert compared == recorded.keys() - {f"images_{size}" for size in sizes}
