@@ -1,6 +1,6 @@
 """Train small models of the papers' families with one recipe on digits, and compare them with `hf-vit compare`.
 
-    python benchmarks/compare_families.py [--output benchmarks/results/compare_families.json] [--models out/families]
+    python benchmarks/compare_families.py [--output benchmarks/results/compare_families.jsonl] [--models out/families]
     python benchmarks/compare_families.py --steps 1600 --models out/families-1600 --output FILE     # to the end
 
 Data: the UCI digits (1,257 / 180 / 360 for training, validation and test) stretched from 8x8 to 32x32 px, RGB.
@@ -16,17 +16,15 @@ and how long the families take to learn: 100 steps favour models with strong ass
 all of them more. All sizes were fixed before any training: the library's smallest model of that name, or its class made
 narrow and shallow.
 
-Runs are kept in `--models`; what is there is not made again. About 8 minutes of one core, 5 with `--seeds 1`.
+Models are kept in `--models`; what is there and in the record is not made again. About 8 minutes of one core, 5 with
+`--seeds 1`.
 """
 
 import argparse
-import datetime
 import json
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +32,16 @@ import torch
 import transformers
 from inductive_bias import SIDE, batches, optimise, shifted
 from pretraining import Images, load
-from tables import TABLES
+from records import Job, Needing, Records, script_options
+from tables import TABLES, where
 from torch import nn
 from torch.nn import functional as F
 
 import hf_vit
-from hf_vit import UserError
 from hf_vit.comparison import ComparisonSettings, compare
 from hf_vit.data import make_processor
-from hf_vit.environment import cpu_name
 
-SEEDS, RATES, STEPS = (0, 1, 2), (1e-3, 4e-3), 100
+RATES, STEPS = (1e-3, 4e-3), 100
 GRAYS, TOKENS_SIDE = 16, 8
 NAMES = [str(digit) for digit in range(10)]
 LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {name: int(name) for name in NAMES}}
@@ -179,85 +176,75 @@ def save(model: Any, folder: Path, family: str) -> None:
         make_processor(size).save_pretrained(folder)
 
 
-def folder_of(root: Path, family: str, rate: float, seed: int) -> Path:
-    return root / f"seed-{seed}" / f"rate-{rate:g}" / family
+def jobs(seeds: int, steps: int) -> Iterator[Needing]:
+    """Iterate over the trials of rates, the other seeds' trainings at the better rate, and every seed's comparison."""
+    trials = {
+        family: [{"kind": "trial", "family": family, "seed": 0, "rate": rate, "steps": steps} for rate in RATES]
+        for family in FAMILIES
+    }
+    runs = {
+        (family, seed): {"kind": "run", "family": family, "seed": seed, "steps": steps}
+        for seed in range(1, seeds)
+        for family in FAMILIES
+    }
+    yield from ((trial, ()) for family in FAMILIES for trial in trials[family])
+    yield from ((run, trials[family]) for (family, _), run in runs.items())
+    for seed in range(seeds):
+        needed = [job for family in FAMILIES for job in ([runs[family, seed]] if seed else trials[family])]
+        yield {"kind": "comparison", "seed": seed, "steps": steps}, needed
 
 
-def carry_out(root: Path, family: str, rate: float, seed: int, digits: Images, steps: int) -> dict[str, Any]:
-    """Train and save one model unless it is saved already, and return the facts of its training."""
-    folder = folder_of(root, family, rate, seed)
-    record = folder / "training.json"
-    if record.exists():
-        found = json.loads(record.read_text())
-        if found["steps"] != steps:
-            raise UserError(f"{folder} was trained for {found['steps']} steps, not {steps}; give another --models")
-        return found
-    torch.manual_seed(seed)
-    model = FAMILIES[family]()
-    started = time.process_time()
-    train(model.train(), digits, rate, seed, steps)
-    found = {"family": family, "rate": rate, "seed": seed, "steps": steps, "validation": round(judge(model, digits), 4)}
-    found |= {"cpu_seconds": round(time.process_time() - started, 1), "date": datetime.date.today().isoformat()}
-    save(model, folder, family)
-    record.write_text(json.dumps(found) + "\n")
-    print(found, flush=True)
-    return found
+def best(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return family -> the first of its runs that is best on the validation images."""
+    families = dict.fromkeys(run["family"] for run in found)
+    return {family: max(where(found, family=family), key=lambda run: run["validation"]) for family in families}
 
 
-def train_all(root: Path, seeds: int, steps: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Return all runs, and the selected learning rate of every family."""
-    run = partial(carry_out, digits=load("digits"), steps=steps)
-    runs = [run(root, family, rate, 0) for rate in RATES for family in FAMILIES]
-    judged = {(done["family"], done["rate"]): done["validation"] for done in runs}
-    chosen = {family: max(RATES, key=lambda rate: judged[family, rate]) for family in FAMILIES}
-    others = [run(root, family, chosen[family], seed) for seed in SEEDS[1:seeds] for family in FAMILIES]
-    return runs + others, chosen
+def folder_of(root: Path, run: dict[str, Any]) -> Path:
+    return root / f"seed-{run['seed']}" / f"rate-{run['rate']:g}" / run["family"]
 
 
-def compare_all(root: Path, chosen: dict[str, float], seeds: int, turns: int) -> dict[str, Any]:
-    """Return the comparison of every seed's models; only the first includes speed."""
-    found: dict[str, Any] = {}
-    for seed in SEEDS[:seeds]:
-        settings = ComparisonSettings(robustness_images=None, speed_turns=0 if seed else turns)
-        folders = {family: folder_of(root, family, rate, seed) for family, rate in chosen.items()}
-        sources = [f"timm:{folder}" if family in TIMM else str(folder) for family, folder in folders.items()]
-        output = root / f"comparison-{seed}"
-        compare(
-            sources,
-            "digits",
-            output,
-            probe=True,
-            settings=settings,
-            image_size=(SIDE, SIDE),
-            progress=False,
-            report=print,
-        )
-        found[str(seed)] = json.loads((output / "comparison.json").read_text())
-    return found
+def carry_out(options: argparse.Namespace, job: Job, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Train one model and keep it, or compare all of a seed."""
+    if job["kind"] == "comparison":
+        folders = {family: folder_of(options.models, run) for family, run in best(found).items()}
+        return compare_all(options, job["seed"], folders)
+    run = job if "rate" in job else job | {"rate": best(found)[job["family"]]["rate"]}
+    torch.manual_seed(run["seed"])
+    digits, model = load("digits"), FAMILIES[run["family"]]()
+    train(model.train(), digits, run["rate"], run["seed"], run["steps"])
+    save(model, folder_of(options.models, run), run["family"])
+    return {"rate": run["rate"], "validation": round(judge(model, digits), 4)}
+
+
+def compare_all(options: argparse.Namespace, seed: int, folders: dict[str, Path]) -> dict[str, Any]:
+    """Return the comparison of a seed's models, of the first seed with speed."""
+    output, sources = options.models / f"comparison-{seed}", []
+    for family, folder in folders.items():
+        sources.append(f"timm:{folder}" if family in TIMM else str(folder))
+    settings = ComparisonSettings(robustness_images=None, speed_turns=0 if seed else options.turns)
+    how: dict[str, Any] = {"probe": True, "image_size": (SIDE, SIDE), "progress": False, "report": print}
+    compare(sources, "digits", output, settings=settings, **how)
+    if seed == 0:
+        shutil.copyfile(output / "comparison.png", options.output.with_suffix(".png"))
+    return json.loads((output / "comparison.json").read_text())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/compare_families.json"))
+    parser = script_options(__doc__, "compare_families.jsonl")
     parser.add_argument("--models", type=Path, default=Path("out/families"), help="where the trained models are kept")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), choices=range(1, len(SEEDS) + 1))
+    parser.add_argument("--seeds", type=int, default=3, help="of weights and order")
     parser.add_argument("--steps", type=int, default=STEPS, help="of every training")
     parser.add_argument("--turns", type=int, default=20, help="in which every model's speed is measured")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     register_small_mixer()
-    runs, chosen = train_all(options.models, options.seeds, options.steps)
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "cpu": cpu_name(),
-        "versions": {package: version(package) for package in ("torch", "transformers", "timm")},
-        "rates": chosen,
-        "runs": runs,
-        "comparisons": compare_all(options.models, chosen, options.seeds, options.turns),
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
-    shutil.copyfile(options.models / "comparison-0" / "comparison.png", options.output.with_suffix(".png"))
+
+    def has_files(job: Job) -> bool:
+        kept = options.models.glob(f"seed-{job['seed']}/rate-{job.get('rate', '*')}/{job.get('family')}")
+        return job["kind"] == "comparison" or any(kept)
+
+    wanted = list(jobs(options.seeds, options.steps))
+    Records(options.output).work(wanted, partial(carry_out, options), has_files=has_files)
     print(TABLES["compare_families"](options.output))
 
 

@@ -1,6 +1,6 @@
 """Measure speed, memory, size and agreement of ViTs in int8, bfloat16 and float32 with three engines.
 
-    python benchmarks/int8.py agreement [--work build/int8] [--output build/int8/int8.json] [--development]
+    python benchmarks/int8.py agreement [--work build/int8] [--output build/int8/int8.jsonl] [--development]
     python benchmarks/int8.py speed [--variants S/16 B/16] [--batches 1 8] [--turns 15]
 
 "agreement" trains a ViT, a Hybrid and an Axial-ViT on digits and on crops of photographs (minutes, once; they stay in
@@ -8,7 +8,7 @@
 neither training nor quantising saw. Nor did whoever chose how to quantise: that is done with --development, which takes
 other models of other images (not mirrored, so that the parts of a photograph that are tests are others). "speed"
 times random weights at 224 px in turns, float32 of the same runtime beside every other form. Both continue where they
-were stopped: cells that the output holds are not measured again.
+were stopped: what the output holds is not measured again.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -27,11 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from records import Job, Records
 from script import parser
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
-from hf_vit.environment import hardware, versions
-from hf_vit.results.writing import write_atomically
 from hf_vit.speed.measuring import others_load, quartiles, speed_ratio, take_turns
 
 WIDTHS = {
@@ -303,20 +301,15 @@ def print_memory(words: Sequence[str]) -> None:
     print((psutil.Process().memory_info().rss - before) / 1e6)
 
 
-class Record:
-    """Cells by name in a dated file; recorded cells are not measured again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.cells: dict[str, Any] = json.loads(path.read_text())["cells"] if path.is_file() else {}
-
-    def measure(self, name: str, function: Callable[[], dict[str, Any]]) -> None:
-        if name not in self.cells:
-            self.cells[name] = function() | {"date": datetime.now(UTC).date().isoformat()}
-            packages = versions() | {name: version(name) for name in ("onnxruntime", "openvino", "nncf")}
-            whole = {"script": "benchmarks/int8.py", "versions": packages, "hardware": hardware(), "cells": self.cells}
-            write_atomically(self.path, json.dumps(whole, indent=1) + "\n")
-        print(name, json.dumps(self.cells[name]), flush=True)
+def carry_out(options: argparse.Namespace, job: Job, _: Any) -> dict[str, Any]:
+    """Measure the forms of a runtime, or judge one in int8."""
+    if job["part"] == "speed":
+        found = time_forms(job["runtime"], job["variant"], job["batch"], options)
+    elif job["by"] == "torch":
+        found = judge_torch(job["family"], job["images"], options.work)
+    else:
+        found = judge(job["family"], job["images"], *job["by"].split(), options.work)
+    return found | {"packages": {name: version(name) for name in ("onnxruntime", "openvino", "nncf")}}
 
 
 def main() -> None:
@@ -329,20 +322,17 @@ def main() -> None:
     options.add_argument("--variants", nargs="+", default=["S/16", "B/16"])
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     options.add_argument("--development", action="store_true")
-    options.set_defaults(output=Path("build/int8/int8.json"))
+    options.set_defaults(output=Path("build/int8/int8.jsonl"))
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
-    record = Record(chosen.output)
-    if chosen.part == "speed":
-        for variant, batch, runtime in itertools.product(chosen.variants, chosen.batches, FORMS):
-            cell = partial(time_forms, runtime, variant, batch, chosen)
-            record.measure(f"speed {runtime} {variant} batch {batch}", cell)
-        return
-    for name, family in itertools.product(DEVELOPMENT if chosen.development else JUDGING, FAMILIES):
-        record.measure(f"agreement torch {family} {name}", partial(judge_torch, family, name, chosen.work))
-        for to, mode in EXPORTS:
-            cell = partial(judge, family, name, to, mode, chosen.work)
-            record.measure(f"agreement {to} {mode} {family} {name}", cell)
+    images, ways = DEVELOPMENT if chosen.development else JUDGING, ("torch", *map(" ".join, EXPORTS))
+    asked = {
+        "speed": {"variant": chosen.variants, "batch": chosen.batches, "runtime": FORMS},
+        "agreement": {"images": images, "family": FAMILIES, "by": ways},
+    }[chosen.part]
+    cells = (dict(zip(asked, values, strict=True)) for values in itertools.product(*asked.values()))
+    jobs = [({"part": chosen.part, **cell}, ()) for cell in cells]
+    Records(chosen.output).work(jobs, partial(carry_out, chosen))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Measure how long a visitor waits for the first answer of a page, in headless Chromium with an empty cache.
 
-    python benchmarks/page.py [--openings 5] [--output benchmarks/results/page.json]
+    python benchmarks/page.py [--turns 5] [--output benchmarks/results/page.json]
 
 From the opening of the address until the classes and all maps of the first example are there: scripts, runtime and
 graph are loaded from a server on this machine, the session is made, the image prepared, the model run. By WebAssembly,
 in one thread, as on any host that does not isolate its pages. `make browser` installs what it needs.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -15,11 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from script import Script, parser
 
 from hf_vit import HfViTForImageClassification, variant_config
 from hf_vit.data import make_processor
 from hf_vit.pages.making import make_page
-from hf_vit.results.documents import Measurements
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -48,12 +47,7 @@ def first_answers(page: Path, openings: int, scratch: Path) -> tuple[list[float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--openings", type=int, default=5)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    command = f"python benchmarks/page.py --openings {options.openings}"
-    record = Measurements(options.output, command, "cpu", openings=options.openings)
+    script = Script(parser(__doc__, turns=5).parse_args())
     with TemporaryDirectory() as folder:
         scratch = Path(folder)
         models = {"vit-digits": ROOT / "model_cards/vit-digits", "S/16": save_fresh(scratch / "S16", "S/16")}
@@ -61,19 +55,10 @@ def main() -> None:
             page = scratch / f"page of {model.name}"
             made = make_page([model], page, images="digits", runtime=RUNTIME)
             load = os.getloadavg()[0]
-            seconds, said = first_answers(page, options.openings, scratch)
-            row = {"model": name, "median_s": statistics.median(seconds), "least_s": min(seconds)}
-            print(f"{name}: {row['median_s']:.2f} s, at least {row['least_s']:.2f}; then {said}; load {load:.1f}")
-            record.add(
-                row
-                | {
-                    "most_s": max(seconds),
-                    "said": said,
-                    "page_mb": made.megabytes,
-                    "load": load,
-                    "niceness": os.nice(0),
-                }
-            )
+            seconds, said = first_answers(page, script.options.turns, scratch)
+            times = {"median_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
+            script.record(model=name, **times, said=said, page_mb=made.megabytes, load=load)
+    script.finish()
 
 
 if __name__ == "__main__":

@@ -336,9 +336,9 @@ def show(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value + 0:.3g}"
 
 
-def kinds_of(script: str) -> dict[str, Any]:
+def kinds_of(script: str, form: str = "json") -> dict[str, Any]:
     """Return the records of a script by kind of processor."""
-    found = {kind: RESULTS / f"{script}_{kind}.json" for kind in PROCESSORS}
+    found = {kind: RESULTS / f"{script}_{kind}.{form}" for kind in PROCESSORS}
     return {kind: load(path) for kind, path in found.items() if path.exists()}
 
 
@@ -439,16 +439,16 @@ ROWS = {
 TABLES |= {{"page": "page_waits"}.get(name, name): rows_of(name, *texts) for name, texts in ROWS.items()}
 
 
-@table("int8_avx512_bf16.json")
+@table("int8_avx512_bf16.jsonl")
 def int8_speed(path: Path) -> str:
-    cells = load(path)["cells"]
+    cells = {(run["runtime"], run["variant"], run["batch"]): run for run in where(load(path), part="speed")}
     ways = {
         "torch": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32", "int8 dynamic", "int8 static"),
         "openvino": ("float32", "bfloat16", "int8 static"),
     }  # fmt: skip
     places, lines = [(variant, batch) for variant in ("S/16", "B/16") for batch in BATCHES], []
     for engine, way in ((engine, way) for engine, several in ways.items() for way in several):
-        found = [cells[f"speed {engine} {variant} batch {batch}"][way] for variant, batch in places]
+        found = [cells[engine, *place][way] for place in places]
         shown = [f"{cell['images_per_second']:.1f} ({cell['times_float32']['median']:.2f})" for cell in found]
         lines.append((engine, way, *shown, f"{found[2]['memory_megabytes']:.0f} MB"))
     header = ["engine", "", *headers(["S/16", "B/16"]), "memory, B/16, batch 1"]
@@ -456,16 +456,14 @@ def int8_speed(path: Path) -> str:
     return markdown(header, lines, caption)
 
 
-@table("int8_avx512_bf16.json")
+@table("int8_avx512_bf16.jsonl")
 def int8_agreement(_: Path | None) -> str:
     lines = []
-    for kind, record in kinds_of("int8").items():
+    for kind, record in kinds_of("int8", "jsonl").items():
         shares: dict[tuple[str, str], list[str]] = {}
-        for name, cell in record["cells"].items():
-            if name.startswith("agreement"):
-                engine, _, data = re.fullmatch(r"agreement (.+) (plain|hybrid|axial) mirrored (\w+)", name).groups()  # type: ignore[union-attr]
-                told = f"{cell['agreement']:.2%}" if "agreement" in cell else "refused"
-                shares.setdefault((data, engine), []).append(told)
+        for run in where(record, part="agreement"):
+            told = f"{run['agreement']:.2%}" if "agreement" in run else "refused"
+            shares.setdefault((run["images"].removeprefix("mirrored "), run["by"]), []).append(told)
         lines += [(PROCESSORS[kind], data, engine, *cells) for (data, engine), cells in shares.items()]
     header = "processor | images | int8 by | plain | hybrid | axial"
     return markdown(
@@ -475,9 +473,9 @@ def int8_agreement(_: Path | None) -> str:
     )
 
 
-@table("int8_avx512_bf16.json")
+@table("int8_avx512_bf16.jsonl")
 def billion(path: Path) -> str:
-    cells = load(path)["cells"]["speed openvino B/16 batch 8"]
+    (cells,) = where(load(path), runtime="openvino", variant="B/16", batch=8)
     rows = where(load(RESULTS / "jpeg_zen4.json")["rows"], workers=2, processor="Pillow")
     rates = {
         "B/16 in float32 (OpenVINO)": cells["float32"]["images_per_second"],
@@ -571,22 +569,23 @@ def scaling_law(path: Path) -> str:
     )
 
 
-@table("compare_families.json")
+@table("compare_families.jsonl")
 def compare_families(path: Path) -> str:
     record = load(path)
-    comparisons = list(record["comparisons"].values())
+    comparisons, trainings = where(record, kind="comparison"), [run for run in record if run["kind"] != "comparison"]
     lines = []
     for place, model in enumerate(comparisons[0]["models"]):
         name, seeds = model["inputs"]["model"]["name"], [comparison["models"][place] for comparison in comparisons]
-        cells = [f"{record['rates'][name]:g}", f"{model['parameters']:,}", f"{model['flops'] / 1e6:.1f}"]
+        rate = max(where(record, kind="trial", family=name), key=lambda run: run["validation"])["rate"]
+        cells = [f"{rate:g}", f"{model['parameters']:,}", f"{model['flops'] / 1e6:.1f}"]
         cells += [spread(one["top1"]["value"] for one in seeds), spread(one["ece"] for one in seeds)]
         cells.append(spread(statistics.mean(one["corruptions"].values()) for one in seeds))
         cells += [spread(one["fgsm"][size] for one in seeds if one["fgsm"]) for size in ("1", "4")]
-        lines.append((name, *cells, seconds(where(record["runs"], family=name))))
+        lines.append((name, *cells, seconds(where(trainings, family=name))))
     header = "model | rate | parameters | MFLOPs | top-1, % | ECE, % | corrupted, % | FGSM 1, % | FGSM 4, % | CPU s"
-    steps = f"{len(record['runs'])} trainings, {len(comparisons)} seeds"
+    steps = f"{len(trainings)} trainings, {len(comparisons)} seeds"
     return markdown(
-        header, lines, f"`compare_families.py --steps 1600 --seeds 2 --turns 0`, {record['date']}, {steps}."
+        header, lines, f"`compare_families.py --steps 1600 --seeds 2 --turns 0`, {comparisons[0]['date']}, {steps}."
     )
 
 

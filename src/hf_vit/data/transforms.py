@@ -301,7 +301,7 @@ def _share_pixels(image: Image.Image) -> torch.Tensor:
         shared: Any = pyarrow.array(image)
     except (TypeError, ValueError):  # Pillow before 11.2, or an image in several blocks of memory
         return torch.from_numpy(np.array(image))
-    return torch.from_dlpack(shared.flatten()).reshape(image.height, image.width, -1)
+    return torch.from_dlpack(shared.values).reshape(image.height, image.width, -1)
 
 
 _DIRECT = {"ViTImageProcessorPil": _DirectPillow, "ViTImageProcessor": _DirectTorchvision}

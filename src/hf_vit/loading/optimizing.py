@@ -1,7 +1,7 @@
 """Optimize a loaded model for inference if the number of images repays the time that this takes.
 
 For a few images the model runs as loaded; many images run on the fastest engine, unless the model is small. By
-`benchmarks/results/int8_avx512_bf16.json`, packing S/16 and B/16 pays from 8 images, and a graph from about 5,000.
+`benchmarks/results/int8_avx512_bf16.jsonl`, packing S/16 and B/16 pays from 8 images, and a graph from about 5,000.
 """
 
 import copy
