@@ -12,7 +12,8 @@ def _configure(network: Network) -> Fields:
     """Without a table positions are sines and cosines, of images of any size."""
     dims, patches = network.dims, network.patches
     has_table = "table" in network.parts
-    size = network.image_size or tuple(16 * side for side in patches.sides)
+    height, width = patches.sides
+    size = network.image_size or (16 * height, 16 * width)
     if has_table:
         size = patches.table_size(dims["T"], network.image_size)
     return {

@@ -31,7 +31,8 @@ def _names(ignored: Mapping[str, str], shapes: Shapes) -> KeyNames:
 def _fields(network: Network) -> Fields:
     """Return what is the same in all of them; without a table and a declared size, images are of 14 patches a side."""
     dims, parts, patches = network.dims, network.parts, network.patches
-    size = network.image_size or tuple(14 * side for side in patches.sides)
+    height, width = patches.sides
+    size = network.image_size or (14 * height, 14 * width)
     if "table" in parts:
         size = patches.table_size(dims["T"], network.image_size)
     return {

@@ -107,9 +107,9 @@ def _dinov3_names(shapes: Shapes) -> KeyNames:
 def _configure_dinov3(network: Network) -> Fields:
     """What neither names nor shapes tell is the same in all released models, but for the image size."""
     dims, parts, (height, width) = network.dims, network.parts, network.patches.sides
-    by_default = tuple(224 if 224 % side == 0 else 14 * side for side in (height, width))
+    default_size = 224 if 224 % height == 0 else 14 * height, 224 if 224 % width == 0 else 14 * width
     return {
-        "image_size": square_or_pair(network.image_size or by_default),
+        "image_size": square_or_pair(network.image_size or default_size),
         "patch_size": square_or_pair((height, width)),
         "num_channels": dims["C"],
         "hidden_size": dims["D"],

@@ -97,8 +97,8 @@ def compare(
         image_size: (height, width) px in which built-in data come; by default the models' own if they share one.
         skip_bad_images, image_column, label_column: see `load_data`.
         device: torch device; by default a GPU where there is one.
-        optimize: have models of this package answer through what is fastest for so many images (`select_engine`); all are
-            attacked and timed as they were loaded.
+        optimize: have models of this package answer through what is fastest for so many images (`select_engine`); all
+            are attacked and timed as they were loaded.
         runner: "ray" measures models that are given by their names at once: one on every GPU, or as many cores as here,
             of machines that share models and data under these names; their speed is measured here.
         address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.

@@ -153,8 +153,8 @@ def measure_model(
 ) -> ModelResult:
     """Judge a model by all images of a split, and corrupt and attack some of them; a probe is trained here.
 
-    With `optimize` a copy answers that is computed by what is fastest for so many images (`select_engine`); gradients and
-    FLOPs are those of the model as it was loaded.
+    With `optimize` a copy answers that is computed by what is fastest for so many images (`select_engine`); gradients
+    and FLOPs are those of the model as it was loaded.
 
     Raises:
         UserError: outputs that are not finite, an image processor that does more than scale pixels, no split to train

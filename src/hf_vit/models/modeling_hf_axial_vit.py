@@ -58,8 +58,8 @@ class HfAxialViTLayer(nn.Module):
         self.column = HfViTLayer(config, drop_path_rate)
 
     @property
-    def layernorm_before(self) -> nn.LayerNorm:
-        """Return the first LayerNorm, that of the row block."""
+    def layernorm_before(self) -> nn.Module:
+        """Return the first norm, that of the row block."""
         return self.row.layernorm_before
 
     def forward(

@@ -167,14 +167,15 @@ class HfViTAttention(nn.Module):
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         if rotation is None:
             return query, key
-        if self.rotary_frequencies is not None:
+        if isinstance(rotation, torch.Tensor):  # coordinates, as every layer has frequencies of its own
+            frequencies: Any = self.rotary_frequencies
             heads = self.config.num_attention_heads
             if heads != query.shape[1]:
                 raise ValueError(
                     f"rotary_embedding='mixed' has frequencies for each of {heads} heads, of which {query.shape[1]} "
                     "are here; tensor parallelism shares them out: run without it"
                 )
-            first, second = self.rotary_frequencies.to(rotation).unflatten(1, (heads, 1, -1))
+            first, second = frequencies.to(rotation).unflatten(1, (heads, 1, -1))
             angles = rotation[:, None, :, :1] * first + rotation[:, None, :, 1:] * second
             rotation = angles.cos(), angles.sin()
         pairing = self.config.rotary_pairing
@@ -262,7 +263,7 @@ class HfViTMLP(nn.Module):
     def init_weights(self) -> None:
         """Initialize the biases with small random values, as the original code."""
         for layer in (self.fc1, self.fc2):
-            if isinstance(layer.bias, nn.Parameter):
+            if self.has_bias:
                 init.normal_(layer.bias, std=1e-6)
 
 
