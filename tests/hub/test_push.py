@@ -241,7 +241,10 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (card("tags: [vit]"), "license is missing"),
     (card("license: Apache 2"), "'Apache 2' is not a license id"),
     (card("license: mit\ndatasets: [my pictures]"), "datasets: 'my pictures'"),
+    (card("license: mit\nlanguage: no"), "language: False is not text"),
     (card("license: mit\nmodel-index: [{name: x, results: [{}]}]"), "model-index: 'task' is missing"),
+    (card("license: mit\nmodel-index: [{name: x, results: [{task: {type: t}, dataset: {type: d, name: d, config: 3}, "
+          "metrics: [{type: m, value: 1}]}]}]"), "model-index: dataset_config is 3, not text"),
 ]  # fmt: skip
 
 

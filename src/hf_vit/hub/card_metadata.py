@@ -32,6 +32,11 @@ NO_LICENSE = (
 )
 _METADATA_BLOCK = re.compile(r"^\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _REPO_ID = re.compile(r"https?://\S+|[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
+# What the Hub takes in a result of model-index as text alone.
+_TEXTS = (
+    *("task_type", "dataset_type", "dataset_name", "dataset_config", "dataset_split", "dataset_revision"),
+    "metric_type",
+)
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
@@ -267,7 +272,11 @@ def find_metadata_errors(card: str) -> list[str]:
     errors = _find_field_errors(metadata)  # pyright: ignore[reportUnknownArgumentType]
     try:
         if (index := metadata.get("model-index")) is not None:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            model_index_to_eval_results(index)  # pyright: ignore[reportUnknownArgumentType]
+            name, results = model_index_to_eval_results(index)  # pyright: ignore[reportUnknownArgumentType]
+            fields = [("name", name), *((key, vars(each)[key]) for each in results for key in _TEXTS)]
+            errors += [
+                f"model-index: {key} is {each!r}, not text" for key, each in fields if not isinstance(each, str | None)
+            ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         errors.append(f"model-index: {f'{error} is missing' if isinstance(error, KeyError) else error}")
     return errors
@@ -276,7 +285,7 @@ def find_metadata_errors(card: str) -> list[str]:
 def _find_field_errors(metadata: dict[str, Any]) -> list[str]:
     """Return an error for every field whose value the Hub would refuse."""
     errors = [] if metadata.get("license") else ["license is missing"]
-    for field in ("license", "tags", "datasets", "base_model", "metrics"):
+    for field in ("license", "language", "tags", "datasets", "base_model", "metrics"):
         value = metadata.get(field)
         values = value if isinstance(value, list) else [] if value is None else [value]
         for item in values:

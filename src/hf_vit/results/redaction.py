@@ -24,6 +24,10 @@ _TOKEN_PATTERNS = {
     "an OpenAI or Anthropic key": re.compile(r"(?<![A-Za-z0-9])sk-(?=[\w-]*\d)[\w-]{20,}"),
     "an AWS access key": re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[0-9A-Z]{16}(?![A-Za-z0-9])"),
     "a Google API key": re.compile(r"(?<![A-Za-z0-9])AIza[\w-]{35}"),
+    "a Google token": re.compile(r"(?<![A-Za-z0-9])ya29\.[\w-]{20,}"),
+    "a PyPI token": re.compile(r"(?<![A-Za-z0-9])pypi-AgE[\w-]{20,}"),
+    "an npm token": re.compile(r"(?<![A-Za-z0-9])npm_[A-Za-z0-9]{36}"),
+    "a Databricks token": re.compile(r"(?<![A-Za-z0-9])dapi[0-9a-f]{32}"),
     "a Slack token": re.compile(r"(?<![A-Za-z0-9])xox[abeprs]-[\w-]{10,}"),
     "a JSON web token": re.compile(r"(?<![A-Za-z0-9])eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"),
     "a private key": re.compile(
