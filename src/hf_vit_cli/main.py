@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell (`2>&-`): the next opened file would receive the output
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    warnings.formatwarning = lambda message, *_: f"note: {' '.join(str(message).split())}\n"
+    warnings.formatwarning = lambda message, *_: f"note: {plain_text(' '.join(str(message).split()))}\n"
     if isinstance(sys.stdout, TextIOWrapper):  # file names may not be valid text
         sys.stdout.reconfigure(errors="backslashreplace")
     for client, variable in _BARS.items() if not sys.stderr.isatty() else ():  # in a log every update is a line

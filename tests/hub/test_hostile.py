@@ -9,6 +9,7 @@ import re
 import shutil
 import struct
 import unicodedata
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def test_a_terminal_gets_words_alone(tmp_path: Path, capfd: pytest.CaptureFixtur
         ["predict", model, path, "--top", "6"],
         ["data", tmp_path / "data"],
         ["evaluate", model, "--data", tmp_path / "data", "--skip-bad-images", "--device", "cpu"],
+        ["evaluate", model, "--data", tmp_path / "data", "--skip-bad-images", "--device", "cpu", "--streaming"],
     ):
         with pytest.raises(SystemExit) as ended:
             main([str(word) for word in words])
@@ -108,6 +110,7 @@ def test_a_terminal_gets_words_alone(tmp_path: Path, capfd: pytest.CaptureFixtur
         assert words[0] == "evaluate" or "turned" in said
         controls = {sign for sign in said if unicodedata.category(sign) in ("Cc", "Cf")}
         assert controls <= set("\n\r\t"), words[0]
+    assert "\x1b" not in warnings.formatwarning("a library's words \x1b[31m", UserWarning, "", 0)
 
 
 @pytest.mark.parametrize("name", ['my "best" model', "x`y", "a\\", "ünï", "a\nb"])

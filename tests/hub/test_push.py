@@ -12,6 +12,7 @@ import pytest
 from hub import jobs
 from hub.conftest import training_record
 from loopback.client import Client, Loopback, content_hash
+from PIL import Image
 
 from hf_vit import UserError, push_to_hub
 from hf_vit.hub.contents import collect_weights
@@ -211,6 +212,13 @@ def card(fields: str) -> Callable[[Path], object]:
     return write("README.md", f"---\n{fields}\n---\n")
 
 
+def photograph(folder: Path) -> None:
+    exif = Image.Exif()
+    exif.get_ifd(0x8825)[1] = "N"
+    (folder / "examples").mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "examples" / "x.jpg", exif=exif)
+
+
 DAMAGED, INDEX_DAMAGED = "config.json of .* is damaged .*", f"{INDEX} of .* is damaged"
 # What is wrong with a folder, and what is told.
 TROUBLE: list[tuple[Callable[[Path], object], str]] = [
@@ -232,6 +240,7 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (with_config(patch_size=[1]), f"{DAMAGED}patch_size"),
     (with_config(id2label={"zero": "a"}), f"{DAMAGED}id2label.zero"),
     (with_config(architectures="x"), f"{DAMAGED}architectures"),
+    (photograph, "examples/x.jpg of .* tells where it was taken"),
     (write("embeddings_hf_vit.py", "def ("), "embeddings_hf_vit.py of .* is not valid Python code"),
     (write("embeddings_hf_vit.py", "\0"), "embeddings_hf_vit.py of .* is not valid Python code"),
     (lambda folder: (folder / "embeddings_hf_vit.py").write_bytes(b"x = '\xed\xa0\x80'"), "is not valid Python code"),

@@ -25,7 +25,7 @@ from hf_vit.data.images import ImageScan, note_dark_images, open_image, raise_ba
 from hf_vit.data.labels import LabelMap, normalize_label, normalize_name, summarize_names, type_labels
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, assign_split, split_name
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, one_line
 from hf_vit.repositories.reading import reading, refuse_pointer
 from hf_vit.repositories.stores import in_store, sizes
 
@@ -734,7 +734,7 @@ class StreamReader:
             for name in map(short_name, self._names(scan)):
                 if name not in self.skipped:  # the stream is read again in every epoch
                     self.skipped.append(name)
-                    logger.warning("left out the unreadable image %s", name)
+                    logger.warning("left out the unreadable image %s", one_line(name))
         return {"image": images, "label": labels}
 
     def _names(self, scan: ImageScan) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -48,6 +49,7 @@ PAGE_FILES = ("index.html", "style.css", "page.js", "worker.js")
 # Files of earlier pushes that are deleted: weights in every format that from_pretrained reads, and parts of a page.
 _WEIGHTS = re.compile(r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|training_args\.bin")
 _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
+_GPS = 0x8825  # tag of EXIF
 _RUNTIME = re.compile(r"ort[\w.-]*\.(mjs|wasm)")
 _Sources = dict[str, Path | bytes]
 
@@ -190,10 +192,25 @@ def collect(
             f"{folder} holds no image processor ({PROCESSOR}); call processor.save_pretrained({str(folder)!r})"
         )
     descriptions = describe_model(folder, repo_id, license=license, share_images=share_images)
-    names |= {*list_plots(folder, descriptions[CARD_NAME].decode()), *list_examples(folder)}
+    examples = list_examples(folder)
+    for name in examples:
+        _refuse_gps(folder, name)
+    names |= {*list_plots(folder, descriptions[CARD_NAME].decode()), *examples}
     names |= {path.name for path in (folder / FACTS_NAME, *folder.glob("LICENSE*")) if path.is_file()}
     sources |= {name: folder / name for name in names - descriptions.keys()} | descriptions
     return _check_contents(folder, sources, _WEIGHTS, {SINGLE, INDEX})
+
+
+def _refuse_gps(folder: Path, name: str) -> None:
+    """Refuse an example that tells everybody where it was taken, as a phone's photograph does."""
+    from PIL import Image
+
+    check_inside(folder, folder / name)
+    place: object = None
+    with suppress(Exception), Image.open(folder / name) as image:  # what is no image tells no place
+        place = image.getexif().get_ifd(_GPS)
+    if place:
+        raise UserError(f"{name} of {folder} tells where it was taken (EXIF, GPS); save it without, or remove it")
 
 
 def collect_page(folder: Path, *, license: str | None = None, share_images: bool = False) -> Contents:
