@@ -20,7 +20,7 @@ import hf_vit
 from hf_vit import UserError
 from hf_vit.audit.results import audit_results
 from hf_vit.data import load_data, scenes
-from hf_vit.evaluation import evaluate, predict
+from hf_vit.evaluation import embed, evaluate, predict
 from hf_vit.families import DENSE_HEADS
 from hf_vit.loading.folders import list_checkpoints
 from hf_vit.loading.outputs import detect, get_dense_task, segment
@@ -94,15 +94,29 @@ def test_crowds_are_not_learnt_in_a_validation_loss_either(head: str) -> None:
         assert all(torch.equal(one[name], other[name]) for name in one | other)
 
 
+@pytest.mark.parametrize("head", ["linear", "detr"])
+def test_there_are_no_features_of_the_whole_image(head: str, tmp_path: Path) -> None:
+    model, processor = build("plain", head)
+    for part in (model, processor):
+        part.save_pretrained(tmp_path / "model")
+    with pytest.raises(
+        UserError, match=rf"^a {DENSE_HEADS[head].task} model .* has no features of the whole image; give"
+    ):
+        embed(str(tmp_path / "model"), "digits", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("head", DENSE_HEADS)
-def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For other classes with its own head, in another size, with another head, and as a classifier."""
     model, processor = build("plain", head)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     source, old = find_model(str(tmp_path)), model.state_dict()
-    assert find_dense_head(str(tmp_path), DENSE_HEADS[head].task) == head
-    assert find_dense_head(str(tmp_path), "classification") is None
+    monkeypatch.setattr("hf_vit.conversion.loading.model_folder", lambda *_: tmp_path)  # of the Hub
+    for name in (str(tmp_path), "me/dense"):
+        assert find_dense_head(name, DENSE_HEADS[head].task) == head
+        assert find_dense_head(name, "classification") is None
     other, _ = build_dense_model(source, head, ["sky", "dog"])
     wider, _ = build_dense_model(source, head, ["sky", "cat", "dog"])
     changed = {name for name, value in wider.state_dict().items() if value.shape != old[name].shape}

@@ -92,7 +92,7 @@ def test_after_bfloat16_the_saved_model_is_judged(settings, tiny_checkpoint, col
     monkeypatch.setattr("hf_vit.data.scenes.HELD_OUT", 6)
     data = "scenes:images=16,size=32" if "task" in settings else str(colours)
     quick = dict(steps=4, evaluations=2, batch_size=8, learning_rate=1e-3, precision="bf16", device="cpu")
-    done = finetune(str(tiny_checkpoint), data, tmp_path / "out", **quick, **settings)
+    done = finetune(tiny_checkpoint, data, tmp_path / "out", **quick, **settings)
     judged = evaluate(str(tmp_path / "out"), data, device="cpu", progress=False).result.values()
     assert judged == done.test.values()
     assert Facts.load(tmp_path / "out").records[0].values["validation_precision"] == "bf16"
@@ -164,7 +164,7 @@ def test_it_learns_and_keeps_the_best_checkpoint(colours, tiny_config, tmp_path)
 def test_the_seed_decides_everything(colours, tiny_config, tmp_path):
     def weights(name, seed, before):
         torch.manual_seed(before)
-        run = finetune(tiny_config(), str(colours), tmp_path / name, seed=seed, steps=2, evaluations=1)
+        run = finetune(tiny_config(), colours, tmp_path / name, seed=seed, steps=2, evaluations=1)
         return torch.cat([p.detach().flatten() for p in run.model.parameters()])
 
     first = weights("a", seed=1, before=10)

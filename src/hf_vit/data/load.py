@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +41,7 @@ _SHARDS = 16
 
 
 def load_data(
-    source: str,
+    source: str | os.PathLike[str],
     *,
     streaming: bool = False,
     skip_bad_images: bool = False,
@@ -84,7 +85,7 @@ def load_data(
         raise UserError(
             f"the image size is {image_size[0]}x{image_size[1]} px; give --image-size with both sides at least 1 px"
         )
-    resolved = resolve_source(source)
+    resolved = resolve_source(os.fspath(source))
     named = NamedColumns(image_column, label_column)
     if resolved.kind in ("builtin", "folder", "masks", "coco"):
         named.check((), resolved.name)
@@ -146,7 +147,7 @@ class UnlabeledImages:
 
 
 def load_unlabeled(
-    source: str,
+    source: str | os.PathLike[str],
     *,
     image_size: tuple[int, int] | None = None,
     min_size: tuple[int, int] = (1, 1),
@@ -165,6 +166,7 @@ def load_unlabeled(
     """
     from datasets import Image, concatenate_datasets
 
+    source = os.fspath(source)
     root = place_of(source).expanduser()
     paths = list_unlabeled_images(root) if source.strip() and not is_builtin(source) and is_folder(root) else []
     if paths:

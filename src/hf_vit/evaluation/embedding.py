@@ -29,6 +29,7 @@ from hf_vit.evaluation.runners import running
 from hf_vit.families import refuse_regression
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.optimizing import select_engine
+from hf_vit.loading.outputs import refuse_dense
 from hf_vit.repositories.stores import in_store, installed_for, place_of, saying_what, write
 from hf_vit.results.facts import lock_folder
 from hf_vit.results.redaction import redact_values
@@ -211,6 +212,7 @@ def embed(
 
 def _open(model: NamedModel, predictions: bool, device: str | None) -> "LoadedModel":
     subject = model.opened(device)
+    refuse_dense(subject.model)
     if predictions and not subject.label_sets:
         raise UserError(f"{model.model} is not a classifier; leave --predictions out to write embeddings")
     if predictions:

@@ -73,6 +73,15 @@ def call_model(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> A
     return model(**pixel_values) if isinstance(pixel_values, BatchFeature) else model(pixel_values)
 
 
+def refuse_dense(model: nn.Module) -> None:
+    """Raise a UserError for a segmentation or detection model where features of a whole image are needed."""
+    if (task := get_dense_task(model)) is not None:
+        raise UserError(
+            f"a {task} model ({type(model).__name__}) has no features of the whole image; give the classifier or the "
+            "pre-trained model that it was made from"
+        )
+
+
 def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
     """Return the input of the classification head, [B, D]; without a head the pooled output.
 
@@ -89,6 +98,7 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
             f"the features of a {type(model).__name__} cannot be read; give a model of hf_vit, transformers or timm "
             "(for an exported graph, the model that was exported)"
         )
+    refuse_dense(model)
     encoder: Any = model.base_model
     if encoder is model:
         output = call_model(encoder, pixel_values)

@@ -16,11 +16,11 @@ from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data.labels import normalize_name
 from hf_vit.display import shortened
 from hf_vit.errors import UserError, strict_reason
-from hf_vit.families import AUTO_CLASSES, Door, dense_head_of, family_of, problem_type_of
+from hf_vit.families import AUTO_CLASSES, Door, family_of, problem_type_of
 from hf_vit.loading.graphs import find_graph
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
-from hf_vit.repositories.reading import CONFIG, loading, read_object
+from hf_vit.repositories.reading import loading
 
 _HEADS = ("classifier", "distillation_classifier")
 _POOLER = ("vit.pooler.", "pooler.")  # checkpoints of patch prediction have none
@@ -155,12 +155,9 @@ def build_model(
     return _build(source, door, fields | _make_rate_fields(source, dropout, drop_path), image_size, new=_NEW[door])
 
 
-def find_dense_head(name: object, task: str) -> str | None:
-    """Return the head's name if a folder holds a checkpoint with a head for this task; None for everything else."""
-    path = Path(name).expanduser() if isinstance(name, str) else Path()
-    if not (path / CONFIG).is_file() or not isinstance(name, str):
-        return None
-    head = dense_head_of(read_object(path / CONFIG, name).get("model_type"))
+def find_dense_head(name: str | HfBaseConfig, task: str) -> str | None:
+    """Return the head's name if a checkpoint has a head for this task; None for everything else."""
+    head = find_source(name, with_variants=True).dense_head if isinstance(name, str) else None
     return head.name if head is not None and head.task == task else None
 
 

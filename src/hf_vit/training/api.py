@@ -45,8 +45,8 @@ OBJECTIVES = [name for name, task in TASKS.items() if not task.has_labels]
 
 
 def finetune(
-    model: str | HfViTBaseConfig,
-    data: str,
+    model: str | Path | HfViTBaseConfig,
+    data: str | Path,
     output: str | Path,
     *,
     task: str = "classification",
@@ -107,7 +107,7 @@ def finetune(
         raise UserError(f"a learning-rate sweep compares accuracies, which {task} does not have; leave it out")
     rates = None if lr_sweep is False else _sweep_rates(job.recipe, lr_sweep)
     if task != "classification":
-        learner = TASKS[task](head or find_dense_head(model, task), head_width)
+        learner = TASKS[task](head or find_dense_head(job.model_name, task), head_width)
     elif self_training is not None:
         learner = TASKS[name](self_training, options.device, options.skip_bad_images)
     else:
@@ -149,8 +149,8 @@ def _task_name(
 
 def _job(
     task: str,
-    model: str | HfViTBaseConfig,
-    data: str,
+    model: str | Path | HfViTBaseConfig,
+    data: str | Path,
     output: str | Path,
     recipe: str | Recipe | None,
     options: FinetuneOptions | None,
@@ -165,12 +165,12 @@ def _job(
     base = recipe or TASKS[task].recipe
     base = find_recipe(base) if isinstance(base, str) else base
     base = base.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
-    return Job(model, data, Path(output), base, options, command)
+    return Job(str(model) if isinstance(model, Path) else model, str(data), Path(output), base, options, command)
 
 
 def pretrain(
-    model: str | HfViTBaseConfig,
-    data: str,
+    model: str | Path | HfViTBaseConfig,
+    data: str | Path,
     output: str | Path,
     *,
     objective: str = "masked-patch",
