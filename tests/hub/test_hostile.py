@@ -27,6 +27,7 @@ from hf_vit.hub.card import MARKER, render_card, write_card
 from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.contents import collect, describe_model
 from hf_vit.hub.published_results import RESULTS_FILE
+from hf_vit.loading import load_model
 from hf_vit.results.documents import Document, Measurements
 from hf_vit.results.facts import DataFact, Facts, append_record, new_record
 from hf_vit.results.redaction import redact_message
@@ -207,6 +208,17 @@ def test_code_is_of_the_folder_alone(model_folder: Path, tmp_path: Path) -> None
 
 
 TOKEN = "hf_" + "aB3" * 11
+
+
+@pytest.mark.parametrize("fields", [{"num_labels": 10**9}, {"num_hidden_layers": 10**9}, {"inner": {"depth": 10**9}}])
+def test_a_config_that_would_fill_the_memory(fields: dict[str, Any], model_folder: Path) -> None:
+    path = model_folder / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("id2label", None)
+    path.write_text(json.dumps(config | fields))
+    for door in (render_card, load_model):
+        with pytest.raises(UserError, match=r"=1000000000; a model has at most"):
+            door(model_folder)
 
 
 def write_token(path: Path) -> None:

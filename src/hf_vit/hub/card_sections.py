@@ -314,7 +314,7 @@ def _headline_rows(records: Sequence[Record]) -> list[tuple[str, str, str | None
     """Return the latest (name, percentage, data, date) of every headline metric and data set."""
 
     def numbers_in_order(name: str) -> list[str | int]:  # "5-shot" before "10-shot"
-        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+        return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
     latest: dict[object, tuple[str, str, str | None, str]] = {}
     for record in records:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, dense_head_of, family_of, own_class, problem_type_of
-from hf_vit.repositories.reading import check_name, read_object, weight_shards
+from hf_vit.repositories.reading import check_name, read_object, refuse_huge, weight_shards
 
 CARD_NAME = "README.md"
 PROCESSOR = "preprocessor_config.json"
@@ -90,7 +90,11 @@ def read_config(folder: Path) -> ModelConfig:
         UserError: the file is missing or damaged.
     """
     try:
-        return ModelConfig.model_validate(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        refuse_huge(content, str(folder))
+        return ModelConfig.model_validate(content)
+    except UserError:
+        raise
     except FileNotFoundError as error:
         if (folder / PAGE_NAME).is_file():
             raise UserError(

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from pickle import UnpicklingError
@@ -36,6 +36,9 @@ _REFERENCE_FIELDS = (
 )
 # Fields that do so if their value is a path or repository instead of a plain name.
 _NAME_FIELDS = ("architecture", "backbone", "attn_implementation", "_attn_implementation")
+
+# Counts by which libraries build as many objects, and their maximum.
+_MAX_COUNTS = {"num_labels": 250_000, **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "depth"), 1_000)}
 
 
 def model_folder(repo_id: str, revision: str | None = None) -> Path:
@@ -122,7 +125,8 @@ def check_folder(folder: Path, name: str) -> None:
             "peft's merge_and_unload, save the merged model and give that"
         )
     config = read_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
-    reference, arguments = _find_reference(config), config.get("model_args")
+    refuse_huge(config, name)
+    reference, arguments = next(filter(_is_reference, _iterate_fields(config)), None), config.get("model_args")
     if reference is None and isinstance(arguments, dict):  # timm's model_args may contain these two
         reference = next(
             ((key, arguments[key]) for key in ("pretrained", "pretrained_cfg") if arguments.get(key)), None
@@ -144,19 +148,30 @@ def refuse_pointer(path: Path, name: str) -> None:
                 raise UserError(f"{name} is a Git LFS pointer; fetch the file with git lfs pull")
 
 
-def _find_reference(value: object, depth: int = 0) -> tuple[str, object] | None:
-    """Return the first field of a config, at any depth, that refers to another repository or path; None if there is
-    none.
-    """
+def refuse_huge(config: object, name: str) -> None:
+    """Refuse a config that makes a library fill the memory before it reads any weight."""
+    for key, value in _iterate_fields(config):
+        if key in _MAX_COUNTS and isinstance(value, int) and value > _MAX_COUNTS[key]:
+            raise UserError(
+                f"{CONFIG} of {name} has {key}={value!s:.20}; a model has at most {_MAX_COUNTS[key]:,}; correct it"
+            )
+
+
+def _is_reference(field: tuple[str, object]) -> bool:
+    """Return whether a field of a config refers to another repository or path."""
+    key, value = field
+    is_path = key in _NAME_FIELDS and isinstance(value, str) and re.search(r"[/\\:]", value) is not None
+    return is_path or (key in _REFERENCE_FIELDS and value is not None)
+
+
+def _iterate_fields(value: Any, depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Yield the fields of a config at any depth."""
     if depth > 50 or not isinstance(value, dict | list):
-        return None
-    fields: Mapping[str, object] = value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
-    for key, item in fields.items():
-        is_reference = key in _REFERENCE_FIELDS and item is not None
-        if is_reference or (key in _NAME_FIELDS and isinstance(item, str) and re.search(r"[/\\:]", item)):
-            return key, item
-    items: Any = fields.values() if isinstance(value, dict) else value  # pyright: ignore[reportUnknownVariableType]
-    return next((reference for item in items if (reference := _find_reference(item, depth + 1))), None)
+        return
+    fields: dict[str, Any] = value if isinstance(value, dict) else {}
+    yield from fields.items()
+    for item in fields.values() if isinstance(value, dict) else value:
+        yield from _iterate_fields(item, depth + 1)
 
 
 def weight_shards(folder: Path, name: str) -> list[str]:
