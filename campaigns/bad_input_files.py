@@ -22,7 +22,7 @@ KINDS = {
     "name": "recipe distillation precision optimizer schedule loss tune objective target mode normalization name "
     "protocol split fill picture_format hidden_act pooling to kinds only corruption variants work dtype contestant "
     "report_to image_column label_column family spelling self_training pseudo_labels auto_augment quantize task head "
-    "runner position_embedding",
+    "runner position_embedding rotary_embedding",
 }  # fmt: skip
 FREE = ("unit", "search", "judged_on", "collection")  # any text will do, or is shown as it is
 ENDLESS = ("steps", "epochs", "seeds", "turns", "builds", "trials", "seconds", "speed_turns")  # many take their time

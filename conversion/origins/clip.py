@@ -21,6 +21,7 @@ from hf_vit.conversion.origins.beside import (
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
 from hf_vit.conversion.origins.wrapped import has, leave_out, prefixes, unwrapped
 from hf_vit.conversion.readers import Companions, Shapes
+from hf_vit.errors import UserError
 
 # CLIP of transformers: its image tower, alone, with the projection, or beside the text tower.
 
@@ -288,6 +289,8 @@ _PE_HEADS = HEADS_OF_WIDTH | {1536: 16}
 def _configure_perception_encoder(network: Network) -> Fields:
     parts, dims = network.parts, network.dims
     has_class = "cls" in parts
+    if "map" in parts and "norm" not in parts:
+        raise UserError("the file has attention pooling, but not the norm before it, 'ln_post'; it is damaged")
     return network.vit_fields(int(has_class), heads=_PE_HEADS) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,

@@ -28,6 +28,12 @@ def _names(ignored: Mapping[str, str], shapes: Shapes) -> KeyNames:
     return renamed(unwrapped(shapes, timm.PATCHES, ignored), _SCALES)
 
 
+def _deit_names(shapes: Shapes) -> KeyNames:
+    """Rows and columns of patches are left out where the frequencies are that they belong to."""
+    computed = {r"freqs_t_[xy]": "rows and columns of rotary positions, which are computed"}
+    return _names(computed if any(key.endswith("freqs") for key in shapes) else {}, shapes)
+
+
 def _fields(network: Network) -> Fields:
     """Return what is the same in all of them; without a table and a declared size, images are of 14 patches a side."""
     dims, parts, patches = network.dims, network.parts, network.patches
@@ -75,7 +81,7 @@ DEIT = replace(
     recognises=has(
         timm.PATCHES, ("",), r"(^|\.)blocks\.\d+\.gamma_1$", r"\.attn\.qkv\.bias$", lacks=r"rel_pos|\.q_norm"
     ),
-    names=partial(_names, {r"freqs_t_[xy]": "rows and columns of rotary positions, which are computed"}),
+    names=_deit_names,
     configure=_configure_deit,
     rules_of=None,
     declared=lambda companions, shapes: Declared(processor=_PIXELS),
@@ -99,7 +105,7 @@ def _configure_vit5(network: Network) -> Fields:
         "norm_type": "rmsnorm",
         "use_qk_norm": "qk_norm" in network.parts,
         "rotary_base": 10_000.0,
-        "rotary_register_base": 100.0 if "register_rotation" in network.parts else None,
+        "rotary_register_base": 100.0,
     }
 
 
@@ -111,7 +117,7 @@ VIT5 = replace(
         *_START,
         KeyRule("reg_token", "1GD", "keep", "embeddings.register_tokens"),
         KeyRule(f"{_IN_FIRST}.rope.freqs", "F", "base", "rotary_base"),
-        KeyRule(f"{_IN_FIRST}.rope_reg.freqs", "F", "base", "rotary_register_base", "register_rotation"),
+        KeyRule(f"{_IN_FIRST}.rope_reg.freqs", "F", "base", "rotary_register_base"),
         KeyRule(f"{_BLOCK}.attn.q_norm.weight", "K", "keep", f"{_TARGET}.attention.q_layernorm.weight", "qk_norm"),
         KeyRule(f"{_BLOCK}.attn.k_norm.weight", "K", "keep", f"{_TARGET}.attention.k_layernorm.weight", "qk_norm"),
         *(

@@ -3,10 +3,13 @@
 Sources: EVA, arXiv 2211.07636; EVA-02, 2303.11331; EVA-CLIP, 2303.15389.
 """
 
+import re
+
 from hf_vit.conversion.origins.beside import CLIP_MEAN, CLIP_STD, HEADS_OF_WIDTH
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense, heads_of
 from hf_vit.conversion.origins.wrapped import has, prefixes, unwrapped
 from hf_vit.conversion.readers import Shapes
+from hf_vit.errors import UserError
 
 _PATCHES, _BASES = "patch_embed.proj.weight", ("visual.", "")
 _BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
@@ -24,7 +27,14 @@ _OTHER_TOWER = {r"text\..+": "the text tower", r"logit_scale": "scale of the con
 
 def _names(shapes: Shapes) -> KeyNames:
     is_clip = bool(prefixes(shapes, _BASES[0] + _PATCHES))
-    return unwrapped(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
+    found = unwrapped(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
+    is_rotary = any(re.search(r"\.mlp\.w(1|12)\.|(^|\.)rope\.freqs", key) for key in shapes)
+    if is_rotary and "rope.freqs_sin" not in found.normal:
+        raise UserError(
+            f"the file lacks '{found.spell('rope.freqs_sin')}', the table of its rotary positions, which tells their "
+            "scale; give the file as EVA's code saved it"
+        )
+    return found
 
 
 def _configure(network: Network) -> Fields:
@@ -71,8 +81,9 @@ EVA = Origin(
         *dense(f"{_BLOCK}.norm2", "D", f"{_TARGET}.layernorm_after"),
         *dense(f"{_BLOCK}.mlp.fc1", "MD", f"{_TARGET}.mlp.fc1", "dense"),
         *dense(f"{_BLOCK}.mlp.fc2", "DM", f"{_TARGET}.mlp.fc2", "dense"),
-        *dense(f"{_BLOCK}.mlp.w1", "MD", f"{_TARGET}.mlp.gate_proj", "without dense"),
-        *dense(f"{_BLOCK}.mlp.w2", "MD", f"{_TARGET}.mlp.up_proj", "without dense"),
+        *dense(f"{_BLOCK}.mlp.w12", ("2M", "D"), f"{_TARGET}.mlp.{{gate,up}}_proj", "packed_swiglu"),
+        *dense(f"{_BLOCK}.mlp.w1", "MD", f"{_TARGET}.mlp.gate_proj", "swiglu"),
+        *dense(f"{_BLOCK}.mlp.w2", "MD", f"{_TARGET}.mlp.up_proj", "swiglu"),
         *dense(f"{_BLOCK}.mlp.ffn_ln", "M", f"{_TARGET}.mlp.inner_layernorm", "norm_in_mlp"),
         *dense(f"{_BLOCK}.mlp.w3", "DM", f"{_TARGET}.mlp.down_proj", "without dense"),
         KeyRule(f"{_BLOCK}.gamma_2", "D", "keep", f"{_TARGET}.layer_scale2.lambda1", "layer_scale"),

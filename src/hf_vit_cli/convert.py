@@ -38,11 +38,13 @@ def convert(
     ),
     rotary_embedding: str | None = opt(
         None,
-        "Rotary positions of a source that does not record them: axial (RoPE-ViT with a table) or none.",
+        "Rotary positions, if the source does not record them: axial (RoPE-ViT with a position table) or none.",
         metavar="NAME",
     ),
     norm_after_branches: bool = opt(
-        False, "The norms of a source that does not record it stand after attention and MLP, as in EVA-02-CLIP-E."
+        False,
+        "Norms follow attention and MLP, as in EVA-02-CLIP-E; files do not record it.",
+        "--norm-after-branches",
     ),
     prefix: str | None = opt(None, "Prefix of the keys, if the model is wrapped in another module.", metavar="NAME"),
     verify: Path | None = opt(

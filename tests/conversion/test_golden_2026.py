@@ -1,5 +1,6 @@
 """Converted models give the digits of the original PyTorch code, at every recorded size and in both precisions."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,8 @@ import torch
 from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
 
 import hf_vit.conversion as conversion
+from hf_vit.conversion.readers import open_checkpoint
+from hf_vit.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -120,3 +123,24 @@ def test_converted_model_gives_the_originals_digits(case: str, golden: Path, tmp
                         assert difference <= tolerance, name
                         compared.add(name)
     assert compared == recorded.keys() - {f"images_{size}" for size in sizes}
+
+
+# Keys without which a file is that of another model, or does not tell less.
+NEEDLESS = re.compile(
+    r"(.*\.)?(mask_token|storage_tokens|proj|pos_embed|freqs_t_[xy]|local_cls_norm\..+|.*bias_mask|.*freqs_cos|logit_scale)"
+    r"|blocks\.\d\.attn\.rope.*|(visual\.)?blocks\.\d\.attn\.rope\..+|(model\.)?blocks\.1\.attn\.rope\w*\.freqs"
+    r"|(text|transformer|token_embedding|ln_final)\..+|positional_embedding|text_projection"
+)
+
+
+@pytest.mark.parametrize(
+    "case", ["dinov3_vits", "dinov3_7b", "eva02_clip", "eva01_clip", "pe_core", "rope_mixed", "vit5"]
+)
+def test_files_without_one_of_their_keys_are_refused(case: str, golden: Path):
+    with open_checkpoint(golden / CASES[case].file) as reader:
+        shapes = reader.shapes
+    assert conversion.plan(shapes, **CASES[case].options).rows
+    for key in shapes:
+        if not NEEDLESS.fullmatch(key):
+            with pytest.raises(UserError):
+                conversion.plan({name: shape for name, shape in shapes.items() if name != key}, **CASES[case].options)

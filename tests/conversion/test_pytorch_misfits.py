@@ -124,11 +124,11 @@ def test_gaps_in_blocks_and_in_stages(case):
     ("key", "told"),
     [
         ("rope.freqs", "rotary positions"),
-        ("rope_embed.periods", "rotary positions"),
+        ("storage_tokens", "rotary positions"),
         ("blocks.1.attn.q_norm.weight", "attention with normalized queries and keys"),
         ("blocks.1.attn.lambda_q1", "another attention"),
         ("blocks.0.attn.relative_position_bias_table", "relative positions"),
-        ("blocks.1.gamma_1", "the blocks of BEiT and EVA"),
+        ("blocks.1.attn.q_proj.weight", "the blocks of BEiT and EVA"),
         ("blocks.0.mlp.norm.weight", "an MLP with a norm inside"),
     ],
 )

@@ -296,6 +296,8 @@ FAMILIES = {
         choices={
             **some("map", "sincos_1d", "sincos_2d", "no_position", "layer_scale", "norm_after_map", "swiglu"),
             "no_last_norm": CHOICES["no_last_norm"],
+            "rotary_gap": {"rotary_embedding": "axial", "rotary_coordinates": "centered", "rotary_pairing": "halves"},
+            "norm_after_branches": CHOICES["norm_after_branches"],
             "learned": {"position_embedding": "learned"},
             "rectangular_patch": {"image_size": (12, 16), "patch_size": (3, 4)},
             "resnet_stem": {"stage_depths": (1,), "stem_width": 16},

@@ -217,6 +217,9 @@ def rotated_map(config, attention, normed: torch.Tensor) -> torch.Tensor:
 def turn_of(config, attention, head: int, token: int) -> torch.Tensor:
     """The complex numbers [4] that turn the four pairs of a head's channels, of one token."""
     (h, w), registers = config.grid, config.num_register_tokens
+    if config.model_type == "hf_axial_vit":  # one place along a line of four, that turns all pairs
+        place = 2 * torch.pi * (2 * token - 3) / 4
+        return torch.exp(1j * place / config.rotary_base ** (torch.arange(4, dtype=torch.float64) / 4))
     special = 0 if config.is_causal else config.num_special_tokens
     number, base, reference = token - special, config.rotary_base, config.rotary_reference_grid
     if config.rotary_register_base is not None and -registers <= number < 0:

@@ -61,6 +61,16 @@ WRONG: Wrong = [
     ({"hidden_act": None}, ["hidden_act", "str", "got NoneType"]),
     ({"num_register_tokens": -1}, ["num_register_tokens=-1", "at least 0"]),
     ({"mlp_type": "gelu"}, ["mlp_type", "'dense', 'swiglu'"]),
+    ({"rotary_base": 10.0}, ["rotary_base", "no effect", "rotary_embedding", "'axial'"]),
+    ({"rotary_embedding": "axial", "num_attention_heads": 32}, ["head of 1 channels", "multiple of [24]"]),
+    ({"rotary_embedding": "axial", "rotary_periods": (1.0, 0.0)}, ["rotary_periods", "must be [24] finite", "above 0"]),
+    ({"rotary_embedding": "axial", "rotary_register_base": 10.0}, ["rotary_register_base", "square", "1, 4, 9"]),
+    ({"rotary_embedding": "axial", "rotary_jitter": 2.0}, ["rotary_jitter", "rotary_coordinates='centered'"]),
+    (
+        {"rotary_embedding": "axial", "rotary_coordinates": "centered", "rotary_rescale": 0.5},
+        ["rotary_rescale=0.5", "at least 1"],
+    ),
+    ({"rotary_embedding": "axial", "rotary_reference_grid": 0}, ["rotary_reference_grid=0", "at least 1"]),
     (
         {"norm_after_pooling": True, "representation_size": 8},
         ["norm_after_pooling=True", "representation_size", "norm_after_pooling=False"],
@@ -91,6 +101,15 @@ WRONG: Wrong = [
 # What a family has that the others have not.
 OWN: dict[str, Wrong] = {
     "plain": [
+        (
+            {"rotary_embedding": "axial", "position_embedding": "relative"},
+            ["rotary_embedding", "'relative'", "'learned'"],
+        ),
+        ({"rotary_embedding": "mixed", "rotary_coordinates": "centered"}, ["'mixed'", "rotary_coordinates"]),
+        (
+            {"position_interpolation": "bilinear", "position_interpolation_offset": 0.1},
+            ["position_interpolation_offset=0.1", "'bilinear'", "'bicubic'"],
+        ),
         ({"image_size": 3}, ["image_size=3", "patch_size=4", "3x3 px is smaller than a patch of 4x4 px"]),
         ({"image_size": (16, 3)}, [r"image_size=\(16, 3\)", "patch_size=4", "16x3 px is smaller"]),
         ({"image_size": 2}, ["image_size=2 ", "patch_size=4", "4x4"]),

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from hf_vit.models.embeddings_hf_vit import (
     RelativePositionBias,
     RelativePositionKeys,
+    _bicubic_weights,
     resample_patch_kernel,
     resample_position_table,
     sincos_1d_table,
@@ -235,3 +236,51 @@ def test_a_model_with_a_larger_patch_sees_the_same_in_larger_patches(name: str, 
     resized = resize_patches(patches, (6, 8)).reshape(2, 4, 4, 3, 6, 8)
     pasted = resized.permute(0, 3, 1, 4, 2, 5).reshape(2, 3, 24, 32)
     torch.testing.assert_close(larger(pasted).logits, model(images).logits, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("old", "new"), [(5, 7), (5, 3), (4, 11), (9, 2), (2, 2), (1, 3)])
+def test_an_offset_gives_the_same_in_a_graph(old: int, new: int):
+    """Where sizes are symbols, weights take the place of torch's resize by a scale."""
+    table = torch.randn(1, 3, old, old, dtype=torch.float64)
+    wanted = F.interpolate(table, scale_factor=[(new + 0.1) / old] * 2, mode="bicubic")
+    weights = _bicubic_weights(old, new, 0.1)
+    torch.testing.assert_close(weights @ table @ weights.T, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("choice", ["rotary", "rotary_gap", "rotary_mixed", "rotary_registers"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rotations_are_computed_in_float32(choice: str, dtype: torch.dtype):
+    """Periods and coordinates too, whatever dtype a model is cast to."""
+    model = PLAIN.build("model", choice)
+    images = PLAIN.images(model.config, grid=(3, 5))
+    (wanted, given) = (form.embed(images, None).rotation for form in (model, PLAIN.build("model", choice).to(dtype)))
+    for tensor, other in zip(*(each if isinstance(each, tuple) else (each,) for each in (given, wanted)), strict=True):
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, other)
+    outputs = PLAIN.build("model", choice).to(dtype)(images).last_hidden_state
+    torch.testing.assert_close(outputs.float(), model(images).last_hidden_state, rtol=0, atol=0.2)
+
+
+@pytest.mark.parametrize("moved", ["rotary_shift", "rotary_jitter", "rotary_rescale"])
+def test_training_moves_centered_coordinates(moved: str):
+    """As DINOv3: by a shift, by a factor an axis, by one for both; read off angles too small to go round."""
+    slow = {"rotary_periods": (100.0, 300.0), "num_register_tokens": 0, moved: 1.5}
+    model = PLAIN.build("model", "rotary", dtype=torch.float64, **slow)
+    images = PLAIN.images(model.config, grid=(4, 5), dtype=torch.float64)
+    starts, factors = [], []
+    for training in (False, True, True):
+        _, sine = model.train(training).embed(images, None).rotation
+        angles = sine[0, 0, 1:].asin().unflatten(0, (4, 5)) * 100 / (2 * math.pi)  # [h, w, K/2], rows first
+        first, last = angles[0, 0, [0, 2]], angles[-1, -1, [0, 2]]
+        factors.append((last - first) / torch.tensor([1.5, 1.6], dtype=torch.float64))  # centers are 3/4 and 4/5 from the middle
+        starts.append((first + last) / 2)
+    torch.testing.assert_close(factors[0], torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(starts[0], torch.zeros(2, dtype=torch.float64))
+    assert not torch.equal(torch.stack([starts[1], factors[1]]), torch.stack([starts[2], factors[2]]))
+    for start, factor in zip(starts[1:], factors[1:], strict=True):
+        is_shift = moved == "rotary_shift"
+        assert (start.abs() <= 1.5).all()
+        assert bool((start.abs() > 1e-6).all()) is is_shift
+        assert ((factor >= 1 / 1.5) & (factor <= 1.5)).all()
+        assert bool(((factor - 1).abs() < 1e-9).all()) is is_shift
+        assert bool((factor[0] - factor[1]).abs() > 1e-9) is (moved == "rotary_jitter")

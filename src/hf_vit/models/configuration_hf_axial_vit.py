@@ -45,6 +45,11 @@ class HfAxialViTConfig(HfViTBaseConfig):
         axes = ("row", "column")
         return {name.replace("*", f"*.{axis}"): style for axis in axes for name, style in plan.items()}
 
+    @property
+    def num_rotary_axes(self) -> int:
+        """Return 1: along a line, all channels of a head rotate by the place on it."""
+        return 1
+
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the (h, w) in patches of an image in px: a stem rounds halvings up, incomplete patches are ignored.
 
@@ -91,8 +96,7 @@ class HfAxialViTConfig(HfViTBaseConfig):
                 f"position_embedding='{positions}' does not go with an Axial-ViT; use 'learned_2d'",
             ),
             (
-                self.rotary_embedding is not None,
-                f"rotary_embedding='{self.rotary_embedding}' does not go with an axial model, whose lines have one "
-                "axis; use position_embedding='learned_2d'",
+                self.rotary_embedding == "mixed",
+                "rotary_embedding='mixed' does not go with an Axial-ViT, whose lines have one axis; use 'axial'",
             ),
         )

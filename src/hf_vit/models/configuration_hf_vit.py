@@ -528,6 +528,11 @@ class HfViTBaseConfig(HfBaseConfig):
                 "rate is always 0; use drop_path_rate=0 or more groups",
             ),
             (
+                self.position_interpolation_offset and not self.position_interpolation.startswith("bicubic"),
+                f"position_interpolation_offset={self.position_interpolation_offset} does not go with "
+                f"position_interpolation='{self.position_interpolation}'; use 'bicubic' or leave the offset out",
+            ),
+            (
                 self.hidden_size % num_parts,
                 f"position_embedding='{positions}' splits hidden_size={self.hidden_size} into {num_parts} parts; "
                 f"choose a hidden size divisible by {num_parts}",
@@ -539,9 +544,15 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
         )
 
+    @property
+    def num_rotary_axes(self) -> int:
+        """Axes of the grid that share the channels of a head in rotary positions."""
+        return 2
+
     def validate_rotary(self) -> None:
-        """Refuse rotary positions that the heads, the registers or the other positions do not fit."""
+        """Raise a ValueError for rotary positions that heads, registers or other positions do not fit."""
         size, registers = self.hidden_size // max(self.num_attention_heads, 1), self.num_register_tokens
+        num_periods = size // (2 * self.num_rotary_axes)
         names = [field.name for field in fields(self) if field.name.startswith("rotary_")]
         defaults = {field.name: field.default for field in fields(self)}
         others = [name for name in names if getattr(self, name) != defaults[name]]
@@ -553,10 +564,9 @@ class HfViTBaseConfig(HfBaseConfig):
         reference = self.rotary_reference_grid
         refuse(
             (
-                size % 4,
-                f"rotary_embedding='{self.rotary_embedding}' turns half of a head's channels by rows and half by "
-                f"columns, in pairs; a head of {size} channels (hidden_size / num_attention_heads) needs a multiple of "
-                "4",
+                size % (2 * self.num_rotary_axes),
+                f"rotary_embedding='{self.rotary_embedding}' rotates channels of a head in pairs; a head of {size} "
+                f"channels (hidden_size / num_attention_heads) needs a multiple of {2 * self.num_rotary_axes}",
             ),
             (
                 self.position_embedding.startswith("relative"),
@@ -564,8 +574,9 @@ class HfViTBaseConfig(HfBaseConfig):
                 "'none'",
             ),
             (
-                periods is not None and (len(periods) != size // 4 or not all(0 < p < math.inf for p in periods)),
-                f"rotary_periods={periods} must be {size // 4} finite numbers above 0, a quarter of a head's channels",
+                periods is not None and (len(periods) != num_periods or not all(0 < p < math.inf for p in periods)),
+                f"rotary_periods={periods} must be {num_periods} finite numbers above 0, one for each pair of channels "
+                "and axis",
             ),
             (
                 self.rotary_embedding == "mixed" and (periods or centered or self.rotary_register_base),
@@ -660,8 +671,8 @@ class HfViTConfig(HfViTBaseConfig):
             code's method, "bicubic" that of transformers' ViT, CLIP and DINOv2, "bicubic_antialias" that of timm and of
             DINOv2 with registers. "flexivit" (arXiv 2212.08013) is bilinear without aligned corners; it also fits patch
             kernels to a resize without antialiasing, as FlexiViT's code does.
-        position_interpolation_offset: patches that are added to the new grid when the scale is computed: 0.1 in DINOv2
-            without registers.
+        position_interpolation_offset: number added to both sides of the new grid to compute the scale of the bicubic
+            methods; 0.1 in DINO, and in DINOv2 without registers.
         pooling: "token" (class token), "gap" (mean of the patch tokens), "map" (attention pooling of all tokens but
             registers), "map_with_registers" (of all tokens) or "first_patch" (big_vision's pool_type "0").
         use_class_token: None means pooling == "token".
@@ -680,34 +691,34 @@ class HfViTConfig(HfViTBaseConfig):
             no last LayerNorm.
         mlp_type: "dense": two layers with `hidden_act` between; "swiglu" (arXiv 2002.05202): a SiLU gate and values,
             both `intermediate_size` wide.
-        norm_type: of all norms: "layernorm", or "rmsnorm" (arXiv 1910.07467), which has neither mean nor bias.
-        norm_on_patches: a norm on the patches before positions are added (AIMv2).
-        norm_after_branches: whether the norms of a block stand after attention and MLP, before the residual is added,
-            instead of before them (EVA-02-CLIP-E).
-        norm_in_attention, norm_in_mlp: a norm before the last layer of attention and MLP (EVA-02's sub-norms).
-        use_qk_norm: norms on queries and keys, over the channels of a head.
-        key_bias: False: where `qkv_bias` is, query and value have one and the key has none (EVA, DINOv3).
-        projection_bias, mlp_bias: whether the last layer of attention, and the layers of the MLP, have a bias.
-        pooling_num_heads, pooling_intermediate_size: of attention pooling; None for the blocks'.
-        rotary_embedding: rotary positions (arXiv 2104.09864), beside those of `position_embedding`: "axial" turns half
-            of a head's channels by the row and half by the column; "mixed" turns all by both, with frequencies that
-            each layer and head learns (arXiv 2403.13298). Angles are computed in float32, or in float64 for a model
-            of that.
-        rotary_base: the periods are powers of it from 1 on; of "mixed" those it begins with.
-        rotary_periods: a quarter of a head's channels, in place of those from `rotary_base`.
-        rotary_coordinates: "index": rows and columns are counted from 0; "centered": the middles of patches are in
-            [-1, 1] for any grid, times 2 pi (DINOv3).
-        rotary_offset: is added to the index: 1 in Perception Encoder with a class token.
-        rotary_reference_grid: patches a side, one number or (h, w): the index is scaled so that any grid spans this one
-            (EVA-02); None: it is not scaled.
-        rotary_axis_order: which of the two turns the first half of a head's channels, or has the first frequencies.
-        rotary_pairing: which channels turn together: "interleaved" (0 and 1, 2 and 3, ...) or "halves" (the first half
-            with the second).
-        rotary_register_base: base of the registers' own rotation, as of a square grid of patches (ViT-5); None: special
-            tokens are not turned.
-        rotary_shift, rotary_jitter, rotary_rescale: in training, centered coordinates are shifted by up to the first,
-            and multiplied by up to (and down to one part in) the second, each axis for itself, and the third, both
-            alike (DINOv3); None for none.
+        norm_type: kind of all norms: "layernorm" or "rmsnorm" (arXiv 1910.07467).
+        norm_on_patches: whether to normalize patches before positions are added (AIMv2).
+        norm_after_branches: whether the norms of a block follow attention and MLP, before the residual is added,
+            instead of preceding them (EVA-02-CLIP-E).
+        norm_in_attention, norm_in_mlp: whether a norm precedes the last layer of attention, or of the MLP (EVA-02).
+        use_qk_norm: whether to normalize queries and keys over the channels of each head.
+        key_bias: whether the key projection has a bias too if `qkv_bias` is True; False in EVA and DINOv3.
+        projection_bias, mlp_bias: whether the output projection of attention, or the layers of the MLP, have biases.
+        pooling_num_heads, pooling_intermediate_size: sizes of attention pooling; None: those of the blocks.
+        rotary_embedding: rotary positions (arXiv 2104.09864), in addition to `position_embedding`. "axial": the row
+            rotates half of a head's channels, the column the other half; "mixed": both rotate all channels, with
+            frequencies learned for each layer and head (arXiv 2403.13298). None: no rotary positions. Angles are
+            computed in float32 (float64 in a float64 model), whatever the model's dtype.
+        rotary_base: periods are the powers rotary_base**(i / n), i < n; "mixed" is initialized with them.
+        rotary_periods: the periods themselves, a quarter of a head's channels; they replace those of `rotary_base`.
+        rotary_coordinates: "index": rows and columns counted from 0; "centered": patch centers in [-1, 1] for every
+            grid, times 2 pi (DINOv3).
+        rotary_offset: number added to the index, 1 in Perception Encoder with a class token.
+        rotary_reference_grid: patches per side, int or (h, w), that the index of every grid is scaled to (EVA-02);
+            None: no scaling.
+        rotary_axis_order: the axis of the first half of a head's channels, or of the first learned frequencies.
+        rotary_pairing: channels that rotate together: "interleaved" (0 and 1, 2 and 3, ...) or "halves" (each of the
+            first half with its counterpart in the second).
+        rotary_register_base: base of a rotation of the registers, which form a square grid of their own (ViT-5); None:
+            special tokens are not rotated.
+        rotary_shift, rotary_jitter, rotary_rescale: augmentation of centered coordinates in training (DINOv3): a shift
+            of up to +-rotary_shift and a factor between 1 / rotary_jitter and rotary_jitter for each axis, and a common
+            factor between 1 / rotary_rescale and rotary_rescale; None: none.
         reshape_hidden_states, apply_layernorm, use_feature_pyramid, fpn_hidden_size, pyramid_strides: see
             `HfViTBackbone`.
         prediction_target: "mean_color", "downsampled" or "pixels" (B.1.2); see `HfViTForMaskedPatchPrediction`.

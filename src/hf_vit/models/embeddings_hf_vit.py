@@ -23,8 +23,8 @@ from .pretrained_hf_vit import check_images
 Grid = tuple[int, int]
 # Position embeddings of patches [1, h*w, D] and of special tokens [1, T, D].
 Rows = tuple[torch.Tensor | None, torch.Tensor | None]
-# Of the tokens of a pass: cosine and sine [B or 1, 1, N, K/2]; or, where each layer makes its own of these, coordinates
-# [B or 1, N, 2].
+# Rotation of the tokens of a pass: cosine and sine [B or 1, 1, N, K/2]; or the coordinates [B or 1, N, 2], from which
+# each layer computes its own.
 Rotation = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
 
@@ -41,16 +41,39 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     """
     wide = table if table.dtype == torch.float64 else table.float()
     planes = wide.permute(2, 0, 1)[None]
-    if mode.startswith("bicubic") or mode == "bilinear":
-        kind, is_smooth = mode.partition("_")[0], mode == "bicubic_antialias"
+    antialias = mode == "bicubic_antialias"
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if offset and not is_traced:
         scales = [(new + offset) / old for new, old in zip(new_grid, table.shape, strict=False)]
-        size: dict[str, Any] = {"scale_factor": scales} if offset else {"size": new_grid}
-        stretched = F.interpolate(planes, **size, mode=kind, antialias=is_smooth)
+        stretched = F.interpolate(planes, scale_factor=scales, mode="bicubic", antialias=antialias)
+    elif offset and antialias:
+        raise ValueError(
+            "position_interpolation_offset with position_interpolation='bicubic_antialias' cannot be traced for images "
+            "of any size; trace it for one size, or leave the offset out"
+        )
+    elif offset:  # a graph would keep the scale of the traced size
+        sides = zip(table.shape, new_grid, strict=False)
+        down, across = (_bicubic_weights(old, new, offset).to(wide) for old, new in sides)
+        stretched = down @ planes @ across.T
+    elif mode.startswith("bicubic") or mode == "bilinear":
+        stretched = F.interpolate(planes, size=new_grid, mode=mode.partition("_")[0], antialias=antialias)
     elif mode == "flexivit":  # jax.image.resize, "linear"
         stretched = F.interpolate(planes, size=new_grid, mode="bilinear", antialias=True)
     else:
         stretched = F.interpolate(planes, size=new_grid, mode="bilinear", align_corners=True)
     return stretched[0].permute(1, 2, 0).to(table.dtype)
+
+
+def _bicubic_weights(old: int, new: Any, offset: float) -> torch.Tensor:
+    """Return the weights [new, old] of torch's bicubic resize of a side by the scale (new + offset) / old."""
+    places = torch.arange(-2, old + 2, dtype=torch.float64)  # the border is repeated beyond it
+    scale = old / (torch.full((), new, dtype=torch.float64) + offset)  # of a symbol, an exporter keeps no sum
+    centers = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
+    distance = (places + 0.5 - centers[:, None]).abs()
+    near = (1.25 * distance - 2.25) * distance**2 + 1
+    far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
+    weights = torch.where(distance <= 1, near, torch.where(distance < 2, far, 0.0))
+    return weights @ F.one_hot(places.long().clamp(0, old - 1), old).double()
 
 
 def resample_position_table(
@@ -160,9 +183,10 @@ FIXED_TABLES = {
 def patch_coordinates(
     config: HfViTBaseConfig, grid: Grid, like: torch.Tensor, moves: list[torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """(row, column) of every patch as rotary positions count them, [h*w, 2], in their order and the dtype of `like`.
+    """Return the coordinates [h*w, 2] of every patch for rotary positions, in the order of axes and dtype of `like`.
 
-    `moves` are (shift, factor) of rows and columns, [2] each, by which training moves centered coordinates.
+    Args:
+        moves: shift and factor [2] of rows and columns, by which training changes centered coordinates.
     """
     sides: list[torch.Tensor] = []
     for axis, side in enumerate(grid):
@@ -181,7 +205,7 @@ def patch_coordinates(
 
 
 def draw_moves(config: HfViTBaseConfig, like: torch.Tensor) -> list[torch.Tensor]:
-    """Draw how a training pass moves centered coordinates: (shift, factor) of rows and columns, [2] each."""
+    """Draw how a training pass changes centered coordinates: shift and factor [2] of rows and columns."""
 
     def draw(count: int, limit: float) -> torch.Tensor:
         return torch.empty(count, dtype=like.dtype, device=like.device).uniform_(-limit, limit)
@@ -191,8 +215,12 @@ def draw_moves(config: HfViTBaseConfig, like: torch.Tensor) -> list[torch.Tensor
 
 
 def axial_angles(config: HfViTBaseConfig, coordinates: torch.Tensor, base: float, periods: Any = None) -> torch.Tensor:
-    """Coordinates [.., N, 2] -> angles [.., N, K/2], half of them of either axis; `base` without periods."""
-    count = config.hidden_size // config.num_attention_heads // 4
+    """Return the angles [.., N, K/2] of coordinates [.., N, axes], those of the first axis first.
+
+    Args:
+        base: of the periods, if `periods` are None.
+    """
+    count = config.hidden_size // config.num_attention_heads // (2 * config.num_rotary_axes)
     if periods is None:
         periods = base ** (torch.arange(count, dtype=coordinates.dtype, device=coordinates.device) / count)
     else:
@@ -203,9 +231,9 @@ def axial_angles(config: HfViTBaseConfig, coordinates: torch.Tensor, base: float
 def rotation_of(
     config: HfViTBaseConfig, hidden_states: torch.Tensor, grid: Grid, image_grids: list[Grid] | None, training: bool
 ) -> Rotation | None:
-    """Return how the tokens [B, N, D] of a pass are rotated; None without rotary positions.
+    """Return the rotation of the tokens [B, N, D] of a pass; None without rotary positions.
 
-    Special tokens are at angle 0. Computed in float32, in float64 for tokens of that.
+    Special tokens have angle 0. Everything is float32, or float64 for tokens of float64.
     """
     if config.rotary_embedding is None:
         return None
@@ -222,10 +250,10 @@ def rotation_of(
             places = images[:, None], top_left_indices(own, grid, like.device)
             coordinates = coordinates.index_put(places, patch_coordinates(config, own, like, moves))
     padding = (0, 0, 0, special) if config.is_causal else (0, 0, special, 0)
-    if config.rotary_embedding == "mixed":
+    if config.rotary_embedding == "mixed" or config.num_rotary_axes == 1:
         return F.pad(coordinates, padding)
     angles = F.pad(axial_angles(config, coordinates, config.rotary_base, config.rotary_periods), padding)
-    if config.rotary_register_base is not None:  # registers are the last of the special tokens, which stand first
+    if config.rotary_register_base is not None:  # registers are the last special tokens, before the patches
         side, first = math.isqrt(config.num_register_tokens), special - config.num_register_tokens
         of_registers = patch_coordinates(config, (side, side), like, moves)
         of_registers = axial_angles(config, of_registers, config.rotary_register_base).expand(angles.shape[0], -1, -1)
@@ -234,20 +262,23 @@ def rotation_of(
 
 
 def rotate(states: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], pairing: str) -> torch.Tensor:
-    """Turn pairs of channels of queries or keys [B, A, N, K] by the angles whose cosine and sine are given."""
+    """Rotate the pairs of channels of queries or keys [B, A, N, K] by angles of this cosine and sine."""
     cosine, sine = rotation
     if pairing == "halves":
         first, second = states.chunk(2, dim=-1)
-    else:
-        first, second = states[..., ::2], states[..., 1::2]
-    turned = first * cosine - second * sine, second * cosine + first * sine
-    if pairing == "halves":
-        return torch.cat(turned, dim=-1).to(states.dtype)
-    return torch.stack(turned, dim=-1).flatten(-2).to(states.dtype)
+        rotated = torch.addcmul(first * cosine, second, sine, value=-1), torch.addcmul(second * cosine, first, sine)
+        return torch.cat(rotated, dim=-1).to(states.dtype)
+    if states.dtype == cosine.dtype and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):  # pyright: ignore[reportPrivateImportUsage]
+        # One pass over memory; exporters and compilers do not take complex numbers.
+        pairs = torch.view_as_complex(states.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * torch.complex(cosine, sine)).flatten(-2)
+    first, second = states.unflatten(-1, (-1, 2)).unbind(-1)
+    rotated = first * cosine - second * sine, second * cosine + first * sine
+    return torch.stack(rotated, dim=-1).flatten(-2).to(states.dtype)
 
 
 def build_norm(config: HfViTBaseConfig, width: int | None = None) -> nn.Module:
-    """Build a norm of the config's kind over `width` channels, or over the hidden size."""
+    """Build a norm of the config's kind over `width` channels; default: the hidden size."""
     kind = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
     return kind(width or config.hidden_size, eps=config.layer_norm_eps)
 
@@ -385,7 +416,7 @@ class Tokens:
         grid: (h, w), the patch grid of the (padded) image.
         token_mask: [B, N] bool, False on padding; None when nothing is padded.
         image_grids: the part of the grid that each image fills; None when all fill it.
-        rotation: what rotary positions turn queries and keys by; None without them.
+        rotation: see `rotation_of`; None without rotary positions.
     """
 
     hidden_states: torch.Tensor

@@ -14,7 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_axial_vit import HfAxialViTConfig
 from .configuration_hf_resnet import stem_stride
-from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Tokens
+from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Rotation, Tokens, axial_angles
 from .modeling_hf_axial_resnet import HfAxialResNetStem
 from .modeling_hf_vit import (
     HfViTAttention,
@@ -27,6 +27,7 @@ from .modeling_hf_vit import (
 )
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
+LineRotations = tuple[Rotation | None, Rotation | None]  # of rows, of columns
 LineMasks = tuple[torch.Tensor | None, torch.Tensor | None]  # for rows, for columns
 
 
@@ -45,6 +46,21 @@ def line_masks(token_mask: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torc
     return tuple(lines | ~lines.any(dim=1, keepdim=True) for lines in (rows, columns))  # pyright: ignore[reportReturnType]
 
 
+def line_rotations(config: HfAxialViTConfig, tokens: Tokens) -> LineRotations:
+    """Return the rotations along rows [lines, 1, w, K/2] and along columns [lines, 1, h, K/2]; None without."""
+    if tokens.rotation is None:
+        return None, None
+    places: Any = tokens.rotation.unbind(-1)  # [B or 1, N] each
+    rows, columns = places if config.rotary_axis_order == "row_column" else reversed(places)
+    rotations: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for line, length in ((columns, tokens.grid[1]), (transpose_grid(rows, tokens.grid), tokens.grid[0])):
+        lines = line.reshape(-1, length, 1)
+        lines = lines[:1] if tokens.image_grids is None else lines  # all are the same
+        angles = axial_angles(config, lines, config.rotary_base, config.rotary_periods)[:, None]
+        rotations.append((angles.cos(), angles.sin()))
+    return rotations[0], rotations[1]
+
+
 class HfAxialViTLayer(nn.Module):
     """Row attention and MLP, then column attention and MLP: [B, N, D] -> [B, N, D], tokens row by row.
 
@@ -54,6 +70,7 @@ class HfAxialViTLayer(nn.Module):
 
     def __init__(self, config: HfAxialViTConfig, drop_path_rate: float) -> None:
         super().__init__()
+        self.config = config
         self.row = HfViTLayer(config, drop_path_rate)
         self.column = HfViTLayer(config, drop_path_rate)
 
@@ -63,11 +80,17 @@ class HfAxialViTLayer(nn.Module):
         return self.row.layernorm_before
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: LineMasks, grid: Grid, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: LineMasks,
+        grid: Grid,
+        rotation: LineRotations = (None, None),
+        **kwargs: Any,
     ) -> torch.Tensor:
-        row_mask, column_mask = attention_mask
-        hidden_states = self.along(self.row, hidden_states, grid[1], row_mask, **kwargs)
-        columns = self.along(self.column, transpose_grid(hidden_states, grid), grid[0], column_mask, **kwargs)
+        (row_mask, column_mask), (along_row, along_column) = attention_mask, rotation
+        hidden_states = self.along(self.row, hidden_states, grid[1], row_mask, rotation=along_row, **kwargs)
+        columns = transpose_grid(hidden_states, grid)
+        columns = self.along(self.column, columns, grid[0], column_mask, rotation=along_column, **kwargs)
         return transpose_grid(columns, (grid[1], grid[0]))
 
     def along(
@@ -82,19 +105,27 @@ class HfAxialViTLayer(nn.Module):
         """Return the maps of this block for its input [B, N, D]: rows [B, A, h, w, w] and columns [B, A, w, h, h]."""
         h, w = tokens.grid
         masks = (None, None) if tokens.token_mask is None else line_masks(tokens.token_mask, tokens.grid)
-        rows = self._line_maps(self.row, hidden_states, (h, w), masks[0])
-        hidden_states = self.along(self.row, hidden_states, w, attention_mask[0])
-        columns = self._line_maps(self.column, transpose_grid(hidden_states, (h, w)), (w, h), masks[1])
+        along_row, along_column = line_rotations(self.config, tokens)
+        rows = self._line_maps(self.row, hidden_states, (h, w), masks[0], along_row)
+        hidden_states = self.along(self.row, hidden_states, w, attention_mask[0], rotation=along_row)
+        columns = self._line_maps(self.column, transpose_grid(hidden_states, (h, w)), (w, h), masks[1], along_column)
         return rows, columns
 
     def _line_maps(
-        self, block: HfViTLayer, tokens: torch.Tensor, grid: Grid, mask: torch.Tensor | None
+        self,
+        block: HfViTLayer,
+        tokens: torch.Tensor,
+        grid: Grid,
+        mask: torch.Tensor | None,
+        rotation: Rotation | None,
     ) -> torch.Tensor:
         """Return one block's maps [B, A, lines, length, length] for tokens [B, N, D], whose `grid`
         is (lines, length).
         """
-        lines = block.layernorm_before(tokens.reshape(-1, grid[1], tokens.shape[-1]))
-        return block.attention.probabilities(lines, mask, grid, None).unflatten(0, (-1, grid[0])).transpose(1, 2)
+        lines = tokens.reshape(-1, grid[1], tokens.shape[-1])
+        lines = lines if block.norm_after_branches else block.layernorm_before(lines)
+        maps = block.attention.probabilities(lines, mask, grid, None, rotation)
+        return maps.unflatten(0, (-1, grid[0])).transpose(1, 2)
 
 
 class HfAxialViTStemEmbeddings(nn.Module):
@@ -144,6 +175,10 @@ class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
 
     def build_layer(self, config: HfAxialViTConfig, drop_path_rate: float) -> nn.Module:
         return HfAxialViTLayer(config, drop_path_rate)
+
+    def _layer_arguments(self, tokens: Tokens) -> dict[str, Any]:
+        arguments = super()._layer_arguments(tokens)
+        return arguments if tokens.rotation is None else arguments | {"rotation": line_rotations(self.config, tokens)}
 
     def _attention_mask(self, tokens: Tokens) -> LineMasks:
         if tokens.token_mask is None:

@@ -115,7 +115,7 @@ class HfViTAttention(nn.Module):
         self.relative_position = None if relative is None else relative(config)
 
     def init_weights(self) -> None:
-        """Learned frequencies begin as those of the base along two directions at a right angle, a head its own."""
+        """Initialize learned frequencies in two orthogonal random directions for each head, as RoPE-ViT's code."""
         if self.rotary_frequencies is None:
             return
         count = self.head_dim // 4
@@ -162,7 +162,7 @@ class HfViTAttention(nn.Module):
     def place(
         self, query: torch.Tensor, key: torch.Tensor, rotation: Rotation | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Norm and rotate query and key [B, A, N, K] as the config asks for it."""
+        """Normalize and rotate query and key [B, A, N, K], if the config says so."""
         if self.q_layernorm is not None and self.k_layernorm is not None:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         if rotation is None:
@@ -326,8 +326,9 @@ class HfViTDropPath(nn.Module):
 
 
 class HfViTLayer(GradientCheckpointingLayer):
-    """Block of attention, then MLP, each with a residual, [B, N, D] -> [B, N, D]; norms stand before both, or after
-    both (`norm_after_branches`) under the same names.
+    """Block of attention and MLP, each with a residual: [B, N, D] -> [B, N, D].
+
+    A norm precedes each, or follows each under the same name (`norm_after_branches`).
     """
 
     def __init__(self, config: HfViTBaseConfig, drop_path_rate: float) -> None:
