@@ -52,8 +52,15 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
             "of any size; trace it for one size, or leave the offset out"
         )
     elif offset:  # a graph would keep the scale of the traced size
-        sides = zip(table.shape, new_grid, strict=False)
-        down, across = (_bicubic_weights(old, new, offset).to(wide) for old, new in sides)
+        sides = list(zip(table.shape[:2], new_grid, strict=True))
+        (h, new_h), (w, new_w) = sides
+        is_same = (torch.full((), new_h) == h) & (torch.full((), new_w) == w)  # then the table is taken as it is
+        identities = (torch.arange(new)[:, None] == torch.arange(old) for old, new in sides)
+        weights = (_bicubic_weights(old, new, offset) for old, new in sides)
+        down, across = (
+            torch.where(is_same, identity.double(), each).to(wide)
+            for identity, each in zip(identities, weights, strict=True)
+        )
         stretched = down @ planes @ across.T
     elif mode.startswith("bicubic") or mode == "bilinear":
         stretched = F.interpolate(planes, size=new_grid, mode=mode.partition("_")[0], antialias=antialias)
