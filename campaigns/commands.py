@@ -116,12 +116,9 @@ SHARING: dict[str, Command] = {
 }
 # Name -> a command that writes no file of the user's.
 READING: dict[str, Command] = {
-    "predict": Command(("predict", "model", "images/red")),
-    "recipes": Command(("recipes",)),
-    "models": Command(("models", ".")),
-    "cost": Command(("cost", "Ti/4")),
-    "data": Command(("data", "images")),
-}
+    "predict": Command(("predict", "model", "images/red")), "recipes": Command(("recipes",)),
+    "models": Command(("models", ".")), "cost": Command(("cost", "Ti/4")), "data": Command(("data", "images")),
+}  # fmt: skip
 
 
 def make_template(folder: Path) -> Path:

@@ -12,13 +12,9 @@ from hf_vit.training.dense_model import build_dense_model
 
 SIDE = 64
 VIT = {
-    "image_size": SIDE,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
+    "image_size": SIDE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
     "num_labels": 5,
-}
+}  # fmt: skip
 FAMILIES = {
     "plain": lambda: hf_vit.HfViTConfig(**VIT, patch_size=16),
     "hybrid": lambda: hf_vit.HfHybridViTConfig(**VIT, stage_depths=(1, 1, 1), stem_width=32),

@@ -101,14 +101,9 @@ def run(words: tuple[str, ...], places: dict[str, Any], images: Path, tmp_path: 
 
 # Of every family the smallest by name.
 VARIANTS = {
-    "plain": "Ti/16",
-    "hybrid": "R+Ti/16",
-    "axial": "Axial-Ti/16",
-    "local": "Local-Ti/16",
-    "axial_resnet": "AxialResNet-S",
-    "bit": "BiT-R50x1",
-    "mixer": "Mixer-S/32",
-}
+    "plain": "Ti/16", "hybrid": "R+Ti/16", "axial": "Axial-Ti/16", "local": "Local-Ti/16",
+    "axial_resnet": "AxialResNet-S", "bit": "BiT-R50x1", "mixer": "Mixer-S/32",
+}  # fmt: skip
 # What these do depends on the family; what others do only on whether it has tokens.
 OF_EACH_FAMILY = ("finetune", "predict", "cost")
 BY_DEFAULT = {

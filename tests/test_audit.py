@@ -297,11 +297,8 @@ def test_layers_and_fields_that_differ(model: Path, tmp_path: Path) -> None:
 def test_what_has_no_norm_is_told() -> None:
     first = {"a.0.weight": torch.zeros(2), "b.weight": torch.ones(3), "c.weight": torch.tensor([math.nan])}
     second = {
-        "a.0.weight": torch.ones(2),
-        "b.weight": torch.ones(4),
-        "c.weight": torch.ones(1),
-        "d.bias": torch.ones(1),
-    }
+        "a.0.weight": torch.ones(2), "b.weight": torch.ones(4), "c.weight": torch.ones(1), "d.bias": torch.ones(1),
+    }  # fmt: skip
     told = {layer.layer: (layer.norm, layer.notes) for layer in compare_layers(first, second)}
     assert told == {
         "a.0": (None, ("all weights are zero in the first model",)),

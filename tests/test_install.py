@@ -56,17 +56,10 @@ for line in sys.stdin.read().splitlines():
     print("ANSWER", json.dumps([line, code, heard.getvalue()]))
 """
 WORKING = (
-    "--help",
-    "predict {folder}/model {folder}/a.png",
-    "cost S/16",
-    "models papers",
-    "recipes",
-    "export {folder}/model {folder}/theirs --to transformers",
-    "convert {folder}/theirs {folder}/back",
-    "card {folder}/back --license apache-2.0",
-    "push {folder}/back alice/back",
-    "verify alice/back",
-)
+    "--help", "predict {folder}/model {folder}/a.png", "cost S/16", "models papers", "recipes",
+    "export {folder}/model {folder}/theirs --to transformers", "convert {folder}/theirs {folder}/back",
+    "card {folder}/back --license apache-2.0", "push {folder}/back alice/back", "verify alice/back",
+)  # fmt: skip
 # A command -> what it needs, and the extra.
 REFUSED = {
     "demo --output {folder}/demo": ("scikit-learn and matplotlib", "train"),

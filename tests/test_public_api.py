@@ -26,27 +26,19 @@ SECTIONS = ("# Capabilities, and the tests that prove them", "# Names", "# Comma
 MODULES = ("", ".analysis", ".comparison", ".conversion", ".cost", ".data", ".evaluation", ".training")
 # Tables of choices; a class stands for its fields.
 TABLES = {
-    "variants": "variants:variant_names",
-    "source formats": "conversion.origins.registry:ORIGINS",
+    "variants": "variants:variant_names", "source formats": "conversion.origins.registry:ORIGINS",
     "model types of transformers that convert": "conversion.origins.registry:TRANSFORMERS_TYPES",
-    "analyses": "analysis:ANALYSES",
-    "corruptions": "evaluation.protocols.robustness:CORRUPTIONS",
-    "tasks of VTAB": "evaluation.protocols.vtab_tasks:TASKS",
-    "built-in data": "data.sources:BUILTIN_NAMES",
-    "image files": "data.sources:IMAGE_SUFFIXES",
-    "object stores": "repositories.stores:STORES",
-    "splits": "data.splits:SPLITS",
-    "engines of optimize_for_inference": "inference.engines:ENGINES",
+    "analyses": "analysis:ANALYSES", "corruptions": "evaluation.protocols.robustness:CORRUPTIONS",
+    "tasks of VTAB": "evaluation.protocols.vtab_tasks:TASKS", "built-in data": "data.sources:BUILTIN_NAMES",
+    "image files": "data.sources:IMAGE_SUFFIXES", "object stores": "repositories.stores:STORES",
+    "splits": "data.splits:SPLITS", "engines of optimize_for_inference": "inference.engines:ENGINES",
     "runtimes of exported graphs": "conversion.targets.graphs.runtimes:RUNTIMES",
     "int8 quantizers of exported graphs": "conversion.targets.graphs.int8:QUANTIZERS",
-    "runners": "evaluation.runners:RUNNERS",
-    "contestants of bench models": "speed.peers:OURS",
-    "peers of bench models": "speed.peers:PEERS",
-    "results that a card publishes": "hub.published_results:PUBLISHED",
-    "kinds of records in facts.json": "results.facts:KINDS",
-    "a record in facts.json": "results.facts:Record",
+    "runners": "evaluation.runners:RUNNERS", "contestants of bench models": "speed.peers:OURS",
+    "peers of bench models": "speed.peers:PEERS", "results that a card publishes": "hub.published_results:PUBLISHED",
+    "kinds of records in facts.json": "results.facts:KINDS", "a record in facts.json": "results.facts:Record",
     "data of a record": "results.facts:DataFact",
-}
+}  # fmt: skip
 
 
 def names() -> Iterator[str]:

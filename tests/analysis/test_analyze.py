@@ -41,14 +41,9 @@ def axes_of(model, images=9):
     """The length of every named axis that a model and the settings fix."""
     h, w = model.config.grid
     return {
-        "layer": model.config.num_hidden_layers,
-        "head": model.config.num_attention_heads,
-        "image": min(images, SETTINGS.num_pictures),
-        "row": h,
-        "column": w,
-        "other_row": h,
-        "other_column": w,
-    }
+        "layer": model.config.num_hidden_layers, "head": model.config.num_attention_heads,
+        "image": min(images, SETTINGS.num_pictures), "row": h, "column": w, "other_row": h, "other_column": w,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)

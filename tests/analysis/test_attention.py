@@ -20,13 +20,9 @@ from hf_vit.analysis import AttentionReader
 from hf_vit.errors import UserError
 
 TINY = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "image_size": 8,
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 8,
     "patch_size": 4,
-}
+}  # fmt: skip
 THEIRS = {
     "vit": (ViTConfig, ViTForImageClassification, 1),
     "deit": (DeiTConfig, DeiTForImageClassification, 2),

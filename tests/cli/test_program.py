@@ -259,11 +259,8 @@ def test_misuse_is_told_in_one_line(words, message, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("learning-rat: 1", "'learning-rat' is not an option; did you mean learning_rate?"),
-        ("7", "holds no options"),
-        ("", "holds no options"),
-        ("a: [", "cannot be read"),
-        ("\x00", "cannot be read"),
+        ("learning-rat: 1", "'learning-rat' is not an option; did you mean learning_rate?"), ("7", "holds no options"),
+        ("", "holds no options"), ("a: [", "cannot be read"), ("\x00", "cannot be read"),
         ("[]", "records no run of hf-vit finetune"),
         ('[{"command": "hf-vit pretrain S/16 --data d --output o"}, 3]', "records no run of hf-vit finetune"),
         ('[{"command": "hf-vit finetune S/16 --data d --output o --sede 3"}]', "No such option: --sede"),
@@ -274,7 +271,7 @@ def test_misuse_is_told_in_one_line(words, message, capsys):
         ("{streaming: maybe, data: d, output: o, model: S/16}", "--streaming 'maybe': "),
         ("{learning_rate: .1, seed: 3}", "--model, --data, --output must be given"),
     ],
-)
+)  # fmt: skip
 def test_a_config_file_is_refused_in_one_line(content, message, tmp_path, capsys):
     file = tmp_path / "options.yaml"
     file.write_text(content)
@@ -379,15 +376,11 @@ def _typed(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [
-        ("a b", "a b"),
-        ("a --size 3", "a"),
-        ("a --size 4 --quiet", "a --size 4 --quiet"),
-        ("-q a", "a --quiet"),
-        ("a --no-flag --range 0.5 1", "a --range 0.5 1.0 --no-flag"),
-        ("a --tag x --tag y", "a --tag x --tag y"),
+        ("a b", "a b"), ("a --size 3", "a"), ("a --size 4 --quiet", "a --size 4 --quiet"), ("-q a", "a --quiet"),
+        ("a --no-flag --range 0.5 1", "a --range 0.5 1.0 --no-flag"), ("a --tag x --tag y", "a --tag x --tag y"),
         ("my\\ cat", "'my cat'"),
     ],
-)
+)  # fmt: skip
 def test_the_recorded_command_repeats_what_was_typed(typed: str, shown: str) -> None:
     assert _typed(*shlex.split(typed)) == f"hf-vit {shown}"
     assert _typed(*shlex.split(shown)) == f"hf-vit {shown}"

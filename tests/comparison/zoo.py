@@ -31,13 +31,9 @@ def enliven(model: nn.Module) -> nn.Module:
 
 
 _VIT: dict[str, Any] = {
-    "image_size": SIDE,
-    "patch_size": 8,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
+    "image_size": SIDE, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 16,
-}
+}  # fmt: skip
 
 
 def _hf_vit(config: str, model: str, **fields: Any) -> Callable[[Sequence[str]], nn.Module]:

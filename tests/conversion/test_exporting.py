@@ -29,22 +29,14 @@ from hf_vit.results.delivery import prepare_output
 from hf_vit_cli.main import main
 
 SIZES = {
-    "image_size": 12,
-    "patch_size": 4,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
+    "image_size": 12, "patch_size": 4, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
     "intermediate_size": 20,
-}
+}  # fmt: skip
 HYBRID = {"stage_depths": (2, 1), "stem_width": 32, "image_size": 32, "patch_size": None}
 TIMMS_HYBRID = {
-    "stage_depths": (2, 2, 2, 2),
-    "image_size": 64,
-    "patch_size": None,
-    "weight_standardization": "variance",
-    "group_norm_eps": 1e-5,
-    "hidden_act": "gelu",
-}
+    "stage_depths": (2, 2, 2, 2), "image_size": 64, "patch_size": None, "weight_standardization": "variance",
+    "group_norm_eps": 1e-5, "hidden_act": "gelu",
+}  # fmt: skip
 LABELS = {"id2label": {0: "cat", 1: "dog", 2: "Äpfel"}, "label2id": {"cat": 0, "dog": 1, "Äpfel": 2}}
 TIMM = {"hidden_act": "gelu", "position_interpolation": "bicubic"}
 
@@ -202,13 +194,8 @@ def test_timms_own_reader_reads_the_older_spelling(pooling: str, size: tuple[int
     export(source, tmp_path / "older", "vit_jax", spelling="older")
     kinds = {"global_pool": "token"} if pooling == "token" else {"global_pool": "avg", "class_token": False}
     sizes = {
-        "img_size": size,
-        "num_classes": 5,
-        "depth": 2,
-        "num_heads": 3,
-        "mlp_ratio": 20 / 192,
-        "act_layer": "gelu_tanh",
-    }
+        "img_size": size, "num_classes": 5, "depth": 2, "num_heads": 3, "mlp_ratio": 20 / 192, "act_layer": "gelu_tanh",
+    }  # fmt: skip
     theirs = timm.create_model("vit_tiny_patch16_224", **sizes, **kinds, fc_norm=False).eval()
     with pytest.raises(KeyError):
         theirs.load_pretrained(tmp_path / "newer" / "model.npz")

@@ -201,12 +201,9 @@ def test_output_is_complete(checkpoint, write_npz, tmp_path: Path):
     assert {row["source"] for row in report["keys"]} == set(checkpoint())
     head = next(row for row in report["keys"] if row["source"] == "head/kernel")
     assert head == {
-        "source": "head/kernel",
-        "shape": [8, 5],
-        "transform": "transpose",
-        "target": "classifier.weight",
+        "source": "head/kernel", "shape": [8, 5], "transform": "transpose", "target": "classifier.weight",
         "target_shape": [5, 8],
-    }
+    }  # fmt: skip
 
 
 def shapes_of(arrays) -> dict[str, tuple[int, ...]]:

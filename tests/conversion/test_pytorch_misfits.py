@@ -157,16 +157,13 @@ def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
     ("architecture", "told"),
     [
         ("vit_base_patch16_dinov3.lvd_1689m", "rotary positions"),
-        ("vit_pe_spatial_base_patch16_512", "rotary positions"),
-        ("eva02_base_patch14_224", "rotary positions"),
-        ("samvit_base_patch16", "attention in windows"),
-        ("naflexvit_base_patch16_gap", "patches of many grids"),
-        ("vit_base_patch16_rpn_224", "LayerNorms after attention and MLP"),
-        ("vit_base_mci_224", "another stem"),
+        ("vit_pe_spatial_base_patch16_512", "rotary positions"), ("eva02_base_patch14_224", "rotary positions"),
+        ("samvit_base_patch16", "attention in windows"), ("naflexvit_base_patch16_gap", "patches of many grids"),
+        ("vit_base_patch16_rpn_224", "LayerNorms after attention and MLP"), ("vit_base_mci_224", "another stem"),
         ("vit_small_patch16_18x2_224", "attention and MLP side by side"),
         ("vit_relpos_medium_patch16_rpn_224", "LayerNorms after attention and MLP"),
     ],
-)
+)  # fmt: skip
 def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architecture: str, told: str):
     message = refusal(good("timm_vit")[0], Companions({"architecture": architecture}))
     name = architecture.partition(".")[0]

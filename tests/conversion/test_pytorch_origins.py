@@ -335,16 +335,11 @@ def test_former_hybrids_of_transformers(tmp_path: Path):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"layer_type": "preactivation"},
-        {"layer_type": None},
-        {"global_padding": "valid"},
-        {"embedding_dynamic_padding": False},
-        {"num_groups": 16},
-        {"hidden_act": "gelu"},
-        {"out_features": ["stage1"]},
+        {"layer_type": "preactivation"}, {"layer_type": None}, {"global_padding": "valid"},
+        {"embedding_dynamic_padding": False}, {"num_groups": 16}, {"hidden_act": "gelu"}, {"out_features": ["stage1"]},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_former_hybrids_of_another_network_are_refused(changed: dict[str, Any]):
     model, ((name, value),) = vit_hybrid_parts(), changed.items()
     config = model.json()

@@ -34,12 +34,8 @@ from hf_vit_cli.main import main
 
 DINOV2 = {"mlp_ratio": 2}
 CLIP_TEXT = {
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "vocab_size": 9,
-}
+    "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9,
+}  # fmt: skip
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 Outcome = tuple[torch.Tensor, torch.Tensor]
 

@@ -150,21 +150,18 @@ def test_this_machine_beside_the_tpu_cores(run) -> None:
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["Q/16"], ["Q/16"]),
-        (["B/16", "--mode", "guess"], ["guess", "corrected"]),
+        (["Q/16"], ["Q/16"]), (["B/16", "--mode", "guess"], ["guess", "corrected"]),
         (["B/16", "--mode", "blog"], ["B/16", "--mode flops"]),
         (["L/16", "--mode", "blog", "--devices", 4, "--price", 2], ["--devices, --price", "--mode flops"]),
         (["B/16", "--mode", "tpu"], ["B/16", "L/16 and H/14"]),
         (["L/16", "--mode", "tpu", "--device-flops", 0], ["above 0"]),
         (["L/16", "--mode", "tpu", "--devices", 4], ["--devices", "has no effect with --mode tpu"]),
-        (["B/16", "--image-size", 15], ["15x15", "patch"]),
-        (["B/16", "--device-flops", "1e12"], ["--images"]),
-        (["B/16", "--epochs", 3], ["--images"]),
-        (["B/16", "--images", 0], ["above 0"]),
+        (["B/16", "--image-size", 15], ["15x15", "patch"]), (["B/16", "--device-flops", "1e12"], ["--images"]),
+        (["B/16", "--epochs", 3], ["--images"]), (["B/16", "--images", 0], ["above 0"]),
         (["B/16", "--images", 10, "--price", 3], ["--device-flops"]),
         (["B/16", "--images", 10, "--device-flops", "fast"], ["'fast'", "here"]),
     ],
-)
+)  # fmt: skip
 def test_cost_refuses_in_one_line(run, words, shown) -> None:
     fails(run("cost", *words), *shown)
 

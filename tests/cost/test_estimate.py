@@ -13,17 +13,12 @@ from hf_vit.errors import UserError
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"training_flops": 0.0}, "FLOPs of the training"),
-        ({"training_flops": math.inf}, "FLOPs of the training"),
-        ({"device_flops": -1.0}, "device FLOP/s"),
-        ({"device_flops": math.nan}, "device FLOP/s"),
-        ({"devices": 0}, "0 devices"),
-        ({"utilisation": 0.0}, "utilization 0"),
-        ({"utilisation": 40.0}, "at most 1"),
-        ({"price": -2.0}, "price -2"),
-        ({"price": math.nan}, "price nan"),
+        ({"training_flops": 0.0}, "FLOPs of the training"), ({"training_flops": math.inf}, "FLOPs of the training"),
+        ({"device_flops": -1.0}, "device FLOP/s"), ({"device_flops": math.nan}, "device FLOP/s"),
+        ({"devices": 0}, "0 devices"), ({"utilisation": 0.0}, "utilization 0"), ({"utilisation": 40.0}, "at most 1"),
+        ({"price": -2.0}, "price -2"), ({"price": math.nan}, "price nan"),
     ],
-)
+)  # fmt: skip
 def test_impossible_numbers_are_refused(wrong: dict[str, float], message: str) -> None:
     given = {"training_flops": 1e18, "device_flops": 1e12, **wrong}
     with pytest.raises(UserError, match=message):

@@ -32,11 +32,8 @@ def test_training_compute_of_the_paper(name: str, epochs: int, published: int) -
 
 # Of a classifier with 2 labels at 224 px, by the formulas of version 0.1.0, which were written without torch.
 BY_FORMULA = {
-    "B/16": 35_126_123_520,
-    "H/14": 334_587_663_360,
-    "R50+B/16": 43_069_185_024,
-    "Axial-B/16": 67_022_294_016,
-}
+    "B/16": 35_126_123_520, "H/14": 334_587_663_360, "R50+B/16": 43_069_185_024, "Axial-B/16": 67_022_294_016,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BY_FORMULA)
@@ -68,12 +65,9 @@ def test_parts_by_hand(choice: dict, registers: int, dense: int) -> None:
     width, tokens, mlp, layers = 32, 6 + 1 + registers, 48, 2
     macs = forward_macs(FAMILIES["plain"].config(image_size=(12, 8), **choice))
     assert macs == {
-        "patch embeddings": 6 * 3 * 4 * 4 * width,
-        "attention projections": layers * 4 * tokens * width**2,
-        "attention": layers * 2 * tokens**2 * width,
-        "MLPs": layers * dense * tokens * width * mlp,
-        "head": 3 * width,
-    }
+        "patch embeddings": 6 * 3 * 4 * 4 * width, "attention projections": layers * 4 * tokens * width**2,
+        "attention": layers * 2 * tokens**2 * width, "MLPs": layers * dense * tokens * width * mlp, "head": 3 * width,
+    }  # fmt: skip
     if not choice:
         relative = forward_macs(FAMILIES["plain"].config("relative", image_size=(12, 8)))
         assert relative == {**macs, "attention": macs["attention"] + layers * 6**2 * width}

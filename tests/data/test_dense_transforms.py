@@ -162,13 +162,9 @@ def test_an_image_without_objects_and_a_sliver_pass(objects):
 # ---- tiles
 
 LAYOUTS = [
-    Tiles((100, 140), (32, 48), 8),
-    Tiles((33, 47), (32, 46), 31),
-    Tiles((64, 64), (64, 64), 10),
-    Tiles((20, 200), (64, 64), 16, margin=4),
-    Tiles((101, 97), (40, 40), 17, margin=8),
-    Tiles((50, 50), (7, 9), 0),
-]
+    Tiles((100, 140), (32, 48), 8), Tiles((33, 47), (32, 46), 31), Tiles((64, 64), (64, 64), 10),
+    Tiles((20, 200), (64, 64), 16, margin=4), Tiles((101, 97), (40, 40), 17, margin=8), Tiles((50, 50), (7, 9), 0),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("tiles", LAYOUTS)

@@ -232,17 +232,11 @@ def noise(count, *shape, most=256):
 @pytest.mark.parametrize(
     ("shape", "feature"),
     [
-        ((8, 8), None),
-        ((8, 8), List(List(Value("uint8")))),
-        ((8, 8), List(List(Value("int32"), length=8), length=8)),
-        ((8, 8), LargeList(LargeList(Value("uint16")))),
-        ((8, 8), Array2D((8, 8), "int64")),
-        ((8, 8, 1), None),
-        ((1, 8, 8), None),
-        ((8, 8, 3), Array3D((8, 8, 3), "int64")),
-        ((3, 8, 8), None),
+        ((8, 8), None), ((8, 8), List(List(Value("uint8")))), ((8, 8), List(List(Value("int32"), length=8), length=8)),
+        ((8, 8), LargeList(LargeList(Value("uint16")))), ((8, 8), Array2D((8, 8), "int64")), ((8, 8, 1), None),
+        ((1, 8, 8), None), ((8, 8, 3), Array3D((8, 8, 3), "int64")), ((3, 8, 8), None),
     ],
-)
+)  # fmt: skip
 def test_lists_of_0_to_255_are_pixels_of_8_bits(tmp_path, shape, feature):
     pixels = noise(24, *shape)
     source = numbers_table(tmp_path / "x.parquet", pixels, feature)
@@ -456,16 +450,12 @@ def named_images(root, names):
 @pytest.mark.parametrize(
     ("labels", "names"),
     [
-        (["1", "01", "2"], ["01", "1", "2"]),
-        (["001", "0x1", "true"], ["001", "0x1", "true"]),
-        (["NA", "null", "nan"], ["NA", "nan", "null"]),
-        (["2", "10", "1"], ["1", "2", "10"]),
-        (["1.0", "2", "other"], ["1.0", "2", "other"]),
-        (["9" * 20, "1e5"], ["1e5", "9" * 20]),
-        ([NFC, NFD, " b ", "b"], ["b", NFC]),
-        (["a b", "a\u00a0b", "c", "c\u200b", "\u00adc"], ["a b", "c"]),
+        (["1", "01", "2"], ["01", "1", "2"]), (["001", "0x1", "true"], ["001", "0x1", "true"]),
+        (["NA", "null", "nan"], ["NA", "nan", "null"]), (["2", "10", "1"], ["1", "2", "10"]),
+        (["1.0", "2", "other"], ["1.0", "2", "other"]), (["9" * 20, "1e5"], ["1e5", "9" * 20]),
+        ([NFC, NFD, " b ", "b"], ["b", NFC]), (["a b", "a\u00a0b", "c", "c\u200b", "\u00adc"], ["a b", "c"]),
     ],
-)
+)  # fmt: skip
 def test_labels_are_text_and_numbers_where_all_are(tmp_path, write, labels, names):
     rows = named_images(tmp_path / "d", labels)
     path = write(tmp_path / "d" / f"metadata.{write.__name__[6:]}", ("file_name", "label"), rows)

@@ -12,16 +12,13 @@ from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
 
 # How maps of other choices are read: models/test_forward.py.
 CHOICES = {
-    "token": {},
-    "gap": {"pooling": "gap", "position_embedding": "sincos_2d"},
+    "token": {}, "gap": {"pooling": "gap", "position_embedding": "sincos_2d"},
     "map": {"pooling": "map", "representation_size": 8},
     "causal distilled": {"is_causal": True, "use_distillation_token": True},
     "relative, layer scale": {"position_embedding": "relative", "layer_scale_init_value": 0.1},
-    "shared layers": {"num_hidden_groups": 2, "position_embedding": "learned_2d"},
-    "hybrid": {"family": "HfHybridViT"},
-    "axial": {"family": "HfAxialViT"},
-    "local": {"family": "HfLocalViT"},
-}
+    "shared layers": {"num_hidden_groups": 2, "position_embedding": "learned_2d"}, "hybrid": {"family": "HfHybridViT"},
+    "axial": {"family": "HfAxialViT"}, "local": {"family": "HfLocalViT"},
+}  # fmt: skip
 
 
 def classes(config) -> tuple[type, type, type]:

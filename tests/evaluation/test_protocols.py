@@ -16,21 +16,12 @@ from hf_vit.results.facts import Facts, append_record, new_record
 
 # Options that keep a protocol quick, as they are typed.
 QUICK = {
-    "top1": [],
-    "few-shot": ["--shots", 10, "--shots", 2, "--trials", 1],
-    "linear-probe": [],
-    "knn": ["--neighbors", 1, "--neighbors", 3],
-    "calibration": [],
-    "robustness": ["--epsilons", 1, "--epsilons", 8, "--steps", 2],
-    "corruptions": ["--kinds", "contrast"],
-    "patch-drop": ["--patch-size", 2, "--fill", "black"],
-    "multi-label": [],
-    "real": [],
-    "objectnet": [],
-    "vtab": [],
-    "segmentation": [],
-    "detection": [],
-}
+    "top1": [], "few-shot": ["--shots", 10, "--shots", 2, "--trials", 1], "linear-probe": [],
+    "knn": ["--neighbors", 1, "--neighbors", 3], "calibration": [],
+    "robustness": ["--epsilons", 1, "--epsilons", 8, "--steps", 2], "corruptions": ["--kinds", "contrast"],
+    "patch-drop": ["--patch-size", 2, "--fill", "black"], "multi-label": [], "real": [], "objectnet": [], "vtab": [],
+    "segmentation": [], "detection": [],
+}  # fmt: skip
 # Those with data of their own: tests/training/test_multi_label.py and test_dense.py, test_imagenet_labels.py,
 # test_vtab.py.
 assert set(QUICK) == set(PROTOCOLS)

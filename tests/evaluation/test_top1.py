@@ -415,17 +415,13 @@ def test_a_metric_holds_no_images(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"references": None}, r"without \['references'\]"),
-        ({"reference": [0]}, r"'reference', 'references'"),
-        ({"predictions": [0, 1]}, "unequal length"),
-        ({"top_k": [[0, 1]]}, r"\[B, 5\] or wider, not \(1, 2\)"),
+        ({"references": None}, r"without \['references'\]"), ({"reference": [0]}, r"'reference', 'references'"),
+        ({"predictions": [0, 1]}, "unequal length"), ({"top_k": [[0, 1]]}, r"\[B, 5\] or wider, not \(1, 2\)"),
         ({"top_k": [0]}, r"\[B, 5\] or wider, not \(1,\)"),
-        ({"predictions": [7]}, "predictions holds 7 to 7 of 7 classes"),
-        ({"references": [-1]}, "references holds -1"),
-        ({"confidences": [3.0]}, "softmax"),
-        ({"confidences": [np.nan]}, "softmax"),
+        ({"predictions": [7]}, "predictions holds 7 to 7 of 7 classes"), ({"references": [-1]}, "references holds -1"),
+        ({"confidences": [3.0]}, "softmax"), ({"confidences": [np.nan]}, "softmax"),
     ],
-)
+)  # fmt: skip
 def test_wrong_columns_are_refused(changes, message):
     metrics = ClassificationMetrics(METRIC_NAMES)
     with pytest.raises(ValueError, match=message):

@@ -189,12 +189,9 @@ def dsprites(root: Path) -> None:
 KITTI_LINE = "{} 0.00 0 -1.57 10.0 20.0 30.0 40.0 1.5 1.6 3.2 1.0 1.5 {} -1.5\n"
 # What is in front of the camera in image n, and the class of that.
 KITTI_SCENES = (
-    ([("Car", 7.5), ("Truck", 40.0)], 0),
-    ([("Pedestrian", 2.0), ("Van", 8.5)], 1),
-    ([("Truck", 20.5), ("Tram", 3.0)], 2),
-    ([("Cyclist", 4.0), ("DontCare", -1000.0)], 3),
-    ([], 3),
-)
+    ([("Car", 7.5), ("Truck", 40.0)], 0), ([("Pedestrian", 2.0), ("Van", 8.5)], 1),
+    ([("Truck", 20.5), ("Tram", 3.0)], 2), ([("Cyclist", 4.0), ("DontCare", -1000.0)], 3), ([], 3),
+)  # fmt: skip
 
 
 def kitti(root: Path, images: int = 40) -> None:

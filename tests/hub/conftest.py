@@ -22,14 +22,9 @@ from hf_vit.hub.card import write_card
 from hf_vit.results.facts import DataFact, Facts, Record
 
 TINY: dict[str, Any] = {
-    "image_size": (8, 12),
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "pooling": "gap",
-    "id2label": dict(enumerate(NAMES)),
-}
+    "image_size": (8, 12), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    "pooling": "gap", "id2label": dict(enumerate(NAMES)),
+}  # fmt: skip
 FAMILIES = {
     "plain": (HfViTConfig, HfViTForImageClassification, {"patch_size": 4}),
     "hybrid": (HfHybridViTConfig, HfHybridViTForImageClassification, {"stage_depths": (), "stem_width": 32}),
@@ -53,13 +48,10 @@ def save_model(folder: Path, family: str = "plain", seed: int = 0, **fields: Any
 
 def training_record(**fields: Any) -> Record:
     known: dict[str, Any] = {
-        "kind": "training",
-        "command": "hf-vit finetune --data digits",
-        "date": datetime(2031, 2, 3, tzinfo=UTC),
-        "seed": 0,
-        "data": DataFact(name="digits", fingerprint="f" * 16, split="train", size=1257),
+        "kind": "training", "command": "hf-vit finetune --data digits", "date": datetime(2031, 2, 3, tzinfo=UTC),
+        "seed": 0, "data": DataFact(name="digits", fingerprint="f" * 16, split="train", size=1257),
         "values": {"recipe": {"learning_rate": 0.001}, "steps": 10},
-    }
+    }  # fmt: skip
     return Record(**{**known, **fields})
 
 

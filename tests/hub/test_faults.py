@@ -55,20 +55,14 @@ def assert_it_works_now(hub: Loopback, client: Client, folder: Path) -> dict[str
 
 # name -> path, action, fields; they strike once
 PASSING: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "upload cut": (STORAGE, "cut_request", {"after": 100}),
-    "upload damaged": (STORAGE, "corrupt_request", {}),
-    "storage 503": (STORAGE, "status", {"status": 503}),
-    "storage's answer lost": (STORAGE, "lost_reply", {}),
-    "storage stalled": (STORAGE, "slow", {"seconds": 2}),
-    "commit 503": (COMMIT, "status", {"status": 503}),
+    "upload cut": (STORAGE, "cut_request", {"after": 100}), "upload damaged": (STORAGE, "corrupt_request", {}),
+    "storage 503": (STORAGE, "status", {"status": 503}), "storage's answer lost": (STORAGE, "lost_reply", {}),
+    "storage stalled": (STORAGE, "slow", {"seconds": 2}), "commit 503": (COMMIT, "status", {"status": 503}),
     "commit 429": (COMMIT, "status", {"status": 429, "headers": {"Retry-After": "2"}}),
-    "commit's answer lost": (COMMIT, "lost_reply", {}),
-    "commit stalled": (COMMIT, "slow", {"seconds": 2.5}),
-    "creation 500": (CREATE, "status", {"status": 500}),
-    "creation's answer lost": (CREATE, "lost_reply", {}),
-    "who am I 502": ("/whoami", "status", {"status": 502}),
-    "checksums cut": ("/tree/", "cut_response", {"after": 10}),
-}
+    "commit's answer lost": (COMMIT, "lost_reply", {}), "commit stalled": (COMMIT, "slow", {"seconds": 2.5}),
+    "creation 500": (CREATE, "status", {"status": 500}), "creation's answer lost": (CREATE, "lost_reply", {}),
+    "who am I 502": ("/whoami", "status", {"status": 502}), "checksums cut": ("/tree/", "cut_response", {"after": 10}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -263,15 +257,12 @@ def answer(status: int, **headers: str) -> Exception:
 @pytest.mark.parametrize(
     ("status", "headers", "seconds"),
     [
-        (503, {"Retry-After": "7"}, 7),
-        (503, {"Retry-After": "TOMORROW"}, 86400),
-        (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
-        (429, {"RateLimit": '"api";r=0;t=3'}, 3),
-        (429, {"Retry-After": "9", "RateLimit": '"api";r=0;t=3'}, 9),
-        (503, {"RateLimit": '"api";r=400;t=55'}, None),
+        (503, {"Retry-After": "7"}, 7), (503, {"Retry-After": "TOMORROW"}, 86400),
+        (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0), (429, {"RateLimit": '"api";r=0;t=3'}, 3),
+        (429, {"Retry-After": "9", "RateLimit": '"api";r=0;t=3'}, 9), (503, {"RateLimit": '"api";r=400;t=55'}, None),
         (503, {"Retry-After": "soon"}, None),
     ],
-)
+)  # fmt: skip
 def test_how_long_a_server_asks_to_wait(status: int, headers: dict[str, str], seconds: float | None) -> None:
     tomorrow = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
     asked = find_retry_after(

@@ -51,14 +51,9 @@ HEADS = {
 
 # Sizes that keep a test in milliseconds; every number differs from the others where it can, so that mix-ups show.
 TINY = {
-    "image_size": 16,
-    "num_channels": 3,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "num_labels": 3,
-}
+    "image_size": 16, "num_channels": 3, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 48, "num_labels": 3,
+}  # fmt: skip
 
 CHOICES: dict[str, dict[str, Any]] = {
     "default": {},

@@ -510,15 +510,10 @@ def test_no_tensor_holds_all_pairs(pattern: str):
 VITS = (
     *("default", "gap", "map", "gap_with_class_token", "map_with_class_token", "learned_2d", "sincos_2d", "no_labels"),
     *(
-        "table_before_class_token",
-        "distillation",
-        "representation",
-        "one_group",
-        "layer_scale",
-        "swiglu",
+        "table_before_class_token", "distillation", "representation", "one_group", "layer_scale", "swiglu",
         "one_channel",
     ),
-)
+)  # fmt: skip
 
 
 @torch.no_grad()

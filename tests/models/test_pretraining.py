@@ -162,11 +162,8 @@ def test_classes_and_colours():
     colours = class_colors(every, 3)
     assert torch.equal(color_classes(colours), every)
     assert [int(color_classes(torch.tensor(c))) for c in ([0.0, 0, 0], [1.0, 1, 1], [1.0, 0, 0], [0, 0, 0.125])] == [
-        0,
-        511,
-        7 * 64,
-        1,
-    ]
+        0, 511, 7 * 64, 1,
+    ]  # fmt: skip
     assert int(color_classes(torch.tensor([-0.1, 1.5, 0.5]))) == 7 * 8 + 4, "beyond either end: the last level"
 
 

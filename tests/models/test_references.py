@@ -22,26 +22,19 @@ TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "im
 SIZES = {"image_size": (16, 24), "hidden_act": "gelu"}  # theirs is the exact GELU
 # Their names, pieces of names at a time, in this package's words.
 RENAMED = {
-    r"^(vision_model|dinov2|dinov2_with_registers)\.": "",
-    r"^(encoder\.)?(layers?|blocks)\.": "layers.",
-    r"\b(layer_norm|norm)1\b": "layernorm_before",
-    r"\b(layer_norm|norm)2\b": "layernorm_after",
-    r"\bself_attn\b": "attention",
-    r"\.attn\.proj\b": ".attention.o_proj",
-    r"^(layers.*)\bout_proj\b": r"\1o_proj",
-    r"\bls([12])\.gamma": r"layer_scale\1.lambda1",
-    r"^(pre_layrnorm|norm_pre)\b": "embeddings.layernorm",
+    r"^(vision_model|dinov2|dinov2_with_registers)\.": "", r"^(encoder\.)?(layers?|blocks)\.": "layers.",
+    r"\b(layer_norm|norm)1\b": "layernorm_before", r"\b(layer_norm|norm)2\b": "layernorm_after",
+    r"\bself_attn\b": "attention", r"\.attn\.proj\b": ".attention.o_proj", r"^(layers.*)\bout_proj\b": r"\1o_proj",
+    r"\bls([12])\.gamma": r"layer_scale\1.lambda1", r"^(pre_layrnorm|norm_pre)\b": "embeddings.layernorm",
     r"^(post_layernorm|fc_norm|norm)\b": "layernorm",
     r"^(embeddings\.patch_embedding|patch_embed\.proj)\b": "embeddings.patch_embeddings.projection",
     r"^(embeddings\.position_embedding\.weight|pos_embed)$": "embeddings.position_embeddings",
-    r"^(embeddings\.class_embedding|cls_token)$": "embeddings.cls_token",
-    r"^reg_token$": "embeddings.register_tokens",
+    r"^(embeddings\.class_embedding|cls_token)$": "embeddings.cls_token", r"^reg_token$": "embeddings.register_tokens",
     r"^(head\.(?=probe|attention|layernorm|mlp)|attn_pool\.)": "pooler.map.",
-    r"^pooler\.map\.norm\b": "pooler.map.layernorm",
-    r"^pooler\.map\.latent$": "pooler.map.probe",
+    r"^pooler\.map\.norm\b": "pooler.map.layernorm", r"^pooler\.map\.latent$": "pooler.map.probe",
     r"^pooler\.map\.(attention\.out_proj|proj)\b": "pooler.map.attention.o_proj",
     r"^pooler\.map\.q\b": "pooler.map.attention.q_proj",
-}
+}  # fmt: skip
 # Several of this package's products that they keep as one.
 PACKED = {
     "attn.qkv.": ("attention.q_proj.", "attention.k_proj.", "attention.v_proj."),

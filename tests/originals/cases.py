@@ -407,14 +407,7 @@ NAMELESS = ("timm:NAME@FILE",)  # timm's classes have names where they are Image
 UNNAMED = ("timm:NAME@FILE", "original .npz")  # files that do not tell the names of their classes
 # What an installed library runs, so that nothing is converted for those who look at a model from outside.
 RUN_BY_THEIR_LIBRARY = (
-    "transformers ViT",
-    "transformers ViT without head",
-    "transformers DeiT",
-    "transformers DeiT with teacher",
-    "transformers DINOv2 without head",
-    "timm folder",
-    "timm:FOLDER",
-    "timm:NAME@FILE",
-    "timm by transformers",
+    "transformers ViT", "transformers ViT without head", "transformers DeiT", "transformers DeiT with teacher",
+    "transformers DINOv2 without head", "timm folder", "timm:FOLDER", "timm:NAME@FILE", "timm by transformers",
     "timm folder by transformers",
-)
+)  # fmt: skip

@@ -18,14 +18,9 @@ from timm.models.vision_transformer_hybrid import _create_vision_transformer_hyb
 from torch import nn
 
 SIZES = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 20,
-    "image_size": 12,
-    "patch_size": 4,
-    "num_labels": 5,
-}
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 12,
+    "patch_size": 4, "num_labels": 5,
+}  # fmt: skip
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -51,14 +46,9 @@ def of_transformers(name: str, build: Callable[[Any], nn.Module] | None = None, 
 def vit_hybrid_parts(**backbone: Any) -> nn.Module:
     """transformers' former ViTHybrid, put together from what is still there: BiT, and the blocks of ViT."""
     bit = {
-        "embedding_size": 32,
-        "hidden_sizes": [128, 256],
-        "depths": [2, 1],
-        "layer_type": "bottleneck",
-        "global_padding": "same",
-        "embedding_dynamic_padding": True,
-        "out_features": ["stage2"],
-    }
+        "embedding_size": 32, "hidden_sizes": [128, 256], "depths": [2, 1], "layer_type": "bottleneck",
+        "global_padding": "same", "embedding_dynamic_padding": True, "out_features": ["stage2"],
+    }  # fmt: skip
     return randomise(ViTHybrid(transformers.BitConfig(**{**bit, **backbone})))
 
 

@@ -149,9 +149,7 @@ def test_large_sizes():
     base, large = variant_config("B/16"), variant_config("L/16", image_size=384)
     assert count_inner_values(base) == 12 * 12 * 197**2 + 13 * 196 * 768
     assert (
-        4 * (86_567_656 + count_inner_values(base))
-        < making.MAX_BYTES
-        < 4 * (304_326_632 + count_inner_values(large))
+        4 * (86_567_656 + count_inner_values(base)) < making.MAX_BYTES < 4 * (304_326_632 + count_inner_values(large))
     )
 
 

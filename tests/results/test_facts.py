@@ -59,15 +59,12 @@ def test_unknown_fields_and_kinds_survive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "EOF"),
-        (b"[{", "EOF"),
-        (b'{"records": []}', "valid array"),
-        (b'[{"kind": "training"}]', "0.command"),
+        (b"", "EOF"), (b"[{", "EOF"), (b'{"records": []}', "valid array"), (b'[{"kind": "training"}]', "0.command"),
         (b'[{"kind": "training", "command": "x", "date": "yesterday"}]', "0.date"),
         (b'[{"kind": "training", "command": "x", "date": "2031-02-03T00:00:00Z", "seconds": NaN}]', "0.seconds"),
         (b"\xff\xfe\x00", "UTF-8"),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "facts.json"
     path.write_bytes(content)

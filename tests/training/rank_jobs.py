@@ -15,12 +15,9 @@ SETTINGS = dict(evaluations=2, batch_size=16, optimizer="sgd", learning_rate=0.1
 SETTINGS |= dict(dropout=0.0, drop_path=0.0, mixup_alpha=0.0)
 # What else can be chosen: two processes, with whole weights or sharded ones, give the weights of one.
 VARIANTS = {
-    "average": dict(average_decay=0.5),
-    "lora": dict(tune="lora", learning_rate=1.0),
-    "sam": dict(sam_rho=0.05),
-    "sam of parts": dict(sam_rho=0.05, sam_micro_batches=True, steps=3),
-    "distilled": dict(layer_decay=0.7, clip=0.1),
-}
+    "average": dict(average_decay=0.5), "lora": dict(tune="lora", learning_rate=1.0), "sam": dict(sam_rho=0.05),
+    "sam of parts": dict(sam_rho=0.05, sam_micro_batches=True, steps=3), "distilled": dict(layer_decay=0.7, clip=0.1),
+}  # fmt: skip
 CONTRAST = dict(steps=4, evaluations=4, batch_size=16, optimizer="sgd", learning_rate=0.1, **ON_CPU)
 
 

@@ -178,19 +178,13 @@ def test_a_checkpoints_weights_are_the_backbones(family: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("family", "head", "strides"),
     [
-        ("plain", "upernet", [4, 8, 16, 32]),
-        ("plain", "deformable-detr", [8, 16, 32]),
-        ("plain", "detr", [16]),
-        ("axial", "mask-rcnn", [4, 8, 16, 32]),
-        ("hybrid", "upernet", [4, 8, 16, 16]),
-        ("hybrid", "deformable-detr", [8, 16, 16]),
-        ("hybrid", "linear", [16]),
-        ("bit", "mask-rcnn", [4, 8, 16, 32]),
-        ("bit", "linear", [4, 8, 16, 32]),
-        ("axial_resnet", "deformable-detr", [8, 16, 32]),
+        ("plain", "upernet", [4, 8, 16, 32]), ("plain", "deformable-detr", [8, 16, 32]), ("plain", "detr", [16]),
+        ("axial", "mask-rcnn", [4, 8, 16, 32]), ("hybrid", "upernet", [4, 8, 16, 16]),
+        ("hybrid", "deformable-detr", [8, 16, 16]), ("hybrid", "linear", [16]), ("bit", "mask-rcnn", [4, 8, 16, 32]),
+        ("bit", "linear", [4, 8, 16, 32]), ("axial_resnet", "deformable-detr", [8, 16, 32]),
         ("axial_resnet", "detr", [32]),
     ],
-)
+)  # fmt: skip
 @torch.no_grad()
 def test_the_maps_have_the_strides_that_are_told(family: str, head: str, strides: list[int]) -> None:
     backbone = backbone_of(build(family, head)[0]).eval()
@@ -268,7 +262,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A finished model of each task, with its checkpoints."""
     task, head = request.param
     before = scenes.HELD_OUT
-    settings = dict(steps=12, evaluations=6, keep_checkpoints=True)
+    settings = dict(steps=8, evaluations=4, keep_checkpoints=True)
     result = learn(tmp_path_factory.mktemp(task) / "learnt", task, head, **settings)
     scenes.HELD_OUT = before
     return task, head, settings, result

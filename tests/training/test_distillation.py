@@ -64,14 +64,11 @@ def answers():
 @pytest.mark.parametrize(
     ("kind", "given", "weight", "temperature"),
     [
-        ("hard", {}, 0.5, None),
-        ("hard", {"weight": 0.8}, 0.8, None),
-        ("soft", {}, 0.1, 3.0),
-        ("soft", {"weight": 0.3, "temperature": 1.5}, 0.3, 1.5),
-        ("logit", {}, 0.1, 3.0),
+        ("hard", {}, 0.5, None), ("hard", {"weight": 0.8}, 0.8, None), ("soft", {}, 0.1, 3.0),
+        ("soft", {"weight": 0.3, "temperature": 1.5}, 0.3, 1.5), ("logit", {}, 0.1, 3.0),
         ("logit", {"weight": 1.0, "temperature": 7.0}, 1.0, 7.0),
     ],
-)
+)  # fmt: skip
 def test_the_loss_is_the_hand_computed_one(kind, given, weight, temperature, soft, answers):
     cls, token, taught = answers
     labels = torch.rand(5, 3, dtype=torch.float64).softmax(1) if soft else torch.tensor([0, 2, 1, 1, 0])

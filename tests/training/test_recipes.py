@@ -54,23 +54,16 @@ def test_override_changes_only_what_is_given():
     ("values", "message"),
     [
         (dict(learning_rate=0.0), "learning_rate = 0.0.*greater than 0"),
-        (dict(learning_rate=float("nan")), "learning_rate"),
-        (dict(learning_rate=float("inf")), "learning_rate"),
-        (dict(epochs=-1), "epochs = -1.*greater than 0"),
-        (dict(steps=0), "steps = 0"),
-        (dict(batch_size=0), "batch_size = 0"),
-        (dict(dropout=1.0), "dropout = 1.0.*less than 1"),
+        (dict(learning_rate=float("nan")), "learning_rate"), (dict(learning_rate=float("inf")), "learning_rate"),
+        (dict(epochs=-1), "epochs = -1.*greater than 0"), (dict(steps=0), "steps = 0"),
+        (dict(batch_size=0), "batch_size = 0"), (dict(dropout=1.0), "dropout = 1.0.*less than 1"),
         (dict(optimizer="adam"), "optimizer = 'adam'.*'adamw', 'sgd', 'lamb', 'lion' or 'muon'"),
-        (dict(schedule="cosin"), "schedule"),
-        (dict(horizontal_flip=2.0), "horizontal_flip"),
-        (dict(leaning_rate=1.0), "did you mean learning_rate"),
-        (dict(steps=7, epochs=1), "not both"),
+        (dict(schedule="cosin"), "schedule"), (dict(horizontal_flip=2.0), "horizontal_flip"),
+        (dict(leaning_rate=1.0), "did you mean learning_rate"), (dict(steps=7, epochs=1), "not both"),
         (dict(sam_micro_batches=True), "--sam-micro-batches needs --sam-rho"),
         (dict(tune="lora", average_decay=0.99), "^LoRA weights cannot be averaged"),
-        (dict(bce_threshold=0.2), "bce only.*choose --loss bce"),
-        (dict(tune="heads"), "'all', 'head' or 'lora'"),
-        (dict(layer_decay=1.5), "less than or equal to 1"),
-        (dict(sam_rho=-1.0), "sam_rho = -1.0"),
+        (dict(bce_threshold=0.2), "bce only.*choose --loss bce"), (dict(tune="heads"), "'all', 'head' or 'lora'"),
+        (dict(layer_decay=1.5), "less than or equal to 1"), (dict(sam_rho=-1.0), "sam_rho = -1.0"),
         (dict(schedule="linear", min_learning_rate=1e-5), "linear has no min_learning_rate; choose"),
         (dict(min_learning_rate=1.0), "min_learning_rate 1 is above the learning rate 0.0003"),
         (dict(repeated_augmentation=0), "repeated_augmentation = 0"),
@@ -79,7 +72,7 @@ def test_override_changes_only_what_is_given():
         (dict(loss="bce", class_weights=True), "--class-weights works with --loss ce only"),
         (dict(balanced_sampling=True, class_weights=True), "both balance classes; choose one"),
     ],
-)
+)  # fmt: skip
 def test_bad_values_are_named(values, message):
     with pytest.raises(UserError, match=message):
         find_recipe("default-small").override(**values)

@@ -17,8 +17,8 @@ from hf_vit.training.run import is_complete, last_complete, read_state
 
 # Everything that draws random numbers is on; 48 images in batches of 8 are 6 steps an epoch, a checkpoint every 4.
 SETTINGS = dict(
-    steps=32,
-    evaluations=8,
+    steps=24,
+    evaluations=6,
     batch_size=8,
     learning_rate=2e-3,
     dropout=0.1,
