@@ -11,6 +11,8 @@ import torch
 from pages.small_runtime import save_runtime
 from PIL import Image
 
+from campaigns.commands import save_classifier
+
 # What the bad value of an option or argument is drawn from, by its name; a number by its type. Whatever is added to the
 # program must be added here, or the campaign says so.
 KINDS = {
@@ -230,23 +232,8 @@ def _masks_and_objects(root: Path) -> None:
 
 
 def _models(root: Path) -> None:
-    from hf_vit import HfViTConfig, HfViTForImageClassification
-    from hf_vit.data import make_processor
-    from hf_vit.results.facts import DataFact, append_record, new_record
-
-    sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = HfViTConfig(**sizes, intermediate_size=16, id2label={0: "blue", 1: "red"}, label2id={"blue": 0, "red": 1})
     for name in ("model", "model_2"):
-        torch.manual_seed(0)
-        model = HfViTForImageClassification(config)
-        torch.nn.init.normal_(model.classifier.weight)
-        model.save_pretrained(root / name)
-        make_processor(config).save_pretrained(root / name)
-        values = {"variant": "S/16", "steps": 2, "recipe": {"batch_size": 4}}
-        data = DataFact(name="digits", fingerprint="0" * 16, split="train", size=8)
-        facts = new_record("training", values=values, data=data, command="hf-vit finetune S/16 --data digits")
-        append_record(root / name, facts)
-
+        save_classifier(root / name, ("blue", "red"), num_hidden_layers=1)
     names = {"config": "config.json", "weights": "model.safetensors", "index": "model.safetensors.index.json"}
     fields = json.loads((root / "model" / "config.json").read_text())
     weights = (root / "model" / "model.safetensors").read_bytes()

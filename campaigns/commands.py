@@ -4,8 +4,10 @@ A new command, export target or pre-training objective must join a table, or `te
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from campaigns.engine import ROOT
 
@@ -121,39 +123,37 @@ READING: dict[str, Command] = {
 }  # fmt: skip
 
 
-def make_template(folder: Path) -> Path:
-    """What a place holds at first."""
+def save_classifier(folder: Path, names: Sequence[str], seed: int = 0, bias: float = 0.0, **sizes: Any) -> None:
+    """Save a classifier of 8 px with its processor and the record of a training; `bias` favors the first class."""
     import torch
-    from pages.small_runtime import save_runtime
-    from training.conftest import COLOURS, make_colour_folder
 
     from hf_vit import HfViTConfig, HfViTForImageClassification
     from hf_vit.data import make_processor
     from hf_vit.results.facts import DataFact, append_record, new_record
 
-    names = sorted(COLOURS)
+    torch.manual_seed(seed)
+    tiny = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    labels: Any = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    model = HfViTForImageClassification(HfViTConfig(**{**tiny, **sizes}, intermediate_size=32, **labels))
+    torch.nn.init.normal_(model.classifier.weight)
+    torch.nn.init.constant_(model.classifier.bias[0], bias)
+    model.save_pretrained(folder)
+    make_processor(model.config).save_pretrained(folder)
+    values = {"variant": "S/16", "steps": 2 + seed, "recipe": {"batch_size": 4}}
+    data = DataFact(name="digits", fingerprint="0" * 16, split="train", size=8)
+    command = "hf-vit finetune S/16 --data digits"
+    append_record(folder, new_record("training", values=values, data=data, command=command))
+
+
+def make_template(folder: Path) -> Path:
+    """What a place holds at first."""
+    from pages.small_runtime import save_runtime
+    from training.conftest import COLOURS, make_colour_folder
+
     make_colour_folder(folder / "images", count=8)
     for seed, name in enumerate(("model", "other", "sure")):
-        torch.manual_seed(seed)
-        model = HfViTForImageClassification(
-            HfViTConfig(
-                image_size=8,
-                patch_size=4,
-                hidden_size=16,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                intermediate_size=32,
-                id2label=dict(enumerate(names)),
-                label2id={label: number for number, label in enumerate(names)},
-            )
-        )
-        torch.nn.init.normal_(model.classifier.weight)
-        if name == "sure":  # of its answer: rounding changes none
-            torch.nn.init.constant_(model.classifier.bias[0], 100.0)
-        model.save_pretrained(folder / name)
-        make_processor(model.config).save_pretrained(folder / name)
-        facts = new_record("training", values={"steps": seed}, command="hf-vit finetune", data=DataFact(name="colours"))
-        append_record(folder / name, facts)
+        bias = 100.0 if name == "sure" else 0.0  # then rounding changes no answer
+        save_classifier(folder / name, sorted(COLOURS), seed, bias)
     shutil.copyfile(ROOT / "tests/golden" / "vit_tok.ckpt.npz", folder / "source.npz")
     save_runtime(folder / "runtime")
     points = "\n".join(f"{compute},{0.5 * compute**-0.3 + 0.05}" for compute in (1, 3, 10, 30, 100, 300))

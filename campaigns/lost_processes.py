@@ -21,12 +21,10 @@ from typing import Any
 import psutil
 import torch
 from safetensors.torch import load_file
-from training.conftest import make_colour_folder
-from training.rank_jobs import tiny_config
+from training.conftest import COLOURS, make_colour_folder
 
+from campaigns.commands import save_classifier
 from campaigns.engine import Campaign
-from hf_vit import HfViTForImageClassification
-from hf_vit.data import make_processor
 from hf_vit.training import FinetuneOptions, finetune
 
 # What happens -> how often, and the checkpoints (first, past the last) between which it does.
@@ -196,10 +194,7 @@ def cases() -> list[str]:
 @contextmanager
 def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
     make_colour_folder(folder / "colours", 24)
-    torch.manual_seed(0)
-    model = HfViTForImageClassification(tiny_config(hidden_dropout_prob=0.0))
-    model.save_pretrained(folder / "model")
-    make_processor(model.config).save_pretrained(folder / "model")
+    save_classifier(folder / "model", sorted(COLOURS), hidden_dropout_prob=0.0)
     options = FinetuneOptions(device="cpu", precision="fp32")
     finetune(str(folder / "model"), str(folder / "colours"), folder / "one", options=options, **SETTINGS)
     weights = load_file(folder / "one" / "model.safetensors")

@@ -62,8 +62,11 @@ def part_of_photograph(draw: random.Random, sides: tuple[int, int]) -> tuple[Ima
     return Image.open(file).convert("RGB"), label
 
 
+digits_of = cache(sklearn.datasets.load_digits)
+
+
 def digit(index: int) -> tuple[Image.Image, int]:
-    digits = sklearn.datasets.load_digits()
+    digits = digits_of()
     return Image.fromarray((digits.images[index] * 15.9375).astype(np.uint8)).convert("RGB"), int(digits.target[index])
 
 

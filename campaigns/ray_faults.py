@@ -18,13 +18,11 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 from PIL import Image
 from pyarrow import parquet
 
+from campaigns.commands import save_classifier
 from campaigns.engine import Campaign
-from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.data import make_processor
 from hf_vit.evaluation import embed
 
 BOUND = 600  # seconds for a command on a busy machine
@@ -42,7 +40,7 @@ SERVERS = {"raylet": "raylet/raylet", "store of the cluster": "gcs/gcs_server"}
 
 def make_place(folder: Path) -> Path:
     """A classifier of 8 px, images of 200 px, and what one process makes of them."""
-    save_classifier(folder / "model", image_size=8, patch_size=4)
+    save_classifier(folder / "model", "ab")
     noise = np.random.RandomState(0)
     for index in range(IMAGES):
         kind = folder / "images" / "train" / "ab"[index % 2]
@@ -51,14 +49,6 @@ def make_place(folder: Path) -> Path:
     given: dict[str, Any] = dict(rows_per_file=ROWS_PER_FILE, batch_size=BATCH, splits=["train"])
     embed(str(folder / "model"), str(folder / "images"), folder / "whole", device="cpu", **given)
     return folder
-
-
-def save_classifier(folder: Path, **sizes: int) -> None:
-    torch.manual_seed(0)
-    sizes |= dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=2)
-    config = HfViTConfig(**sizes)
-    HfViTForImageClassification(config).save_pretrained(folder)
-    make_processor(config).save_pretrained(folder)
 
 
 class Run:
