@@ -59,8 +59,8 @@ def convert(bench: Bench, source: Path, output: Path) -> Mapping[str, bytes]:
 
 def command(bench: Bench, source: Path, output: Path) -> Mapping[str, bytes]:
     """`hf-vit convert`, which says one line on standard error where it refuses."""
-    size = bench.case.options.get("image_size")
-    options = () if size is None else ("--image-size", "x".join(map(str, size)))
+    texts = {key: "x".join(map(str, one)) if isinstance(one, tuple) else one for key, one in bench.case.options.items()}
+    options = [str(word) for key, text in texts.items() for word in (f"--{key.replace('_', '-')}", text)]
     said, errors = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):

@@ -34,10 +34,10 @@ GOOD, THEIRS, HOSTILE = "alice/good", "alice/theirs", "mallory/hostile"
 LONGEST_LINE = 1000
 # What stands for a repository in a parameter's help: a model, data or an image of the Hub, or a model's folder.
 _TAKES = re.compile(
-    r"Hub id|hf://|on the Hub|[Ff]older of a saved|teacher|fine-tuned from one|second model|as (in )?--data", re.I
+    r"Hub id|hf://|on the Hub|Hub users|[Ff]older of a saved|teacher|fine-tuned from|second model|as (in )?--data", re.I
 )
-# What takes no repository though its help speaks of one: where it goes, and folders of one's own trainings.
-NOT_A_STRANGERS = {"push repo", "card repo", "finetune push", "embed output"}
+# What takes no stranger's repository though its help speaks of one: where it goes, and data and trainings of one's own.
+NOT_A_STRANGERS = {"push repo", "push dry_run", "finetune push", "embed output", "verify data"}
 _LEARN = "--output {out} --steps 1 --batch-size 6 --evaluations 1"
 _COMPARE = "compare --output {out} --no-robustness --speed-turns 0"
 _ANALYZE = "analyze --output {out} --only patch_filters --num-images 4"

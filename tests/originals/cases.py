@@ -40,7 +40,7 @@ from originals.pytorch import (
     save_timm,
     vit_hybrid_parts,
 )
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForImageClassification,
     TimmWrapperConfig,
@@ -229,6 +229,18 @@ def clip_of_open_clip() -> Case:
     return Case(lambda make: arrays(), formats=("safetensors", "pth"))
 
 
+def recorded(file: str, **options: Any) -> Case:
+    """A file of the golden data, whose original code is not installed."""
+
+    @functools.cache
+    def arrays() -> Arrays:
+        path = Path(__file__).parents[1] / "golden" / file
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+        return {key: value.numpy() for key, value in state.get("model", state).items()}
+
+    return Case(lambda make: arrays(), formats=("safetensors", "pth"), options=options)
+
+
 # What lies beside the weights of transformers and of timm.
 SQUARE = {"height": 12, "width": 12}
 PIXELS: dict[str, Any] = {
@@ -312,6 +324,12 @@ CASES = {
     "dino": encoder("teacher.backbone."),
     "dino of DINOv2": dinov2_in_chunks(),
     "open_clip": clip_of_open_clip(),
+    "dinov3": recorded("dinov3_vits.pth"),
+    "eva": recorded("eva02_clip.pt"),
+    "vit5": recorded("vit5.pth"),
+    "perception_encoder": recorded("pe_spatial.pt", num_heads=3),
+    "deit": recorded("rope_axial_ape.bin", num_heads=2, rotary_embedding="axial"),
+    "aimv2": recorded("aimv2_native.safetensors", num_heads=4),
 }
 
 # Checkpoints of three classes as people have them: saved by transformers and timm, and as the original file.
