@@ -25,7 +25,7 @@ from urllib.request import Request, urlopen
 from hf_vit.conversion.progress import progress
 from hf_vit.conversion.readers import CheckpointReader, Companions, one_line, open_checkpoint
 from hf_vit.errors import UserError
-from hf_vit.repositories.reading import model_folder, reading
+from hf_vit.repositories.reading import download_model, guard_hub_access
 from hf_vit.results.redaction import redact_text
 
 TIMM, WRAPPER = "timm:", "timm_wrapper"  # the second is the model_type of transformers' classes around timm's
@@ -183,8 +183,8 @@ def _from_hub(source: str) -> LocalCheckpoint:
     repo, revision, path = named["repo"], named["revision"], named["path"]
     try:
         if path is None:
-            return LocalCheckpoint(model_folder(repo, revision), source)
-        with reading(repo):
+            return LocalCheckpoint(download_model(repo, revision), source)
+        with guard_hub_access(repo):
             return LocalCheckpoint(Path(hf_hub_download(repo, path, revision=revision)), source)
     except UserError as error:
         raise UserError(f"{source} cannot be downloaded from the Hub: {error}") from error

@@ -19,7 +19,7 @@ from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, Door, Family, dense_head_of, family_of, refuse_own_class
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
-from hf_vit.repositories.reading import CONFIG, check_folder, loading, model_folder, read_object
+from hf_vit.repositories.reading import CONFIG, check_references, download_model, explain_load_errors, read_json_object
 from hf_vit.variants import looks_like_variant, variant_config
 
 _logger = logging.getLogger("hf_vit.conversion")
@@ -103,7 +103,7 @@ class Source:
             return self.fresh
         if self.family is None:
             return self.plan.config
-        with loading(self.name):
+        with explain_load_errors(self.name):
             config = self.family.config_class.from_dict(self._fields)
             config.to_dict()  # whoever saves it asks for it
         return config
@@ -144,7 +144,7 @@ class Source:
         model_class: Any = self.model_class
         if model_class is None:
             return _build(self.checkpoint, self.plan, dtype)
-        with loading(self.name), quiet_transformers():
+        with explain_load_errors(self.name), quiet_transformers():
             model, report = model_class.from_pretrained(self.path, dtype=dtype, output_loading_info=True)
         if missing := sorted(report["missing_keys"]):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -157,7 +157,7 @@ class Source:
             return build_processor(self.plan)
         from transformers import AutoImageProcessor
 
-        with loading(self.name):
+        with explain_load_errors(self.name):
             return AutoImageProcessor.from_pretrained(self.path, trust_remote_code=False)
 
     def need_config(self) -> None:
@@ -198,7 +198,7 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
     if match is None:
         raise UserError(f"there is no folder {name} and no such file; give a path, or owner/name of a model on the Hub")
     try:
-        path = model_folder(match["repo"], revision or match["revision"])
+        path = download_model(match["repo"], revision or match["revision"])
     except UserError as error:
         hint = " and no variant (S/16)" if with_variants else ""
         raise UserError(f"there is no folder {name}{hint}, and as a model of the Hub: {error}") from error
@@ -206,8 +206,8 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
 
 
 def _in_folder(name: str, folder: Path, is_on_hub: bool = False) -> Source:
-    check_folder(folder, name)
-    config = read_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
+    check_references(folder, name)
+    config = read_json_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     refuse_own_class(config, name)
     return Source(name, folder, config, is_on_hub)
 

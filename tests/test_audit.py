@@ -20,7 +20,7 @@ from training.conftest import COLOURS, make_colour_folder
 from transformers import AutoModelForImageClassification, pipeline
 
 from hf_vit.audit.differences import compare_layers, diff
-from hf_vit.audit.results import NearTies, audit_results, check
+from hf_vit.audit.results import NearTies, audit_results, require_equal
 from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation import evaluate_protocol, save_protocol
@@ -98,7 +98,7 @@ def test_true_results_are_equal(judged: Path, colours: Path) -> None:
     names = ("Top-1 accuracy", "loss", "ece", "3-nearest-neighbour accuracy, weighted vote")
     assert {f"{name} on colours, split test" for name in names} <= set(found)
     assert before == {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
-    check(audit(judged, colours, batch_size=5))
+    require_equal(audit(judged, colours, batch_size=5))
 
 
 def test_what_is_not_true_is_different(judged: Path, colours: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_is_not_true_is_different(judged: Path, colours: Path) -> None:
         UserError,
         match=r"2 of \d published results differ from those measured now; the first is different: Top-1 accuracy",
     ):
-        check([first, *others])
+        require_equal([first, *others])
     set_head(judged, None, 0.0)
     assert "different" in verdicts(judged, colours).values()
 
@@ -207,7 +207,7 @@ def test_what_is_not_checkable(judged: Path, colours: Path) -> None:
     found = audit(judged)
     assert found[0].reason == "colours is not a public data set; give its path or URL with --data"
     with pytest.raises(UserError, match="no published result could be checked"):
-        check(found)
+        require_equal(found)
 
 
 def test_a_stranger_s_record_opens_nothing(judged: Path, colours: Path) -> None:

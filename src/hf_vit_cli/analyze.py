@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, describe_progress, handle_interrupt, print_safely
+from hf_vit_cli.command import describe_progress, format_command, handle_interrupt, print_safely
 from hf_vit_cli.options import arg, opt
 
 
@@ -60,7 +60,7 @@ def analyze(
     )
     has_stages = bool(stage_folders(model))
     run_analysis: Any = partial(
-        analyze_stages if has_stages else partial(run_analyses, command=command_line(context)),
+        analyze_stages if has_stages else partial(run_analyses, command=format_command(context)),
         only=only,
         against=against,
         cue_conflict=cue_conflict,

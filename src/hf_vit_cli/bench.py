@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import Command, command_line, print_safely, print_table
+from hf_vit_cli.command import Command, format_command, print_safely, print_table
 from hf_vit_cli.options import arg, opt
 from hf_vit_settings import FinetuneOptions
 
@@ -85,7 +85,7 @@ def model_speed(
         implementations = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
         names += engine_forms(implementations) + ([] if contestant else [f"{PRODUCTS}, openvino"])
     load = others_load()
-    speeds = SpeedFile(output, command_line(context), device, turns=turns, builds=builds)
+    speeds = SpeedFile(output, format_command(context), device, turns=turns, builds=builds)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
         results = measure_cell(cell, names, turns, builds=builds, memory=cell.work == "training", peak_flops=peak)
@@ -151,7 +151,7 @@ def saved_speed(
     if threads is not None:
         torch.set_num_threads(threads)
     subjects = {subject.name: subject for subject in load_models(models, device)}
-    speeds = SpeedFile(output, command_line(context), device, turns=turns)
+    speeds = SpeedFile(output, format_command(context), device, turns=turns)
     sizes = batch or [1, 8]
     samples = {size: {name: noise_for(subject, size) for name, subject in subjects.items()} for size in sizes}
     for size in sizes:

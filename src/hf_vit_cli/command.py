@@ -313,7 +313,7 @@ def _to_text(value: Any) -> Any:
     return str(value)
 
 
-def command_line(context: typer.Context) -> str:
+def format_command(context: typer.Context) -> str:
     """Return the command as it could be typed: arguments, and options that differ from their defaults.
 
     The result looks like "hf-vit evaluate out/model --data digits".

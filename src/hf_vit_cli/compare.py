@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, describe_progress, handle_interrupt, print_safely, print_table
+from hf_vit_cli.command import describe_progress, format_command, handle_interrupt, print_safely, print_table
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def compare(
         print_safely(f"note: {note}", err=True)
     if run.data.skipped:
         print_safely(f"{len(run.data.skipped)} unreadable images were skipped: {', '.join(run.data.skipped)}")
-    if recorded := save_comparison(run, command=command_line(context), seed=seed):
+    if recorded := save_comparison(run, command=format_command(context), seed=seed):
         print_safely(f"recorded in facts.json of {', '.join(recorded)}")
     _print_table(run.results, run.speed)
     print_safely(f"tables, plot and page in {output}")

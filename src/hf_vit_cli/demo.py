@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from hf_vit_cli.command import command_line, print_safely, print_table
+from hf_vit_cli.command import format_command, print_safely, print_table
 from hf_vit_cli.options import opt
 
 
@@ -22,7 +22,7 @@ def demo(
     start = time.perf_counter()
     accuracies: list[float] = []
     folders: list[str] = []
-    runs = demonstrate(output, seeds, command=command_line(context), report=print_safely, epochs=epochs)
+    runs = demonstrate(output, seeds, command=format_command(context), report=print_safely, epochs=epochs)
     for seed, (folder, result, reload) in enumerate(runs):
         test = result.test
         assert isinstance(test, ClassificationResult)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import command_line, print_safely, print_tables
+from hf_vit_cli.command import format_command, print_safely, print_tables
 from hf_vit_cli.options import opt
 
 _PROTOCOL_OPTIONS = (
@@ -60,7 +60,7 @@ def evaluate(
         data,
         protocol=protocol,
         output=output,
-        command=command_line(context),
+        command=format_command(context),
         num_images=num_images,
         **shared,
         **{name: value for name in _PROTOCOL_OPTIONS if (value := context.params[name]) not in (None, [], ())},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import CONFIG, command_line, handle_interrupt, print_safely, print_table, print_tables
+from hf_vit_cli.command import CONFIG, format_command, handle_interrupt, print_safely, print_table, print_tables
 from hf_vit_cli.cost import make_time_rows, measure_rate
 from hf_vit_cli.options import opt
 from hf_vit_settings import (
@@ -99,7 +99,7 @@ def finetune(
             lr_sweep=lr_sweep if sweep_rates is None else parse_rates(sweep_rates),
             runner=runner,
             address=address,
-            command=command_line(context),
+            command=format_command(context),
             report=print_safely,
             **shared,
         )

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import CONFIG, command_line, handle_interrupt, print_safely
+from hf_vit_cli.command import CONFIG, format_command, handle_interrupt, print_safely
 from hf_vit_cli.options import opt
 from hf_vit_settings import (
     AUGMENTATION_FIELDS,
@@ -79,7 +79,7 @@ def pretrain(
             class_token=class_token,
             num_hidden_groups=num_hidden_groups,
             causal=causal,
-            command=command_line(context),
+            command=format_command(context),
             report=print_safely,
             **shared,
         )

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import collect_options, command_line, print_safely, print_table
+from hf_vit_cli.command import collect_options, format_command, print_safely, print_table
 from hf_vit_cli.options import arg, opt
 
 
@@ -28,7 +28,7 @@ def soup(
     values = collect_options(locals())
     from hf_vit.training.soups import make_soup
 
-    result = make_soup(**values, command=command_line(context), report=print_safely)
+    result = make_soup(**values, command=format_command(context), report=print_safely)
     rows = [
         (model.name, _format_percent(model.accuracy), "used" if model.is_in else "not used")
         for model in result.ingredients

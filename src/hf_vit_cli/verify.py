@@ -50,9 +50,8 @@ def verify(
     result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=print_safely)
     print_safely(result.describe())
     if results:
-        from hf_vit.audit.results import audit_results, check
-        from hf_vit.audit.results import describe as describe_findings
+        from hf_vit.audit.results import audit_results, format_findings, require_equal
 
         findings = audit_results(result.folder, data=data or (), **shared, report=print_safely)
-        print_safely(describe_findings(findings))
-        check(findings)
+        print_safely(format_findings(findings))
+        require_equal(findings)

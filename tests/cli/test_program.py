@@ -16,7 +16,7 @@ import pytest
 import typer
 
 import hf_vit
-from hf_vit_cli.command import command_line
+from hf_vit_cli.command import format_command
 from hf_vit_cli.main import build_app, main
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ class Bar:
             raise AssertionError(f"{name} was imported")
 
 sys.meta_path.insert(0, Bar())
-from hf_vit_cli.command import command_line
+from hf_vit_cli.command import format_command
 from hf_vit_cli.main import main
 
 for line in json.loads(sys.argv[1]):
@@ -367,7 +367,7 @@ def _typed(*arguments: str) -> str:
         flag: Annotated[bool, typer.Option("--flag/--no-flag")] = True,
         quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
     ) -> None:
-        found.append(command_line(context))
+        found.append(format_command(context))
 
     app(args=list(arguments), prog_name="hf-vit", standalone_mode=False)
     return found[0]

@@ -20,7 +20,7 @@ from hub import jobs
 from huggingface_hub import errors
 from loopback.client import Client, Loopback
 
-from hf_vit.repositories.hub import explain, find_retry_after, reason
+from hf_vit.repositories.hub import explain_hub_error, find_retry_after, summarize_error
 
 REPO = "alice/my-vit"
 WEIGHTS = "model.safetensors"
@@ -275,14 +275,14 @@ def test_words_for_what_cannot_be_injected(monkeypatch: pytest.MonkeyPatch) -> N
     """A full disk, and reasons with colours, turned writing or a signed address."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for error in (OSError(errno.ENOSPC, "No space left"), RuntimeError("IO Error: No space left (os error 28)")):
-        told = str(explain(error, REPO))
+        told = str(explain_hub_error(error, REPO))
         assert told.startswith("the disk is full (")
         assert "HF_HOME" in told
-    assert "try again in 3 s" in str(explain(answer(429, RateLimit='"api";r=0;t=3'), REPO))
-    assert "try again later" in str(explain(answer(429), REPO))
+    assert "try again in 3 s" in str(explain_hub_error(answer(429, RateLimit='"api";r=0;t=3'), REPO))
+    assert "try again later" in str(explain_hub_error(answer(429), REPO))
     error = RuntimeError("error sending request for url (https://cdn/lfs/ab?X-Amz-Signature=12&x=1)")
-    assert reason(error) == "error sending request for url (https://cdn/lfs/ab)"
-    assert reason(RuntimeError("\x1b[31mred\x07 \u202egnp\nlast")) == "[31mred gnp last"
+    assert summarize_error(error) == "error sending request for url (https://cdn/lfs/ab)"
+    assert summarize_error(RuntimeError("\x1b[31mred\x07 \u202egnp\nlast")) == "[31mred gnp last"
 
 
 def test_a_lost_answer_makes_no_second_pull_request(

@@ -23,7 +23,7 @@ from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
 from hf_vit.evaluation.reading import largest
 from hf_vit.hub.card_metadata import select_current, select_evaluations
 from hf_vit.hub.model_folder import CARD_NAME, check_inside
-from hf_vit.hub.published_results import ACCURACIES, hub_dataset, make_index_entries, round_metric
+from hf_vit.hub.published_results import ACCURACIES, find_hub_dataset, make_index_entries, round_metric
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact, Facts, Record
 
@@ -173,12 +173,12 @@ def _judge(
     return "different", f"they differ by {difference:.2g}"
 
 
-def describe(findings: Sequence[Finding]) -> str:
+def format_findings(findings: Sequence[Finding]) -> str:
     """Return the findings as text, one per line."""
     return "\n".join(map(str, findings))
 
 
-def check(findings: Sequence[Finding]) -> None:
+def require_equal(findings: Sequence[Finding]) -> None:
     """Raise a UserError if a published result is different or if none could be checked."""
     different = [finding for finding in findings if finding.verdict == "different"]
     if different:
@@ -263,7 +263,7 @@ def _result_file_claims(path: Path) -> Iterator[Claim]:
 def _record_claims(record: Record) -> Iterator[Claim]:
     """Yield the claim that a record would make in `.eval_results`, if its data set is on the Hub."""
     data, value = record.data, record.values.get("top1")
-    if data is not None and isinstance(value, float | int) and (dataset := hub_dataset(data)) is not None:
+    if data is not None and isinstance(value, float | int) and (dataset := find_hub_dataset(data)) is not None:
         task = f"{dataset}, task {data.name.partition(':')[2] or 'default'}"
         yield _make_claim("", task, ACCURACIES["top1"], round_metric(value))
 
@@ -328,7 +328,7 @@ def is_public(fact: DataFact) -> bool:
     """Return whether this is the name of a public data set rather than a local path; the name may be untrusted."""
     if is_builtin(fact.name):
         return True
-    is_hub_name = _DATA_NAME.fullmatch(fact.name) is not None and hub_dataset(fact) is not None
+    is_hub_name = _DATA_NAME.fullmatch(fact.name) is not None and find_hub_dataset(fact) is not None
     return is_hub_name and not Path(fact.name).expanduser().exists()
 
 

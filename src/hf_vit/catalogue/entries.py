@@ -14,11 +14,11 @@ from hf_vit.catalogue.published import TOP1, Score, published_checkpoints, publi
 from hf_vit.cost import find_config, forward_flops
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
-from hf_vit.hub.card_metadata import comparable_evaluations, load_facts
+from hf_vit.hub.card_metadata import load_facts, select_comparable
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import ACCURACIES
 from hf_vit.repositories.hub import retry
-from hf_vit.repositories.reading import CONFIG, reading
+from hf_vit.repositories.reading import CONFIG, guard_hub_access
 from hf_vit.results.facts import DataFact, Facts, as_fraction
 from hf_vit.variants import variant_config, variant_names
 
@@ -129,7 +129,7 @@ def _describe_folder(folder: Path) -> Entry:
 
 def _record_scores(facts: Facts) -> Iterator[Score]:
     """Yield the accuracies recorded in facts.json that a card would show."""
-    for record in comparable_evaluations(facts):
+    for record in select_comparable(facts):
         data = record.data or DataFact(name="unnamed data")
         for name, metric in ACCURACIES.items():
             if (value := as_fraction(record.values.get(name))) is not None:
@@ -147,7 +147,7 @@ def _list_repositories(owner: str) -> list[Entry]:
     expand: Any = ["cardData", "model-index", "evalResults", "safetensors", "config"]
     list_models = functools.partial(HfApi().list_models, author=owner, expand=expand, limit=_MAX_REPOSITORIES)
     try:
-        with reading(owner):
+        with guard_hub_access(owner):
             entries = list(map(_describe_repository, retry(lambda: list(list_models()), "listing the models")))
     except UserError as error:
         raise UserError(
@@ -211,7 +211,7 @@ def _shorten(value: object) -> str:
     return one_line(value)[:_MAX_TEXT_LENGTH]
 
 
-def is_of_family(entry: Entry, family: str) -> bool:
+def belongs_to_family(entry: Entry, family: str) -> bool:
     """Return whether an entry belongs to a family, given its name in hf_vit ("hybrid") or its model_type."""
     entry_family = family_of(entry.model_type)
     return family in (entry.model_type, entry_family.name if entry_family is not None else None)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from hf_vit.catalogue.entries import PAPERS, Entry, add_flops, is_of_family, list_entries
+from hf_vit.catalogue.entries import PAPERS, Entry, add_flops, belongs_to_family, list_entries
 from hf_vit.catalogue.published import TOP1, Score
 from hf_vit.display import Displayed, amount
 from hf_vit.errors import UserError, one_line
@@ -153,7 +153,7 @@ def list_models(
     if search is not None:
         entries = [entry for entry in entries if search.lower() in entry.name.lower()]
     if family is not None:
-        entries = [entry for entry in entries if is_of_family(entry, family)]
+        entries = [entry for entry in entries if belongs_to_family(entry, family)]
     if max_parameters is not None:
         entries = [entry for entry in entries if entry.parameters is not None and entry.parameters <= max_parameters]
     if data is not None:

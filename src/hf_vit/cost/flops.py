@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hf_vit.errors import UserError, first_line
 from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, Family, family_of
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
-from hf_vit.repositories.reading import loading
+from hf_vit.repositories.reading import explain_load_errors
 
 Macs = dict[str, int]
 
@@ -99,7 +99,7 @@ def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Ma
     """Count the multiply-adds of a configuration given as JSON; the cache helps trainings, which count repeatedly."""
     auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
     options = {"attn_implementation": "sdpa"} if family.is_vit else {}
-    with torch.device("meta"), loading(f"the configuration of '{family.model_type}'"):
+    with torch.device("meta"), explain_load_errors(f"the configuration of '{family.model_type}'"):
         model = auto_class.from_config(family.config_class.from_dict(json.loads(config)), **options)
     model.eval().requires_grad_(False)  # the counter inspects gradient functions, which do not exist under `no_grad`
     pixel_values = torch.zeros(1, model.config.num_channels, *size, dtype=model.dtype, device="meta")

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 
 from hf_vit.data.labels import normalize_name
 from hf_vit.errors import UserError
-from hf_vit.repositories.stores import find, in_store, saying_what
+from hf_vit.repositories.stores import explain_store_errors, is_store_url, list_objects
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp"),
@@ -31,8 +31,8 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
 
     Hidden names and system folders are skipped. Links are followed, and a broken link is listed as a file.
     """
-    if in_store(root):
-        visible = (parts for parts in find(root) if not any(map(_is_hidden, parts)))
+    if is_store_url(root):
+        visible = (parts for parts in list_objects(root) if not any(map(_is_hidden, parts)))
         files = [parts for parts in visible if depth is None or len(parts) <= depth]
         return files, sorted({parts[:end] for parts in files for end in range(1, len(parts))})
     files: list[Parts] = []
@@ -79,7 +79,7 @@ def list_images(folder: Path) -> tuple[list[Path], list[str]]:
     names = [parts[-1] for parts in walk(folder, depth=1)[0]]
     others = [name for name in names if not is_image(name)]
     return [folder / name for name in names if is_image(name)], note_ignored_files(
-        others, (folder if in_store(folder) else folder.resolve()).name
+        others, (folder if is_store_url(folder) else folder.resolve()).name
     )
 
 
@@ -105,21 +105,23 @@ class FileNames:
     def __init__(self) -> None:
         self._folders: dict[Path, tuple[Path, dict[str, str]]] = {}
 
-    def find(self, path: Path) -> Path:
+    def list_objects(self, path: Path) -> Path:
         """Return the existing file whose name matches the path; the path itself if there is none."""
         folder = path.parent
         if folder not in self._folders:
             self._folders[folder] = self._list(folder)
         actual_folder, names = self._folders[folder]
         name = names.get(path.name) or names.get(normalize_name(path.name))
-        if name is None and "\\" in path.name and not in_store(path):  # written on Windows
+        if name is None and "\\" in path.name and not is_store_url(path):  # written on Windows
             return self.find(Path(str(path).replace("\\", "/")))
         return path if name is None or (name == path.name and actual_folder == folder) else actual_folder / name
 
     def _list(self, folder: Path) -> tuple[Path, dict[str, str]]:
         """Return the folder as it is spelled on disk, and a map from normalized and exact names to exact names."""
-        is_folder = Path.is_dir if in_store(folder) else os.path.isdir  # os.path.isdir accepts names that are too long
-        with saying_what(folder, "listed"):
+        is_folder = (
+            Path.is_dir if is_store_url(folder) else os.path.isdir
+        )  # os.path.isdir accepts names that are too long
+        with explain_store_errors(folder, "listed"):
             actual_folder = folder if is_folder(folder) or folder == folder.parent else self.find(folder)
             names = [entry.name for entry in actual_folder.iterdir()] if is_folder(actual_folder) else []
         return actual_folder, {normalize_name(name): name for name in names} | {name: name for name in names}

@@ -13,7 +13,7 @@ from hf_vit.data.images import ImageScan, short_name
 from hf_vit.data.labels import classes_of
 from hf_vit.data.sources import DataSource
 from hf_vit.errors import UserError
-from hf_vit.repositories.stores import place_of, sizes
+from hf_vit.repositories.stores import read_sizes, to_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -52,7 +52,7 @@ def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
 
     Missing files are left out.
     """
-    file_sizes = sizes(path for _, path in source.named_files())
+    file_sizes = read_sizes(path for _, path in source.named_files())
     existing = [(name, path) for name, path in source.named_files() if path in file_sizes]
     is_hashed = contents and sum(file_sizes[path] for _, path in existing) <= HASHED_BYTES
     states: dict[str, list[str]] = {}
@@ -103,7 +103,7 @@ def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 def hash_file(path: str | Path) -> str:
     """Return the SHA-256 of a file."""
-    with place_of(path).open("rb") as file:
+    with to_path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

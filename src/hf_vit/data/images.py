@@ -16,7 +16,7 @@ from hf_vit.data.annotations import Annotation
 from hf_vit.display import progress_bar
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import POINTER
-from hf_vit.repositories.stores import StoreError, in_store, place_of, read
+from hf_vit.repositories.stores import StoreError, is_store_url, read_bytes, to_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -104,8 +104,8 @@ def decode_image(
         return to_rgb(image)
     if isinstance(image, Mapping):
         image = io.BytesIO(_read_content(image))
-    elif not hasattr(image, "read") and in_store(cast("str | Path", image)):
-        image = io.BytesIO(read(place_of(cast("str | Path", image))))
+    elif not hasattr(image, "read") and is_store_url(cast("str | Path", image)):
+        image = io.BytesIO(read_bytes(to_path(cast("str | Path", image))))
     return _decode(image, draft_side)[0]
 
 
@@ -133,7 +133,7 @@ def _read_content(stored: Mapping[str, Any]) -> bytes:
         return content
     if path is None:
         raise UserError("is missing, because its row of the table is empty")
-    return read(place_of(path)) if in_store(path) else Path(path).read_bytes()
+    return read_bytes(to_path(path)) if is_store_url(path) else Path(path).read_bytes()
 
 
 def image_problem(error: Exception) -> str:

@@ -30,7 +30,7 @@ from hf_vit.data.sources import DataSource, is_builtin, list_unlabeled_images, r
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
 from hf_vit.data.tables import ImageTables, find_target, infer_target, note_missing_classes, read_dense
 from hf_vit.errors import UserError
-from hf_vit.repositories.stores import is_folder, place_of
+from hf_vit.repositories.stores import is_folder, to_path
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -167,7 +167,7 @@ def load_unlabeled(
     from datasets import Image, concatenate_datasets
 
     source = os.fspath(source)
-    root = place_of(source).expanduser()
+    root = to_path(source).expanduser()
     paths = list_unlabeled_images(root) if source.strip() and not is_builtin(source) and is_folder(root) else []
     if paths:
         table = image_table(paths)

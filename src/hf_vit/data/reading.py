@@ -26,8 +26,8 @@ from hf_vit.data.labels import LabelMap, normalize_label, normalize_name, summar
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, assign_split, split_name
 from hf_vit.errors import UserError, one_line
-from hf_vit.repositories.reading import reading, refuse_pointer
-from hf_vit.repositories.stores import in_store, sizes
+from hf_vit.repositories.reading import guard_hub_access, refuse_pointer
+from hf_vit.repositories.stores import is_store_url, read_sizes
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
@@ -330,7 +330,7 @@ def _read_list(source: DataSource, named: NamedColumns) -> RawTables:
             split = path_split if raw_split is None else split_name(str(raw_split))
             if split is None:
                 raise UserError(f"{file.name} has the unknown split '{raw_split}'; write train, validation or test")
-            if in_store(file) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
+            if is_store_url(file) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
                 raise UserError(f"{file.name} names {path[:80]!r}, which is outside its folder; correct the path")
             if "://" in path:
                 raise UserError(f"{file.name} names the URL {path[:80]!r}; download the images and name the files")
@@ -447,7 +447,7 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
     repo, _, configuration = source.name.partition(":")
     problem = f"'{source.name}' is not a path, and cannot be loaded as a Hub data set"
     try:
-        with reading(repo):
+        with guard_hub_access(repo):
             commit = hub_commit(repo)
     except UserError as error:  # no network or unknown name, for which `datasets` would retry for half a minute
         if not _is_cached(repo):
@@ -507,7 +507,7 @@ def _read_file_patterns(repo: str, commit: str) -> Iterator[str]:
     from huggingface_hub.errors import EntryNotFoundError
 
     for name in ("README.md", ".huggingface.yaml"):
-        with reading(repo):
+        with guard_hub_access(repo):
             try:
                 text = Path(hf_hub_download(repo, name, repo_type="dataset", revision=commit)).read_text("utf-8")
             except EntryNotFoundError:
@@ -757,7 +757,7 @@ def _locate_images(kind: str, named_files: tuple[tuple[str, Path], ...], column:
 
     The files are read once in every process, unless they are larger than `_SEARCHED_BYTES` together.
     """
-    if sum(sizes(path for _, path in named_files).values()) > _SEARCHED_BYTES:
+    if sum(read_sizes(path for _, path in named_files).values()) > _SEARCHED_BYTES:
         return {}
     positions: dict[str, list[str]] = {}
     for name, path in named_files:

@@ -18,7 +18,7 @@ from hf_vit.data.files import IMAGE_SUFFIXES, Parts, count_suffixes, is_image, n
 from hf_vit.data.labels import normalize_name
 from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
-from hf_vit.repositories.stores import in_store, is_folder, matches, place_of, sizes
+from hf_vit.repositories.stores import is_folder, is_store_url, match_objects, read_sizes, to_path
 
 BUILTIN_NAMES = ("digits", "photos", "fractals", "scenes")
 _TABLES = {"parquet": (".parquet",), "webdataset": (".tar", ".tar.gz", ".tgz")}
@@ -58,7 +58,7 @@ class DataSource:
     @cached_property
     def may_name_files(self) -> bool:
         """Whether tables may name local image files; only local tables may."""
-        return self.kind != "hub" and not any(in_store(path) for _, path in self.named_files())
+        return self.kind != "hub" and not any(is_store_url(path) for _, path in self.named_files())
 
     def named_files(self) -> Iterator[tuple[str, Path]]:
         """Yield every file with its name for messages: split/file, or split/class/file of a class folder."""
@@ -86,7 +86,7 @@ def resolve_source(source: str) -> DataSource:
         return DataSource("builtin", source)
     if not source.strip():
         raise UserError(f"the name of the data is empty; give a folder, parquet or tar files, {_KINDS}")
-    path, is_stored = place_of(source).expanduser(), in_store(source)
+    path, is_stored = to_path(source).expanduser(), is_store_url(source)
     name = Path(source).name if is_stored else path.name
     if is_folder(path) if is_stored else path.is_dir():
         name = name if is_stored else path.resolve().name
@@ -98,7 +98,7 @@ def resolve_source(source: str) -> DataSource:
             )
         return dense or _resolve_folder(path, source, name)
     if is_stored:
-        paths = list(sizes([path])) or matches(source)
+        paths = list(read_sizes([path])) or match_objects(source)
     elif path.suffix.lower() == ".json" and path.is_file() and _is_coco(path):
         return _make_coco_source(path.parent, path.name, [path])
     else:

@@ -30,7 +30,13 @@ from hf_vit.families import refuse_regression
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.optimizing import select_engine
 from hf_vit.loading.outputs import refuse_dense
-from hf_vit.repositories.stores import in_store, installed_for, place_of, saying_what, write
+from hf_vit.repositories.stores import (
+    explain_missing_library,
+    explain_store_errors,
+    is_store_url,
+    to_path,
+    write_object,
+)
 from hf_vit.results.facts import lock_folder
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.writing import explain_write_errors, reject_url, remove_leftovers, write_atomically
@@ -308,7 +314,7 @@ class Job:
         answers = (self.answer(*batch, subject) for batch in self.batches(part, subject.prepare))
         return self.write(part, answers, subject, folder)
 
-    def write(
+    def write_object(
         self, part: Part, answers: "Iterable[Answer]", subject: "LoadedModel", folder: "OutputFolder"
     ) -> list[str]:
         """Let the file of a part appear when it is complete; return the names of images left out."""
@@ -485,13 +491,13 @@ class OutputFolder:
     @classmethod
     def at(cls, place: str | Path) -> "OutputFolder":
         """Return the folder of this name, which need not be there."""
-        if in_store(place):
+        if is_store_url(place):
             folder = cls(str(place).rstrip("/"))
             if not cls(str(place))._open_store()[1].strip("/"):
                 example = f"{place}NAME/embeddings"
                 raise UserError(f"the output {place} is a bucket without a folder; give one, such as {example}")
             return folder
-        path = place_of(place)
+        path = to_path(place)
         reject_url(path)
         if path.exists() and not path.is_dir():
             raise UserError(f"the output {path} is a file; choose a new or empty folder")
@@ -503,7 +509,7 @@ class OutputFolder:
     @property
     def path(self) -> Path | None:
         """Of a folder on a disk."""
-        return None if in_store(self.address) else Path(self.address)
+        return None if is_store_url(self.address) else Path(self.address)
 
     def names(self) -> set[str]:
         """Return what is in it, folders with a / at their end; nothing where it is not there."""
@@ -511,7 +517,7 @@ class OutputFolder:
             remove_leftovers(self.path)
             return {each.name + "/" * each.is_dir() for each in self.path.iterdir()} if self.path.exists() else set()
         store, place = self._open_store()
-        with saying_what(self, "listed"):
+        with explain_store_errors(self, "listed"):
             store.invalidate_cache()  # it remembers what was there
             try:
                 inside: list[dict[str, str]] = store.ls(place, detail=True)
@@ -525,13 +531,13 @@ class OutputFolder:
         if self.path is not None:
             return (self.path / name).open("rb")
         store, place = self._open_store()
-        with saying_what(self, "read"):
+        with explain_store_errors(self, "read"):
             store.invalidate_cache(place)  # others wrote there
             return store.open(f"{place}/{name}", "rb")
 
-    def write(self, name: str, content: bytes) -> None:
+    def write_object(self, name: str, content: bytes) -> None:
         if self.path is None:
-            write(f"{self}/{name}", content)
+            write_object(f"{self}/{name}", content)
             return
         with explain_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -552,5 +558,5 @@ class OutputFolder:
         """Return the store, which fsspec keeps, and the folder's place in it."""
         from fsspec.core import url_to_fs
 
-        with installed_for(self.address), saying_what(self, "opened"):
+        with explain_missing_library(self.address), explain_store_errors(self, "opened"):
             return url_to_fs(self.address)

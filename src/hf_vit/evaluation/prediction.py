@@ -24,7 +24,7 @@ from hf_vit.evaluation.reading import enough_for, largest, scores
 from hf_vit.families import problem_type_of
 from hf_vit.loading.model import LoadedModel, get_label_names
 from hf_vit.loading.outputs import detect, get_dense_task, segment
-from hf_vit.repositories.stores import StoreError, in_store, is_folder, matches, place_of, write
+from hf_vit.repositories.stores import StoreError, is_folder, is_store_url, match_objects, to_path, write_object
 from hf_vit.results.delivery import new_folder, prepare_output
 from hf_vit.results.facts import Facts, as_fraction
 from hf_vit.results.writing import explain_write_errors, new_file, scratch_folder
@@ -92,7 +92,7 @@ class _Files(ABC):
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
             # Those of a store are fetched one by one.
-            opened = list(map(self._open, files)) if any(map(in_store, files)) else map_in_threads(self._open, files)
+            opened = list(map(self._open, files)) if any(map(is_store_url, files)) else map_in_threads(self._open, files)
             images = [one for one in opened if not isinstance(one, str)]
             yield (
                 prepare(images) if images else None,
@@ -263,7 +263,7 @@ def write_predictions(
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    place, writers = place_of(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
+    place, writers = to_path(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if place.suffix not in writers:
         raise UserError(f"the output {place} is not a table; give a file that ends in {' or '.join(writers)}")
     predictions = each_prediction(subject, paths, **options)
@@ -286,13 +286,13 @@ def write_predictions(
 @contextmanager
 def _new_table(place: Path) -> Generator[Path]:
     """Make a file that goes to its place at the end, or vanishes."""
-    if not in_store(place):
+    if not is_store_url(place):
         with new_file(place) as temporary:
             yield temporary
         return
     with scratch_folder("predictions") as folder:
         yield folder / "table"
-        write(str(place), folder / "table")
+        write_object(str(place), folder / "table")
 
 
 def _row(prediction: Prediction, columns: Sequence[str]) -> dict[str, object]:
@@ -397,10 +397,10 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
 
     known = Image.registered_extensions()
     for given in paths:
-        path, is_remote = place_of(given), in_store(given)
+        path, is_remote = to_path(given), is_store_url(given)
         notes: list[str] = []
         if has_magic(str(given)) and (is_remote or not path.exists()):
-            found = matches(str(given)) if is_remote else sorted(map(Path, glob(str(given), recursive=True)))
+            found = match_objects(str(given)) if is_remote else sorted(map(Path, glob(str(given), recursive=True)))
             inside = [entry for entry in found if entry.suffix.lower() in known and (is_remote or entry.is_file())]
             if not inside:
                 raise UserError(f"no image matches {given}; give image files, folders, or another pattern")
@@ -430,7 +430,7 @@ def read_image(path: str | os.PathLike[str], draft_side: int | None = None) -> "
     Raises:
         UserError: the file is missing, or is not a readable image; the message names it.
     """
-    if not in_store(path) and os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
+    if not is_store_url(path) and os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device may never end
         raise UserError(f"{path} is not a file; give an image file")
     try:
         return decode_image(path, draft_side)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_vit.display import progress_bar
 from hf_vit.errors import UserError, enough_memory, first_line
 from hf_vit.families import problem_type_of
-from hf_vit.repositories.stores import in_store, place_of
+from hf_vit.repositories.stores import is_store_url, to_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,7 +152,7 @@ def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> N
     """Refuse to write among the images, where it would be taken for some of them the next time."""
     if output is None or not isinstance(data, str | os.PathLike) or not Path(data).expanduser().is_dir():
         return
-    if not in_store(output) and place_of(output).resolve().is_relative_to(Path(data).expanduser().resolve()):
+    if not is_store_url(output) and to_path(output).resolve().is_relative_to(Path(data).expanduser().resolve()):
         raise UserError(f"the output {output} is in the folder of the data, {data}; choose one elsewhere")
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.errors import UserError, one_line
-from hf_vit.hub.card_metadata import check_license, declared_license, inherited_license, load_facts, make_metadata
-from hf_vit.hub.card_sections import Markdown, code_block, code_span, make_sections, text
+from hf_vit.hub.card_metadata import check_license, find_base_license, load_facts, make_metadata, read_license
+from hf_vit.hub.card_sections import Markdown, code_block, code_span, escape_markup, make_sections
 from hf_vit.hub.example import Architecture, make_example
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, list_examples, read_config
-from hf_vit.hub.published_results import hub_id
+from hf_vit.hub.published_results import parse_hub_id
 from hf_vit.repositories.hub import check_repo_id
 from hf_vit.results.facts import Facts, lock_folder
 from hf_vit.results.writing import write_atomically
@@ -79,14 +79,14 @@ def render_card(
     config = read_config(folder)
     facts = load_facts(folder, config)
     name = one_line(repo_id or _read_repo_id(folder) or folder.resolve().name)
-    license = license or declared_license(folder) or inherited_license(facts)
+    license = license or read_license(folder) or find_base_license(facts)
     metadata = make_metadata(config, facts, name, license, list_examples(folder))
     context = make_sections(folder, config, facts, share_images, on_hub="/" in name) | _usage_examples(
         folder, config, name
     )
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
-    # `finalize=text` escapes every value that is not `Markdown`, so that no field can add markup.
-    card = Environment(finalize=text, autoescape=False).from_string(template)
+    # `finalize=escape_markup` escapes every value that is not `Markdown`, so that no field can add markup.
+    card = Environment(finalize=escape_markup, autoescape=False).from_string(template)
     card_values = {
         "card_data": Markdown(metadata.to_yaml()),
         "marker": Markdown(MARKER),
@@ -174,7 +174,7 @@ def record_space(folder: str | os.PathLike[str], space: str) -> None:
         UserError: the name is not valid, or facts.json has no training or conversion.
     """
     check_repo_id(space)
-    if hub_id(space) != space:
+    if parse_hub_id(space) != space:
         raise UserError(f"the Space '{space}' has no owner, which the card's link needs; give user/name")
     with lock_folder(folder):
         facts = Facts.load(folder)

@@ -13,12 +13,12 @@ from hf_vit.hub.published_results import (
     FEATURE_PROTOCOLS,
     PUBLISHED,
     TASK_TYPES,
+    find_hub_dataset,
     find_protocol,
-    hub_dataset,
-    hub_id,
     make_index_entries,
+    parse_hub_id,
 )
-from hf_vit.repositories.reading import reading
+from hf_vit.repositories.reading import guard_hub_access
 from hf_vit.results.facts import DataFact, Facts, Record
 from hf_vit.results.redaction import redact_message
 from hf_vit.variants import looks_like_variant
@@ -86,14 +86,14 @@ def _completeness(evaluation: Record) -> tuple[bool, int]:
     return not evaluation.values.get("fed"), (evaluation.data and evaluation.data.size) or 0
 
 
-def main_evaluation(facts: Facts) -> Record | None:
+def select_main_evaluation(facts: Facts) -> Record | None:
     """Return the evaluation on the training's data set, or else the last evaluation; None if there is none."""
     results, fingerprint = select_evaluations(facts), _trained_fingerprint(facts)
     matching = [record for record in results if record.data and record.data.fingerprint == fingerprint]
     return next(reversed(matching or results), None)
 
 
-def comparable_evaluations(facts: Facts) -> list[Record]:
+def select_comparable(facts: Facts) -> list[Record]:
     """Return the evaluations that can be compared with other models.
 
     Left out are results on images that the model was trained on, and on images not preprocessed by the image processor.
@@ -127,7 +127,7 @@ def check_license(license: str) -> None:
         )
 
 
-def declared_license(folder: Path) -> str | None:
+def read_license(folder: Path) -> str | None:
     """Return the license in the metadata of `folder/README.md`; None if there is no card, metadata or license."""
     import yaml
     from huggingface_hub import ModelCard
@@ -141,7 +141,7 @@ def declared_license(folder: Path) -> str | None:
     return license if isinstance(license, str) else None
 
 
-def inherited_license(facts: Facts) -> str | None:
+def find_base_license(facts: Facts) -> str | None:
     """Return the license of the base model of the last training, as its card declared it; None if unknown."""
     trainings = facts.filter_kind("training")
     license = trainings[-1].values.get("base_license") if trainings else None
@@ -153,12 +153,12 @@ def find_license(model: str) -> str | None:
     from huggingface_hub import hf_hub_download
 
     if (folder := Path(model).expanduser()).is_dir():
-        return declared_license(folder)
-    if looks_like_variant(model) or hub_id(model) != model:
+        return read_license(folder)
+    if looks_like_variant(model) or parse_hub_id(model) != model:
         return None
     try:
-        with reading(model):
-            return declared_license(Path(hf_hub_download(model, CARD_NAME)).parent)
+        with guard_hub_access(model):
+            return read_license(Path(hf_hub_download(model, CARD_NAME)).parent)
     except UserError:
         return None
 
@@ -193,15 +193,15 @@ def make_metadata(
     """
     from huggingface_hub import ModelCardData, constants
 
-    trainings, results = facts.filter_kind("training"), make_index_entries(comparable_evaluations(facts), repo)
-    datasets = {name for record in trainings if record.data and (name := hub_dataset(record.data))}
+    trainings, results = facts.filter_kind("training"), make_index_entries(select_comparable(facts), repo)
+    datasets = {name for record in trainings if record.data and (name := find_hub_dataset(record.data))}
     bases, relation = _find_base_models(config, trainings)
     emissions = _describe_emissions(trainings[-1]) if trainings else None
     task = _pipeline_tag(config)
     files = f"{redact_message(constants.ENDPOINT)}/{repo}/resolve/main"
     widget = [
         {"src": f"{files}/{quote(path)}", "example_title": one_line(PurePath(path).stem)}
-        for path in (examples if hub_id(repo) else ())
+        for path in (examples if parse_hub_id(repo) else ())
     ]
     return ModelCardData(
         license=license,
@@ -234,9 +234,9 @@ def _find_base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple
     """
     recipe = trainings[-1].values.get("recipe") if trainings else None
     if isinstance(recipe, dict) and recipe.get("soup"):
-        names = map(hub_id, str(recipe.get("ingredients", "")).split(", "))
+        names = map(parse_hub_id, str(recipe.get("ingredients", "")).split(", "))
         return sorted({name for name in names if name}), "merge"
-    bases = [name for record in trainings if (name := hub_id(str(record.values.get("base_model", ""))))]
+    bases = [name for record in trainings if (name := parse_hub_id(str(record.values.get("base_model", ""))))]
     relation = "quantized" if "quantization_config" in (config.model_extra or {}) else "finetune"
     return bases[-1:], relation
 

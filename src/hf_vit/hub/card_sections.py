@@ -19,10 +19,10 @@ from typing import Any, cast
 
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
-from hf_vit.hub.card_metadata import main_evaluation, select_current, select_evaluations
+from hf_vit.hub.card_metadata import select_current, select_evaluations, select_main_evaluation
 from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
-from hf_vit.hub.published_results import hub_dataset, hub_id
-from hf_vit.repositories.reading import CONFIG, loading
+from hf_vit.hub.published_results import find_hub_dataset, parse_hub_id
+from hf_vit.repositories.reading import CONFIG, explain_load_errors
 from hf_vit.results.facts import Facts, Record, as_fraction
 
 # A relative link without Markdown characters.
@@ -61,12 +61,12 @@ _MARKUP = re.compile(r"[\\`*_<>|\[\]#~$@&]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 class Markdown(str):
-    """A string of Markdown that a template prints as it is; all other values are escaped by `text`."""
+    """A string of Markdown that a template prints as it is; all other values are escaped by `escape_markup`."""
 
     __slots__ = ()
 
 
-def text(value: object) -> Markdown:
+def escape_markup(value: object) -> Markdown:
     """Return a value as one line with its markup escaped, unless it is `Markdown` already."""
     return value if isinstance(value, Markdown) else Markdown(_MARKUP.sub(r"\\\g<0>", one_line(value)))
 
@@ -157,7 +157,7 @@ def _format_flops(config: ModelConfig) -> str | None:
     if family is None:
         return None
     try:
-        with loading(CONFIG):
+        with explain_load_errors(CONFIG):
             built = family.config_class.from_dict(config.model_dump(exclude_unset=True))
             flops = forward_flops(built, task="classification" if config.is_classifier else "model")
     except UserError:  # FLOPs of this configuration cannot be counted
@@ -199,8 +199,8 @@ def _page_link(facts: Facts, folder: Path | None) -> Markdown | None:
         folder: folder whose parents a link may lead to; None allows no such link.
     """
     space, page = _read_origin_value(facts, "space"), _read_origin_value(facts, "page")
-    if space and hub_id(space) == space:
-        return Markdown(f"[{text(space)}](https://huggingface.co/spaces/{space})")
+    if space and parse_hub_id(space) == space:
+        return Markdown(f"[{escape_markup(space)}](https://huggingface.co/spaces/{space})")
     link = _PATH.fullmatch(page)
     is_allowed = link is not None and (
         ".." not in link[1].split("/") or (folder is not None and _is_in_repository(folder, link[1]))
@@ -254,7 +254,7 @@ def _make_rows(values: object, prefix: str = "") -> list[tuple[str, str]]:
 
 def _evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     """Return results, plots and further measurements of the current weights."""
-    results, main, current_records = select_evaluations(facts), main_evaluation(facts), select_current(facts)
+    results, main, current_records = select_evaluations(facts), select_main_evaluation(facts), select_current(facts)
     with_plots = [
         record for record in facts.filter_kind("evaluation") if isinstance(record.values.get("pictures"), list)
     ]
@@ -348,10 +348,10 @@ def _describe_data(record: Record) -> str | None:
 
 def _link_data(record: Record) -> Markdown | None:
     """Return the data as `_describe_data` does, with a link if the data set is on the Hub."""
-    described, dataset = _describe_data(record), hub_dataset(record.data) if record.data else None
+    described, dataset = _describe_data(record), find_hub_dataset(record.data) if record.data else None
     if described is None or dataset is None or not re.fullmatch(r"[\w./-]+", dataset):
-        return None if described is None else text(described)
-    return Markdown(f"{text(described)} ([on the Hub](https://huggingface.co/datasets/{dataset}))")
+        return None if described is None else escape_markup(described)
+    return Markdown(f"{escape_markup(described)} ([on the Hub](https://huggingface.co/datasets/{dataset}))")
 
 
 def _describe_machine(hardware: Mapping[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
-from hf_vit.hub.card_metadata import NO_LICENSE, check_license, comparable_evaluations, find_metadata_errors, load_facts
+from hf_vit.hub.card_metadata import NO_LICENSE, check_license, find_metadata_errors, load_facts, select_comparable
 from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.model_folder import (
     CARD_NAME,
@@ -38,7 +38,7 @@ from hf_vit.hub.model_folder import (
     read_config,
 )
 from hf_vit.hub.published_results import RESULTS_FILE, make_results_file
-from hf_vit.repositories.reading import check_name, refuse_pointer
+from hf_vit.repositories.reading import check_file_name, refuse_pointer
 from hf_vit.results.facts import FACTS_NAME, Facts
 from hf_vit.results.redaction import find_secret, redact_text
 
@@ -81,7 +81,7 @@ class SharedFile:
         return self.path.endswith((".json", ".md", ".py", ".txt", ".svg", ".yaml", ".html", ".css", ".js", ".mjs"))
 
     @property
-    def words(self) -> str:
+    def readable_text(self) -> str:
         """Return the bytes that may contain text, decoded as Latin-1: the file, or a weight file's header."""
         with self.open() as file:
             size = int.from_bytes(file.read(8), "little") if self.path.endswith(".safetensors") else -1
@@ -132,7 +132,7 @@ class Contents:
         """Return a copy in which some files have other content."""
         return replace(self, files=self.files | {path: SharedFile(path, data) for path, data in files.items()})
 
-    def stale(self, remote: Iterable[str]) -> list[str]:
+    def find_stale(self, remote: Iterable[str]) -> list[str]:
         """Return the files of earlier pushes that must be deleted: old weights, results and model code.
 
         from_pretrained prefers a single weight file to shards, so a file left behind would load the old model.
@@ -271,7 +271,7 @@ def _check_contents(
                 "others may have read it"
             )
     for file in files.values():
-        if (token_kind := find_secret(file.words)) is not None:
+        if (token_kind := find_secret(file.readable_text)) is not None:
             raise UserError(
                 f"{file.path} holds what looks like {token_kind}; remove it, revoke it if others may have read "
                 "it, and push again"
@@ -343,7 +343,7 @@ def describe_model(
 ) -> dict[str, bytes]:
     """Return the files that describe the model: the card, and the results in the Hub's format."""
     descriptions = {CARD_NAME: _make_card(folder, repo_id, license, share_images).encode()}
-    results = make_results_file(comparable_evaluations(load_facts(folder, read_config(folder))), repo_id)
+    results = make_results_file(select_comparable(load_facts(folder, read_config(folder))), repo_id)
     return descriptions if results is None else descriptions | {RESULTS_FILE: results}
 
 
@@ -396,7 +396,7 @@ def list_plots(folder: Path, card: str) -> set[str]:
     """
     plots = _parse_plots(card)
     for name in sorted(plots):
-        if not (folder / check_name(name, "the card")).is_file():
+        if not (folder / check_file_name(name, "the card")).is_file():
             raise UserError(
                 f"the card shows {name}, which is not in {folder}; copy it there, or remove it from the card"
             )

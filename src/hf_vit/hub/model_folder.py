@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, dense_head_of, family_of, own_class, problem_type_of
-from hf_vit.repositories.reading import check_name, read_object, refuse_huge, weight_shards
+from hf_vit.repositories.reading import check_file_name, list_shards, read_json_object, refuse_huge
 
 CARD_NAME = "README.md"
 PROCESSOR = "preprocessor_config.json"
@@ -126,7 +126,7 @@ def list_weights(folder: Path) -> list[str]:
     """Return the names of the safetensors files: the single one, or the index's shards; possibly none."""
     if (folder / SINGLE).is_file():
         return [SINGLE]
-    return [name for name in weight_shards(folder, str(folder)) if name.endswith(".safetensors")]
+    return [name for name in list_shards(folder, str(folder)) if name.endswith(".safetensors")]
 
 
 def count_parameters(folder: Path) -> int | None:
@@ -167,11 +167,11 @@ def list_code(folder: Path, config: ModelConfig) -> set[str]:
                 + "save the model again"
             )
     if (folder / PROCESSOR).is_file():
-        processor = read_object(folder / PROCESSOR, str(folder)).get("auto_map")
+        processor = read_json_object(folder / PROCESSOR, str(folder)).get("auto_map")
         targets = [*targets, *ModelConfig.model_validate({"auto_map": processor}).code_targets]
     waiting, files = [target.rpartition(".")[0] for target in targets], set[str]()
     while waiting:
-        name = check_name(f"{waiting.pop()}.py", "auto_map in config.json")
+        name = check_file_name(f"{waiting.pop()}.py", "auto_map in config.json")
         if name not in files:
             files.add(name)
             waiting += _list_imports(folder, name)

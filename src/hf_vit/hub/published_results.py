@@ -46,15 +46,15 @@ def round_metric(value: float) -> float:
     return round(float(value), 4)
 
 
-def hub_id(name: str) -> str | None:
+def parse_hub_id(name: str) -> str | None:
     """Return `user/name` if a name has the form "user/name" or "user/name:configuration", else None."""
     repository = name.partition(":")[0]
     return repository if _USER_AND_NAME.fullmatch(repository) else None
 
 
-def hub_dataset(data: DataFact) -> str | None:
+def find_hub_dataset(data: DataFact) -> str | None:
     """Return the Hub id of a data set, or None; data with a recorded commit is always from the Hub."""
-    return hub_id(data.name) or (data.name.partition(":")[0] if data.revision else None)
+    return parse_hub_id(data.name) or (data.name.partition(":")[0] if data.revision else None)
 
 
 def make_index_entries(records: Sequence[Record], repo: str) -> "list[EvalResult]":
@@ -80,7 +80,7 @@ def _make_entries(record: Record, repo: str) -> "list[EvalResult]":
     return [
         EvalResult(
             task_type=TASK_TYPES[protocol],
-            dataset_type=hub_dataset(data) or re.sub(r"[^\w.\-]+", "-", name),
+            dataset_type=find_hub_dataset(data) or re.sub(r"[^\w.\-]+", "-", name),
             dataset_name=name,
             dataset_config=_find_configuration(data),
             dataset_split=one_line(data.split) if data.split else None,
@@ -115,7 +115,7 @@ def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
             notes=_make_notes(data, record.command),
         )
         for record in records
-        if (data := record.data) is not None and (dataset := hub_dataset(data)) is not None
+        if (data := record.data) is not None and (dataset := find_hub_dataset(data)) is not None
         if (value := as_fraction(record.values.get("top1"))) is not None
     ]
     rows: list[dict[str, Any]] = eval_result_entries_to_yaml(entries)
@@ -132,7 +132,7 @@ def _make_notes(data: DataFact, command: str) -> str:
 
 def _find_configuration(data: DataFact) -> str | None:
     """Return the configuration of a Hub data set, such as "plain_text" in "user/name:plain_text"; None if not given."""
-    return (data.name.partition(":")[2] or None) if hub_dataset(data) else None
+    return (data.name.partition(":")[2] or None) if find_hub_dataset(data) else None
 
 
 def _facts_url(repo: str) -> str | None:

@@ -22,7 +22,15 @@ from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
 from hf_vit.hub.contents import Contents, collect, collect_page, describe_model, find_differences
 from hf_vit.hub.model_folder import CARD_NAME
-from hf_vit.repositories.hub import check_repo_id, explain, find_response, find_status, login_help, retry, token_source
+from hf_vit.repositories.hub import (
+    check_repo_id,
+    describe_login,
+    describe_token,
+    explain_hub_error,
+    find_response,
+    find_status,
+    retry,
+)
 from hf_vit.results.facts import Facts, Record
 from hf_vit.results.redaction import find_secret
 from hf_vit.results.writing import scratch_folder
@@ -243,7 +251,7 @@ class Push:
             )
         check_repo_id(self.repo_id)
         self.api, self.has_token = HfApi(token=self.token), self.token is not None
-        self.token_source = token_source(self.has_token)
+        self.token_source = describe_token(self.has_token)
         self.repo_type: Literal["model", "space"] = "space" if self.space else "model"
         self.branch = self.revision or "main"
         self.branch_exists = self.branch == "main"
@@ -253,22 +261,22 @@ class Push:
     def find_destination(self) -> None:
         """Read the repository and check the user's rights to it."""
         if not self.has_token and get_token() is None:
-            raise UserError(f"there is no token for the Hub: {login_help()}")
-        account = self._ask("the Hub", "checking your account on the Hub", self.api.whoami)
+            raise UserError(f"there is no token for the Hub: {describe_login()}")
+        account = self._request("the Hub", "checking your account on the Hub", self.api.whoami)
         self.user = account["name"]
         self.repo_id = self.repo_id if "/" in self.repo_id else f"{self.user}/{self.repo_id}"
-        self._ask(self.repo_id, "reading the repository", lambda: self._look(account))
+        self._request(self.repo_id, "reading the repository", lambda: self._read_repository(account))
 
-    def _ask(self, about: str, doing: str, action: Callable[[], Any]) -> Any:
+    def _request(self, target: str, action_name: str, action: Callable[[], Any]) -> Any:
         """Send a request with retries; raise its failure as a UserError."""
         try:
-            return retry(action, doing, report=self.report)
+            return retry(action, action_name, report=self.report)
         except LocalTokenNotFoundError as error:
-            raise UserError(f"there is no token for the Hub: {login_help()}") from error
+            raise UserError(f"there is no token for the Hub: {describe_login()}") from error
         except Exception as error:
-            raise explain(error, about, explicit_token=self.has_token) from error
+            raise explain_hub_error(error, target, explicit_token=self.has_token) from error
 
-    def _look(self, account: dict[str, Any]) -> None:
+    def _read_repository(self, account: dict[str, Any]) -> None:
         """Read branches, tags and files of the repository, and check that it can be pushed to."""
         try:
             info = self.api.repo_info(**self._repository)
@@ -292,7 +300,7 @@ class Push:
             raise UserError(f"{self.branch} is a tag of {self.repo_id}, and tags cannot be moved; push to a branch")
         self.exists, self.branch_exists = True, self.branch in heads
         self.parent = heads.get(self.branch) or heads["main"]
-        self.remote = self._files(self.parent)
+        self.remote = self._list_files(self.parent)
         return None
 
     def _check_namespace(self, account: dict[str, Any]) -> None:
@@ -321,30 +329,30 @@ class Push:
             message: title of the commit.
             dry_run: run all checks without changing anything.
         """
-        self.contents, self.stale = contents, contents.stale(self.remote)
-        is_current = self.exists and self._holds(self.remote)
+        self.contents, self.stale = contents, contents.find_stale(self.remote)
+        is_current = self.exists and self._matches_contents(self.remote)
         self._check_tag(is_current)
         self._check_card(contents.card)
-        self._tell_plan()
+        self._report_plan()
         if dry_run:
-            return self._result(None)
+            return self._make_result(None)
         if is_current:
             if self.revision and not self.branch_exists:
-                self._attempt("creating the branch", self._make_branch)
-            self._tag(self.parent)
-            return self._result(self.parent, changed=False)
-        if self.create_pr and (pull_request_found := self._attempt("reading pull requests", self._proposal)):
-            return self._result(pull_request_found[0], changed=False, pull_request=pull_request_found[1])
-        self._make_place()
-        commit, pull_request = self._attempt("the upload", lambda: self._commit(message), self._landed)
-        remote = self._attempt("comparing checksums", lambda: self._files(commit))
-        if differing_paths := find_differences(contents.files, remote) + contents.stale(remote):
+                self._attempt("creating the branch", self._create_branch)
+            self._create_tag(self.parent)
+            return self._make_result(self.parent, changed=False)
+        if self.create_pr and (pull_request_found := self._attempt("reading pull requests", self._find_pull_request)):
+            return self._make_result(pull_request_found[0], changed=False, pull_request=pull_request_found[1])
+        self._create_repository()
+        commit, pull_request = self._attempt("the upload", lambda: self._commit(message), self._find_lost_commit)
+        remote = self._attempt("comparing checksums", lambda: self._list_files(commit))
+        if differing_paths := find_differences(contents.files, remote) + contents.find_stale(remote):
             raise UserError(
                 f"{self.repo_id} at {commit[:8]} differs from what was pushed: {', '.join(differing_paths)}; if the "
                 "folder was changed during the push, run the same command again"
             )
-        self._tag(commit)
-        return self._result(commit, pull_request=pull_request)
+        self._create_tag(commit)
+        return self._make_result(commit, pull_request=pull_request)
 
     def _check_tag(self, is_current: bool) -> None:
         """Raise a UserError if the tag exists with other content, or if the branch has changed since."""
@@ -352,7 +360,7 @@ class Push:
         if commit is None or (is_current and commit == self.parent):
             return
         tag = f"{self.repo_id} has a tag {self.tag} already (at {commit[:8]})"
-        if not self._holds(self._attempt("reading the tag", lambda: self._files(commit))):
+        if not self._matches_contents(self._attempt("reading the tag", lambda: self._list_files(commit))):
             raise UserError(f"{tag} with other content; choose another tag")
         if not is_current:
             raise UserError(
@@ -366,12 +374,12 @@ class Push:
             retry(lambda: RepoCard(card).validate(self.repo_type), "checking the card", report=self.report)
         except Exception as error:
             if type(error) is not ValueError:
-                raise explain(error, "the Hub") from error
+                raise explain_hub_error(error, "the Hub") from error
             messages = re.findall(r'"message":\s*"((?:[^"\\]|\\.)*)"', str(error))
             reasons = "; ".join(message.replace('\\"', '"') for message in messages) or str(error)
             raise UserError(f"the Hub would refuse the card's metadata: {reasons}") from error
 
-    def _tell_plan(self) -> None:
+    def _report_plan(self) -> None:
         """Report what will be pushed, and which files and facts others will be able to see."""
         files, contents = self.contents.files.values(), self.contents
         creation_note = "" if self.exists else f" (new, {'private' if self.private else 'public or as your default'})"
@@ -389,7 +397,7 @@ class Push:
         disclosure = "the page shows classes and results" if self.space else disclosure
         self.report(f"{readers}: {file_list}; {disclosure}")
 
-    def _make_place(self) -> None:
+    def _create_repository(self) -> None:
         """Create the repository and the branch if they do not exist."""
         if not self.exists:
             settings: dict[str, Any] = {"space_sdk": "static"} if self.space else {}
@@ -399,9 +407,9 @@ class Push:
             )
             self.parent = self._attempt("reading the repository", lambda: self.api.repo_info(**self._repository).sha)
         if not self.branch_exists:
-            self._attempt("creating the branch", self._make_branch)
+            self._attempt("creating the branch", self._create_branch)
 
-    def _make_branch(self) -> None:
+    def _create_branch(self) -> None:
         """Create the branch from the parent commit."""
         self.api.create_branch(**self._repository, branch=self.branch, revision=self.parent, exist_ok=True)
 
@@ -419,14 +427,16 @@ class Push:
         )
         return commit.oid, commit.pr_url
 
-    def _landed(self) -> tuple[str, str | None] | None:
+    def _find_lost_commit(self) -> tuple[str, str | None] | None:
         """Return the commit of an attempt that succeeded although its reply was lost; None if there is none."""
         if self.create_pr:
-            return self._proposal()
-        head = self._heads().get(self.branch)
-        return (head, None) if head not in (None, self.parent) and self._holds(self._files(head)) else None
+            return self._find_pull_request()
+        head = self._list_heads().get(self.branch)
+        return (
+            (head, None) if head not in (None, self.parent) and self._matches_contents(self._list_files(head)) else None
+        )
 
-    def _proposal(self) -> tuple[str, str] | None:
+    def _find_pull_request(self) -> tuple[str, str] | None:
         """Return commit and URL of an open pull request with exactly these contents; None if there is none."""
         if not (refs := self.api.list_repo_refs(**self._repository, include_pull_requests=True).pull_requests):
             return None
@@ -436,25 +446,25 @@ class Push:
         numbers = {str(discussion.num) for discussion in opened}
         for ref in refs:
             number = ref.ref.rpartition("/")[2]
-            if number in numbers and self._holds(self._files(ref.target_commit)):
+            if number in numbers and self._matches_contents(self._list_files(ref.target_commit)):
                 return ref.target_commit, f"{self._url}/discussions/{number}"
         return None
 
-    def _heads(self) -> dict[str, str]:
+    def _list_heads(self) -> dict[str, str]:
         """Return the commit of every branch."""
         refs = self.api.list_repo_refs(**self._repository)
         return {ref.name: ref.target_commit for ref in refs.branches}
 
-    def _files(self, revision: str) -> dict[str, RepoFile]:
+    def _list_files(self, revision: str) -> dict[str, RepoFile]:
         """Return the files of the repository at a revision."""
         tree = self.api.list_repo_tree(**self._repository, revision=revision, recursive=True)
         return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
-    def _holds(self, remote: dict[str, RepoFile]) -> bool:
+    def _matches_contents(self, remote: dict[str, RepoFile]) -> bool:
         """Return whether remote files equal the contents, without stale files."""
-        return not self.contents.stale(remote) and not find_differences(self.contents.files, remote)
+        return not self.contents.find_stale(remote) and not find_differences(self.contents.files, remote)
 
-    def _tag(self, commit: str | None) -> None:
+    def _create_tag(self, commit: str | None) -> None:
         """Tag the commit if a tag was given."""
         if (name := self.tag) is not None:
             self._attempt(
@@ -484,7 +494,7 @@ class Push:
         """Return the URL of the repository."""
         return f"{self.api.endpoint}/{'spaces/' * self.space}{self.repo_id}"
 
-    def _result(self, commit: str | None, changed: bool = True, pull_request: str | None = None) -> PushResult:
+    def _make_result(self, commit: str | None, changed: bool = True, pull_request: str | None = None) -> PushResult:
         """Return the result of the push."""
         url = self._url + (f"/tree/{commit}" if commit else "")
         files = {file.path: file.size for file in self.contents.files.values()}
@@ -492,20 +502,24 @@ class Push:
 
     # Failures
 
-    def _attempt(self, doing: str, action: Callable[[], Any], landed: Callable[[], Any] = lambda: None) -> Any:
+    def _attempt(
+        self, action_name: str, action: Callable[[], Any], find_lost_result: Callable[[], Any] = lambda: None
+    ) -> Any:
         """Run an action on the Hub with retries; if it fails, the error also states whether the branch was changed."""
         try:
-            return retry(action, doing, report=self.report, landed=landed)
+            return retry(action, action_name, report=self.report, find_lost_result=find_lost_result)
         except UserError as error:
-            raise UserError(f"{error}. {self._state()}") from error
+            raise UserError(f"{error}. {self._describe_state()}") from error
         except Exception as error:
             if find_status(error) == 412:
                 raise UserError(
                     f"{self.branch} of {self.repo_id} was changed by someone else meanwhile, so nothing was "
                     "pushed; review the change, then run the same command again"
                 ) from error
-            explanation = self._explain_size(error) or explain(error, self.repo_id, explicit_token=self.has_token)
-            raise UserError(f"{doing} failed: {explanation}. {self._state()}") from error
+            explanation = self._explain_size(error) or explain_hub_error(
+                error, self.repo_id, explicit_token=self.has_token
+            )
+            raise UserError(f"{action_name} failed: {explanation}. {self._describe_state()}") from error
 
     def _explain_size(self, error: Exception) -> str | None:
         """Return an explanation of a failure due to file size, naming the file; None for other failures."""
@@ -525,11 +539,11 @@ class Push:
         largest = max(named_files or stored_files, key=lambda file: file.size)
         return f"{largest.path} ({largest.size:,} bytes) is larger than the Hub accepts; use a smaller max_shard_size"
 
-    def _state(self) -> str:
+    def _describe_state(self) -> str:
         """Return a sentence about the state of the branch after a failure."""
         retry_advice = "Run the same command again; uploaded files are kept"
         try:
-            head = self._heads().get(self.branch)
+            head = self._list_heads().get(self.branch)
         except Exception:  # the first failure is the one to report
             return f"Whether {self.branch} was changed is unknown. {retry_advice}"
         if head in (self.parent, None):

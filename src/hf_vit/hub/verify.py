@@ -18,7 +18,7 @@ from hf_vit.hub.contents import SharedFile, find_differences
 from hf_vit.hub.example import make_example
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, list_weights, read_config
 from hf_vit.repositories.hub import check_repo_id, retry
-from hf_vit.repositories.reading import check_folder, indexed_files, reading
+from hf_vit.repositories.reading import check_references, guard_hub_access, list_indexed_files
 from hf_vit.results.writing import scratch_folder
 
 _BLOCK = re.compile(r"^(`{3,})python\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOTALL)
@@ -100,7 +100,7 @@ def verify_repo(
         local = {path: SharedFile(path, folder / path) for path in remote if (folder / path).is_file()}
         return sorted({*(remote.keys() - local.keys()), *find_differences(local, remote)})
 
-    with reading(repo_id):
+    with guard_hub_access(repo_id):
         commit, remote = retry(read_repository, "reading the repository", report=report_line)
         folder = retry(lambda: Path(snapshot_download(repo_id, revision=commit)), "the download", report=report_line)
         repaired = find_damaged()  # the client checks only the size of a cached file
@@ -136,9 +136,9 @@ def run_examples(
     Raises:
         UserError: an example fails, or none could be run.
     """
-    check_folder(folder, repo_id)
+    check_references(folder, repo_id)
     config = read_config(folder)
-    if missing_files := sorted({*list_weights(folder), *indexed_files(folder, repo_id)} - set(files)):
+    if missing_files := sorted({*list_weights(folder), *list_indexed_files(folder, repo_id)} - set(files)):
         raise UserError(
             f"the weight index of {repo_id} names {missing_files[0]}, which is not in the repository; push the "
             "complete model again"

@@ -16,7 +16,7 @@ from hf_vit.display import shortened
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError, first_line
 from hf_vit.loading.outputs import TASKS
-from hf_vit.repositories.reading import WEIGHTS, loading, model_folder
+from hf_vit.repositories.reading import WEIGHTS, download_model, explain_load_errors
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -61,7 +61,7 @@ def load_transformers(
     assert folder is not None
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
         raise UserError(f"{name} holds no weights: model.safetensors is missing; copy it there or save the model again")
-    with quiet_transformers(), loading(name):
+    with quiet_transformers(), explain_load_errors(name):
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
@@ -148,7 +148,7 @@ def load_timm(source: Source, device: str | None = None) -> Any:
         return _load_from_wrapper(source).to(pick_device(device))
     torch_device, hub_match = pick_device(device), re.fullmatch(r"hf[-_]hub:(.+?)(?:@(.+))?", name, re.IGNORECASE)
     if hub_match is not None:
-        folder = model_folder(hub_match[1], hub_match[2])
+        folder = download_model(hub_match[1], hub_match[2])
     try:
         if folder is None and "@" in name:
             model: Any = _load_from_file(*name.split("@", 1))
@@ -170,7 +170,7 @@ def _load_from_wrapper(source: Source) -> Any:
 
     is_classifier = "ForImageClassification" in str((source.stored.get("architectures") or [""])[0])
     head = "ForImageClassification" if is_classifier else ""
-    with quiet_transformers(), loading(source.name):
+    with quiet_transformers(), explain_load_errors(source.name):
         model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head).timm_model.float()
         config = config_of_wrapper(source.stored)
         names = {name: source.stored[name] for name in ("label_names", "label_descriptions") if name in source.stored}

@@ -20,7 +20,7 @@ from hf_vit.families import AUTO_CLASSES, Door, family_of, problem_type_of
 from hf_vit.loading.graphs import find_graph
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
-from hf_vit.repositories.reading import loading
+from hf_vit.repositories.reading import explain_load_errors
 
 _HEADS = ("classifier", "distillation_classifier")
 _POOLER = ("vit.pooler.", "pooler.")  # checkpoints of patch prediction have none
@@ -66,7 +66,7 @@ def find_model(name: str | HfBaseConfig) -> Source:
 def dense_model(source: Source) -> PreTrainedModel:
     """Load a segmentation or detection model in float32."""
     assert source.dense_head is not None
-    with loading(source.name):
+    with explain_load_errors(source.name):
         auto_class: Any = getattr(transformers, source.dense_head.auto_class)
         return auto_class.from_pretrained(source.path, dtype=torch.float32)
 
@@ -225,7 +225,7 @@ def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcess
 
     if not source.has_weights:
         return make_processor(config)
-    with loading(source.name):
+    with explain_load_errors(source.name):
         if source.family is None:
             stored = source.processor().to_dict()
         else:
@@ -251,7 +251,7 @@ def _load(
     if source.dense_head is not None:
         state = find_backbone(dense_model(source)).state_dict()
     # transformers would report the head that is replaced on purpose; all other misfits raise an error below.
-    with quiet_transformers(), loading(source.name):
+    with quiet_transformers(), explain_load_errors(source.name):
         model, report = model_class.from_pretrained(
             source.path if state is None else None,
             config=config,

@@ -10,7 +10,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.errors import UserError
 from hf_vit.families import family_of, problem_type_of
-from hf_vit.hub.card_metadata import main_evaluation
+from hf_vit.hub.card_metadata import select_main_evaluation
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
 from hf_vit.pages.graph import is_axial
@@ -102,7 +102,7 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
 
 def _metric_rows(folder: Path | None) -> list[dict[str, str]]:
     """Return accuracy, calibration error and speed with notes, as the card states them; empty without an evaluation."""
-    record = None if folder is None else main_evaluation(Facts.load(folder))
+    record = None if folder is None else select_main_evaluation(Facts.load(folder))
     if record is None:
         return []
     values, data = record.values, record.data

@@ -53,7 +53,7 @@ def check_repo_id(repo_id: str) -> None:
         ) from error
 
 
-def chain(error: BaseException) -> list[BaseException]:
+def list_causes(error: BaseException) -> list[BaseException]:
     """Return an error and all its causes, the outermost first."""
     errors, queue = list[BaseException](), [error]
     while queue:
@@ -66,14 +66,14 @@ def chain(error: BaseException) -> list[BaseException]:
 
 def find_response(error: BaseException) -> Any:
     """Return the HTTP response that caused an error, or None."""
-    return next((cause.response for cause in chain(error) if isinstance(cause, HfHubHTTPError)), None)
+    return next((cause.response for cause in list_causes(error) if isinstance(cause, HfHubHTTPError)), None)
 
 
 def find_status(error: BaseException) -> int | None:
     """Return the HTTP status that caused an error, or None."""
     if (response := find_response(error)) is not None:
         return int(response.status_code)
-    for cause in chain(error):  # errors of hf_xet contain the status only as text
+    for cause in list_causes(error):  # errors of hf_xet contain the status only as text
         if match := re.search(r"\bHTTP status[^(]*\((\d{3}) |\bstatus code:? (\d{3})\b", str(cause)):
             return int(match[1] or match[2])
     return None
@@ -93,11 +93,11 @@ def find_retry_after(error: BaseException) -> float | None:
         return float(window[1]) if window and response.status_code == 429 else None
 
 
-def reason(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """Return the most informative line of an error: the server's message, or else the innermost cause, without queries
     of URLs.
     """
-    causes = chain(error)
+    causes = list_causes(error)
     if http_error := next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None):
         message = (http_error.server_message or http_error.response.headers.get("X-Error-Message") or "").strip()
         text = f"HTTP {http_error.response.status_code}" + (f": {one_line(message)}" if message else "")
@@ -112,18 +112,18 @@ def reason(error: BaseException) -> str:
 
 def retry(
     action: Callable[[], _Result],
-    doing: str,
+    action_name: str,
     *,
     report: Callable[[str], None] = lambda line: None,
-    landed: Callable[[], _Result | None] = lambda: None,
+    find_lost_result: Callable[[], _Result | None] = lambda: None,
 ) -> _Result:
     """Run an action on the Hub, and run it again after temporary failures, at most `ATTEMPTS` times.
 
     Args:
         action: the request.
-        doing: name of the action for messages, such as "the upload".
+        action_name: name of the action for messages, such as "the upload".
         report: called with a line before every wait.
-        landed: returns the action's result if a failed attempt succeeded although its reply was lost, else None.
+        find_lost_result: returns the result of an attempt that succeeded although its reply was lost, else None.
 
     Returns:
         The result of the action.
@@ -136,14 +136,14 @@ def retry(
     while True:
         attempt += 1
         try:
-            with _attempt_settings():
+            with _configure_client():
                 return action()
         except Exception as error:
             if not _is_temporary(error):
                 raise
             try:
-                with _attempt_settings():
-                    result = landed()
+                with _configure_client():
+                    result = find_lost_result()
             except Exception as failure:  # this request may fail for the same reason
                 if not _is_temporary(failure):
                     raise
@@ -153,13 +153,16 @@ def retry(
             requested_wait = find_retry_after(error)
             if requested_wait is not None and requested_wait > LONGEST_WAIT:
                 raise UserError(
-                    f"{doing}: the Hub asks to wait {requested_wait:.0f} s ({reason(error)}); run the same "
+                    f"{action_name}: the Hub asks to wait {requested_wait:.0f} s ({summarize_error(error)}); run "
+                    "the same "
                     "command again then"
                 ) from error
             if attempt >= ATTEMPTS or time.monotonic() - start >= PATIENCE:
                 raise
             wait = 2.0 ** (attempt - 1) if requested_wait is None else requested_wait
-            report(f"{doing} failed ({reason(error)}); attempt {attempt + 1} of {ATTEMPTS} in {wait:.0f} s")
+            report(
+                f"{action_name} failed ({summarize_error(error)}); attempt {attempt + 1} of {ATTEMPTS} in {wait:.0f} s"
+            )
             time.sleep(wait)
 
 
@@ -176,13 +179,13 @@ def _is_connection_failure(error: BaseException) -> bool:
     return any(
         isinstance(cause, (_HTTP_ERROR, ConnectionError, TimeoutError))
         or (type(cause) in (RuntimeError, OSError) and _CONNECTION_FAILURE.search(str(cause)))
-        for cause in chain(error)
+        for cause in list_causes(error)
         if not isinstance(cause, OfflineModeIsEnabled | HfHubHTTPError)
     )
 
 
 @contextmanager
-def _attempt_settings() -> Generator[None]:
+def _configure_client() -> Generator[None]:
     """Set a timeout for stalled connections, and silence the client's log, which prints signed URLs."""
     session, verbosity = get_session(), client_log.get_verbosity()
     timeout, session.timeout = session.timeout, STALL
@@ -194,7 +197,7 @@ def _attempt_settings() -> Generator[None]:
         client_log.set_verbosity(verbosity)
 
 
-def login_help() -> str:
+def describe_login() -> str:
     """Return instructions for getting a token."""
     return (
         f"run `hf auth login`, which writes {constants.HF_TOKEN_PATH}, or set HF_TOKEN to a token with write rights "
@@ -202,7 +205,7 @@ def login_help() -> str:
     )
 
 
-def token_source(explicit: bool) -> str:
+def describe_token(explicit: bool) -> str:
     """Return a description of the token in use and where it comes from."""
     has_stored_token = Path(constants.HF_TOKEN_PATH).is_file()
     if explicit:
@@ -214,7 +217,9 @@ def token_source(explicit: bool) -> str:
     return f"the token in {constants.HF_TOKEN_PATH}" if has_stored_token else "the token of this environment"
 
 
-def explain(error: BaseException, repo_id: str, *, explicit_token: bool = False, reading: bool = False) -> UserError:
+def explain_hub_error(
+    error: BaseException, repo_id: str, *, explicit_token: bool = False, reading: bool = False
+) -> UserError:
     """Turn a failure of the Hub into a UserError of one line.
 
     Args:
@@ -227,33 +232,35 @@ def explain(error: BaseException, repo_id: str, *, explicit_token: bool = False,
 
 
 def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: bool) -> str:
-    """Return the message for `explain`."""
+    """Return the message for `explain_hub_error`."""
     specific_errors = (HFValidationError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError)
-    error = next((cause for cause in chain(error) if isinstance(cause, specific_errors)), error)
-    details, status, token = reason(error), find_status(error), token_source(explicit_token)
+    error = next((cause for cause in list_causes(error) if isinstance(cause, specific_errors)), error)
+    details, status, token = summarize_error(error), find_status(error), describe_token(explicit_token)
     if isinstance(error, HFValidationError):
         return f"'{repo_id}' cannot be the name of a repository ({details})"
     if isinstance(error, OfflineModeIsEnabled) or constants.is_offline_mode():
         return "offline mode is on, so the Hub cannot be reached; unset HF_HUB_OFFLINE"
     if isinstance(error, LocalTokenNotFoundError):
-        return f"there is no token for the Hub: {login_help()}"
+        return f"there is no token for the Hub: {describe_login()}"
     if isinstance(error, GatedRepoError):
         has_token = explicit_token or get_token() is not None
-        next_step = f" as the owner of {token}" if has_token else f", then log in: {login_help()}"
+        next_step = f" as the owner of {token}" if has_token else f", then log in: {describe_login()}"
         return f"{repo_id} is gated: ask for access on {constants.ENDPOINT}/{repo_id}{next_step}"
     if isinstance(error, RevisionNotFoundError):
         return f"{repo_id} has no such revision; see its branches and tags on {constants.ENDPOINT}/{repo_id}/tree"
     if status is None:  # no reply from a server: disk, network or an unexpected error
-        if any(getattr(cause, "errno", None) == errno.ENOSPC or "os error 28" in str(cause) for cause in chain(error)):
+        if any(
+            getattr(cause, "errno", None) == errno.ENOSPC or "os error 28" in str(cause) for cause in list_causes(error)
+        ):
             return f"the disk is full ({details}); make room, or set HF_HOME to a folder on another disk for downloads"
         if _is_connection_failure(error):
             return f"the Hub or its storage cannot be reached ({details}); check the network and try again"
     elif status == 401 and "Invalid credentials" in details:
-        return f"{token} is invalid or expired: {login_help()}"
+        return f"{token} is invalid or expired: {describe_login()}"
     elif isinstance(error, RepositoryNotFoundError) or status == 401:
         return (
             f"{repo_id} was not found, or this token (or its absence) has no access; check the name, or log "
-            f"in: {login_help()}"
+            f"in: {describe_login()}"
         )
     elif status in (402, 403) and re.search(r"\b(storage|quota)\b", details, re.IGNORECASE):
         return (

@@ -18,7 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from hf_vit.errors import UserError, first_line, is_out_of_memory, strict_reason
-from hf_vit.repositories.hub import chain, explain
+from hf_vit.repositories.hub import explain_hub_error, list_causes
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order of preference
@@ -41,7 +41,7 @@ _NAME_FIELDS = ("architecture", "backbone", "attn_implementation", "_attn_implem
 _MAX_COUNTS = {"num_labels": 250_000, **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "depth"), 1_000)}
 
 
-def model_folder(repo_id: str, revision: str | None = None) -> Path:
+def download_model(repo_id: str, revision: str | None = None) -> Path:
     """Download config, processor and weights of a model, and return their folder in the Hub's cache.
 
     Raises:
@@ -51,21 +51,21 @@ def model_folder(repo_id: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     def download(revision_or_commit: str | None, *names: str) -> Path:
-        with reading(repo_id):
+        with guard_hub_access(repo_id):
             return Path(snapshot_download(repo_id, revision=revision_or_commit, allow_patterns=list(names)))
 
     folder = download(revision, *_DESCRIPTIONS, *_INDEXES, WEIGHTS[0])
     commit = folder.name  # later downloads use the commit that was checked
     if not any((folder / name).is_file() for name in (WEIGHTS[0], _INDEXES[0])):
         download(commit, WEIGHTS[1])
-    check_folder(folder, repo_id)
-    if shards := weight_shards(folder, repo_id):
+    check_references(folder, repo_id)
+    if shards := list_shards(folder, repo_id):
         download(commit, *shards)
     return folder
 
 
 @contextmanager
-def reading(repo_id: str) -> Generator[None]:
+def guard_hub_access(repo_id: str) -> Generator[None]:
     """Silence the Hub client, guard its cache against forged headers, and raise failures as UserErrors of one line."""
     from huggingface_hub.utils import get_session
     from huggingface_hub.utils import logging as client_log
@@ -84,14 +84,14 @@ def reading(repo_id: str) -> Generator[None]:
             warnings.simplefilter("ignore")  # about sizes, disks and deprecations; real problems raise
             yield
     except Exception as error:
-        raise explain(error, repo_id, reading=True) from error
+        raise explain_hub_error(error, repo_id, reading=True) from error
     finally:
         hooks.remove(check_headers)
         client_log.set_verbosity(verbosity)
 
 
 @contextmanager
-def loading(name: str) -> Generator[None]:
+def explain_load_errors(name: str) -> Generator[None]:
     """Raise every failure of a library that loads untrusted files as a UserError about these files."""
     try:
         with warnings.catch_warnings():
@@ -107,7 +107,7 @@ def loading(name: str) -> Generator[None]:
             message = f"the weights of {name} are damaged ({details}); copy or save them again"
         elif isinstance(error, StrictDataclassError):
             message = f"{CONFIG} of {name} is not valid: {strict_reason(error)}; correct it"
-        elif any(isinstance(link, UnpicklingError) or "weights_only" in str(link) for link in chain(error)):
+        elif any(isinstance(link, UnpicklingError) or "weights_only" in str(link) for link in list_causes(error)):
             message = (
                 f"{name} is a pickle that holds more than tensors and could run code, so it was not loaded; give "
                 "weights in safetensors format"
@@ -117,14 +117,14 @@ def loading(name: str) -> Generator[None]:
         raise UserError(message) from error
 
 
-def check_folder(folder: Path, name: str) -> None:
+def check_references(folder: Path, name: str) -> None:
     """Raise a UserError if files of a model folder make libraries load from elsewhere."""
     if (folder / ADAPTER).exists():
         raise UserError(
             f"{name} holds an adapter ({ADAPTER}), whose base model is in another repository; merge them with "
             "peft's merge_and_unload, save the merged model and give that"
         )
-    config = read_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
+    config = read_json_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     refuse_huge(config, name)
     reference, arguments = next(filter(_is_reference, _iterate_fields(config)), None), config.get("model_args")
     if reference is None and isinstance(arguments, dict):  # timm's model_args may contain these two
@@ -136,7 +136,7 @@ def check_folder(folder: Path, name: str) -> None:
             f"{CONFIG} of {name} refers to another repository ({reference[0]}: {str(reference[1])[:80]!r}), which "
             "is not read; remove it, or give a complete model"
         )
-    for weights in [*WEIGHTS, *indexed_files(folder, name)]:
+    for weights in [*WEIGHTS, *list_indexed_files(folder, name)]:
         refuse_pointer(folder / weights, f"{weights} of {name}")
 
 
@@ -174,7 +174,7 @@ def _iterate_fields(value: Any, depth: int = 0) -> Iterator[tuple[str, object]]:
         yield from _iterate_fields(item, depth + 1)
 
 
-def weight_shards(folder: Path, name: str) -> list[str]:
+def list_shards(folder: Path, name: str) -> list[str]:
     """Return the weight files that a folder's index names; empty if the weights are in one file."""
     for weights, index in zip(WEIGHTS, _INDEXES, strict=True):
         if (folder / weights).is_file():
@@ -184,14 +184,14 @@ def weight_shards(folder: Path, name: str) -> list[str]:
     return []
 
 
-def indexed_files(folder: Path, name: str) -> set[str]:
+def list_indexed_files(folder: Path, name: str) -> set[str]:
     """Return all files that the indexes of a folder name, including those that are not needed."""
     return {file for index in _INDEXES if (folder / index).is_file() for file in _read_index(folder / index, name)}
 
 
 def _read_index(index: Path, name: str) -> list[str]:
     """Return the weight files that an index names, after checking that they are in its folder."""
-    weight_map: Any = read_object(index, name).get("weight_map")
+    weight_map: Any = read_json_object(index, name).get("weight_map")
     files: set[Any] = {*map(str, weight_map.values())} if isinstance(weight_map, dict) else set()
     if not files or not all(isinstance(file, str) for file in weight_map.values()):
         raise UserError(
@@ -199,7 +199,7 @@ def _read_index(index: Path, name: str) -> list[str]:
         )
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     for file in files:
-        check_name(file, f"{index.name} of {name}")
+        check_file_name(file, f"{index.name} of {name}")
         if not re.fullmatch(r"[\w-][\w.-]{0,199}", file) or not file.endswith(suffix):
             raise UserError(
                 f"{index.name} of {name} names {file[:80]!r}, which is not a {suffix} file in its folder; save "
@@ -208,7 +208,7 @@ def _read_index(index: Path, name: str) -> list[str]:
     return sorted(files)
 
 
-def read_object(path: Path, name: str) -> dict[str, Any]:
+def read_json_object(path: Path, name: str) -> dict[str, Any]:
     """Return the JSON object in a file of limited size.
 
     Raises:
@@ -226,7 +226,7 @@ def read_object(path: Path, name: str) -> dict[str, Any]:
     return content  # pyright: ignore[reportUnknownVariableType] - JSON's keys are text
 
 
-def check_name(name: str, named_by: str) -> str:
+def check_file_name(name: str, named_by: str) -> str:
     """Return a file name that an untrusted file contains, if it stays inside the folder.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from hf_vit.errors import UserError
-from hf_vit.repositories.hub import reason
+from hf_vit.repositories.hub import summarize_error
 
 # Protocols of fsspec whose objects become visible only when they are complete.
 STORES = ("s3", "gs", "hf", "memory")
@@ -24,13 +24,13 @@ class StoreError(UserError):
     """A store could not be reached or did not answer, so it is unknown what it holds."""
 
 
-def in_store(path: str | os.PathLike[str]) -> bool:
+def is_store_url(path: str | os.PathLike[str]) -> bool:
     """Return whether this is a URL of an object store."""
     scheme, is_url, _ = str(path).partition("://")
     return bool(is_url) and scheme in STORES
 
 
-def place_of(name: str | os.PathLike[str]) -> Path:
+def to_path(name: str | os.PathLike[str]) -> Path:
     """Return a path object for a local path, a file:/// URL or a store URL (s3://BUCKET/...); it need not exist.
 
     Returns:
@@ -44,14 +44,14 @@ def place_of(name: str | os.PathLike[str]) -> Path:
         return Path(name)
     if text.startswith("file:///"):
         return Path(unquote(urlsplit(text).path))
-    if not in_store(text):
+    if not is_store_url(text):
         schemes = ", ".join(f"{store}://" for store in STORES)
         raise UserError(f"the URL {text} has an unknown scheme; give a local path, file:///, or one of {schemes}")
     try:
         from upath import UPath
     except ImportError as error:
         raise UserError(f"the library that reads {text} is not installed; run pip install 'hf-vit[stores]'") from error
-    with installed_for(text), saying_what(text, "opened"):
+    with explain_missing_library(text), explain_store_errors(text, "opened"):
         path = UPath(text)
         _ = path.fs  # imports the store's library
     return cast(Path, path)
@@ -59,35 +59,35 @@ def place_of(name: str | os.PathLike[str]) -> Path:
 
 def is_folder(path: Path) -> bool:
     """Return whether a path is an existing folder."""
-    with saying_what(path, "read"):
+    with explain_store_errors(path, "read"):
         return path.is_dir()
 
 
-def find(folder: Path) -> list[tuple[str, ...]]:
+def list_objects(folder: Path) -> list[tuple[str, ...]]:
     """Return all files below a folder of a store as tuples of path parts, sorted."""
     store = _refresh(folder)
-    with saying_what(folder, "listed"):
+    with explain_store_errors(folder, "listed"):
         prefix = store.path.strip("/") + "/"
         paths = (path.strip("/").removeprefix(prefix) for path in store.fs.find(store.path))
         return sorted(tuple(path.split("/")) for path in paths if path)
 
 
-def matches(pattern: str) -> list[Path]:
+def match_objects(pattern: str) -> list[Path]:
     """Return the objects of a store that match a glob pattern, sorted."""
-    store = _refresh(place_of(pattern))
-    with saying_what(pattern, "listed"):
-        return sorted(place_of(store.fs.unstrip_protocol(path)) for path in store.fs.glob(store.path))
+    store = _refresh(to_path(pattern))
+    with explain_store_errors(pattern, "listed"):
+        return sorted(to_path(store.fs.unstrip_protocol(path)) for path in store.fs.glob(store.path))
 
 
-def sizes(files: Iterable[Path]) -> dict[Path, int]:
+def read_sizes(files: Iterable[Path]) -> dict[Path, int]:
     """Return the sizes in bytes of those files that exist; every folder of a store is listed once."""
     file_sizes: dict[Path, int] = {}
     for folder, paths in groupby(sorted(files, key=str), key=attrgetter("parent")):
-        if not in_store(folder):
+        if not is_store_url(folder):
             file_sizes |= {path: path.stat().st_size for path in paths if os.path.isfile(path)}
             continue
         store = _refresh(folder)
-        with saying_what(folder, "listed"):
+        with explain_store_errors(folder, "listed"):
             try:
                 listing = {entry["name"].strip("/"): entry["size"] for entry in store.fs.ls(store.path, detail=True)}
             except FileNotFoundError:
@@ -100,28 +100,28 @@ def sizes(files: Iterable[Path]) -> dict[Path, int]:
 def _refresh(path: Path) -> Any:
     """Return a store's path after clearing the listings that fsspec caches."""
     store: Any = path
-    with saying_what(path, "listed"):
+    with explain_store_errors(path, "listed"):
         store.fs.invalidate_cache()
     return store
 
 
-def read(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
     """Return the content of an object.
 
     Raises:
         FileNotFoundError: the object does not exist.
         StoreError: it cannot be read.
     """
-    with saying_what(file, "read"):
+    with explain_store_errors(file, "read"):
         return file.read_bytes()
 
 
-def write(address: str, content: bytes | Path) -> None:
+def write_object(address: str, content: bytes | Path) -> None:
     """Write an object in one move; `content` is bytes, or a local file that holds them."""
     from fsspec.core import url_to_fs
 
     try:
-        with saying_what(address, "written"):
+        with explain_store_errors(address, "written"):
             store, path = url_to_fs(address)
             if isinstance(content, Path):
                 store.put_file(str(content), path)
@@ -132,7 +132,7 @@ def write(address: str, content: bytes | Path) -> None:
 
 
 @contextmanager
-def installed_for(address: str) -> Generator[None]:
+def explain_missing_library(address: str) -> Generator[None]:
     """Turn the ImportError of a store's library into a UserError with the pip command."""
     try:
         yield
@@ -143,7 +143,7 @@ def installed_for(address: str) -> Generator[None]:
 
 
 @contextmanager
-def saying_what(path: object, done: str) -> Generator[None]:
+def explain_store_errors(path: object, done: str) -> Generator[None]:
     """Turn a store's failure into a StoreError of one line; missing objects and libraries are left to the caller."""
     try:
         yield
@@ -151,5 +151,5 @@ def saying_what(path: object, done: str) -> Generator[None]:
         raise
     except Exception as error:  # every store's library has its own classes
         raise StoreError(
-            f"{path} cannot be {done} ({reason(error)}); check the path, your permissions and the network"
+            f"{path} cannot be {done} ({summarize_error(error)}); check the path, your permissions and the network"
         ) from error

@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
-from hf_vit.hub.card_metadata import declared_license, find_license, require_license
+from hf_vit.hub.card_metadata import read_license, find_license, require_license
 from hf_vit.hub.push import Push, PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, append_record, new_record
 
@@ -49,7 +49,7 @@ def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
             "the model card needs the name of the training data; give data_fact=DataFact(name=...) "
             "(hf_vit.results.facts)"
         )
-    if declared_license(folder) is None:
+    if read_license(folder) is None:
         require_license(trainer.license, _base_model(trainer))
     return check_before(
         arguments.hub_model_id or folder.absolute().name,
