@@ -153,9 +153,8 @@ def retry(
             requested_wait = find_retry_after(error)
             if requested_wait is not None and requested_wait > LONGEST_WAIT:
                 raise UserError(
-                    f"{action_name}: the Hub asks to wait {requested_wait:.0f} s ({summarize_error(error)}); run "
-                    "the same "
-                    "command again then"
+                    f"the Hub asks to wait {requested_wait:.0f} s before {action_name} "
+                    f"({summarize_error(error)}); run the same command again after that"
                 ) from error
             if attempt >= ATTEMPTS or time.monotonic() - start >= PATIENCE:
                 raise
