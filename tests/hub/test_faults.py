@@ -96,10 +96,7 @@ LASTING: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "commit stalled": (COMMIT, "slow", {"seconds": 8}, "cannot be reached"),
     "a long wait": (CREATE, "status", {"status": 429, "headers": {"Retry-After": "900"}}, "asks to wait 900 s"),
     "a wait to commit": (COMMIT, "status", {"status": 429, "headers": {"RateLimit": '"api";r=0;t=200'}},
-                         
-"the Hub asks to wait 200 s before the upload (HTTP 429: injected fault); run the same "
-"command"
-),
+                         "the Hub asks to wait 200 s before the upload (HTTP 429: injected fault); run the same"),
     "card 500": ("/validate-yaml", "status", {"status": 500}, "the Hub has an internal error"),
     "card cut": ("/validate-yaml", "cut_response", {"after": 10}, "cannot be reached"),
     "checksums 500": ("/tree/", "status", {"status": 500}, "comparing checksums failed"),
