@@ -92,7 +92,9 @@ class _Files(ABC):
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
             # Those of a store are fetched one by one.
-            opened = list(map(self._open, files)) if any(map(is_store_url, files)) else map_in_threads(self._open, files)
+            opened = (
+                list(map(self._open, files)) if any(map(is_store_url, files)) else map_in_threads(self._open, files)
+            )
             images = [one for one in opened if not isinstance(one, str)]
             yield (
                 prepare(images) if images else None,

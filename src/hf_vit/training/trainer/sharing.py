@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
-from hf_vit.hub.card_metadata import read_license, find_license, require_license
+from hf_vit.hub.card_metadata import find_license, read_license, require_license
 from hf_vit.hub.push import Push, PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, append_record, new_record
 
