@@ -53,15 +53,15 @@ def axial_blocks(dtype: torch.dtype) -> dict[str, Any]:
     config._attn_implementation = plain._attn_implementation = "sdpa"
     bare = copy.deepcopy(config)
     bare._attn_implementation = "values_alone"
-    axial, without = HfAxialViTLayer(config, 0.0).to(dtype).eval(), HfAxialViTLayer(bare, 0.0).to(dtype).eval()
+    axial, bare_axial = HfAxialViTLayer(config, 0.0).to(dtype).eval(), HfAxialViTLayer(bare, 0.0).to(dtype).eval()
     first, second = (HfViTLayer(plain, 0.0).to(dtype).eval() for _ in range(2))
-    two = ViTConfig(**SIZES, num_hidden_layers=2)
-    theirs = ViTModel._from_config(two, attn_implementation="sdpa").layers.to(dtype).eval()
+    two_layers = ViTConfig(**SIZES, num_hidden_layers=2)
+    transformers_layers = ViTModel._from_config(two_layers, attn_implementation="sdpa").layers.to(dtype).eval()
     return {
         "axial": lambda tokens, grid: axial(tokens, (None, None), grid=grid, image_grids=None),
-        "without attention": lambda tokens, grid: without(tokens, (None, None), grid=grid, image_grids=None),
+        "without attention": lambda tokens, grid: bare_axial(tokens, (None, None), grid=grid, image_grids=None),
         "two full blocks": lambda tokens, grid: second(first(tokens, None, grid=grid), None, grid=grid),
-        "two blocks of transformers": lambda tokens, grid: theirs[1](theirs[0](tokens)),
+        "two blocks of transformers": lambda tokens, grid: transformers_layers[1](transformers_layers[0](tokens)),
     }
 
 
@@ -103,24 +103,24 @@ def turns_of(model: Any, side: int) -> tuple[Callable[[], Any], ...]:
 
 
 def measure_local(report: Script) -> None:
-    one: dict[str, Any] = {**SIZES, "num_hidden_layers": 1, "position_embedding": "none"}
+    one_layer: dict[str, Any] = {**SIZES, "num_hidden_layers": 1, "position_embedding": "none"}
     models: dict[str, Any] = {
-        name: HfViTModel._from_config(HfViTConfig(**one), attn_implementation=function)
+        name: HfViTModel._from_config(HfViTConfig(**one_layer), attn_implementation=function)
         for name, function in {"full": "sdpa", "dense layers alone": "values_alone"}.items()
     }
     for name, choice in PATTERNS.items():
-        models[name] = HfLocalViTModel._from_config(HfLocalViTConfig(**one, **choice), attn_implementation="sdpa")
+        models[name] = HfLocalViTModel._from_config(HfLocalViTConfig(**one_layer, **choice), attn_implementation="sdpa")
     forms = {name: turns_of(model.eval(), LOCAL_SIDE) for name, model in models.items()}
-    seconds, of_attention, of_masks = (
-        take_turns({name: form[place] for name, form in forms.items()}, report.options.turns) for place in range(3)
+    seconds, attention_seconds, mask_seconds = (
+        take_turns({name: form[index] for name, form in forms.items()}, report.options.turns) for index in range(3)
     )
     for name in list(models)[1:]:
         row: dict[str, Any] = {"side": LOCAL_SIDE, "contestant": name}
         row["block_milliseconds"] = round(1e3 * quartiles(seconds[name]).median, 1)
         row["block_times_as_fast_as_full"] = speed_ratio(seconds, name, "full")
         if name in PATTERNS:
-            row["attention_alone_times_as_fast_as_full"] = speed_ratio(of_attention, name, "full")
-            row["once_milliseconds"] = round(1e3 * quartiles(of_masks[name]).median, 1)
+            row["attention_alone_times_as_fast_as_full"] = speed_ratio(attention_seconds, name, "full")
+            row["once_milliseconds"] = round(1e3 * quartiles(mask_seconds[name]).median, 1)
         report.record(**row)
     for side in report.options.local_sides:
         memory = peak_memory(turns_of(models["local"], side)[0])

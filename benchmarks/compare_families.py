@@ -158,12 +158,12 @@ def save(model: Any, folder: Path, family: str) -> None:
         from timm.models._hub import save_for_hf
 
         config = {"input_size": (3, SIDE, SIDE), "crop_pct": 1.0, "mean": (0.5,) * 3, "std": (0.5,) * 3}
-        own: dict[str, Any] = {"architecture": "mixer_digits"} if family == "mixer" else {}
+        architecture: dict[str, Any] = {"architecture": "mixer_digits"} if family == "mixer" else {}
         # CoaT's blocks share what tells positions apart; safetensors wants a copy for each.
         model.register_state_dict_post_hook(
             lambda _, state, *__: state.update({name: value.clone() for name, value in state.items()})
         )
-        names = {"label_names": NAMES, "pretrained_cfg": {"interpolation": "bilinear", **own}}
+        names = {"label_names": NAMES, "pretrained_cfg": {"interpolation": "bilinear", **architecture}}
         save_for_hf(model, str(folder), model_config=names, safe_serialization=True, data_config=config)
         return
     model.save_pretrained(folder)
@@ -190,26 +190,26 @@ def jobs(seeds: int, steps: int) -> Iterator[Needing]:
     yield from ((trial, ()) for family in FAMILIES for trial in trials[family])
     yield from ((run, trials[family]) for (family, _), run in runs.items())
     for seed in range(seeds):
-        needed = [job for family in FAMILIES for job in ([runs[family, seed]] if seed else trials[family])]
-        yield {"kind": "comparison", "seed": seed, "steps": steps}, needed
+        prerequisites = [job for family in FAMILIES for job in ([runs[family, seed]] if seed else trials[family])]
+        yield {"kind": "comparison", "seed": seed, "steps": steps}, prerequisites
 
 
-def best(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def best(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return family -> the first of its runs that is best on the validation images."""
-    families = dict.fromkeys(run["family"] for run in found)
-    return {family: max(where(found, family=family), key=lambda run: run["validation"]) for family in families}
+    families = dict.fromkeys(run["family"] for run in runs)
+    return {family: max(where(runs, family=family), key=lambda run: run["validation"]) for family in families}
 
 
 def folder_of(root: Path, run: dict[str, Any]) -> Path:
     return root / f"seed-{run['seed']}" / f"rate-{run['rate']:g}" / run["family"]
 
 
-def carry_out(options: argparse.Namespace, job: Job, found: list[dict[str, Any]]) -> dict[str, Any]:
+def carry_out(options: argparse.Namespace, job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Train one model and keep it, or compare all of a seed."""
     if job["kind"] == "comparison":
-        folders = {family: folder_of(options.models, run) for family, run in best(found).items()}
+        folders = {family: folder_of(options.models, run) for family, run in best(runs).items()}
         return compare_all(options, job["seed"], folders)
-    run = job if "rate" in job else job | {"rate": best(found)[job["family"]]["rate"]}
+    run = job if "rate" in job else job | {"rate": best(runs)[job["family"]]["rate"]}
     torch.manual_seed(run["seed"])
     digits, model = load("digits"), FAMILIES[run["family"]]()
     train(model.train(), digits, run["rate"], run["seed"], run["steps"])
@@ -223,8 +223,8 @@ def compare_all(options: argparse.Namespace, seed: int, folders: dict[str, Path]
     for family, folder in folders.items():
         sources.append(f"timm:{folder}" if family in TIMM else str(folder))
     settings = ComparisonSettings(robustness_images=None, speed_turns=0 if seed else options.turns)
-    how: dict[str, Any] = {"probe": True, "image_size": (SIDE, SIDE), "progress": False, "report": print}
-    compare(sources, "digits", output, settings=settings, **how)
+    arguments: dict[str, Any] = {"probe": True, "image_size": (SIDE, SIDE), "progress": False, "report": print}
+    compare(sources, "digits", output, settings=settings, **arguments)
     if seed == 0:
         shutil.copyfile(output / "comparison.png", options.output.with_suffix(".png"))
     return json.loads((output / "comparison.json").read_text())
@@ -240,11 +240,11 @@ def main() -> None:
     register_small_mixer()
 
     def has_files(job: Job) -> bool:
-        kept = options.models.glob(f"seed-{job['seed']}/rate-{job.get('rate', '*')}/{job.get('family')}")
-        return job["kind"] == "comparison" or any(kept)
+        folders = options.models.glob(f"seed-{job['seed']}/rate-{job.get('rate', '*')}/{job.get('family')}")
+        return job["kind"] == "comparison" or any(folders)
 
-    wanted = list(jobs(options.seeds, options.steps))
-    Records(options.output).work(wanted, partial(carry_out, options), has_files=has_files)
+    planned_jobs = list(jobs(options.seeds, options.steps))
+    Records(options.output).work(planned_jobs, partial(carry_out, options), has_files=has_files)
     print(TABLES["compare_families"](options.output))
 
 

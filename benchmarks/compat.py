@@ -46,7 +46,7 @@ def main() -> None:
     assert suite is not None
     failed = [f"{case.get('classname')}::{case.get('name')}" for case in suite.iter("testcase") if len(case)]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
+    requirements = [
         *project["dependencies"],
         *project["optional-dependencies"]["peft"],
         *project["optional-dependencies"]["quantization"],
@@ -54,7 +54,7 @@ def main() -> None:
     result = {
         "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in sorted(Requirement(line).name for line in wanted)},
+        "versions": {name: version(name) for name in sorted(Requirement(line).name for line in requirements)},
         "tests": list(TESTS),
         "passed": int(suite.get("tests", 0)) - len(failed),
         "failed": failed,

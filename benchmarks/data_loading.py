@@ -136,16 +136,16 @@ def contestants(layout: Layout) -> dict[str, Callable[[Layout], Batches]]:
 
 def measured(open_loader: Callable[[Layout], Batches], layout: Layout, images: int) -> list[float]:
     """Return the seconds of opening the loader, then the seconds per image of every epoch."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     batches = endless(open_loader(layout))
-    found = [time.perf_counter() - begun]
+    seconds = [time.perf_counter() - start]
     for _ in range(EPOCHS):
-        seen, begun = 0, time.perf_counter()
-        while seen < images:  # a stream of hf_vit goes from one epoch into the next by itself
+        num_images, start = 0, time.perf_counter()
+        while num_images < images:  # a stream of hf_vit goes from one epoch into the next by itself
             batch = next(batches)
-            seen += len(batch["pixel_values"] if isinstance(batch, dict) else batch[0])
-        found.append((time.perf_counter() - begun) / seen)
-    return found
+            num_images += len(batch["pixel_values"] if isinstance(batch, dict) else batch[0])
+        seconds.append((time.perf_counter() - start) / num_images)
+    return seconds
 
 
 def endless(loader: Any) -> Iterator[Any]:
@@ -157,22 +157,22 @@ def endless(loader: Any) -> Iterator[Any]:
 
 def write_layouts(folder: Path, images: int) -> dict[str, tuple[Layout, int]]:
     """Write the data sets, and return them by name with their number of images."""
-    made = folder / "made"
-    made.mkdir()
-    paths = write_images(made, images, 512)
+    image_folder = folder / "made"
+    image_folder.mkdir()
+    paths = write_images(image_folder, images, 512)
     for number, path in enumerate(paths):
-        (place := folder / "files" / "train" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        path.rename(place / path.name)
+        (class_folder := folder / "files" / "train" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        path.rename(class_folder / path.name)
     for split in ("validation", "test"):  # else they are cut from train, and the contestants see other images
         for folders in (folder / "files", folder / "small"):
             for label in "ab":
-                (place := folders / split / label).mkdir(parents=True)
-                PIL.Image.new("RGB", (SMALL, SMALL), (len(split), ord(label), 0)).save(place / f"{label}.jpg")
+                (class_folder := folders / split / label).mkdir(parents=True)
+                PIL.Image.new("RGB", (SMALL, SMALL), (len(split), ord(label), 0)).save(class_folder / f"{label}.jpg")
     noise = np.random.default_rng(0)
     for number in range(8 * images):
-        (place := folder / "small" / "train" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        (class_folder := folder / "small" / "train" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
         pixels = noise.integers(256, size=(SMALL, SMALL, 3), dtype=np.uint8)
-        PIL.Image.fromarray(pixels).save(place / f"{number}.png")
+        PIL.Image.fromarray(pixels).save(class_folder / f"{number}.png")
     stored = sorted((folder / "files" / "train").glob("*/*.jpg"), key=lambda path: int(path.stem))
     ends = [images * shard // SHARDS for shard in range(1, SHARDS)]
     uneven = [images * 7 // 8 + images * shard // (8 * 7) for shard in range(SHARDS - 1)]
@@ -208,10 +208,10 @@ def stalling(stalls: bool) -> None:
     PIL.Image.open = _stalling_open if stalls else _open
 
 
-def _stalling_open(*given: Any, **more: Any) -> PIL.Image.Image:
+def _stalling_open(*args: Any, **kwargs: Any) -> PIL.Image.Image:
     if next(opened) % ONE_IN == 0:
         time.sleep(STALL)
-    return _open(*given, **more)
+    return _open(*args, **kwargs)
 
 
 _open, opened = PIL.Image.open, itertools.count(1)
@@ -221,29 +221,29 @@ def main() -> None:
     options = parser(__doc__, turns=5)
     options.add_argument("--images", type=int, default=1024)
     report = Script(options.parse_args())
-    given = report.options
+    settings = report.options
     datasets.disable_progress_bars()
-    with tempfile.TemporaryDirectory() as kept:
-        layouts = write_layouts(Path(kept), given.images)
-        found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
-        for _ in range(given.turns):
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        layouts = write_layouts(Path(temporary_folder), settings.images)
+        turns_by_case: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+        for _ in range(settings.turns):
             for name, (layout, images) in layouts.items():
                 stalling(layout.stalls)
-                for who, open_loader in contestants(layout).items():
-                    found[name, who].append(measured(open_loader, layout, images))
+                for contestant, open_loader in contestants(layout).items():
+                    turns_by_case[name, contestant].append(measured(open_loader, layout, images))
                 stalling(False)
-    for (name, who), turns in found.items():
-        mine = found[name, "hf_vit"]
-        row: dict[str, Any] = {"layout": name, "contestant": who}
+    for (name, contestant), turns in turns_by_case.items():
+        hf_vit_turns = turns_by_case[name, "hf_vit"]
+        row: dict[str, Any] = {"layout": name, "contestant": contestant}
         row["open_seconds"] = round(quartiles([turn[0] for turn in turns]).median, 2)
         for epoch, title in ((1, "first"), (2, "later")):
             row[f"{title}_images_per_second"] = round(1 / quartiles([turn[epoch] for turn in turns]).median, 1)
-            if who != "hf_vit":
+            if contestant != "hf_vit":
                 row[f"hf_vit_{title}"] = quartiles(
-                    [theirs[epoch] / own[epoch] for theirs, own in zip(turns, mine, strict=True)]
+                    [turn[epoch] / hf_vit_turn[epoch] for turn, hf_vit_turn in zip(turns, hf_vit_turns, strict=True)]
                 )
         report.record(**row)
-    report.finish(images=given.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__)
+    report.finish(images=settings.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__)
 
 
 if __name__ == "__main__":

@@ -123,8 +123,8 @@ def work(plan: Plan, records: Records, runner: str = "local", address: str | Non
     records.work(list(plan.jobs()), partial(do, epochs=plan.transfer_epochs), runner, address)
 
 
-def do(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
-    return predict(job, needed) if job["kind"] == "prediction" else carry_out(job, needed, epochs)
+def do(job: Job, results: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
+    return predict(job, results) if job["kind"] == "prediction" else carry_out(job, results, epochs)
 
 
 def carry_out(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
@@ -177,18 +177,18 @@ def train(job: Job, rate: float, regularisation: str, folder: Path) -> Any:
 
 def transfers(folder: Path, epochs: float, seed: int) -> dict[str, Any]:
     """Return held-out accuracies of the encoder on other data: few-shot, and fine-tuned."""
-    worth: dict[str, Any] = {}
+    accuracies: dict[str, Any] = {}
     for name in TRANSFERS:
         shots = evaluate(folder, name, protocol="few-shot", shots=SHOTS, device="cpu", output=folder.parent / name)
         for count, draws in zip(shots.result.shots, shots.result.accuracy, strict=True):
-            worth[f"{name}, {count} a class"] = statistics.fmean(draws)
-        with tempfile.TemporaryDirectory() as kept:
+            accuracies[f"{name}, {count} a class"] = statistics.fmean(draws)
+        with tempfile.TemporaryDirectory() as temporary_folder:
             tuned = finetune(
-                str(folder), name, Path(kept) / "out", recipe="small-data", lr_sweep=True, epochs=epochs, seed=seed,
-                image_size=SIDE, device="cpu", precision="fp32", evaluations=4,
+                str(folder), name, Path(temporary_folder) / "out", recipe="small-data", lr_sweep=True, epochs=epochs,
+                seed=seed, image_size=SIDE, device="cpu", precision="fp32", evaluations=4,
             )  # fmt: skip
-        worth[f"{name}, fine-tuned"] = tuned.test.top1
-    return worth
+        accuracies[f"{name}, fine-tuned"] = tuned.test.top1
+    return accuracies
 
 
 def predict(job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -202,15 +202,15 @@ def predict(job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def cpu_seconds(action: Callable[[], object]) -> float:
-    begun = time.process_time()
+    start = time.process_time()
     action()
-    return time.process_time() - begun
+    return time.process_time() - start
 
 
 def main() -> None:
-    asked = script_options(__doc__, "data_scale.jsonl", Plan, runner=True, models=MODELS).parse_args()
-    records = Records(asked.output)
-    work(read_plan(Plan, asked), records, asked.runner, asked.address)
+    arguments = script_options(__doc__, "data_scale.jsonl", Plan, runner=True, models=MODELS).parse_args()
+    records = Records(arguments.output)
+    work(read_plan(Plan, arguments), records, arguments.runner, arguments.address)
     print(TABLES["data_scale"](records.path))
 
 

@@ -57,12 +57,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "demo.json")
     arguments = parser.parse_args()
-    seeds = sorted((seed_of(folder) for folder in arguments.folder.glob("seed-*")), key=lambda one: one["seed"])
-    mean = sum(one["test_accuracy"] for one in seeds) / len(seeds)
-    found = {"mean_test_accuracy": mean, "seeds": seeds, "wrong_of_360": peers()}
-    arguments.output.write_text(json.dumps(found, indent=1) + "\n")
-    worst = min(one["test_accuracy"] for one in seeds)
-    print(f"{len(seeds)} seeds: mean {mean:.2%}, worst {worst:.2%}; wrong of 360: {found['wrong_of_360']}")
+    seeds = sorted((seed_of(folder) for folder in arguments.folder.glob("seed-*")), key=lambda seed: seed["seed"])
+    mean = sum(seed["test_accuracy"] for seed in seeds) / len(seeds)
+    results = {"mean_test_accuracy": mean, "seeds": seeds, "wrong_of_360": peers()}
+    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    worst = min(seed["test_accuracy"] for seed in seeds)
+    print(f"{len(seeds)} seeds: mean {mean:.2%}, worst {worst:.2%}; wrong of 360: {results['wrong_of_360']}")
 
 
 if __name__ == "__main__":

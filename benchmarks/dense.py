@@ -145,9 +145,9 @@ def costs(pair: Pair) -> tuple[float, float]:
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.process_time() - start)
-    start, judged = time.process_time(), 40
-    PROTOCOLS[pair.task](Examination(load_model((model, processor)), data, num_images=judged, progress=False))
-    return min(seconds[1:]), (time.process_time() - start) * HELD_OUT / judged
+    start, num_images = time.process_time(), 40
+    PROTOCOLS[pair.task](Examination(load_model((model, processor)), data, num_images=num_images, progress=False))
+    return min(seconds[1:]), (time.process_time() - start) * HELD_OUT / num_images
 
 
 def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
@@ -181,7 +181,7 @@ def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
         device="cpu",
         precision="fp32",
     )
-    found = {
+    results = {
         "rate": rate,
         "minutes": minutes,
         "steps": steps,
@@ -190,7 +190,7 @@ def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
         "validation": result.validation,
     }
     # By the test scenes nothing is to be chosen.
-    return found | ({"test": result.test.values(), "headline": result.test.headline()} if job["final"] else {})
+    return results | ({"test": result.test.values(), "headline": result.test.headline()} if job["final"] else {})
 
 
 def jobs(part: str | None, only: str, seeds: list[int]) -> Iterator[Needing]:
@@ -198,9 +198,9 @@ def jobs(part: str | None, only: str, seeds: list[int]) -> Iterator[Needing]:
     for pair in PAIRS:
         if part in (None, pair.part) and only in pair.name:
             rates = pair.rates if len(pair.rates) > 1 else ()
-            tried = [{"pair": pair.name, "seed": 0, "final": False, "rate": rate} for rate in rates]
-            yield from ((job, []) for job in tried)
-            yield from (({"pair": pair.name, "seed": seed, "final": True}, tried) for seed in seeds)
+            trials = [{"pair": pair.name, "seed": 0, "final": False, "rate": rate} for rate in rates]
+            yield from ((job, []) for job in trials)
+            yield from (({"pair": pair.name, "seed": seed, "final": True}, trials) for seed in seeds)
 
 
 if __name__ == "__main__":

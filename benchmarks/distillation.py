@@ -69,18 +69,20 @@ def jobs(epochs: int, varied: bool) -> Iterator[Job]:
 
 def work(records: Records, todo: list[Job], teacher: Path) -> None:
     """Do what is left and nobody else does, until nothing is left; first the teacher, if its weights are not there."""
-    first = [] if teacher.exists() else [{"way": "teacher", "seed": 0}]
-    jobs: list[Needing] = [*((job, []) for job in first), *((job, first) for job in todo)]
-    records.work(jobs, lambda job, _: learn(job, teacher), has_files=lambda job: job not in first or teacher.exists())
+    teacher_jobs = [] if teacher.exists() else [{"way": "teacher", "seed": 0}]
+    jobs: list[Needing] = [*((job, []) for job in teacher_jobs), *((job, teacher_jobs) for job in todo)]
+    records.work(
+        jobs, lambda job, _: learn(job, teacher), has_files=lambda job: job not in teacher_jobs or teacher.exists()
+    )
 
 
 def learn(job: Job, teacher: Path) -> dict[str, Any]:
     """Train one model on the digits; what its test says. The teacher stays where it belongs."""
     config, values, learning = TEACHER, dict[str, Any](), None
     if job["way"] != "teacher":
-        config, way = STUDENT, dict(WAYS[job["way"]])
-        learning = DistillationOptions(str(teacher), way.pop("kind")) if "kind" in way else None
-        values = way | {"epochs": job["epochs"], "evaluations": 10} | ({} if job["varied"] else UNVARIED)
+        config, settings = STUDENT, dict(WAYS[job["way"]])
+        learning = DistillationOptions(str(teacher), settings.pop("kind")) if "kind" in settings else None
+        values = settings | {"epochs": job["epochs"], "evaluations": 10} | ({} if job["varied"] else UNVARIED)
     with tempfile.TemporaryDirectory() as folder:
         result = finetune(
             HfViTConfig(**config), "digits", Path(folder) / "out", recipe="digits", distillation=learning,
@@ -105,9 +107,9 @@ def main() -> None:
     options.add_argument("--epochs", type=int, default=40)
     options.add_argument("--varied", action="store_true", help="the recipe's variation of the images")
     options.add_argument("--teacher", type=Path, default=Path("build/distillation"), help="made where it is not there")
-    asked = options.parse_args()
-    work(Records(asked.output), list(jobs(asked.epochs, asked.varied)), asked.teacher)
-    print(TABLES["distillation"](asked.output))
+    arguments = options.parse_args()
+    work(Records(arguments.output), list(jobs(arguments.epochs, arguments.varied)), arguments.teacher)
+    print(TABLES["distillation"](arguments.output))
 
 
 if __name__ == "__main__":

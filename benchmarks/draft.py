@@ -33,9 +33,9 @@ def write_files(folder: Path) -> None:
     data = load_data("photos", image_size=(SIDE, SIDE))
     for split, table in data.splits.items():
         for number, row in enumerate(table):
-            place: Any = folder / split / data.label_names[row["label"]]
-            place.mkdir(parents=True, exist_ok=True)
-            row["image"].convert("RGB").save(place / f"{number}.jpg", quality=QUALITY)
+            class_folder: Any = folder / split / data.label_names[row["label"]]
+            class_folder.mkdir(parents=True, exist_ok=True)
+            row["image"].convert("RGB").save(class_folder / f"{number}.jpg", quality=QUALITY)
 
 
 def train(size: int, data: Path, folder: Path) -> None:

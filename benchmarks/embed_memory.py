@@ -58,19 +58,19 @@ def held(processes: list[psutil.Process]) -> int:
     return total
 
 
-def run(words: list[str], folder: Path) -> int:
+def run(arguments: list[str], folder: Path) -> int:
     """Return the peak bytes held by a command."""
-    most = 0
+    peak = 0
     with (folder / "log.txt").open("w") as log:
         command = psutil.Popen(
-            [sys.executable, "-m", "hf_vit", *words], cwd=folder, stdout=log, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "hf_vit", *arguments], cwd=folder, stdout=log, stderr=subprocess.STDOUT
         )
         while command.poll() is None:
-            most = max(most, held([command, *command.children(recursive=True)]))
+            peak = max(peak, held([command, *command.children(recursive=True)]))
             time.sleep(PAUSE)
     if command.returncode:
         raise RuntimeError((folder / "log.txt").read_text()[-500:])
-    return most
+    return peak
 
 
 def main() -> None:
@@ -78,29 +78,20 @@ def main() -> None:
     options.add_argument("--images", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     options.add_argument("--runner", nargs="+", default=["local", "ray"], choices=["local", "ray"])
     report = Script(options.parse_args())
-    with tempfile.TemporaryDirectory() as kept:
-        folder = Path(kept)
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        folder = Path(temporary_folder)
         write_model(folder / "model")
         for images in report.options.images:
             write_images(folder / str(images), images)
             for runner in report.options.runner:
                 output = f"{runner}-{images}"
-                words = ["embed", "model", "--data", str(images), "--streaming", "--split", "train", "--output", output]
-                words += [
-                    "--runner",
-                    runner,
-                    "--num-processes",
-                    str(PROCESSES),
-                    "--batch-size",
-                    "512",
-                    "--device",
-                    "cpu",
-                ]
-                most = run([*words, "--no-optimize"], folder)
+                arguments = f"embed model --data {images} --streaming --split train --output {output} --runner {runner}"
+                arguments += f" --num-processes {PROCESSES} --batch-size 512 --device cpu --no-optimize"
+                peak = run(arguments.split(), folder)
                 rows = sum(parquet.read_metadata(path).num_rows for path in (folder / output).glob("*.parquet"))
                 if rows > images or rows < 0.7 * images:  # validation and test are cut from it
                     raise RuntimeError(f"{rows} rows of {images} images")
-                report.record(runner=runner, images=images, rows=rows, mib=round(most / 2**20))
+                report.record(runner=runner, images=images, rows=rows, mib=round(peak / 2**20))
     report.finish(px=SIDE, processes=PROCESSES)
 
 

@@ -54,8 +54,8 @@ CELLS = [
 
 def run(variant: str, work: str, batch: int, threads: int, environment: dict[str, str]) -> dict[str, float]:
     code = PROGRAM.format(variant=variant, work=work, batch=batch, threads=threads)
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    return run_program(code, environment=own | environment)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    return run_program(code, environment=inherited | environment)
 
 
 def main() -> None:
@@ -66,8 +66,8 @@ def main() -> None:
             order = [("kept", {}), ("without", WITHOUT)]
             for name, environment in order if turn % 2 else reversed(order):
                 runs[name].append(run(*cell, report.options.threads, environment))
-        measured = {name: [one["seconds"] for one in found] for name, found in runs.items()}
-        memory = {name: quartiles([one["bytes"] for one in found]).median for name, found in runs.items()}
+        measured = {name: [result["seconds"] for result in results] for name, results in runs.items()}
+        memory = {name: quartiles([result["bytes"] for result in results]).median for name, results in runs.items()}
         report.record(
             variant=cell[0],
             work=cell[1],

@@ -55,27 +55,27 @@ def main() -> None:
     options.add_argument("--device", default="cuda")
     options.add_argument("--tiny", action="store_true", help="one small cell of each work, to try the script")
     options.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
-    chosen = options.parse_args()
-    if chosen.device == "cuda" and not torch.cuda.is_available():
+    arguments = options.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here; --device cpu --tiny tries the script out")
     torch.backends.cudnn.benchmark = True
-    command = f"python benchmarks/gpu.py --seconds {chosen.seconds:g} --turns {chosen.turns}"
-    speeds = SpeedFile(chosen.output, command, chosen.device, peak_tflops=chosen.peak_tflops)
+    command = f"python benchmarks/gpu.py --seconds {arguments.seconds:g} --turns {arguments.turns}"
+    speeds = SpeedFile(arguments.output, command, arguments.device, peak_tflops=arguments.peak_tflops)
     started = time.monotonic()
-    for cell in cells(chosen.device, chosen.tiny):
-        if time.monotonic() - started > chosen.seconds:
+    for cell in cells(arguments.device, arguments.tiny):
+        if time.monotonic() - started > arguments.seconds:
             print("the time is up; the remaining cells stay open")
             break
         try:
-            measured = measure_cell(
-                cell, contestants(), chosen.turns, memory=True, peak_flops=chosen.peak_tflops * 1e12
+            result = measure_cell(
+                cell, contestants(), arguments.turns, memory=True, peak_flops=arguments.peak_tflops * 1e12
             )
         except (UserError, torch.OutOfMemoryError) as error:
             print(f"{cell}: {error}")
             continue
-        speeds.add(asdict(measured), measured.load)
-        print_cell(measured)
-        if chosen.device == "cuda":
+        speeds.add(asdict(result), result.load)
+        print_cell(result)
+        if arguments.device == "cuda":
             torch.cuda.empty_cache()
 
 

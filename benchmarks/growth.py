@@ -70,20 +70,20 @@ def measured(name: str, point: dict[str, int], turns: int) -> dict[str, Any]:
     }
 
 
-def slope(rows: list[dict[str, Any]], axis: str, of: str) -> float:
-    return float(np.polyfit(np.log([row[axis] for row in rows]), np.log([row[of] for row in rows]), 1)[0])
+def slope(rows: list[dict[str, Any]], axis: str, quantity: str) -> float:
+    return float(np.polyfit(np.log([row[axis] for row in rows]), np.log([row[quantity] for row in rows]), 1)[0])
 
 
 def exponents(name: str, axis: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the fitted exponent and the theoretical one for a family along an axis."""
     memory = OTHER_MEMORY_THEORY.get((name, axis), MEMORY_THEORY[axis])
-    found: dict[str, Any] = {"family": name, "axis": axis}
-    for what, theory in (("seconds", slope(rows, axis, "flops")), ("bytes", memory)):
-        exponent = slope(rows, axis, what)
+    fit: dict[str, Any] = {"family": name, "axis": axis}
+    for quantity, theory in (("seconds", slope(rows, axis, "flops")), ("bytes", memory)):
+        exponent = slope(rows, axis, quantity)
         allowed = max(1.1 * theory, 0.1)
-        found |= {f"{what}_exponent": round(exponent, 3), f"{what}_theory": round(theory, 3)}
-        found[f"{what}_worse"] = exponent > allowed
-    return found
+        fit |= {f"{quantity}_exponent": round(exponent, 3), f"{quantity}_theory": round(theory, 3)}
+        fit[f"{quantity}_worse"] = exponent > allowed
+    return fit
 
 
 def main() -> None:

@@ -94,8 +94,8 @@ class Images:
 
 @cache
 def load_digits() -> Images:
-    found, images, labels = load_data("digits"), {}, {}
-    for name, split in found.splits.items():
+    data, images, labels = load_data("digits"), {}, {}
+    for name, split in data.splits.items():
         pixels = torch.tensor(np.stack([np.asarray(image.convert("L")) for image in split["image"]])).float()
         images[name] = F.interpolate(pixels[:, None] / 127.5 - 1, size=(SIDE, SIDE), mode="bilinear", antialias=False)
         labels[name] = torch.tensor(split["label"])
@@ -110,8 +110,8 @@ def subset(labels: torch.Tensor, examples: int, seed: int) -> torch.Tensor:
     shuffled = torch.randperm(len(labels), generator=generator)
     ranks = torch.zeros(len(labels))
     for label in labels.unique():
-        own = shuffled[labels[shuffled] == label]
-        ranks[own] = torch.arange(len(own)) + label / 100
+        class_indices = shuffled[labels[shuffled] == label]
+        ranks[class_indices] = torch.arange(len(class_indices)) + label / 100
     return ranks.argsort()[:examples]
 
 
@@ -133,10 +133,10 @@ def shifted(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def build(run: Run) -> torch.nn.Module:
-    config_class, model_class, own = FAMILIES[run.family]
+    config_class, model_class, fields = FAMILIES[run.family]
     patch = {} if run.family == "hybrid" else {"patch_size": run.patch}
     torch.manual_seed(run.seed)
-    return model_class(config_class(**{**WIDTHS, **own, **patch}))
+    return model_class(config_class(**{**WIDTHS, **fields, **patch}))
 
 
 def train(model: torch.nn.Module, digits: Images, run: Run) -> None:
@@ -163,8 +163,8 @@ def optimise(
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=WEIGHT_DECAY, **settings)
     warm_up = max(steps // 10, 1)
     for step, batch in enumerate(order):
-        done = (step - warm_up) / max(steps - warm_up, 1)
-        factor = (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * done))
+        progress = (step - warm_up) / max(steps - warm_up, 1)
+        factor = (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * progress))
         optimizer.param_groups[0]["lr"] = rate * factor
         optimizer.zero_grad()
         loss_of(batch).backward()
@@ -174,8 +174,8 @@ def optimise(
 
 @torch.no_grad()
 def accuracy(model: Any, data: Images, split: str) -> float:
-    found = model.eval()(data.images[split]).logits.argmax(-1)
-    return float((found == data.labels[split]).float().mean())
+    predicted = model.eval()(data.images[split]).logits.argmax(-1)
+    return float((predicted == data.labels[split]).float().mean())
 
 
 def carry_out(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
@@ -207,11 +207,11 @@ def chosen_rate(trials: list[dict[str, Any]]) -> float:
 
 def jobs(steps: int) -> Iterator[Needing]:
     """Return the trials, and the runs that depend on them."""
-    tried = [asdict(run) for run in trials(steps)]
-    yield from ((job, []) for job in tried)
+    trial_jobs = [asdict(run) for run in trials(steps)]
+    yield from ((job, []) for job in trial_jobs)
     for seed, examples, family in itertools.product(SEEDS, EXAMPLES, FAMILIES):
         job = asdict(Run("data", family, examples, seed, 4, 0, steps))
-        yield {name: value for name, value in job.items() if name != "rate"}, tried
+        yield {name: value for name, value in job.items() if name != "rate"}, trial_jobs
 
 
 def spread(lines: list[dict[str, Any]], name: str) -> tuple[float, float]:
@@ -228,9 +228,9 @@ def draw(path: Path) -> None:
     for family in FAMILIES:
         points = []
         for examples in EXAMPLES:
-            own = [line for line in lines if (line["family"], line["examples"]) == (family, examples)]
-            if own:
-                mean, deviation = spread(own, "test_accuracy")
+            runs = [line for line in lines if (line["family"], line["examples"]) == (family, examples)]
+            if runs:
+                mean, deviation = spread(runs, "test_accuracy")
                 points.append((examples, 100 * mean, 100 * deviation))
         if points:
             axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=family)  # x, y, y error
@@ -243,10 +243,10 @@ def main() -> None:
     options = script_options(__doc__, "inductive_bias.jsonl")
     options.add_argument("--limit", type=int, help="of these runs the first (a smoke test)")
     options.add_argument("--steps", type=int, default=STEPS)
-    asked = options.parse_args()
-    Records(asked.output).work(list(jobs(asked.steps))[: asked.limit], carry_out)
-    print(TABLES["inductive_bias"](asked.output))
-    draw(asked.output)
+    arguments = options.parse_args()
+    Records(arguments.output).work(list(jobs(arguments.steps))[: arguments.limit], carry_out)
+    print(TABLES["inductive_bias"](arguments.output))
+    draw(arguments.output)
 
 
 if __name__ == "__main__":

@@ -85,9 +85,9 @@ def data_folder(name: str, work: Path) -> Path:
         *mirrored, kind = name.split()
         images = {"digits": digit_images, "photographs": photograph_crops}[kind](bool(mirrored))
         for number, (split, label, image) in enumerate(images):
-            place = folder / f"{split}-unfinished" / label
-            place.mkdir(parents=True, exist_ok=True)
-            image.save(place / f"{number:05d}.png")
+            class_folder = folder / f"{split}-unfinished" / label
+            class_folder.mkdir(parents=True, exist_ok=True)
+            image.save(class_folder / f"{number:05d}.png")
         for split in ("train", "validation", "test"):
             (folder / f"{split}-unfinished").rename(folder / split)
     return folder
@@ -189,7 +189,7 @@ def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
     """Return a fully quantized graph of random weights, which needs no certificate."""
     from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS
 
-    runtime = next(each for each in QUANTIZERS.values() if each.target == to)
+    runtime = next(quantizer for quantizer in QUANTIZERS.values() if quantizer.target == to)
     file = runtime.file
     source = exported(random_model(variant, work), to, None, None, work) / file
     folder = work / "exports" / f"{variant.replace('/', '')}-{to}-{mode}"
@@ -221,11 +221,11 @@ def torch_step(folder: Path, images: torch.Tensor, form: str) -> Callable[[], An
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
     model: Any = AutoModelForImageClassification.from_pretrained(folder, dtype=dtype).eval()
     model = optimize_for_inference(model, engine="torch", quantize="int8" if form == "int8" else None)
-    given = images.to(dtype)
+    converted = images.to(dtype)
 
     @torch.inference_mode()
     def step() -> Any:
-        return model(given)
+        return model(converted)
 
     return step
 
@@ -277,20 +277,20 @@ def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespa
     seconds, load = take_turns(turns, options.turns), others_load()
     rows: dict[str, Any] = {"others_load": round(load, 2), "passes_a_turn": PASSES_A_TURN}
     for form in steps:
-        words = [runtime, form, variant, str(batch), str(options.threads), str(work)]
+        arguments = [runtime, form, variant, str(batch), str(options.threads), str(work)]
         rows[form] = {
             "images_per_second": PASSES_A_TURN * batch / quartiles(seconds[form]).median,
             "times_float32": asdict(speed_ratio(seconds, form, "float32")),
-            "memory_megabytes": resident_megabytes(words),
+            "memory_megabytes": resident_megabytes(arguments),
         }
     return rows
 
 
-def print_memory(words: Sequence[str]) -> None:
+def print_memory(arguments: Sequence[str]) -> None:
     """Print the memory of this process, which runs only one form."""
     import psutil
 
-    runtime, form, variant, batch, threads, work = words
+    runtime, form, variant, batch, threads, work = arguments
     torch.set_num_threads(int(threads))
     images = torch.randn(int(batch), 3, 224, 224)
     __import__(runtime)
@@ -304,12 +304,12 @@ def print_memory(words: Sequence[str]) -> None:
 def carry_out(options: argparse.Namespace, job: Job, _: Any) -> dict[str, Any]:
     """Measure the forms of a runtime, or judge one in int8."""
     if job["part"] == "speed":
-        found = time_forms(job["runtime"], job["variant"], job["batch"], options)
+        results = time_forms(job["runtime"], job["variant"], job["batch"], options)
     elif job["by"] == "torch":
-        found = judge_torch(job["family"], job["images"], options.work)
+        results = judge_torch(job["family"], job["images"], options.work)
     else:
-        found = judge(job["family"], job["images"], *job["by"].split(), options.work)
-    return found | {"packages": {name: version(name) for name in ("onnxruntime", "openvino", "nncf")}}
+        results = judge(job["family"], job["images"], *job["by"].split(), options.work)
+    return results | {"packages": {name: version(name) for name in ("onnxruntime", "openvino", "nncf")}}
 
 
 def main() -> None:
@@ -323,16 +323,16 @@ def main() -> None:
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     options.add_argument("--development", action="store_true")
     options.set_defaults(output=Path("build/int8/int8.jsonl"))
-    chosen = options.parse_args()
-    torch.set_num_threads(chosen.threads)
-    images, ways = DEVELOPMENT if chosen.development else JUDGING, ("torch", *map(" ".join, EXPORTS))
-    asked = {
-        "speed": {"variant": chosen.variants, "batch": chosen.batches, "runtime": FORMS},
-        "agreement": {"images": images, "family": FAMILIES, "by": ways},
-    }[chosen.part]
-    cells = (dict(zip(asked, values, strict=True)) for values in itertools.product(*asked.values()))
-    jobs = [({"part": chosen.part, **cell}, ()) for cell in cells]
-    Records(chosen.output).work(jobs, partial(carry_out, chosen))
+    arguments = options.parse_args()
+    torch.set_num_threads(arguments.threads)
+    images, methods = DEVELOPMENT if arguments.development else JUDGING, ("torch", *map(" ".join, EXPORTS))
+    axes = {
+        "speed": {"variant": arguments.variants, "batch": arguments.batches, "runtime": FORMS},
+        "agreement": {"images": images, "family": FAMILIES, "by": methods},
+    }[arguments.part]
+    cells = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    jobs = [({"part": arguments.part, **cell}, ()) for cell in cells]
+    Records(arguments.output).work(jobs, partial(carry_out, arguments))
 
 
 if __name__ == "__main__":

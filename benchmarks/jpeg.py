@@ -78,32 +78,35 @@ def main() -> None:
     options.add_argument("--size", type=int, default=512, help="of the files, px")
     options.add_argument("--workers", type=int, default=2)
     report = Script(options.parse_args())
-    given = report.options
+    settings = report.options
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_images(Path(folder), given.images, given.size)
+        paths = write_images(Path(folder), settings.images, settings.size)
         for name, kind in PROCESSORS.items():
             processor = kind(do_convert_rgb=True)
             ours = eval_transform(processor).batch
             theirs = {"transformers": Theirs(processor), "one by one": OneByOne(Theirs(processor))}
-            if given.workers == 0:
+            if settings.workers == 0:
                 theirs["in threads"] = OneByOne(Theirs(processor), in_threads=True)
             sides = {name: Opening(prepare) for name, prepare in {"hf_vit": ours, **theirs}.items()}
             sides["draft"] = Opening(ours, draft_side=224)
             first = {name: side(paths[:16]) for name, side in sides.items()}
-            off = {name: (first["transformers"] - values).abs() for name, values in first.items()}
+            differences = {name: (first["transformers"] - values).abs() for name, values in first.items()}
             loaders = {
-                each: torch.utils.data.DataLoader(
+                side_name: torch.utils.data.DataLoader(
                     cast(Any, paths),
                     batch_size=32,
                     collate_fn=side,
-                    num_workers=given.workers,
-                    persistent_workers=given.workers > 0,
+                    num_workers=settings.workers,
+                    persistent_workers=settings.workers > 0,
                 )
-                for each, side in sides.items()
+                for side_name, side in sides.items()
             }
             seconds = take_turns(
-                {each: lambda loader=loader: sum(len(batch) for batch in loader) for each, loader in loaders.items()},
-                given.turns,
+                {
+                    side_name: lambda loader=loader: sum(len(batch) for batch in loader)
+                    for side_name, loader in loaders.items()
+                },
+                settings.turns,
             )
             report.record(
                 processor=name,
@@ -111,12 +114,12 @@ def main() -> None:
                     f"times_as_fast_as_{name.replace(' ', '_')}": speed_ratio(seconds, "hf_vit", name)
                     for name in theirs
                 },
-                images_per_second=round(given.images / quartiles(seconds["hf_vit"]).median, 1),
-                largest_difference=float(off["hf_vit"].max()),
+                images_per_second=round(settings.images / quartiles(seconds["hf_vit"]).median, 1),
+                largest_difference=float(differences["hf_vit"].max()),
                 draft_times_as_fast=speed_ratio(seconds, "draft", "hf_vit"),
-                draft_mean_difference=round(127.5 * float(off["draft"].mean()), 2),
+                draft_mean_difference=round(127.5 * float(differences["draft"].mean()), 2),
             )
-    report.finish(images=given.images, px=given.size)
+    report.finish(images=settings.images, px=settings.size)
 
 
 if __name__ == "__main__":

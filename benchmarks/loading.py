@@ -98,14 +98,14 @@ def measure_loading(report: Script, folder: Path) -> None:
         code = PEAK + LOAD.format(module=module, name=kind, threads=report.options.threads)
         loads[name] = partial(run_program, code, folder / name, environment=environment)
     runs = alternate(loads, report.options.turns, warm_up=1)
-    for key, words in {
+    for key, title in {
         "seconds": "to first logits", "cpu": "CPU seconds of that", "loaded": "from_pretrained alone"
     }.items():  # fmt: skip
-        measured = {name: [one[key] for one in found] for name, found in runs.items()}
+        measured = {name: [result[key] for result in results] for name, results in runs.items()}
         ratio, seconds = speed_ratio(measured, "transformers", "hf_vit"), quartiles(measured["hf_vit"]).median
-        report.record(what=words, time_of_transformers=ratio, seconds=round(seconds, 3))
-    for name, found in runs.items():
-        peak = quartiles([one["bytes"] / weights for one in found])
+        report.record(what=title, time_of_transformers=ratio, seconds=round(seconds, 3))
+    for name, results in runs.items():
+        peak = quartiles([result["bytes"] / weights for result in results])
         report.record(what=f"peak memory of {name}, in weights", peak=peak)
 
 
@@ -123,9 +123,11 @@ def make_b16(folder: Path) -> dict[str, Path]:
         "head/kernel": (width, 1000),
         "head/bias": (1000,),
     }
-    for at in (f"Transformer/encoderblock_{block}" for block in range(depth)):
-        attention, dense = f"{at}/MultiHeadDotProductAttention_1", f"{at}/MlpBlock_3"
-        shapes |= {f"{at}/LayerNorm_{number}/{name}": (width,) for number in (0, 2) for name in ("scale", "bias")}
+    for block_key in (f"Transformer/encoderblock_{block}" for block in range(depth)):
+        attention, dense = f"{block_key}/MultiHeadDotProductAttention_1", f"{block_key}/MlpBlock_3"
+        shapes |= {
+            f"{block_key}/LayerNorm_{number}/{name}": (width,) for number in (0, 2) for name in ("scale", "bias")
+        }
         shapes |= {f"{attention}/{name}/kernel": (width, heads, 64) for name in ("query", "key", "value")}
         shapes |= {f"{attention}/{name}/bias": (heads, 64) for name in ("query", "key", "value")}
         shapes |= {f"{attention}/out/kernel": (heads, 64, width), f"{attention}/out/bias": (width,)}
@@ -158,16 +160,18 @@ def by_us(path: Path) -> object:
 
 def measure_conversion(report: Script, folder: Path) -> None:
     for form, path in make_b16(folder).items():
-        ways = {name: partial(seconds_of, way, path) for name, way in {"reading": by_us, "numpy": by_numpy}.items()}
-        seconds = alternate(ways, report.options.turns, warm_up=2)
-        found = run_program(PEAK + CONVERT, path, folder / f"out-{form}")
+        timed_readers = {
+            name: partial(seconds_of, read, path) for name, read in {"reading": by_us, "numpy": by_numpy}.items()
+        }
+        seconds = alternate(timed_readers, report.options.turns, warm_up=2)
+        conversion_run = run_program(PEAK + CONVERT, path, folder / f"out-{form}")
         report.record(
             form=form,
             megabytes=round(path.stat().st_size / 1e6),
             reading_time_of_numpys=speed_ratio(seconds, "numpy", "reading"),
             reading_seconds=round(quartiles(seconds["reading"]).median, 2),
-            conversion_seconds=round(found["seconds"], 2),
-            peak_megabytes=round(found["bytes"] / 1e6),
+            conversion_seconds=round(conversion_run["seconds"], 2),
+            peak_megabytes=round(conversion_run["bytes"] / 1e6),
             allowed_megabytes=round((1.3 * (folder / "stored.npz").stat().st_size + 300e6) / 1e6),
         )
 
@@ -183,10 +187,10 @@ def program_seconds(arguments: list[str], variables: dict[str, str]) -> float:
 
 def measure_imports(report: Script, folder: Path) -> None:
     turns = {name: partial(program_seconds, *command) for name, command in COMMANDS.items()}
-    found = alternate({"imports": partial(run_program, IMPORT), **turns}, report.options.turns, warm_up=1)
-    of_transformers, added = zip(*found.pop("imports"), strict=True)
-    names = {"import of transformers' classes": of_transformers, "import hf_vit, beyond that": added}
-    for name, seconds in (names | found).items():
+    seconds_by_command = alternate({"imports": partial(run_program, IMPORT), **turns}, report.options.turns, warm_up=1)
+    transformers_seconds, added_seconds = zip(*seconds_by_command.pop("imports"), strict=True)
+    names = {"import of transformers' classes": transformers_seconds, "import hf_vit, beyond that": added_seconds}
+    for name, seconds in (names | seconds_by_command).items():
         report.record(what=name, cpu_seconds=quartiles(seconds))
 
 

@@ -29,8 +29,8 @@ def padded(grids: list[tuple[int, int]], patch: int) -> dict[str, torch.Tensor]:
     for number, (h, w) in enumerate(grids):
         mask[number, :h, :w] = 1
     pixels = torch.randn(len(grids), 3, height * patch, width * patch, generator=torch.Generator().manual_seed(1))
-    seen = mask.repeat_interleave(patch, 1).repeat_interleave(patch, 2)[:, None]
-    return {"pixel_values": pixels * seen, "patch_attention_mask": mask}
+    pixel_mask = mask.repeat_interleave(patch, 1).repeat_interleave(patch, 2)[:, None]
+    return {"pixel_values": pixels * pixel_mask, "patch_attention_mask": mask}
 
 
 @torch.inference_mode()
@@ -45,19 +45,19 @@ def main() -> None:
     options.add_argument("--images", type=int, default=64)
     options.add_argument("--batch", type=int, default=8, help="images a forward pass")
     report = Script(options.parse_args())
-    given = report.options
-    built: Any = build("hf_vit", Shape(given.variant))
+    settings = report.options
+    built: Any = build("hf_vit", Shape(settings.variant))
     model: Any = getattr(built, "model", built).eval()
     torch.nn.init.normal_(model.classifier.weight)
     patch = model.config.patch_stride[0]
-    grids = draw_grids(given.images, given.sides, patch)
-    batches = [padded(grids[start : start + given.batch], patch) for start in range(0, len(grids), given.batch)]
+    grids = draw_grids(settings.images, settings.sides, patch)
+    batches = [padded(grids[start : start + settings.batch], patch) for start in range(0, len(grids), settings.batch)]
     alone = [padded([grid], patch) for grid in grids]
-    for number, one in enumerate(alone):
+    for number, image_batch in enumerate(alone):
         h, w = grids[number]
-        pixels = batches[number // given.batch]["pixel_values"][number % given.batch]
-        one["pixel_values"] = pixels[None, :, : h * patch, : w * patch]
-    patches, places = (sum(float(each) for each in counts) for counts in zip(*map(_counts, batches), strict=True))
+        pixels = batches[number // settings.batch]["pixel_values"][number % settings.batch]
+        image_batch["pixel_values"] = pixels[None, :, : h * patch, : w * patch]
+    patches, positions = (sum(float(count) for count in counts) for counts in zip(*map(_counts, batches), strict=True))
     for form in ("as loaded", "optimized"):
         model = model if form == "as loaded" else optimize_for_inference(model, engine="torch")
         unpadded = without_padding(model)
@@ -68,16 +68,16 @@ def main() -> None:
         }
         expected = logits(model, alone)
         difference = float((logits(unpadded, batches) - expected).abs().max() / expected.abs().max())
-        seconds = take_turns(contestants, given.turns, warm_up=1)
+        seconds = take_turns(contestants, settings.turns, warm_up=1)
         report.record(
-            model=f"{given.variant}, {form}",
+            model=f"{settings.variant}, {form}",
             times_as_fast_as_padded=speed_ratio(seconds, "without padding", "padded"),
             times_as_fast_as_one_by_one=speed_ratio(seconds, "without padding", "one by one"),
-            images_per_second=round(given.images / quartiles(seconds["without padding"]).median, 2),
-            patches_of_padded_batch=round(patches / places, 3),
+            images_per_second=round(settings.images / quartiles(seconds["without padding"]).median, 2),
+            patches_of_padded_batch=round(patches / positions, 3),
             largest_difference=difference,
         )
-    report.finish(sides_px=list(given.sides), images=given.images, batch=given.batch)
+    report.finish(sides_px=list(settings.sides), images=settings.images, batch=settings.batch)
 
 
 def _counts(batch: dict[str, torch.Tensor]) -> tuple[int, int]:

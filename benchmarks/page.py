@@ -36,14 +36,14 @@ def save_fresh(folder: Path, variant: str) -> Path:
 
 def first_answers(page: Path, openings: int, scratch: Path) -> tuple[list[float], str]:
     """Return the seconds of each opening in a new browser, and the time per image that the page reports."""
-    seconds, said = [], ""
+    seconds, status = [], ""
     with served(page) as address:
         for number in range(openings):
             with browser(scratch / f"profile {page.name} {number}") as window:
                 window("open", url=address)
                 seconds += [result["seconds"] for result in window.results()]
-                said = window.text(".status")
-    return seconds, said
+                status = window.text(".status")
+    return seconds, status
 
 
 def main() -> None:
@@ -53,11 +53,11 @@ def main() -> None:
         models = {"vit-digits": ROOT / "model_cards/vit-digits", "S/16": save_fresh(scratch / "S16", "S/16")}
         for name, model in models.items():
             page = scratch / f"page of {model.name}"
-            made = make_page([model], page, images="digits", runtime=RUNTIME)
+            result = make_page([model], page, images="digits", runtime=RUNTIME)
             load = os.getloadavg()[0]
-            seconds, said = first_answers(page, script.options.turns, scratch)
+            seconds, status = first_answers(page, script.options.turns, scratch)
             times = {"median_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
-            script.record(model=name, **times, said=said, page_mb=made.megabytes, load=load)
+            script.record(model=name, **times, said=status, page_mb=result.megabytes, load=load)
     script.finish()
 
 

@@ -74,8 +74,8 @@ class Run:
 
 @functools.cache
 def load(name: str) -> Images:
-    found, images, labels = load_data(name, image_size=(SIDE, SIDE)), {}, {}
-    for split, table in found.splits.items():
+    data, images, labels = load_data(name, image_size=(SIDE, SIDE)), {}, {}
+    for split, table in data.splits.items():
         pixels = torch.tensor(np.stack([np.asarray(image.convert("RGB")) for image in table["image"]])).float()
         images[split] = pixels.permute(0, 3, 1, 2) / 127.5 - 1
         labels[split] = torch.tensor(table["label"])
@@ -118,8 +118,8 @@ def pretrain(run: Run, data: Images, steps: int, rate: float) -> Any:
     policy = NextPatch() if objective == "next" else RandomMasking()
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        seen = varied(images[batch], generator)
-        return model(seen, *policy.draw(len(batch), PATCHES, generator)).loss
+        pixels = varied(images[batch], generator)
+        return model(pixels, *policy.draw(len(batch), PATCHES, generator)).loss
 
     optimise(model, loss_of, order, steps, rate, fused=True)
     return model.vit
@@ -151,8 +151,8 @@ def fine_tune(
     missing, _ = model.vit.load_state_dict(copy.deepcopy(encoder.state_dict()), strict=False)
     assert not [name for name in missing if not name.startswith("pooler.")], missing
     generator = torch.Generator().manual_seed(run.seed + 1)
-    chosen = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), run.seed)
-    order = batches(chosen, steps, generator, TUNING_BATCH)
+    indices = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), run.seed)
+    order = batches(indices, steps, generator, TUNING_BATCH)
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
         return model(varied(data.images["train"][batch], generator), labels=data.labels["train"][batch]).loss
@@ -166,21 +166,24 @@ def features(encoder: Any, images: torch.Tensor) -> dict[str, Any]:
     """Return features [n, D] by kind: the mean of the patches, and the class token."""
     special, causal = encoder.config.num_special_tokens, encoder.config.is_causal
     tokens = torch.cat([encoder.eval()(part).last_hidden_state for part in images.split(256)])
-    found = {"patches": tokens[:, :PATCHES] if causal else tokens[:, special:]}
-    found = {"patches": found["patches"].mean(dim=1)}
+    features_by_kind = {"patches": tokens[:, :PATCHES] if causal else tokens[:, special:]}
+    features_by_kind = {"patches": features_by_kind["patches"].mean(dim=1)}
     if special:
-        found["class token"] = tokens[:, -1] if causal else tokens[:, 0]
-    return {name: value.numpy() for name, value in found.items()}
+        features_by_kind["class token"] = tokens[:, -1] if causal else tokens[:, 0]
+    return {name: value.numpy() for name, value in features_by_kind.items()}
 
 
 def probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, float, str]:
     """Return validation and test accuracy of the linear probe, and which features it uses."""
-    of = {split: features(encoder, data.images[split]) for split in ("train", "validation", "test")}
-    chosen = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), seed).numpy()
+    features_by_split = {split: features(encoder, data.images[split]) for split in ("train", "validation", "test")}
+    indices = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), seed).numpy()
     best = (-1.0, 0.0, "")
-    for name in of["train"]:
-        found = Probe.fit(of["train"][name][chosen], data.labels["train"][chosen].numpy(), 1.0)
-        scores = [found.score(of[split][name], data.labels[split].numpy()) for split in ("validation", "test")]
+    for name in features_by_split["train"]:
+        fitted_probe = Probe.fit(features_by_split["train"][name][indices], data.labels["train"][indices].numpy(), 1.0)
+        scores = [
+            fitted_probe.score(features_by_split[split][name], data.labels[split].numpy())
+            for split in ("validation", "test")
+        ]
         best = max(best, (scores[0], scores[1], name), key=lambda candidate: candidate[0])
     return best
 
@@ -202,12 +205,14 @@ def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
     """Return all runs with the trials that select their rates; those with the same encoder are adjacent."""
     for data, start in itertools.product(DATA, STARTS):
         kinds = [kind for kind in TRIALS if start in read_as(kind)]
-        of = {(kind, labels): trials(kind, data, start, labels, scale) for kind in kinds for labels in LABELS}
-        every = itertools.chain.from_iterable(of.values())
-        yield from ((trial, []) for trial in sorted(every, key=lambda trial: trial["rate"]))
-        for seed, (kind, labels) in itertools.product(SEEDS, of):
+        trials_by_reading = {
+            (kind, labels): trials(kind, data, start, labels, scale) for kind in kinds for labels in LABELS
+        }
+        all_trials = itertools.chain.from_iterable(trials_by_reading.values())
+        yield from ((trial, []) for trial in sorted(all_trials, key=lambda trial: trial["rate"]))
+        for seed, (kind, labels) in itertools.product(SEEDS, trials_by_reading):
             same = {"data": data, "start": start, "labels": labels, "seed": seed, "scale": scale}
-            yield {"kind": kind, **same}, of[kind, labels]
+            yield {"kind": kind, **same}, trials_by_reading[kind, labels]
 
 
 def work(records: Records, scale: float, runner: str = "local", address: str | None = None) -> None:
@@ -233,8 +238,8 @@ def carry_out(job: Job, rates: dict[str, Any]) -> dict[str, Any]:
         return {"rate": rates["rate"], "reads": reads, "accuracy": validation if is_trial else test}
     tuning += steps if job["start"] == "scratch, long" else 0
     model = fine_tune(run, start, data, job["labels"], rates["tuning_rate"], tuning)
-    reached = accuracy(model, data, "validation" if is_trial else "test")
-    return {"rate": rates["rate"], "tuning_rate": rates["tuning_rate"], "accuracy": reached}
+    result = accuracy(model, data, "validation" if is_trial else "test")
+    return {"rate": rates["rate"], "tuning_rate": rates["tuning_rate"], "accuracy": result}
 
 
 @functools.lru_cache(maxsize=1)
@@ -246,8 +251,8 @@ def encoder(run: Run, steps: int, rate: float) -> Any:
 def main() -> None:
     options = script_options(__doc__, "pretraining.jsonl", runner=True)
     options.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps (a smoke test)")
-    asked = options.parse_args()
-    work(records := Records(asked.output), asked.scale, asked.runner, asked.address)
+    arguments = options.parse_args()
+    work(records := Records(arguments.output), arguments.scale, arguments.runner, arguments.address)
     print(TABLES["pretraining"](records.path))
 
 

@@ -40,31 +40,36 @@ def script_options(
     if runner:
         options.add_argument("--runner", choices=RUNNERS, default=RUNNERS[0])
         options.add_argument("--address", help="HOST:PORT of Ray's cluster; by default it is started on this machine")
-    for each in fields(plan) if plan is not None else ():
-        option, default = each.name.replace("_", "-"), each.default
+    for plan_field in fields(plan) if plan is not None else ():
+        option, default = plan_field.name.replace("_", "-"), plan_field.default
         if isinstance(default, bool):
-            options.add_argument(f"--no-{option}", action="store_false", dest=each.name)
+            options.add_argument(f"--no-{option}", action="store_false", dest=plan_field.name)
             continue
-        several, allowed = isinstance(default, tuple), choices.get(each.name)
-        how: dict[str, Any] = {"type": type(default[0] if several else default), "nargs": "+" if several else None}
-        options.add_argument(f"--{option}", default=default, choices=allowed and list(allowed), **how)
+        is_tuple, allowed_values = isinstance(default, tuple), choices.get(plan_field.name)
+        settings: dict[str, Any] = {
+            "type": type(default[0] if is_tuple else default),
+            "nargs": "+" if is_tuple else None,
+        }
+        options.add_argument(
+            f"--{option}", default=default, choices=allowed_values and list(allowed_values), **settings
+        )
     torch.set_num_threads(1)
     return options
 
 
-def read_plan(plan: type[Plan], asked: argparse.Namespace) -> Plan:
+def read_plan(plan: type[Plan], arguments: argparse.Namespace) -> Plan:
     """Return the plan that options ask for, see `script_options`."""
-    given = {each.name: getattr(asked, each.name) for each in fields(cast(Any, plan))}
-    return plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    values = {plan_field.name: getattr(arguments, plan_field.name) for plan_field in fields(cast(Any, plan))}
+    return plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return all finished runs; a line that a crash cut off is ignored."""
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for line in path.read_text().splitlines() if path.exists() else []:
         with suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return found
+            records.append(json.loads(line))
+    return records
 
 
 class Records:
@@ -97,16 +102,16 @@ class Records:
     @contextmanager
     def claim(self, job: Job) -> Iterator[bool]:
         """Yield whether no other process runs the job; the system releases the claim of a dead process."""
-        place = int.from_bytes(hashlib.sha256(json.dumps(job, sort_keys=True).encode()).digest()[:7])
+        offset = int.from_bytes(hashlib.sha256(json.dumps(job, sort_keys=True).encode()).digest()[:7])
         try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
         except OSError:
             yield False
             return
         try:
             yield True
         finally:
-            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, place)
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
 
     def work(
         self,
@@ -128,17 +133,19 @@ class Records:
             return has_files(job) and self.find(job) is not None
 
         with running(runner, address, "cpu") as ray:
-            while left := [(job, needed) for job, needed in jobs if not is_done(job)]:
+            while unfinished := [(job, prerequisites) for job, prerequisites in jobs if not is_done(job)]:
                 ready: list[Any] = [
-                    (job, [self.find(one) for one in needed]) for job, needed in left if all(map(is_done, needed))
+                    (job, [self.find(prerequisite) for prerequisite in prerequisites])
+                    for job, prerequisites in unfinished
+                    if all(map(is_done, prerequisites))
                 ]
                 if ray is not None:
                     from hf_vit.evaluation.ray_runner import independent
 
-                    for number, done in independent(ray, _done, ready, do):
-                        self._keep(ready[number][0], done)
+                    for number, result in independent(ray, _done, ready, do):
+                        self._keep(ready[number][0], result)
                 # The first that can be done; then all over again, as others add to the records.
-                elif not any(self.attempt(job, partial(do, job, found), has_files) for job, found in ready):
+                elif not any(self.attempt(job, partial(do, job, results), has_files) for job, results in ready):
                     time.sleep(PAUSE)
 
     def attempt(
@@ -156,12 +163,12 @@ class Records:
             self._keep(job, _with_facts(do))
         return True
 
-    def _keep(self, job: Job, done: dict[str, Any]) -> None:
-        record = done | job | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
+    def _keep(self, job: Job, result: dict[str, Any]) -> None:
+        record = result | job | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
         if self.find(job) is None:
             self.add(record)
-        told = (f"{key} {value}" for key, value in record.items() if not isinstance(value, dict))
-        print(", ".join(told), flush=True)
+        summary = (f"{key} {value}" for key, value in record.items() if not isinstance(value, dict))
+        print(", ".join(summary), flush=True)
 
 
 def _done(ready: tuple[Job, list[dict[str, Any]]], do: Do) -> dict[str, Any]:
@@ -169,6 +176,6 @@ def _done(ready: tuple[Job, list[dict[str, Any]]], do: Do) -> dict[str, Any]:
 
 
 def _with_facts(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    begun = time.process_time()
-    done = do() | {"cpu_seconds": round(time.process_time() - begun, 1)}
-    return done | {"hardware": hardware("cpu"), "versions": versions()}
+    start = time.process_time()
+    result = do() | {"cpu_seconds": round(time.process_time() - start, 1)}
+    return result | {"hardware": hardware("cpu"), "versions": versions()}

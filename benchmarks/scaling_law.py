@@ -78,15 +78,15 @@ class Plan:
         yield from ((run, [*self.choices(), self.prediction()]) for run in self.held_out())
 
 
-def do(job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
+def do(job: Job, results: list[dict[str, Any]]) -> dict[str, Any]:
     """Carry out a prediction, or a training evaluated on validation (trials) or test images (runs)."""
     if job["kind"] == "prediction":
-        law = law_of(needed, job.get("shift", True))
+        law = law_of(results, job.get("shift", True))
         return {"law": str(law), "intervals": law.intervals, "loss": float(law.error(compute(job["images"])))}
-    rate = job["rate"] if job["kind"] == "choice" else best_rate(needed)
-    with tempfile.TemporaryDirectory() as kept:
+    rate = job["rate"] if job["kind"] == "choice" else best_rate(results)
+    with tempfile.TemporaryDirectory() as temporary_folder:
         result = pretrain(
-            MODEL, fractals(job["images"]), Path(kept) / "out", objective="next-patch", learning_rate=rate,
+            MODEL, fractals(job["images"]), Path(temporary_folder) / "out", objective="next-patch", learning_rate=rate,
             batch_size=BATCH_SIZE, steps=max(1, job["images"] // BATCH_SIZE), seed=job["seed"], image_size=SIDE,
             streaming=True, evaluations=1, device="cpu", precision="fp32",
         )  # fmt: skip
@@ -100,10 +100,10 @@ def fractals(images: int) -> str:
     return f"fractals:classes={CLASSES},images={images // CLASSES},jitter=50"
 
 
-def best_rate(needed: list[dict[str, Any]]) -> float:
+def best_rate(trials: list[dict[str, Any]]) -> float:
     """Return the rate whose trials have the lowest mean loss."""
     losses: dict[float, list[float]] = {}
-    for record in needed:
+    for record in trials:
         if record["kind"] == "choice":
             losses.setdefault(record["rate"], []).append(record["loss"])
     return min(losses, key=lambda rate: statistics.fmean(losses[rate]))
@@ -135,7 +135,7 @@ def law_of(runs: list[dict[str, Any]], shift: bool) -> ScalingLaw:
 def draw(plan: Plan, records: Records, path: Path) -> None:
     """Draw the losses over compute, the law and its floor."""
     runs, held_out = (
-        [found for job in jobs if (found := records.find(job))] for jobs in (plan.runs(), plan.held_out())
+        [record for job in jobs if (record := records.find(job))] for jobs in (plan.runs(), plan.held_out())
     )
     law = law_of(runs, plan.shift)
     figure = new_figure(6, 4)
@@ -144,10 +144,13 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
     axes.plot(curve, law.error(curve), label=f"{law}, fitted to the filled", color="C0")
     axes.fill_between(curve, *law.interval(curve), alpha=0.2, color="C0", label="its 95%")
     axes.axhline(law.c, label="its floor", color="C0", linestyle=":")
-    for shown, label, filled in ((runs, "fitted", "C0"), (held_out, "predicted before they were looked at", "none")):
-        places = [[run["teraflops"], run["loss"]] for run in shown]
-        if places:
-            axes.plot(*zip(*places, strict=True), "o", color="C0", markerfacecolor=filled, label=label)
+    for plotted_runs, label, marker_color in (
+        (runs, "fitted", "C0"),
+        (held_out, "predicted before they were looked at", "none"),
+    ):
+        points = [[run["teraflops"], run["loss"]] for run in plotted_runs]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o", color="C0", markerfacecolor=marker_color, label=label)
     axes.set(xscale="log", xlabel="training compute C (TFLOPs)", ylabel="test loss (nats)")
     sizes = (*plan.sizes, plan.largest)
     axes.set_xticks([compute(size) for size in sizes], [f"{compute(size):.2g}" for size in sizes], minor=False)
@@ -160,12 +163,12 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
 def main() -> None:
     options = script_options(__doc__, "scaling_law.jsonl", Plan, runner=True)
     options.add_argument("--figure", action="store_true")
-    asked = options.parse_args()
-    records, plan = Records(asked.output), read_plan(Plan, asked)
-    if not asked.figure:
-        records.work(list(plan.jobs()), do, asked.runner, asked.address)
+    arguments = options.parse_args()
+    records, plan = Records(arguments.output), read_plan(Plan, arguments)
+    if not arguments.figure:
+        records.work(list(plan.jobs()), do, arguments.runner, arguments.address)
     print(TABLES["scaling_law"](records.path))
-    if asked.figure:
+    if arguments.figure:
         draw(plan, records, records.path.with_suffix(".png"))
 
 

@@ -34,7 +34,7 @@ from hf_vit.variants import variant_config
 WORKERS, BATCH, ROWS_PER_FILE, EDGE = 2, 8, 32, 4
 
 
-def alone(model: str, seconds: float, barrier: Any, told: Any) -> None:
+def alone(model: str, seconds: float, barrier: Any, rates_queue: Any) -> None:
     """Return the images/s of one process with one thread while the others run."""
     torch.set_num_threads(1)
     subject = load_model(model, "cpu")
@@ -43,21 +43,21 @@ def alone(model: str, seconds: float, barrier: Any, told: Any) -> None:
     with torch.inference_mode():
         subject.model(values)
         barrier.wait()
-        begun, images = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds:
+        start, images = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
             subject.model(values)
             images += BATCH
-        told.put(images / (time.perf_counter() - begun))
+        rates_queue.put(images / (time.perf_counter() - start))
 
 
 def model_alone(model: str, seconds: float = 30) -> float:
     """Return the images/s of all workers together."""
     context = multiprocessing.get_context("spawn")
-    barrier, told = context.Barrier(WORKERS), context.Queue()
-    processes = [context.Process(target=alone, args=(model, seconds, barrier, told)) for _ in range(WORKERS)]
+    barrier, rates_queue = context.Barrier(WORKERS), context.Queue()
+    processes = [context.Process(target=alone, args=(model, seconds, barrier, rates_queue)) for _ in range(WORKERS)]
     for process in processes:
         process.start()
-    rates = [told.get(timeout=20 * seconds) for _ in processes]
+    rates = [rates_queue.get(timeout=20 * seconds) for _ in processes]
     for process in processes:
         process.join()
     return sum(rates)
@@ -66,31 +66,31 @@ def model_alone(model: str, seconds: float = 30) -> float:
 def embedded(model: str, data: str, runner: str) -> tuple[float, float]:
     """Return images/s in the middle of a run, and the seconds of the whole run."""
     moments: list[float] = []
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         embed(
             model, data, Path(folder) / "out", splits=["train"], num_processes=WORKERS, batch_size=BATCH,
             rows_per_file=ROWS_PER_FILE, device="cpu", optimize=True, runner=runner,
-            report=lambda done, parts: moments.append(time.perf_counter()),
+            report=lambda finished_files, parts: moments.append(time.perf_counter()),
         )  # fmt: skip
     middle = moments[EDGE - 1 : len(moments) - EDGE]
     finished = [ROWS_PER_FILE * count for count in range(len(middle))]
-    return statistics.linear_regression(middle, finished).slope, time.perf_counter() - begun
+    return statistics.linear_regression(middle, finished).slope, time.perf_counter() - start
 
 
 def write_data(folder: Path, kind: str, count: int) -> str:
     """Write images of one kind into folders of two classes, all in the training split."""
-    made = folder / "made"
-    made.mkdir()
-    for number, path in enumerate(write_images(made, count, 512)):
-        place = folder / kind / "train" / "ab"[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
+    jpeg_folder = folder / "made"
+    jpeg_folder.mkdir()
+    for number, path in enumerate(write_images(jpeg_folder, count, 512)):
+        class_folder = folder / kind / "train" / "ab"[number % 2]
+        class_folder.mkdir(parents=True, exist_ok=True)
         if kind == "JPEG":
-            path.replace(place / path.name)
+            path.replace(class_folder / path.name)
         else:
-            Image.open(path).resize((224, 224)).save(place / f"{path.stem}.ppm")
+            Image.open(path).resize((224, 224)).save(class_folder / f"{path.stem}.ppm")
             path.unlink()
-    made.rmdir()
+    jpeg_folder.rmdir()
     return str(folder / kind)
 
 
@@ -99,36 +99,36 @@ def main() -> None:
     options.add_argument("--images", type=int, default=768)
     options.add_argument("--runner", nargs="+", default=["local", "ray"], choices=["local", "ray"])
     report = Script(options.parse_args())
-    given = report.options
+    settings = report.options
     torch.set_num_threads(WORKERS)  # each of the workers has one
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         classifier = HfViTForImageClassification(variant_config("B/16", num_labels=2))
         classifier.save_pretrained(f"{folder}/model")
         make_processor(classifier.config).save_pretrained(f"{folder}/model")
-        data = {kind: write_data(Path(folder), kind, given.images) for kind in ("decoded", "JPEG")}
-        model, rates, whole = f"{folder}/model", dict[str, list[float]](), dict[str, list[float]]()
+        data = {kind: write_data(Path(folder), kind, settings.images) for kind in ("decoded", "JPEG")}
+        model, rates, run_seconds = f"{folder}/model", dict[str, list[float]](), dict[str, list[float]]()
         contestants: dict[str, Callable[[], tuple[float, float]]] = {
             f"{runner}, {kind}": lambda runner=runner, kind=kind: embedded(model, data[kind], runner)
-            for runner in given.runner
+            for runner in settings.runner
             for kind in data
         }
-        for turn in range(given.turns):
+        for turn in range(settings.turns):
             rates.setdefault("model alone", []).append(model_alone(model))
             for name, run in contestants.items():
                 rate, seconds = run()
                 rates.setdefault(name, []).append(rate)
-                whole.setdefault(name, []).append(seconds)
-            print(f"turn {turn + 1}:", {name: round(each[-1], 2) for name, each in rates.items()}, flush=True)
+                run_seconds.setdefault(name, []).append(seconds)
+            print(f"turn {turn + 1}:", {name: round(values[-1], 2) for name, values in rates.items()}, flush=True)
     for name in contestants:
         shares = [rate / base for rate, base in zip(rates[name], rates["model alone"], strict=True)]
         report.record(
             contestant=name,
             share_of_model_alone=quartiles(shares),
             images_per_second=round(quartiles(rates[name]).median, 2),
-            whole_seconds=round(quartiles(whole[name]).median, 1),
+            whole_seconds=round(quartiles(run_seconds[name]).median, 1),
         )
-    report.finish(images=given.images, model_alone=round(quartiles(rates["model alone"]).median, 2))
+    report.finish(images=settings.images, model_alone=round(quartiles(rates["model alone"]).median, 2))
 
 
 if __name__ == "__main__":

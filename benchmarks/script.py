@@ -31,19 +31,19 @@ def run_program(code: str, *arguments: object, environment: Mapping[str, str] | 
         environment: its whole environment; by default this process's.
     """
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
-    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return json.loads(ran.stdout.splitlines()[-1])
+    process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def alternate(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 0) -> dict[str, list[Any]]:
     """Return what every contestant gave in every turn; who comes first changes from turn to turn."""
-    found: dict[str, list[Any]] = {name: [] for name in contestants}
+    results: dict[str, list[Any]] = {name: [] for name in contestants}
     for turn in range(-warm_up, turns):
         for name in list(contestants) if turn % 2 else reversed(contestants):
             result = contestants[name]()
             if turn >= 0:
-                found[name].append(result)
-    return found
+                results[name].append(result)
+    return results
 
 
 class Script(SpeedFile):
@@ -70,5 +70,5 @@ class Script(SpeedFile):
     def finish(self, **whole: object) -> None:
         super().finish(**whole)
         if not self.is_quiet:
-            most = max(self.loads)
-            print(f"The machine was busy (other processes used up to {most:.1f} cores): measure again when it is idle.")
+            highest_load = max(self.loads)
+            print(f"Other processes used up to {highest_load:.1f} cores. Measure again when the machine is idle.")

@@ -76,9 +76,9 @@ def write_data(root: Path, seed: int) -> None:
     data, random = load_data("digits"), np.random.RandomState(seed)
     train: Any = data.split("train")
     labels = np.asarray(train["label"])
-    known = np.concatenate([random.permutation(np.flatnonzero(labels == label))[:5] for label in range(10)])
-    places = {int(row): ("train", "validation")[place % 5 > 2] for place, row in enumerate(known)}
-    rows = [("test", row) for row in data.split("test")] + [(places.get(i), row) for i, row in enumerate(train)]
+    labeled_rows = np.concatenate([random.permutation(np.flatnonzero(labels == label))[:5] for label in range(10)])
+    splits = {int(row): ("train", "validation")[index % 5 > 2] for index, row in enumerate(labeled_rows)}
+    rows = [("test", row) for row in data.split("test")] + [(splits.get(i), row) for i, row in enumerate(train)]
     for number, (split, row) in enumerate(rows):
         folder = root / "labelled" / split / str(row["label"]) if split else root / "unlabelled"
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,14 +89,14 @@ def train(work: Path, job: Job, records: Records, folder: Path) -> dict[str, Any
     """Carry out one run with the settings that the job names, or the best of those tried."""
     grid, teacher, begin, steps = WAYS[job["way"]]
     seed, choice = job["seed"], job["choice"] if "choice" in job else best(records, grid)
-    changes, told = GRIDS[grid][choice]
+    changes, options = GRIDS[grid][choice]
     data = work / f"data-{seed}"
     if not data.exists():
         write_data(data, seed)
     learning = None
     if teacher is not None:
         kind: Any = "noisy-student" if grid == "noisy" else "meta-pseudo-labels"
-        learning = SelfTrainingOptions(work / f"{teacher}-{seed}", str(data / "unlabelled"), kind, **told)
+        learning = SelfTrainingOptions(work / f"{teacher}-{seed}", str(data / "unlabelled"), kind, **options)
     shutil.rmtree(folder, ignore_errors=True)
     result = finetune(
         HfViTConfig(**MODEL) if begin is None else str(work / f"{begin}-{seed}"),
@@ -111,9 +111,9 @@ def train(work: Path, job: Job, records: Records, folder: Path) -> dict[str, Any
         **changes,
     )
     settings = changes | ({} if learning is None else learning.settings())
-    found = {"choice": choice, "validation": result.validation, "settings": settings, "steps": steps}
+    results = {"choice": choice, "validation": result.validation, "settings": settings, "steps": steps}
     # By the test images nothing is to be chosen.
-    return found | ({"test": {"accuracy": result.test.top1, "loss": result.test.loss}} if job["final"] else {})
+    return results | ({"test": {"accuracy": result.test.top1, "loss": result.test.loss}} if job["final"] else {})
 
 
 def jobs() -> Iterator[Job]:
@@ -143,9 +143,9 @@ def best(records: Records, grid: str) -> int:
     """Return the settings of a grid with the best validation result for seed 0."""
     if len(GRIDS[grid]) == 1:
         return 0
-    tried = [run for job in jobs() if not job["final"] and WAYS[job["way"]][0] == grid and (run := records.find(job))]
-    found = max(tried, key=lambda run: (run["validation"]["accuracy"], -run["validation"]["loss"]))
-    return int(found["choice"])
+    trials = [run for job in jobs() if not job["final"] and WAYS[job["way"]][0] == grid and (run := records.find(job))]
+    best_trial = max(trials, key=lambda run: (run["validation"]["accuracy"], -run["validation"]["loss"]))
+    return int(best_trial["choice"])
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ def draw(shape: int | None, filling: int | None, seed: int, generator: np.random
 def images(pairs: list[tuple[int | None, int | None]], seed: int, stream: int) -> torch.Tensor:
     """Return images [n, 3, 32, 32] in [-1, 1]."""
     generator = np.random.default_rng([seed, stream])
-    made = np.stack([draw(shape, filling, seed, generator) for shape, filling in pairs])
-    return torch.from_numpy(made * 2 - 1).float()[:, None].expand(-1, 3, -1, -1).contiguous()
+    pixels = np.stack([draw(shape, filling, seed, generator) for shape, filling in pairs])
+    return torch.from_numpy(pixels * 2 - 1).float()[:, None].expand(-1, 3, -1, -1).contiguous()
 
 
 def as_they_are(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -121,9 +121,9 @@ class Run:
 
 
 def train(run: Run) -> torch.nn.Module:
-    config_class, model_class, own = FAMILIES[run.family]
+    config_class, model_class, fields = FAMILIES[run.family]
     torch.manual_seed(run.seed)
-    model = model_class(config_class(**{**SIZES, **own, **COARSER[run.family]}))
+    model = model_class(config_class(**{**SIZES, **fields, **COARSER[run.family]}))
     generator = torch.Generator().manual_seed(run.seed)
     classes = torch.arange(len(CLASSES)).repeat_interleave(EXAMPLES)
     examples = images([(label, label) for label in classes.tolist()], run.seed, 10)
@@ -139,7 +139,9 @@ def train(run: Run) -> torch.nn.Module:
 def conflicting(each: int) -> list[tuple[int, int]]:
     """Return (shape, texture) class pairs that differ, every pair `each` times."""
     count = len(CLASSES)
-    return [(one, other) for one in range(count) for other in range(count) if one != other for _ in range(each)]
+    return [
+        (shape, filling) for shape in range(count) for filling in range(count) if shape != filling for _ in range(each)
+    ]
 
 
 @torch.no_grad()
@@ -152,11 +154,11 @@ def judge(model: torch.nn.Module, seed: int) -> dict[str, Any]:
     counts = count_decisions(answers(pairs, 3), *map(list, zip(*pairs, strict=True)), len(CLASSES))
     totals = counts.sum(axis=0)
     return {
-        "accuracy": round(float(np.mean(answers([(one, one) for one in labels], 0) == labels)), 4),
-        "shape_alone": round(float(np.mean(answers([(one, None) for one in labels], 1) == labels)), 4),
-        "texture_alone": round(float(np.mean(answers([(None, one) for one in labels], 2) == labels)), 4),
+        "accuracy": round(float(np.mean(answers([(value, value) for value in labels], 0) == labels)), 4),
+        "shape_alone": round(float(np.mean(answers([(value, None) for value in labels], 1) == labels)), 4),
+        "texture_alone": round(float(np.mean(answers([(None, value) for value in labels], 2) == labels)), 4),
         "shape_bias": round(float(shape_share(totals)), 4) if totals[:2].any() else None,
-        "shape_bias_by_class": [None if np.isnan(one) else round(float(one), 4) for one in shape_share(counts)],
+        "shape_bias_by_class": [None if np.isnan(value) else round(float(value), 4) for value in shape_share(counts)],
         "decisions": {"shape": int(totals[0]), "texture": int(totals[1]), "other": int(totals[2])},
     }
 
@@ -192,24 +194,26 @@ def draw_biases(path: Path) -> None:
     figure = new_figure(9, 5.4)
     grid = figure.add_gridspec(2, 8, height_ratios=(1, 3))
     examples = [(0, 0), (1, 1), (2, 2), (3, 3), (0, 1), (2, 3), (1, None), (None, 2)]
-    for place, (image, pair) in enumerate(zip(images(examples, 0, 9), examples, strict=True)):
-        axes = figure.add_subplot(grid[0, place])
+    for column, (image, pair) in enumerate(zip(images(examples, 0, 9), examples, strict=True)):
+        axes = figure.add_subplot(grid[0, column])
         axes.imshow(image[0], cmap="gray", vmin=-1, vmax=1)
         names = [
-            f"{cue} of {CLASSES[one]}" for cue, one in zip(("shape", "texture"), pair, strict=True) if one is not None
+            f"{cue} of {CLASSES[cue_class]}"
+            for cue, cue_class in zip(("shape", "texture"), pair, strict=True)
+            if cue_class is not None
         ]
         axes.set_title("\n".join(names), fontsize=6)
         axes.set_axis_off()
     axes = figure.add_subplot(grid[1, :])
-    for place, family in enumerate(FAMILIES):
+    for column, family in enumerate(FAMILIES):
         for offset, variation in enumerate(VARIATIONS):
-            own = [line for line in lines if (line["family"], line["variation"]) == (family, variation)]
-            if not own:
+            runs = [line for line in lines if (line["family"], line["variation"]) == (family, variation)]
+            if not runs:
                 continue
-            (mean, deviation), x = spread(own, "shape_bias"), place + 0.25 * (offset - 1)
-            label = variation if place == 0 else None
+            (mean, deviation), x = spread(runs, "shape_bias"), column + 0.25 * (offset - 1)
+            label = variation if column == 0 else None
             axes.bar(x, mean, 0.22, yerr=deviation, capsize=3, color=f"C{offset}", label=label)
-            axes.scatter([x] * len(own), [line["shape_bias"] for line in own], s=8, color="black", zorder=3)
+            axes.scatter([x] * len(runs), [line["shape_bias"] for line in runs], s=8, color="black", zorder=3)
     axes.set_xticks(range(len(FAMILIES)), list(FAMILIES))
     axes.set(ylabel="share of shape decisions", ylim=(0, 1), title="cue conflicts of the synthetic set")
     axes.legend(title="training images varied by")
@@ -221,14 +225,14 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=STEPS)
     options.add_argument("--limit", type=int, help="of these runs the first (a smoke test)")
     options.add_argument("--example", type=Path, metavar="DIR", help="write a trained model and cue conflicts instead")
-    asked = options.parse_args()
-    if asked.example:
-        write_example(asked.example)
+    arguments = options.parse_args()
+    if arguments.example:
+        write_example(arguments.example)
         return
-    runs = [Run(f, v, seed, asked.steps) for seed in SEEDS for f in FAMILIES for v in VARIATIONS]
-    Records(asked.output).work([(asdict(run), []) for run in runs[: asked.limit]], carry_out)
-    print(TABLES["shape_texture"](asked.output))
-    draw_biases(asked.output)
+    runs = [Run(f, v, seed, arguments.steps) for seed in SEEDS for f in FAMILIES for v in VARIATIONS]
+    Records(arguments.output).work([(asdict(run), []) for run in runs[: arguments.limit]], carry_out)
+    print(TABLES["shape_texture"](arguments.output))
+    draw_biases(arguments.output)
 
 
 if __name__ == "__main__":

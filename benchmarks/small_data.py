@@ -56,11 +56,14 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=400)
     options.add_argument("--data", nargs="+", default=list(DATA))
     options.add_argument("--candidates", nargs="+", default=list(CANDIDATES))
-    asked = options.parse_args()
-    places = itertools.product(asked.seeds, asked.data, asked.candidates)
-    jobs = [{"candidate": one, "data": data, "seed": seed, "steps": asked.steps} for seed, data, one in places]
-    Records(asked.output).work([(job, []) for job in jobs], train)
-    print(TABLES["small_data"](asked.output))
+    arguments = options.parse_args()
+    cases = itertools.product(arguments.seeds, arguments.data, arguments.candidates)
+    jobs = [
+        {"candidate": candidate, "data": data, "seed": seed, "steps": arguments.steps}
+        for seed, data, candidate in cases
+    ]
+    Records(arguments.output).work([(job, []) for job in jobs], train)
+    print(TABLES["small_data"](arguments.output))
 
 
 if __name__ == "__main__":

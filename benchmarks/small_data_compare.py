@@ -67,11 +67,11 @@ class Plan:
             for model in dict.fromkeys(model for model, origin in origins if origin == "fractals"):
                 yield self.fractals(model, seed), [step(model, "labels")]
             for data, images, start in itertools.product(self.data, self.images, self.starts):
-                (model, origin), needed = STARTS[start], [step(STARTS[start][0], "labels")]
+                (model, origin), prerequisites = STARTS[start], [step(STARTS[start][0], "labels")]
                 if origin != "scratch":
-                    needed += [self.fractals(model, seed) if origin == "fractals" else step(model, origin)]
+                    prerequisites += [self.fractals(model, seed) if origin == "fractals" else step(model, origin)]
                 same = {"data": data, "images": images, "seed": seed, "seconds": self.seconds}
-                yield {"kind": "run", "start": start, **same}, needed
+                yield {"kind": "run", "start": start, **same}, prerequisites
 
     def fractals(self, model: str, seed: int) -> Job:
         """Return pre-training on fractals."""
@@ -115,16 +115,16 @@ def steps_in(seconds: float, records: Records, model: str, objective: str) -> in
 def learn_fractals(job: Job, records: Records, kept: Path) -> dict[str, Any]:
     """Train weights on fractals for all runs of a seed, and move them into place when complete."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "out"
+        output = Path(folder) / "out"
         steps = steps_in(job["seconds"], records, job["model"], "labels")
         result = finetune(
-            MODELS[job["model"]], FRACTALS, made, recipe="small-data", learning_rate=1e-3, steps=steps, evaluations=4,
+            MODELS[job["model"]], FRACTALS, output, recipe="small-data", learning_rate=1e-3, steps=steps, evaluations=4,
             seed=job["seed"], **_PLAIN,
         )  # fmt: skip
         kept.mkdir(parents=True, exist_ok=True)
         arriving = weights(kept, job["model"], job["seed"]).with_suffix(".arriving")
         shutil.rmtree(arriving, ignore_errors=True)
-        shutil.copytree(made, arriving)
+        shutil.copytree(output, arriving)
         arriving.rename(weights(kept, job["model"], job["seed"]))
     return {"steps": steps, "validation_accuracy": result.validation["accuracy"]}
 
@@ -166,9 +166,9 @@ def few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, in
             numbers = subset(torch.tensor(table["label"]), images, seed).tolist()
         for number in numbers:
             row = table[number]
-            place = folder / split / data.label_names[row["label"]]
-            place.mkdir(parents=True, exist_ok=True)
-            row["image"].save(place / f"{number}.png")
+            class_folder = folder / split / data.label_names[row["label"]]
+            class_folder.mkdir(parents=True, exist_ok=True)
+            row["image"].save(class_folder / f"{number}.png")
     return str(folder), 64 if not images or images >= 128 else 32
 
 
@@ -193,8 +193,8 @@ def step_seconds(model: str, objective: str) -> float:
 def main() -> None:
     options = script_options(__doc__, "small_data_compare.jsonl", Plan, starts=STARTS)
     options.add_argument("--kept", type=Path, default=Path("build/small_data"), help="weights learnt on fractals")
-    asked = options.parse_args()
-    work(read_plan(Plan, asked), records := Records(asked.output), asked.kept)
+    arguments = options.parse_args()
+    work(read_plan(Plan, arguments), records := Records(arguments.output), arguments.kept)
     print(TABLES["small_data_compare"](records.path))
 
 

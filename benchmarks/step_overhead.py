@@ -109,11 +109,11 @@ def main() -> None:
     for _ in range(report.options.turns):
         for name, run in contestants.items():
             seconds[name].append(a_step(run()))
-    for name, each in seconds.items():
+    for name, values in seconds.items():
         report.record(
             contestant=name,
             time_of_a_plain_loop=speed_ratio(seconds, "a plain loop", name),
-            milliseconds=round(1000 * quartiles(each).median, 2),
+            milliseconds=round(1000 * quartiles(values).median, 2),
         )
     report.finish(steps=steps, batch=BATCH)
 

@@ -135,8 +135,8 @@ def ratio(kind: str, work: str, variant: str, dtype: str, batch: int, name: str,
     """Return how many times as fast a contestant was as a peer of the same run, in the newest run that has both."""
     for row in reversed(models(kind)):
         cell, outcome = row["cell"], row["outcomes"].get(name, {"ratios": {}})
-        place = (cell["work"], cell["shape"]["variant"], cell["dtype"], cell["batch"])
-        if place == (work, variant, dtype, batch) and peer in outcome["ratios"]:
+        case = (cell["work"], cell["shape"]["variant"], cell["dtype"], cell["batch"])
+        if case == (work, variant, dtype, batch) and peer in outcome["ratios"]:
             return outcome["ratios"][peer]
     return None
 
@@ -149,7 +149,7 @@ def beside_peers(names: dict[str, str], variants: dict[str, str], suffix: str, e
     """Return rows of medians, a row for every processor, contestant and dtype that was measured."""
     lines = []
     for kind, processor in PROCESSORS.items():
-        for name, told in names.items():
+        for name, label in names.items():
             for dtype in DTYPES:
                 cells = [
                     ratio(kind, "inference", variant, dtype, batch, name.format(peer), peer + suffix * (peer != name))
@@ -157,9 +157,9 @@ def beside_peers(names: dict[str, str], variants: dict[str, str], suffix: str, e
                     for batch in BATCHES
                 ]
                 if any(cells):
-                    behind = [emphasis and cell is not None and round(cell["median"], 2) < 0.95 for cell in cells]
-                    shown = [f"**{median(c)}**" if b else median(c) for c, b in zip(cells, behind, strict=True)]
-                    lines.append((processor, told, dtype, *shown))
+                    is_behind = [emphasis and cell is not None and round(cell["median"], 2) < 0.95 for cell in cells]
+                    texts = [f"**{median(c)}**" if b else median(c) for c, b in zip(cells, is_behind, strict=True)]
+                    lines.append((processor, label, dtype, *texts))
     return lines
 
 
@@ -184,9 +184,9 @@ def engines_summary(_: Path | None) -> str:
     for kind, dtype in ((kind, dtype) for kind in PROCESSORS for dtype in DTYPES):
         cells = []
         for name in forms:
-            places = [(variant, dtype, batch) for variant in PEERS for batch in BATCHES]
-            found = [ratio(kind, "inference", *place, name, f"{PEERS[place[0]]}, openvino") for place in places]
-            values = sorted(cell["median"] for cell in found if cell)
+            cases = [(variant, dtype, batch) for variant in PEERS for batch in BATCHES]
+            ratios = [ratio(kind, "inference", *place, name, f"{PEERS[place[0]]}, openvino") for place in cases]
+            values = sorted(cell["median"] for cell in ratios if cell)
             cells.append(f"{statistics.median(values):.2f} ({values[0]:.2f} to {values[-1]:.2f})" if values else "")
         if any(cells):
             lines.append((PROCESSORS[kind], dtype, *cells))
@@ -198,8 +198,8 @@ def engines_summary(_: Path | None) -> str:
 def axial_engines(_: Path | None) -> str:
     lines = []
     for kind, processor in PROCESSORS.items():
-        place = [("inference", "Axial-B/16", dtype, batch) for dtype in DTYPES for batch in BATCHES]
-        cells = [ratio(kind, *cell, "hf_vit optimized, openvino", "hf_vit optimized") for cell in place]
+        cases = [("inference", "Axial-B/16", dtype, batch) for dtype in DTYPES for batch in BATCHES]
+        cells = [ratio(kind, *case, "hf_vit optimized, openvino", "hf_vit optimized") for case in cases]
         if any(cells):
             lines.append((processor, *map(median, cells)))
     return markdown(
@@ -297,8 +297,8 @@ def measured(path: Path | None) -> str:
 
 def pair(kind: str, name: str) -> str:
     """Return both batches of B/16 in float32, beside transformers."""
-    found = [ratio(kind, "inference", "B/16", "float32", batch, name, "transformers") for batch in BATCHES]
-    return ", ".join(map(median, found)) if all(found) else ""
+    ratios = [ratio(kind, "inference", "B/16", "float32", batch, name, "transformers") for batch in BATCHES]
+    return ", ".join(map(median, ratios)) if all(ratios) else ""
 
 
 def digits(value: float | None) -> str:
@@ -338,8 +338,8 @@ def show(value: Any) -> str:
 
 def kinds_of(script: str, form: str = "json") -> dict[str, Any]:
     """Return the records of a script by kind of processor."""
-    found = {kind: RESULTS / f"{script}_{kind}.{form}" for kind in PROCESSORS}
-    return {kind: load(path) for kind, path in found.items() if path.exists()}
+    paths = {kind: RESULTS / f"{script}_{kind}.{form}" for kind in PROCESSORS}
+    return {kind: load(path) for kind, path in paths.items() if path.exists()}
 
 
 def rows_of(script: str, names: str, values: str, *caption: str) -> Table:
@@ -442,15 +442,15 @@ TABLES |= {{"page": "page_waits"}.get(name, name): rows_of(name, *texts) for nam
 @table("int8_avx512_bf16.jsonl")
 def int8_speed(path: Path) -> str:
     cells = {(run["runtime"], run["variant"], run["batch"]): run for run in where(load(path), part="speed")}
-    ways = {
+    forms = {
         "torch": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32", "int8 dynamic", "int8 static"),
         "openvino": ("float32", "bfloat16", "int8 static"),
     }  # fmt: skip
-    places, lines = [(variant, batch) for variant in ("S/16", "B/16") for batch in BATCHES], []
-    for engine, way in ((engine, way) for engine, several in ways.items() for way in several):
-        found = [cells[engine, *place][way] for place in places]
-        shown = [f"{cell['images_per_second']:.1f} ({cell['times_float32']['median']:.2f})" for cell in found]
-        lines.append((engine, way, *shown, f"{found[2]['memory_megabytes']:.0f} MB"))
+    cases, lines = [(variant, batch) for variant in ("S/16", "B/16") for batch in BATCHES], []
+    for engine, form in ((engine, form) for engine, engine_forms in forms.items() for form in engine_forms):
+        runs = [cells[engine, *case][form] for case in cases]
+        texts = [f"{cell['images_per_second']:.1f} ({cell['times_float32']['median']:.2f})" for cell in runs]
+        lines.append((engine, form, *texts, f"{runs[2]['memory_megabytes']:.0f} MB"))
     header = ["engine", "", *headers(["S/16", "B/16"]), "memory, B/16, batch 1"]
     caption = f"Images/s (times the engine's float32). `int8.py speed --threads 2`, {PROCESSORS['avx512_bf16']}."
     return markdown(header, lines, caption)
@@ -498,9 +498,9 @@ def inductive_bias(path: Path) -> str:
     runs = where(load(path), kind="data")
     sizes, lines = sorted({run["examples"] for run in runs}), []
     for family in dict.fromkeys(run["family"] for run in runs):
-        own = where(runs, family=family)
-        cells = [spread(run["test_accuracy"] for run in where(own, examples=size)) for size in sizes]
-        lines.append((family, f"{own[0]['parameters']:,}", *cells))
+        family_runs = where(runs, family=family)
+        cells = [spread(run["test_accuracy"] for run in where(family_runs, examples=size)) for size in sizes]
+        lines.append((family, f"{family_runs[0]['parameters']:,}", *cells))
     header = ["family", "parameters", *(f"{size:,} images" for size in sizes)]
     caption = f"Test accuracy, %. {ran(runs, 'inductive_bias.py')}."
     return markdown(header, lines, caption)
@@ -508,17 +508,17 @@ def inductive_bias(path: Path) -> str:
 
 @table("data_scale.jsonl")
 def data_scale(path: Path) -> str:
-    every = load(path)
-    runs = where(every, kind="run")
-    sizes, names = sorted({run["images"] for run in runs}), list(dict.fromkeys(run["model"] for run in every))
+    records = load(path)
+    runs = where(records, kind="run")
+    sizes, names = sorted({run["images"] for run in runs}), list(dict.fromkeys(run["model"] for run in records))
     values = [
         "test_accuracy",
-        *(f"{data}, {way}" for data in ("digits", "photos") for way in ("25 a class", "fine-tuned")),
+        *(f"{data}, {reading}" for data in ("digits", "photos") for reading in ("25 a class", "fine-tuned")),
     ]
 
     def scores(kind: str, name: str, value: str, size: int) -> list[float]:
-        own = sorted(where(every, kind=kind, model=name, images=size), key=lambda run: run["seed"])
-        return [run[value] for run in own if value in run]
+        matching_runs = sorted(where(records, kind=kind, model=name, images=size), key=lambda run: run["seed"])
+        return [run[value] for run in matching_runs if value in run]
 
     lines: list[Any] = [
         (f"{'fractals' if value == 'test_accuracy' else value}: {name}",
@@ -526,19 +526,21 @@ def data_scale(path: Path) -> str:
         for value in values for name in names if any(value in run for run in runs)
     ]  # fmt: skip
     for name in names[1:]:
-        both = [zip(*(scores("run", one, values[0], size) for one in (names[0], name)), strict=True) for size in sizes]
-        gaps = [[first - second for first, second in pairs] for pairs in both]
+        paired_scores = [
+            zip(*(scores("run", model, values[0], size) for model in (names[0], name)), strict=True) for size in sizes
+        ]
+        gaps = [[first - second for first, second in pairs] for pairs in paired_scores]
         seeds = list(zip(*gaps, strict=True))
-        crossed = f"{sum(min(of_seed) < 0 < max(of_seed) for of_seed in seeds)} of {len(seeds)} seeds cross"
+        crossed = f"{sum(min(seed_gaps) < 0 < max(seed_gaps) for seed_gaps in seeds)} of {len(seeds)} seeds cross"
         lines.append((f"{names[0]} - {name}, points ({crossed})", *map(margin, gaps)))
     for name in names:
         plateaus = [spread(scores("plateau", name, values[0], size)) for size in sizes]
         lines += [(f"constant rate: {name}", *plateaus)] if any(plateaus) else []
-        for law in where(every, kind="prediction", model=name):
-            foreseen = f"{100 * law['predicted_accuracy']:.1f}" if law["law"] else "no law"
-            lines.append((f"foreseen by the first seed's law: {name}", *[""] * (len(sizes) - 1), foreseen))
+        for law in where(records, kind="prediction", model=name):
+            predicted = f"{100 * law['predicted_accuracy']:.1f}" if law["law"] else "no law"
+            lines.append((f"foreseen by the first seed's law: {name}", *[""] * (len(sizes) - 1), predicted))
     header = ["accuracy, %, by training images", *(f"{size:,}" for size in sizes)]
-    return markdown(header, lines, f"{ran(every, 'data_scale.py')}; ± of differences is half of a 95% interval.")
+    return markdown(header, lines, f"{ran(records, 'data_scale.py')}; ± of differences is half of a 95% interval.")
 
 
 @table("scaling_law.jsonl")
@@ -548,24 +550,26 @@ def scaling_law(path: Path) -> str:
     sizes = sorted({run["images"] for run in where(runs, kind="run")})
     lines = []
     for size in sizes:
-        own = where(runs, kind="run", images=size)
-        losses = [run["loss"] for run in own]
-        foreseen = [f"{law['loss']:.3f}" for law in laws if law["images"] == size]
+        size_runs = where(runs, kind="run", images=size)
+        losses = [run["loss"] for run in size_runs]
+        predicted = [f"{law['loss']:.3f}" for law in laws if law["images"] == size]
         lines.append(
             (
                 f"{size:,}",
-                f"{own[0]['teraflops']:.2f}",
+                f"{size_runs[0]['teraflops']:.2f}",
                 f"{statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})",
-                *foreseen,
-                *[""] * (1 - len(foreseen)),
+                *predicted,
+                *[""] * (1 - len(predicted)),
             )
         )
-    told = []
+    notes = []
     for law in laws:
-        between = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in law["intervals"].items())
-        told.append(f"For {law['images']:,} images, recorded before they were looked at: {law['law']} (95%: {between})")
+        intervals = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in law["intervals"].items())
+        notes.append(
+            f"For {law['images']:,} images, recorded before they were looked at: {law['law']} (95%: {intervals})"
+        )
     return markdown(
-        "images | TFLOPs | loss, mean (range) | foreseen", lines, f"{'. '.join(told)}. {ran(runs, 'scaling_law.py')}."
+        "images | TFLOPs | loss, mean (range) | foreseen", lines, f"{'. '.join(notes)}. {ran(runs, 'scaling_law.py')}."
     )
 
 
@@ -574,13 +578,16 @@ def compare_families(path: Path) -> str:
     record = load(path)
     comparisons, trainings = where(record, kind="comparison"), [run for run in record if run["kind"] != "comparison"]
     lines = []
-    for place, model in enumerate(comparisons[0]["models"]):
-        name, seeds = model["inputs"]["model"]["name"], [comparison["models"][place] for comparison in comparisons]
+    for index, model in enumerate(comparisons[0]["models"]):
+        name, seeds = model["inputs"]["model"]["name"], [comparison["models"][index] for comparison in comparisons]
         rate = max(where(record, kind="trial", family=name), key=lambda run: run["validation"])["rate"]
         cells = [f"{rate:g}", f"{model['parameters']:,}", f"{model['flops'] / 1e6:.1f}"]
-        cells += [spread(one["top1"]["value"] for one in seeds), spread(one["ece"] for one in seeds)]
-        cells.append(spread(statistics.mean(one["corruptions"].values()) for one in seeds))
-        cells += [spread(one["fgsm"][size] for one in seeds if one["fgsm"]) for size in ("1", "4")]
+        cells += [
+            spread(seed_model["top1"]["value"] for seed_model in seeds),
+            spread(seed_model["ece"] for seed_model in seeds),
+        ]
+        cells.append(spread(statistics.mean(seed_model["corruptions"].values()) for seed_model in seeds))
+        cells += [spread(seed_model["fgsm"][size] for seed_model in seeds if seed_model["fgsm"]) for size in ("1", "4")]
         lines.append((name, *cells, seconds(where(trainings, family=name))))
     header = "model | rate | parameters | MFLOPs | top-1, % | ECE, % | corrupted, % | FGSM 1, % | FGSM 4, % | CPU s"
     steps = f"{len(trainings)} trainings, {len(comparisons)} seeds"
@@ -594,12 +601,13 @@ def shape_texture(path: Path) -> str:
     runs = load(path)
     lines = []
     for family, variation in dict.fromkeys((run["family"], run["variation"]) for run in runs):
-        own = where(runs, family=family, variation=variation)
-        other = [run["decisions"]["other"] / sum(run["decisions"].values()) for run in own]
+        case_runs = where(runs, family=family, variation=variation)
+        other_shares = [run["decisions"]["other"] / sum(run["decisions"].values()) for run in case_runs]
         cells = [
-            spread(run[name] for run in own) for name in ("shape_bias", "accuracy", "shape_alone", "texture_alone")
+            spread(run[name] for run in case_runs)
+            for name in ("shape_bias", "accuracy", "shape_alone", "texture_alone")
         ]
-        lines.append((family, variation, cells[0], spread(other), *cells[1:]))
+        lines.append((family, variation, cells[0], spread(other_shares), *cells[1:]))
     lines.sort()
     header = "family | varied by | shape bias, % | neither, % | accuracy, % | shape alone, % | texture alone, %"
     return markdown(header, lines, f"{ran(runs, 'shape_texture.py --steps 3200')}.")
@@ -615,15 +623,19 @@ def pretraining(path: Path) -> str:
     ):
         cells = []
         for labels in (20, 0):
-            own = where(runs, kind=kind, data=data, start=start, labels=labels)
+            case_runs = where(runs, kind=kind, data=data, start=start, labels=labels)
             scratch = {
                 run["seed"]: run["accuracy"]
                 for run in where(runs, kind=kind, data=data, start="scratch", labels=labels)
             }
-            rates = [f"{own[0][name]:g}" for name in ("rate", "tuning_rate") if name in own[0]] if own else []
-            gaps = [run["accuracy"] - scratch[run["seed"]] for run in own]
+            rates = (
+                [f"{case_runs[0][name]:g}" for name in ("rate", "tuning_rate") if name in case_runs[0]]
+                if case_runs
+                else []
+            )
+            gaps = [run["accuracy"] - scratch[run["seed"]] for run in case_runs]
             cells += [
-                spread(run["accuracy"] for run in own),
+                spread(run["accuracy"] for run in case_runs),
                 margin(gaps) if gaps and start != "scratch" else "",
                 ", ".join(rates),
             ]
@@ -637,14 +649,14 @@ def pretraining(path: Path) -> str:
 @table("distillation.jsonl")
 def distillation(path: Path) -> str:
     runs, lines = load(path), []
-    for epochs, varied, way in dict.fromkeys((run.get("epochs"), run.get("varied"), run["way"]) for run in runs):
-        own = where(runs, way=way, epochs=epochs, varied=varied)
+    for epochs, varied, method in dict.fromkeys((run.get("epochs"), run.get("varied"), run["way"]) for run in runs):
+        case_runs = where(runs, way=method, epochs=epochs, varied=varied)
         cells = [
-            spread((run[name] for run in own), *form)
+            spread((run[name] for run in case_runs), *form)
             for name, form in {"accuracy": (), "loss": (1, 3), "ece": ()}.items()
         ]
         training = f"{epochs}, {'augmented' if varied else 'as they are'}" if epochs else ""
-        lines.append((training, way, str(len(own)), *cells))
+        lines.append((training, method, str(len(case_runs)), *cells))
     header = "epochs, images | | runs | test accuracy, % | test loss, nats | calibration error, %"
     return markdown(header, lines, f"`distillation.py` and `distillation.py --epochs 160 --varied`, {dated(runs)}.")
 
@@ -655,16 +667,18 @@ def self_training(path: Path) -> str:
     names = {"": "supervised, rate 1.5e-3 (chosen)", "fast": "supervised, rate 5e-3"}
     steps = {"noisy-1": "noisy student of it", "noisy-2": "noisy student of that"}
     steps |= {"meta": "meta pseudo labels", "meta-labels": "the same, fine-tuned on the labels"}
-    for first, told in names.items():
-        ways = {first or "supervised": told} | {f"{first}-{way}".strip("-"): told for way, told in steps.items()}
-        for way, name in ways.items():
-            own = where(runs, way=way)
-            if not own:
+    for first, title in names.items():
+        titles = {first or "supervised": title} | {
+            f"{first}-{method}".strip("-"): title for method, title in steps.items()
+        }
+        for method, name in titles.items():
+            method_runs = where(runs, way=method)
+            if not method_runs:
                 continue
-            each = ", ".join(f"{100 * run['test']['accuracy']:.1f}" for run in own)
-            loss = statistics.fmean(run["test"]["loss"] for run in own)
-            accuracy = spread(run["test"]["accuracy"] for run in own)
-            lines.append((name, accuracy, each, f"{loss:.2f}", seconds(own)))
+            accuracies = ", ".join(f"{100 * run['test']['accuracy']:.1f}" for run in method_runs)
+            loss = statistics.fmean(run["test"]["loss"] for run in method_runs)
+            accuracy = spread(run["test"]["accuracy"] for run in method_runs)
+            lines.append((name, accuracy, accuracies, f"{loss:.2f}", seconds(method_runs)))
     header = " | test accuracy, % | of each seed | test loss, nats | CPU s a run"
     return markdown(header, lines, f"{ran(runs, 'self_training.py')}.")
 
@@ -672,25 +686,25 @@ def self_training(path: Path) -> str:
 @table("dense.jsonl")
 def dense(path: Path) -> str:
     runs, lines = [run for run in load(path) if run["final"]], []
-    order = {part: place for place, part in enumerate(("goals", "clutter", "families", "hours"))}
+    order = {part: index for index, part in enumerate(("goals", "clutter", "families", "hours"))}
     for pair in sorted({run["pair"] for run in runs}, key=lambda pair: (order[pair.split()[0]], pair)):
-        own = sorted(where(runs, pair=pair), key=lambda run: run["seed"])
+        pair_runs = sorted(where(runs, pair=pair), key=lambda run: run["seed"])
         part, task, head, backbone = pair.split()
         measure = "mean IoU" if task == "segmentation" else "box AP50"
-        scores = [run["headline"][measure] for run in own]
-        strict = spread(run["headline"]["box AP"] for run in own if "box AP" in run["headline"])
+        scores = [run["headline"][measure] for run in pair_runs]
+        strict = spread(run["headline"]["box AP"] for run in pair_runs if "box AP" in run["headline"])
         lines.append(
             (
                 part,
                 head,
                 backbone,
-                f"{own[0]['parameters']:,}",
-                f"{own[0]['rate']:g}",
+                f"{pair_runs[0]['parameters']:,}",
+                f"{pair_runs[0]['rate']:g}",
                 measure,
                 spread(scores),
                 strict,
-                str(len(own)),
-                seconds(own),
+                str(len(pair_runs)),
+                seconds(pair_runs),
             )
         )
     header = "part | head | backbone | parameters | rate | measure | on test, % | box AP, % | seeds | CPU s"
@@ -702,7 +716,13 @@ def small_data(path: Path) -> str:
     runs = load(path)
     data = list(dict.fromkeys(run["data"] for run in runs))
     lines = [
-        (name, *(spread(run["validation_accuracy"] for run in where(runs, candidate=name, data=one)) for one in data))
+        (
+            name,
+            *(
+                spread(run["validation_accuracy"] for run in where(runs, candidate=name, data=data_name))
+                for data_name in data
+            ),
+        )
         for name in dict.fromkeys(run["candidate"] for run in runs)
     ]  # fmt: skip
     return markdown(["candidate", *data], lines, f"Validation accuracy, %. {ran(runs, 'small_data.py')}.")
@@ -710,32 +730,34 @@ def small_data(path: Path) -> str:
 
 @table("small_data_compare.jsonl")
 def small_data_compare(path: Path) -> str:
-    every = load(path)
-    runs = where(every, kind="run")
+    records = load(path)
+    runs = where(records, kind="run")
     counts = sorted({run["images"] for run in runs}, key=lambda images: images or float("inf"))
-    places = [(data, images) for data in dict.fromkeys(run["data"] for run in runs) for images in counts]
+    cases = [(data, images) for data in dict.fromkeys(run["data"] for run in runs) for images in counts]
     starts = ("ViT", "ResNet", "ViT, fractals", "ResNet, fractals", "ViT, masked", "ViT, contrast")
 
     def scores(start: str, data: str, images: int, split: str = "test") -> list[float]:
-        own = sorted(where(runs, start=start, data=data, images=images), key=lambda run: run["seed"])
-        return [run[f"{split}_accuracy"] for run in own]
+        matching_runs = sorted(where(runs, start=start, data=data, images=images), key=lambda run: run["seed"])
+        return [run[f"{split}_accuracy"] for run in matching_runs]
 
-    lines: list[Any] = [(start, *(spread(scores(start, *place)) for place in places)) for start in starts]
+    lines: list[Any] = [(start, *(spread(scores(start, *case)) for case in cases)) for start in starts]
     leads = []
-    for place in places:
+    for case in cases:
         best = []
-        for word in ("ViT", "ResNet"):
-            own = [start for start in starts if start.split(",")[0] == word]
+        for architecture in ("ViT", "ResNet"):
+            matching_runs = [start for start in starts if start.split(",")[0] == architecture]
             best.append(
-                scores(max(own, key=lambda start: statistics.fmean(scores(start, *place, "validation"))), *place)
+                scores(
+                    max(matching_runs, key=lambda start: statistics.fmean(scores(start, *case, "validation"))), *case
+                )
             )
         leads.append(margin([ours - theirs for ours, theirs in zip(*best, strict=True)]))
     lines.append(("best ViT - best ResNet, points", *leads))
-    header = ["", *(f"{data.split(':')[0]}, {images or 'all'}" for data, images in places)]
+    header = ["", *(f"{data.split(':')[0]}, {images or 'all'}" for data, images in cases)]
     return markdown(
         header,
         lines,
-        f"Test accuracy, %; last ±: half of a 95% interval. {ran(every, 'small_data_compare.py')}.",
+        f"Test accuracy, %; last ±: half of a 95% interval. {ran(records, 'small_data_compare.py')}.",
     )
 
 
@@ -758,17 +780,17 @@ def rewrite(text: str) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that have tables of records."""
-    found = [ROOT / "README.md", *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    return [path for path in sorted(found) if MARKED.search(path.read_text(encoding="utf-8"))]
+    paths = [ROOT / "README.md", *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return [path for path in sorted(paths) if MARKED.search(path.read_text(encoding="utf-8"))]
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("name", nargs="?", choices=sorted(TABLES), help="print this table instead of writing pages")
     options.add_argument("--record", type=Path, help="read this file instead of the committed record")
-    asked = options.parse_args()
-    if asked.name:
-        print(TABLES[asked.name](asked.record))
+    arguments = options.parse_args()
+    if arguments.name:
+        print(TABLES[arguments.name](arguments.record))
         return
     for path in pages():
         path.write_text(rewrite(path.read_text(encoding="utf-8")), encoding="utf-8")

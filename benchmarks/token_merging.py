@@ -68,10 +68,10 @@ def rows_of(name: str, model: Any, images: torch.Tensor, turns: int) -> list[dic
         row: dict[str, Any] = {"model": name, "merge_tokens": count, "batch": len(images)}
         row["times_as_fast"] = speed_ratio(seconds, str(count), "None")
         if name == "digits":
-            for part in ("validation", "test"):
-                pixels, labels = split(part)
-                row[f"{part}_accuracy"] = float((predictions(form, pixels) == labels).double().mean())
-                row[f"{part}_images"] = len(labels)
+            for split_name in ("validation", "test"):
+                pixels, labels = split(split_name)
+                row[f"{split_name}_accuracy"] = float((predictions(form, pixels) == labels).double().mean())
+                row[f"{split_name}_images"] = len(labels)
         rows.append(row)
     return rows
 
@@ -79,8 +79,8 @@ def rows_of(name: str, model: Any, images: torch.Tensor, turns: int) -> list[dic
 def chosen(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the fastest row of the digits that keeps the validation accuracy, with its other results."""
     plain, *merging = [row for row in rows if row["model"] == "digits"]
-    kept = [row for row in merging if row["validation_accuracy"] >= plain["validation_accuracy"] - ALLOWED]
-    best = max(kept, key=lambda row: row["times_as_fast"].median)
+    allowed = [row for row in merging if row["validation_accuracy"] >= plain["validation_accuracy"] - ALLOWED]
+    best = max(allowed, key=lambda row: row["times_as_fast"].median)
     return {
         "merge_tokens": best["merge_tokens"],
         "times_as_fast": round(best["times_as_fast"].median, 2),
@@ -99,9 +99,9 @@ def main() -> None:
         models[name] = getattr(built, "model", built), torch.randn(8, 3, 224, 224)
     rows: list[dict[str, Any]] = []
     for name, (model, images) in models.items():
-        found = rows_of(name, model, images, report.options.turns)
-        rows += found
-        for row in found:
+        model_rows = rows_of(name, model, images, report.options.turns)
+        rows += model_rows
+        for row in model_rows:
             report.record(**row)
     report.finish(chosen=chosen(rows))
     print(chosen(rows))

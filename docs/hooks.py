@@ -55,15 +55,15 @@ def on_shutdown() -> None:
 def page_of_the_models() -> TemporaryDirectory[str]:
     """The page of the models in model_cards/; without the runtime that of one image, in one file. Made once."""
     folder = TemporaryDirectory()
-    place, cards = Path(folder.name), [ROOT / "model_cards" / name for name in MODELS]
+    site_folder, cards = Path(folder.name), [ROOT / "model_cards" / name for name in MODELS]
     if RUNTIME.is_dir():
         from hf_vit.pages.making import make_page
 
-        make_page(cards, place / "live", images="digits", runtime=RUNTIME)
+        make_page(cards, site_folder / "live", images="digits", runtime=RUNTIME)
     else:
         from hf_vit.analysis import show
 
-        show(str(cards[0]), ROOT / "docs/images/digit.png").save(place / "still.html")
+        show(str(cards[0]), ROOT / "docs/images/digit.png").save(site_folder / "still.html")
     return folder
 
 
@@ -101,12 +101,12 @@ def _link(match: re.Match[str], uri: str) -> str:
     source = next((path for path, borrowed in BORROWED.items() if borrowed == uri), f"docs/{uri}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
     if path in BORROWED:
-        found = BORROWED[path]
+        page = BORROWED[path]
     elif path.startswith("docs/"):
-        found = path.removeprefix("docs/")
+        page = path.removeprefix("docs/")
     else:
         return text
-    return f"{image}[{text}]({posixpath.relpath(found, posixpath.dirname(uri) or '.')}{mark}{fragment})"
+    return f"{image}[{text}]({posixpath.relpath(page, posixpath.dirname(uri) or '.')}{mark}{fragment})"
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -137,9 +137,11 @@ def options(name: str) -> Iterator[str]:
     command = root.commands[name]
     context = command.context_class(command, info_name=f"hf-vit {name}")
     yield from _described(command, context)
-    for part, below in getattr(command, "commands", {}).items():
-        yield f"\n## hf-vit {name} {part}\n"
-        yield from _described(below, below.context_class(below, info_name=part, parent=context))
+    for subcommand, nested_command in getattr(command, "commands", {}).items():
+        yield f"\n## hf-vit {name} {subcommand}\n"
+        yield from _described(
+            nested_command, nested_command.context_class(nested_command, info_name=subcommand, parent=context)
+        )
 
 
 def _described(command: Any, context: Any) -> Iterator[str]:

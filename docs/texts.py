@@ -48,7 +48,12 @@ def texts(path: Path) -> Iterator[tuple[int, str, str]]:
         ):
             yield node.lineno, "summary", ast.get_docstring(node) or ""
         annotations = [getattr(node, field, None) for field in ("annotation", "returns")]
-        hidden |= {id(each) for one in annotations if isinstance(one, ast.Constant) for each in ast.walk(one)}
+        hidden |= {
+            id(child)
+            for annotation in annotations
+            if isinstance(annotation, ast.Constant)
+            for child in ast.walk(annotation)
+        }
         kind, parts = "text", [node] if isinstance(node, ast.Constant | ast.JoinedStr) else []
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
@@ -58,7 +63,7 @@ def texts(path: Path) -> Iterator[tuple[int, str, str]]:
         for part in parts:
             text = " ".join(read_text(part).split())
             if id(part) not in hidden and text.count(" ") >= (2 if kind == "text" else 1):
-                hidden |= {id(each) for each in ast.walk(part)}
+                hidden |= {id(child) for child in ast.walk(part)}
                 yield part.lineno, kind, text
 
 
@@ -66,7 +71,7 @@ def functions(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and source of every function with at least four statements."""
     source = path.read_text()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and sum(isinstance(each, ast.stmt) for each in ast.walk(node)) > 4:
+        if isinstance(node, ast.FunctionDef) and sum(isinstance(child, ast.stmt) for child in ast.walk(node)) > 4:
             yield node.lineno, ast.get_source_segment(source, node) or ""
 
 
@@ -74,18 +79,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", type=int, metavar="N", help="draw N functions and N texts to rate")
     number = parser.parse_args().draw
-    shown = {path: sorted(set(texts(path))) for path in source_files()}
+    texts_by_file = {path: sorted(set(texts(path))) for path in source_files()}
     if number is None:
-        for path, rows in shown.items():
+        for path, rows in texts_by_file.items():
             if rows:
                 print(f"\n## {path.relative_to(ROOT)}")
                 print(*(f"{line} {kind}: {text}" for line, kind, text in rows), sep="\n")
         return
     draw = random.Random(SEED)
-    bodies = [(path, *row) for path in shown for row in functions(path)]
+    bodies = [(path, *row) for path in texts_by_file for row in functions(path)]
     for path, line, source in draw.sample(bodies, number):
         print(f"\n## {path.relative_to(ROOT)}:{line}\n{source}")
-    messages = [(path, *row) for path, rows in shown.items() for row in rows if row[1] != "text"]
+    messages = [(path, *row) for path, rows in texts_by_file.items() for row in rows if row[1] != "text"]
     for path, line, kind, text in draw.sample(messages, number):
         print(f"\n## {path.relative_to(ROOT)}:{line} {kind}\n{text}")
 
