@@ -43,11 +43,11 @@ PATTERNS: dict[str, dict[str, Any]] = {
 }
 
 
-def values_alone(module: Any, query: Any, key: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def return_values(module: Any, query: Any, key: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return value.transpose(1, 2), None
 
 
-def axial_blocks(dtype: torch.dtype) -> dict[str, Any]:
+def build_axial_blocks(dtype: torch.dtype) -> dict[str, Any]:
     """Return name -> function of (tokens [1, N, D], grid)."""
     config, plain = HfAxialViTConfig(**SIZES), HfViTConfig(**SIZES)
     config._attn_implementation = plain._attn_implementation = "sdpa"
@@ -68,7 +68,7 @@ def axial_blocks(dtype: torch.dtype) -> dict[str, Any]:
 def measure_axial(report: Script) -> None:
     exponents: dict[str, float] = {}
     for dtype in report.options.dtypes:
-        contestants, medians = axial_blocks(getattr(torch, dtype)), dict[int, float]()
+        contestants, medians = build_axial_blocks(getattr(torch, dtype)), dict[int, float]()
         for side in report.options.sides:
             tokens = torch.randn(1, side * side, 384, dtype=getattr(torch, dtype))
             turns = {name: lambda block=block: block(tokens, (side, side)) for name, block in contestants.items()}  # noqa: B023
@@ -88,7 +88,7 @@ def measure_axial(report: Script) -> None:
     report.finish(time_exponent=exponents)
 
 
-def turns_of(model: Any, side: int) -> tuple[Callable[[], Any], ...]:
+def block_functions(model: Any, side: int) -> tuple[Callable[[], Any], ...]:
     """Return a model's block, its attention without the projections, and what it makes once for all blocks."""
     grid, (layer,) = (side, side), model.layers
     tokens = Tokens(torch.randn(1, side * side + 1, 384), grid)
@@ -110,7 +110,7 @@ def measure_local(report: Script) -> None:
     }
     for name, choice in PATTERNS.items():
         models[name] = HfLocalViTModel._from_config(HfLocalViTConfig(**one_layer, **choice), attn_implementation="sdpa")
-    forms = {name: turns_of(model.eval(), LOCAL_SIDE) for name, model in models.items()}
+    forms = {name: block_functions(model.eval(), LOCAL_SIDE) for name, model in models.items()}
     seconds, attention_seconds, mask_seconds = (
         take_turns({name: form[index] for name, form in forms.items()}, report.options.turns) for index in range(3)
     )
@@ -123,7 +123,7 @@ def measure_local(report: Script) -> None:
             row["once_milliseconds"] = round(1e3 * quartiles(mask_seconds[name]).median, 1)
         report.record(**row)
     for side in report.options.local_sides:
-        memory = peak_memory(turns_of(models["local"], side)[0])
+        memory = peak_memory(block_functions(models["local"], side)[0])
         report.record(side=side, peak_memory_MB=round(memory / 1e6, 1), bytes_a_token=round(memory / side**2))
     report.finish()
 
@@ -137,7 +137,7 @@ def main() -> None:
     options.add_argument("--local-sides", nargs="+", type=int, default=list(LOCAL_SIDES), help="memory of local")
     report = Script(options.parse_args())
     torch.manual_seed(0)
-    ALL_ATTENTION_FUNCTIONS.register("values_alone", values_alone)
+    ALL_ATTENTION_FUNCTIONS.register("values_alone", return_values)
     {"axial": measure_axial, "local": measure_local}[report.options.kind](report)
 
 

@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 import transformers
-from inductive_bias import SIDE, batches, optimise, shifted
-from pretraining import Images, load
-from records import Job, Needing, Records, script_options
-from tables import TABLES, where
+from inductive_bias import SIDE, batches, shift_images, train_steps
+from pretraining import Images, load_images
+from records import Job, PlannedJob, Records, script_options
+from tables import TABLES, filter_runs
 from torch import nn
 from torch.nn import functional as F
 
@@ -59,17 +59,17 @@ COAT: dict[str, Any] = {"embed_dims": [64] * 4, "serial_depths": [1] * 4, "paral
 CAIT: dict[str, Any] = {"embed_dim": 64, "depth": 2, "depth_token_only": 1, "num_heads": 4, "mlp_ratio": 2.0}
 
 
-def ours(family: str, **fields: Any) -> Callable[[], nn.Module]:
+def build_ours(family: str, **fields: Any) -> Callable[[], nn.Module]:
     config, model = (getattr(hf_vit, f"Hf{family}{part}") for part in ("Config", "ForImageClassification"))
     return lambda: model(config(**fields, **LABELS))
 
 
-def theirs(family: str, **fields: Any) -> Callable[[], nn.Module]:
+def build_transformers(family: str, **fields: Any) -> Callable[[], nn.Module]:
     config, model = (getattr(transformers, f"{family}{part}") for part in ("Config", "ForImageClassification"))
     return lambda: model(config(**fields, **LABELS))
 
 
-def of_timm(name: str, **fields: Any) -> Callable[[], nn.Module]:
+def build_timm(name: str, **fields: Any) -> Callable[[], nn.Module]:
     import timm
 
     return lambda: timm.create_model(name, num_classes=len(NAMES), **fields)
@@ -87,7 +87,7 @@ def register_small_mixer() -> None:
     register_model(mixer_digits)
 
 
-def image_gpt() -> nn.Module:
+def build_image_gpt() -> nn.Module:
     config = transformers.ImageGPTConfig(
         vocab_size=GRAYS + 1, n_positions=TOKENS_SIDE**2, n_embd=64, n_layer=4, n_head=4
     )
@@ -95,40 +95,40 @@ def image_gpt() -> nn.Module:
 
 
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
-    "vit": ours("ViT", patch_size=4, num_hidden_layers=3, **VIT),
-    "hybrid": ours("HybridViT", stage_depths=(1,), stem_width=32, num_hidden_layers=2, **VIT),
-    "axial": ours("AxialViT", patch_size=4, num_hidden_layers=2, **VIT),
-    "local": ours("LocalViT", patch_size=4, num_hidden_layers=3, attention_window=3, **VIT),
-    "axial_resnet": ours("AxialResNet", image_size=SIDE, stage_depths=(1, 1), stem_width=16),
-    "bit": theirs("Bit", embedding_size=32, hidden_sizes=[64, 128], depths=[1, 1], num_groups=8),
-    "swin": theirs("Swin", image_size=SIDE, patch_size=4, window_size=4, **SWIN),
-    "regnet": theirs("RegNet", embedding_size=32, hidden_sizes=[48, 96], depths=[1, 2], groups_width=16),
-    "resnet": theirs("ResNet", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], layer_type="basic"),
-    "deit": theirs("DeiT", patch_size=4, num_hidden_layers=3, **VIT),
-    "cait": of_timm("cait_xxs24_224", img_size=SIDE, patch_size=4, **CAIT),
-    "mixer": of_timm("mixer_digits"),
-    "coatnet": of_timm("test_coatnet", img_size=SIDE),
-    "nfnet": of_timm("test_nfnet"),
-    "tresnet": of_timm("tresnet_m", width_factor=0.375, layers=(1, 1, 1, 1)),
-    "efficientnet": of_timm("test_efficientnet"),
-    "skresnet": of_timm("skresnet18", layers=(1, 1, 1, 1), channels=(32, 64, 64, 64), stem_width=16),
-    "halonet": of_timm("halonet26t", **HALO),
-    "coat": of_timm("coat_tiny", img_size=SIDE, **COAT),
-    "igpt": image_gpt,
+    "vit": build_ours("ViT", patch_size=4, num_hidden_layers=3, **VIT),
+    "hybrid": build_ours("HybridViT", stage_depths=(1,), stem_width=32, num_hidden_layers=2, **VIT),
+    "axial": build_ours("AxialViT", patch_size=4, num_hidden_layers=2, **VIT),
+    "local": build_ours("LocalViT", patch_size=4, num_hidden_layers=3, attention_window=3, **VIT),
+    "axial_resnet": build_ours("AxialResNet", image_size=SIDE, stage_depths=(1, 1), stem_width=16),
+    "bit": build_transformers("Bit", embedding_size=32, hidden_sizes=[64, 128], depths=[1, 1], num_groups=8),
+    "swin": build_transformers("Swin", image_size=SIDE, patch_size=4, window_size=4, **SWIN),
+    "regnet": build_transformers("RegNet", embedding_size=32, hidden_sizes=[48, 96], depths=[1, 2], groups_width=16),
+    "resnet": build_transformers("ResNet", embedding_size=32, hidden_sizes=[32, 64], depths=[1, 1], layer_type="basic"),
+    "deit": build_transformers("DeiT", patch_size=4, num_hidden_layers=3, **VIT),
+    "cait": build_timm("cait_xxs24_224", img_size=SIDE, patch_size=4, **CAIT),
+    "mixer": build_timm("mixer_digits"),
+    "coatnet": build_timm("test_coatnet", img_size=SIDE),
+    "nfnet": build_timm("test_nfnet"),
+    "tresnet": build_timm("tresnet_m", width_factor=0.375, layers=(1, 1, 1, 1)),
+    "efficientnet": build_timm("test_efficientnet"),
+    "skresnet": build_timm("skresnet18", layers=(1, 1, 1, 1), channels=(32, 64, 64, 64), stem_width=16),
+    "halonet": build_timm("halonet26t", **HALO),
+    "coat": build_timm("coat_tiny", img_size=SIDE, **COAT),
+    "igpt": build_image_gpt,
 }
 TIMM = ("cait", "mixer", "coatnet", "nfnet", "tresnet", "efficientnet", "skresnet", "halonet", "coat")
 
 
-def loss_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def compute_loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of the digit, or for an ImageGPT of every next pixel."""
     if isinstance(model, transformers.ImageGPTForCausalImageModeling):
         small = F.interpolate(images[:, :1], size=(TOKENS_SIDE, TOKENS_SIDE), mode="bilinear", antialias=True)
         tokens = ((small.flatten(1) + 1) / 2 * (GRAYS - 1)).round().long().clamp(0, GRAYS - 1)
         return model(input_ids=tokens, labels=tokens).loss
-    return F.cross_entropy(logits_of(model, images), labels)
+    return F.cross_entropy(compute_logits(model, images), labels)
 
 
-def logits_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+def compute_logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     output = model(images)
     return getattr(output, "logits", output)
 
@@ -137,19 +137,21 @@ def train(model: nn.Module, digits: Images, rate: float, seed: int, steps: int) 
     generator = torch.Generator().manual_seed(seed)
     order = batches(torch.arange(len(digits.labels["train"])), steps, generator)
 
-    def loss_of_batch(batch: torch.Tensor) -> torch.Tensor:
-        return loss_of(model, shifted(digits.images["train"][batch], generator), digits.labels["train"][batch])
+    def compute_batch_loss(batch: torch.Tensor) -> torch.Tensor:
+        return compute_loss(
+            model, shift_images(digits.images["train"][batch], generator), digits.labels["train"][batch]
+        )
 
-    optimise(model, loss_of_batch, order, steps, rate)
+    train_steps(model, compute_batch_loss, order, steps, rate)
 
 
 @torch.no_grad()
-def judge(model: nn.Module, digits: Images) -> float:
+def evaluate(model: nn.Module, digits: Images) -> float:
     """Return the score that selects the learning rate: validation accuracy, or minus the loss of the next pixel."""
     images, labels = digits.images["validation"], digits.labels["validation"]
     if isinstance(model, transformers.ImageGPTForCausalImageModeling):
-        return -float(loss_of(model.eval(), images, labels))
-    return float((logits_of(model.eval(), images).argmax(-1) == labels).float().mean())
+        return -float(compute_loss(model.eval(), images, labels))
+    return float((compute_logits(model.eval(), images).argmax(-1) == labels).float().mean())
 
 
 def save(model: Any, folder: Path, family: str) -> None:
@@ -176,7 +178,7 @@ def save(model: Any, folder: Path, family: str) -> None:
         make_processor(size).save_pretrained(folder)
 
 
-def jobs(seeds: int, steps: int) -> Iterator[Needing]:
+def list_jobs(seeds: int, steps: int) -> Iterator[PlannedJob]:
     """Iterate over the trials of rates, the other seeds' trainings at the better rate, and every seed's comparison."""
     trials = {
         family: [{"kind": "trial", "family": family, "seed": 0, "rate": rate, "steps": steps} for rate in RATES]
@@ -194,30 +196,30 @@ def jobs(seeds: int, steps: int) -> Iterator[Needing]:
         yield {"kind": "comparison", "seed": seed, "steps": steps}, prerequisites
 
 
-def best(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def find_best_runs(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return family -> the first of its runs that is best on the validation images."""
     families = dict.fromkeys(run["family"] for run in runs)
-    return {family: max(where(runs, family=family), key=lambda run: run["validation"]) for family in families}
+    return {family: max(filter_runs(runs, family=family), key=lambda run: run["validation"]) for family in families}
 
 
-def folder_of(root: Path, run: dict[str, Any]) -> Path:
+def model_folder(root: Path, run: dict[str, Any]) -> Path:
     return root / f"seed-{run['seed']}" / f"rate-{run['rate']:g}" / run["family"]
 
 
 def carry_out(options: argparse.Namespace, job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Train one model and keep it, or compare all of a seed."""
     if job["kind"] == "comparison":
-        folders = {family: folder_of(options.models, run) for family, run in best(runs).items()}
-        return compare_all(options, job["seed"], folders)
-    run = job if "rate" in job else job | {"rate": best(runs)[job["family"]]["rate"]}
+        folders = {family: model_folder(options.models, run) for family, run in find_best_runs(runs).items()}
+        return compare_models(options, job["seed"], folders)
+    run = job if "rate" in job else job | {"rate": find_best_runs(runs)[job["family"]]["rate"]}
     torch.manual_seed(run["seed"])
-    digits, model = load("digits"), FAMILIES[run["family"]]()
+    digits, model = load_images("digits"), FAMILIES[run["family"]]()
     train(model.train(), digits, run["rate"], run["seed"], run["steps"])
-    save(model, folder_of(options.models, run), run["family"])
-    return {"rate": run["rate"], "validation": round(judge(model, digits), 4)}
+    save(model, model_folder(options.models, run), run["family"])
+    return {"rate": run["rate"], "validation": round(evaluate(model, digits), 4)}
 
 
-def compare_all(options: argparse.Namespace, seed: int, folders: dict[str, Path]) -> dict[str, Any]:
+def compare_models(options: argparse.Namespace, seed: int, folders: dict[str, Path]) -> dict[str, Any]:
     """Return the comparison of a seed's models, of the first seed with speed."""
     output, sources = options.models / f"comparison-{seed}", []
     for family, folder in folders.items():
@@ -243,7 +245,7 @@ def main() -> None:
         folders = options.models.glob(f"seed-{job['seed']}/rate-{job.get('rate', '*')}/{job.get('family')}")
         return job["kind"] == "comparison" or any(folders)
 
-    planned_jobs = list(jobs(options.seeds, options.steps))
+    planned_jobs = list(list_jobs(options.seeds, options.steps))
     Records(options.output).work(planned_jobs, partial(carry_out, options), has_files=has_files)
     print(TABLES["compare_families"](options.output))
 

@@ -66,7 +66,7 @@ class Layout:
     stalls: bool = False
 
 
-def ours(layout: Layout) -> Batches:
+def open_ours(layout: Layout) -> Batches:
     """Return the loader that `finetune` uses."""
     sizes: dict[str, Any] = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     config = HfViTConfig(image_size=layout.size, patch_size=layout.size // 2, num_labels=2, **sizes)
@@ -86,15 +86,15 @@ def ours(layout: Layout) -> Batches:
     return trainer.get_train_dataloader()
 
 
-def varied_by_torchvision(size: int) -> Callable[[PIL.Image.Image], torch.Tensor]:
+def build_transform(size: int) -> Callable[[PIL.Image.Image], torch.Tensor]:
     return v2.Compose([
         v2.PILToTensor(), v2.RandomResizedCrop(size, SCALE, antialias=True), v2.RandomHorizontalFlip(),
         v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3),
     ])  # fmt: skip
 
 
-def torchvisions(layout: Layout) -> Batches:
-    folder = ImageFolder(str(layout.path / "train"), varied_by_torchvision(layout.size))
+def open_torchvision(layout: Layout) -> Batches:
+    folder = ImageFolder(str(layout.path / "train"), build_transform(layout.size))
     return DataLoader(folder, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
 
 
@@ -102,14 +102,14 @@ class Varied:
     """A function that applies torchvision's transform to a batch of `datasets`."""
 
     def __init__(self, size: int, image: str, label: str) -> None:
-        self.vary, self.image, self.label = varied_by_torchvision(size), image, label
+        self.vary, self.image, self.label = build_transform(size), image, label
 
     def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         values = [self.vary(image.convert("RGB")) for image in rows[self.image]]
         return {"pixel_values": values, "label": rows[self.label]}
 
 
-def datasets_alone(layout: Layout) -> Batches:
+def open_datasets(layout: Layout) -> Batches:
     if layout.is_stream:
         tars = sorted(map(str, layout.path.glob("train-*.tar")))
         stream = datasets.load_dataset("webdataset", data_files={"train": tars}, split="train", streaming=True)
@@ -122,22 +122,22 @@ def datasets_alone(layout: Layout) -> Batches:
     return DataLoader(varied, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
 
 
-def webdataset_alone(layout: Layout) -> Batches:
+def open_webdataset(layout: Layout) -> Batches:
     tars = sorted(map(str, layout.path.glob("train-*.tar")))
     stream = webdataset.WebDataset(tars, shardshuffle=SHARDS).shuffle(1000).decode("pilrgb")
-    stream = stream.to_tuple("jpg", "cls").map_tuple(varied_by_torchvision(layout.size), int)
+    stream = stream.to_tuple("jpg", "cls").map_tuple(build_transform(layout.size), int)
     return webdataset.WebLoader(stream.batched(BATCH), batch_size=None, num_workers=WORKERS, persistent_workers=True)
 
 
 def contestants(layout: Layout) -> dict[str, Callable[[Layout], Batches]]:
-    third = ("webdataset", webdataset_alone) if layout.is_stream else ("torchvision", torchvisions)
-    return dict([("hf_vit", ours), third, ("datasets", datasets_alone)])
+    third = ("webdataset", open_webdataset) if layout.is_stream else ("torchvision", open_torchvision)
+    return dict([("hf_vit", open_ours), third, ("datasets", open_datasets)])
 
 
-def measured(open_loader: Callable[[Layout], Batches], layout: Layout, images: int) -> list[float]:
+def measure(open_loader: Callable[[Layout], Batches], layout: Layout, images: int) -> list[float]:
     """Return the seconds of opening the loader, then the seconds per image of every epoch."""
     start = time.perf_counter()
-    batches = endless(open_loader(layout))
+    batches = iterate_epochs(open_loader(layout))
     seconds = [time.perf_counter() - start]
     for _ in range(EPOCHS):
         num_images, start = 0, time.perf_counter()
@@ -148,7 +148,7 @@ def measured(open_loader: Callable[[Layout], Batches], layout: Layout, images: i
     return seconds
 
 
-def endless(loader: Any) -> Iterator[Any]:
+def iterate_epochs(loader: Any) -> Iterator[Any]:
     for epoch in itertools.count():
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
@@ -201,7 +201,7 @@ def write_shards(folder: Path, paths: list[Path], split: str, ends: list[int]) -
     (folder / "label").unlink()
 
 
-def stalling(stalls: bool) -> None:
+def set_stalling(stalls: bool) -> None:
     """Let Pillow, by which all contestants open images, wait at every hundredth; in their workers, too."""
     global opened
     opened = itertools.count(1)
@@ -228,10 +228,10 @@ def main() -> None:
         turns_by_case: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
         for _ in range(settings.turns):
             for name, (layout, images) in layouts.items():
-                stalling(layout.stalls)
+                set_stalling(layout.stalls)
                 for contestant, open_loader in contestants(layout).items():
-                    turns_by_case[name, contestant].append(measured(open_loader, layout, images))
-                stalling(False)
+                    turns_by_case[name, contestant].append(measure(open_loader, layout, images))
+                set_stalling(False)
     for (name, contestant), turns in turns_by_case.items():
         hf_vit_turns = turns_by_case[name, "hf_vit"]
         row: dict[str, Any] = {"layout": name, "contestant": contestant}

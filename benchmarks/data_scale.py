@@ -119,11 +119,11 @@ class Plan:
 
 
 def work(plan: Plan, records: Records, runner: str = "local", address: str | None = None) -> None:
-    """Do what is left and nobody else does, until nothing is left."""
-    records.work(list(plan.jobs()), partial(do, epochs=plan.transfer_epochs), runner, address)
+    """Run all unfinished jobs that no other process runs."""
+    records.work(list(plan.jobs()), partial(run_job, epochs=plan.transfer_epochs), runner, address)
 
 
-def do(job: Job, results: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
+def run_job(job: Job, results: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
     return predict(job, results) if job["kind"] == "prediction" else carry_out(job, results, epochs)
 
 
@@ -144,7 +144,7 @@ def carry_out(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str
         if job["kind"] != "choice":
             done["test_accuracy"] = result.test.top1
         if job["kind"] == "run":
-            done |= transfers(folder, epochs, job["seed"])
+            done |= measure_transfers(folder, epochs, job["seed"])
     return done
 
 
@@ -175,7 +175,7 @@ def train(job: Job, rate: float, regularisation: str, folder: Path) -> Any:
     )
 
 
-def transfers(folder: Path, epochs: float, seed: int) -> dict[str, Any]:
+def measure_transfers(folder: Path, epochs: float, seed: int) -> dict[str, Any]:
     """Return held-out accuracies of the encoder on other data: few-shot, and fine-tuned."""
     accuracies: dict[str, Any] = {}
     for name in TRANSFERS:

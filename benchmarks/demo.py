@@ -22,7 +22,7 @@ from hf_vit.results.facts import Facts
 PEERS = {"SVC(C=10, gamma=0.001)": SVC(C=10, gamma=0.001), "3 nearest neighbours": KNeighborsClassifier(3)}
 
 
-def seed_of(folder: Path) -> dict[str, Any]:
+def read_seed(folder: Path) -> dict[str, Any]:
     """Return the recorded results of one seed's model."""
     facts = Facts.load(folder)
     training, test = facts.filter_kind("training")[-1], facts.filter_kind("evaluation")[-1]
@@ -40,7 +40,7 @@ def seed_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def peers() -> dict[str, int]:
+def count_peer_errors() -> dict[str, int]:
     """Return how many test images each scikit-learn classifier misclassifies."""
     splits: Any = load_data("digits").splits
     pixels = {
@@ -57,9 +57,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "demo.json")
     arguments = parser.parse_args()
-    seeds = sorted((seed_of(folder) for folder in arguments.folder.glob("seed-*")), key=lambda seed: seed["seed"])
+    seeds = sorted((read_seed(folder) for folder in arguments.folder.glob("seed-*")), key=lambda seed: seed["seed"])
     mean = sum(seed["test_accuracy"] for seed in seeds) / len(seeds)
-    results = {"mean_test_accuracy": mean, "seeds": seeds, "wrong_of_360": peers()}
+    results = {"mean_test_accuracy": mean, "seeds": seeds, "wrong_of_360": count_peer_errors()}
     arguments.output.write_text(json.dumps(results, indent=1) + "\n")
     worst = min(seed["test_accuracy"] for seed in seeds)
     print(f"{len(seeds)} seeds: mean {mean:.2%}, worst {worst:.2%}; wrong of 360: {results['wrong_of_360']}")

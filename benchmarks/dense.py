@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from records import Job, Needing, Records, script_options
+from records import Job, PlannedJob, Records, script_options
 from tables import TABLES
 
 import hf_vit
@@ -128,15 +128,15 @@ PAIRS = [
 ]
 
 
-def costs(pair: Pair) -> tuple[float, float]:
+def measure_seconds(pair: Pair) -> tuple[float, float]:
     """Return the CPU seconds of a training step and of one evaluation, each the minimum of three."""
     data = load_data(replace(pair, images=BATCH).data, target=TARGETS[pair.task])
     model, processor = build_dense_model(
         find_model(BACKBONES[pair.backbone](pair.size)), pair.head, data.label_names, width=pair.width, **pair.fields
     )
-    training, _ = dense_transforms(processor, TARGETS[pair.task], recipe_of(pair, 1e-3, 1).augmentation, 0)
+    training, _ = dense_transforms(processor, TARGETS[pair.task], build_recipe(pair, 1e-3, 1).augmentation, 0)
     images = transform_split(data, "train", training)
-    optimizer_class, settings = optimizer_of(recipe_of(pair, 1e-4, 1))
+    optimizer_class, settings = optimizer_of(build_recipe(pair, 1e-4, 1))
     optimizer, seconds = optimizer_class(model.parameters(), **settings), list[float]()
     for _ in range(4):
         start = time.process_time()
@@ -150,7 +150,7 @@ def costs(pair: Pair) -> tuple[float, float]:
     return min(seconds[1:]), (time.process_time() - start) * HELD_OUT / num_images
 
 
-def recipe_of(pair: Pair, rate: float, steps: int) -> Recipe:
+def build_recipe(pair: Pair, rate: float, steps: int) -> Recipe:
     """Return the task's small recipe with this rate and length, and the head's fields."""
     small = find_recipe(f"{pair.task}-small")
     settings: dict[str, Any] = {"learning_rate": rate, "batch_size": BATCH, "steps": steps, "evaluations": EVALUATIONS}
@@ -165,7 +165,7 @@ def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
     pair = next(pair for pair in PAIRS if pair.name == job["pair"])
     best = max(trials, key=lambda run: next(iter(run["validation"].values())), default={"rate": pair.rates[0]})
     rate, minutes = job.get("rate", best["rate"]), pair.minutes / (1 if job["final"] else 4)
-    step, judging = costs(pair)
+    step, judging = measure_seconds(pair)
     steps = max(EVALUATIONS, int((60 * minutes * 0.95 - (EVALUATIONS + 1) * judging) / step))
     folder = work / pair.task
     shutil.rmtree(folder, ignore_errors=True)
@@ -176,7 +176,7 @@ def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
         task=pair.task,
         head=pair.head,
         head_width=pair.width,
-        recipe=recipe_of(pair, rate, steps),
+        recipe=build_recipe(pair, rate, steps),
         seed=job["seed"],
         device="cpu",
         precision="fp32",
@@ -193,7 +193,7 @@ def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
     return results | ({"test": result.test.values(), "headline": result.test.headline()} if job["final"] else {})
 
 
-def jobs(part: str | None, only: str, seeds: list[int]) -> Iterator[Needing]:
+def jobs(part: str | None, only: str, seeds: list[int]) -> Iterator[PlannedJob]:
     """Return the runs pair by pair, each with the trials that select its rate."""
     for pair in PAIRS:
         if part in (None, pair.part) and only in pair.name:

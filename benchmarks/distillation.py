@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from records import Job, Needing, Records, script_options
+from records import Job, PlannedJob, Records, script_options
 from tables import TABLES
 
 from hf_vit import HfViTConfig
@@ -68,15 +68,15 @@ def jobs(epochs: int, varied: bool) -> Iterator[Job]:
 
 
 def work(records: Records, todo: list[Job], teacher: Path) -> None:
-    """Do what is left and nobody else does, until nothing is left; first the teacher, if its weights are not there."""
+    """Run all unfinished jobs that no other process runs, the teacher first if its weights are missing."""
     teacher_jobs = [] if teacher.exists() else [{"way": "teacher", "seed": 0}]
-    jobs: list[Needing] = [*((job, []) for job in teacher_jobs), *((job, teacher_jobs) for job in todo)]
+    jobs: list[PlannedJob] = [*((job, []) for job in teacher_jobs), *((job, teacher_jobs) for job in todo)]
     records.work(
-        jobs, lambda job, _: learn(job, teacher), has_files=lambda job: job not in teacher_jobs or teacher.exists()
+        jobs, lambda job, _: train(job, teacher), has_files=lambda job: job not in teacher_jobs or teacher.exists()
     )
 
 
-def learn(job: Job, teacher: Path) -> dict[str, Any]:
+def train(job: Job, teacher: Path) -> dict[str, Any]:
     """Train one model on the digits; what its test says. The teacher stays where it belongs."""
     config, values, learning = TEACHER, dict[str, Any](), None
     if job["way"] != "teacher":

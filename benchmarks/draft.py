@@ -53,7 +53,7 @@ def train(size: int, data: Path, folder: Path) -> None:
     finetune(config, str(data), folder, recipe="digits", options=options, epochs=40, report=print)
 
 
-def measured(size: int, data: Path, folder: Path, turns: int) -> dict[str, Any]:
+def measure(size: int, data: Path, folder: Path, turns: int) -> dict[str, Any]:
     model, files = str(folder), sorted((data / "test").rglob("*.jpg"))
     row: dict[str, Any] = {"px": size}
     for split in ("validation", "test"):
@@ -90,7 +90,7 @@ def main() -> None:
     for size in SIZES:
         if not (root / str(size)).exists():
             train(size, data, root / str(size))
-        report.record(**measured(size, data, root / str(size), report.options.turns))
+        report.record(**measure(size, data, root / str(size), report.options.turns))
     report.finish(quality=QUALITY, px_of_files=SIDE)
 
 

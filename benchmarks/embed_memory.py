@@ -47,7 +47,7 @@ def write_model(folder: Path) -> None:
     make_processor(config).save_pretrained(folder)
 
 
-def held(processes: list[psutil.Process]) -> int:
+def count_bytes(processes: list[psutil.Process]) -> int:
     """Return the bytes that processes hold together."""
     total = 0
     for process in processes:
@@ -58,7 +58,7 @@ def held(processes: list[psutil.Process]) -> int:
     return total
 
 
-def run(arguments: list[str], folder: Path) -> int:
+def measure_peak(arguments: list[str], folder: Path) -> int:
     """Return the peak bytes held by a command."""
     peak = 0
     with (folder / "log.txt").open("w") as log:
@@ -66,7 +66,7 @@ def run(arguments: list[str], folder: Path) -> int:
             [sys.executable, "-m", "hf_vit", *arguments], cwd=folder, stdout=log, stderr=subprocess.STDOUT
         )
         while command.poll() is None:
-            peak = max(peak, held([command, *command.children(recursive=True)]))
+            peak = max(peak, count_bytes([command, *command.children(recursive=True)]))
             time.sleep(PAUSE)
     if command.returncode:
         raise RuntimeError((folder / "log.txt").read_text()[-500:])
@@ -87,7 +87,7 @@ def main() -> None:
                 output = f"{runner}-{images}"
                 arguments = f"embed model --data {images} --streaming --split train --output {output} --runner {runner}"
                 arguments += f" --num-processes {PROCESSES} --batch-size 512 --device cpu --no-optimize"
-                peak = run(arguments.split(), folder)
+                peak = measure_peak(arguments.split(), folder)
                 rows = sum(parquet.read_metadata(path).num_rows for path in (folder / output).glob("*.parquet"))
                 if rows > images or rows < 0.7 * images:  # validation and test are cut from it
                     raise RuntimeError(f"{rows} rows of {images} images")

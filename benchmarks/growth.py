@@ -37,7 +37,7 @@ MEMORY_THEORY = {"batch": 1.0, "hidden size": 1.0, "depth": 0.0, "tokens": 1.0}
 OTHER_MEMORY_THEORY = {("axial_resnet", "tokens"): 1.5, ("bit", "hidden size"): 2.0}
 
 
-def configuration(name: str, width: int, depth: int, tokens: int) -> Any:
+def build_config(name: str, width: int, depth: int, tokens: int) -> Any:
     """Return the configuration of a family with this many tokens (for ResNets: positions of the last map)."""
     family, fields = FAMILIES[name], {"image_size": PATCH * round(tokens**0.5), "num_labels": 10}
     if not family.has_tokens:
@@ -51,8 +51,8 @@ def configuration(name: str, width: int, depth: int, tokens: int) -> Any:
 
 
 @torch.inference_mode()
-def measured(name: str, point: dict[str, int], turns: int) -> dict[str, Any]:
-    config = configuration(name, point["hidden size"], point["depth"], point["tokens"])
+def measure(name: str, point: dict[str, int], turns: int) -> dict[str, Any]:
+    config = build_config(name, point["hidden size"], point["depth"], point["tokens"])
     model = FAMILIES[name].classes["classification"](config).eval()
     images = torch.randn(point["batch"], 3, *config.nominal_size)
     seconds: list[float] = []
@@ -70,16 +70,16 @@ def measured(name: str, point: dict[str, int], turns: int) -> dict[str, Any]:
     }
 
 
-def slope(rows: list[dict[str, Any]], axis: str, quantity: str) -> float:
+def fit_slope(rows: list[dict[str, Any]], axis: str, quantity: str) -> float:
     return float(np.polyfit(np.log([row[axis] for row in rows]), np.log([row[quantity] for row in rows]), 1)[0])
 
 
-def exponents(name: str, axis: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def fit_exponents(name: str, axis: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the fitted exponent and the theoretical one for a family along an axis."""
     memory = OTHER_MEMORY_THEORY.get((name, axis), MEMORY_THEORY[axis])
     fit: dict[str, Any] = {"family": name, "axis": axis}
-    for quantity, theory in (("seconds", slope(rows, axis, "flops")), ("bytes", memory)):
-        exponent = slope(rows, axis, quantity)
+    for quantity, theory in (("seconds", fit_slope(rows, axis, "flops")), ("bytes", memory)):
+        exponent = fit_slope(rows, axis, quantity)
         allowed = max(1.1 * theory, 0.1)
         fit |= {f"{quantity}_exponent": round(exponent, 3), f"{quantity}_theory": round(theory, 3)}
         fit[f"{quantity}_worse"] = exponent > allowed
@@ -96,8 +96,8 @@ def main() -> None:
     for name in FAMILIES:
         for axis, values in AXES.items():
             points = [{**BASE, axis: value} for value in values[: report.options.points]]
-            rows = [measured(name, point, report.options.turns) for point in points]
-            fits.append(exponents(name, axis, rows))
+            rows = [measure(name, point, report.options.turns) for point in points]
+            fits.append(fit_exponents(name, axis, rows))
             report.record(**fits[-1], points=rows)
     report.finish(
         worse=[f"{fit['family']}, {fit['axis']}" for fit in fits if fit["seconds_worse"] or fit["bytes_worse"]]

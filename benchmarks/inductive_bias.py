@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from records import Job, Needing, Records, read, script_options
+from records import Job, PlannedJob, Records, read, script_options
 from tables import TABLES
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -125,14 +125,14 @@ def batches(indices: torch.Tensor, steps: int, generator: torch.Generator, size:
         waiting = waiting[size:]
 
 
-def shifted(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def shift_images(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return images shifted by up to `SHIFT` px in both directions, with background at the borders."""
     padded = F.pad(images, (SHIFT,) * 4, value=-1.0)
     offsets = torch.randint(2 * SHIFT + 1, (len(images), 2), generator=generator)
     return torch.stack([image[:, y : y + SIDE, x : x + SIDE] for image, (y, x) in zip(padded, offsets, strict=True)])
 
 
-def build(run: Run) -> torch.nn.Module:
+def build_model(run: Run) -> torch.nn.Module:
     config_class, model_class, fields = FAMILIES[run.family]
     patch = {} if run.family == "hybrid" else {"patch_size": run.patch}
     torch.manual_seed(run.seed)
@@ -143,16 +143,16 @@ def train(model: torch.nn.Module, digits: Images, run: Run) -> None:
     generator = torch.Generator().manual_seed(run.seed)
     indices = subset(digits.labels["train"], run.examples, run.seed)
 
-    def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        images = shifted(digits.images["train"][batch], generator)
+    def compute_loss(batch: torch.Tensor) -> torch.Tensor:
+        images = shift_images(digits.images["train"][batch], generator)
         return model(images, labels=digits.labels["train"][batch]).loss
 
-    optimise(model, loss_of, batches(indices, run.steps, generator), run.steps, run.rate)
+    train_steps(model, compute_loss, batches(indices, run.steps, generator), run.steps, run.rate)
 
 
-def optimise(
+def train_steps(
     model: torch.nn.Module,
-    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    compute_loss: Callable[[torch.Tensor], torch.Tensor],
     order: Iterable[torch.Tensor],
     steps: int,
     rate: float,
@@ -167,54 +167,54 @@ def optimise(
         factor = (step + 1) / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * progress))
         optimizer.param_groups[0]["lr"] = rate * factor
         optimizer.zero_grad()
-        loss_of(batch).backward()
+        compute_loss(batch).backward()
         optimizer.step()
         after(step + 1)
 
 
 @torch.no_grad()
-def accuracy(model: Any, data: Images, split: str) -> float:
+def compute_accuracy(model: Any, data: Images, split: str) -> float:
     predicted = model.eval()(data.images[split]).logits.argmax(-1)
     return float((predicted == data.labels[split]).float().mean())
 
 
 def carry_out(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
     """Train at the job's rate, or at the one that is best in these trials."""
-    digits, rate = load_digits(), job.get("rate") or chosen_rate(trials)
+    digits, rate = load_digits(), job.get("rate") or choose_rate(trials)
     run = Run(**(job | {"rate": rate}))
-    model = build(run)
+    model = build_model(run)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(digits.images["train"][:1])
     train(model.train(), digits, run)
     split = "validation" if run.kind == "recipe" else "test"
     return {
         "rate": rate,
-        f"{split}_accuracy": round(accuracy(model, digits, split), 4),
+        f"{split}_accuracy": round(compute_accuracy(model, digits, split), 4),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops_forward_one_image": counter.get_total_flops(),
     }
 
 
-def trials(steps: int) -> list[Run]:
+def list_trials(steps: int) -> list[Run]:
     return [Run("recipe", family, 200, 0, 4, rate, steps) for rate in RATES for family in FAMILIES]
 
 
-def chosen_rate(trials: list[dict[str, Any]]) -> float:
+def choose_rate(trials: list[dict[str, Any]]) -> float:
     """Return the rate with the best mean validation accuracy of the three models, the lower one if equal."""
     scores = {rate: [run["validation_accuracy"] for run in trials if run["rate"] == rate] for rate in RATES}
     return max(RATES, key=lambda rate: statistics.mean(scores[rate]))
 
 
-def jobs(steps: int) -> Iterator[Needing]:
+def jobs(steps: int) -> Iterator[PlannedJob]:
     """Return the trials, and the runs that depend on them."""
-    trial_jobs = [asdict(run) for run in trials(steps)]
+    trial_jobs = [asdict(run) for run in list_trials(steps)]
     yield from ((job, []) for job in trial_jobs)
     for seed, examples, family in itertools.product(SEEDS, EXAMPLES, FAMILIES):
         job = asdict(Run("data", family, examples, seed, 4, 0, steps))
         yield {name: value for name, value in job.items() if name != "rate"}, trial_jobs
 
 
-def spread(lines: list[dict[str, Any]], name: str) -> tuple[float, float]:
+def mean_and_deviation(lines: list[dict[str, Any]], name: str) -> tuple[float, float]:
     """Return (mean, standard deviation) over the seeds."""
     values = [line[name] for line in lines]
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
@@ -230,7 +230,7 @@ def draw(path: Path) -> None:
         for examples in EXAMPLES:
             runs = [line for line in lines if (line["family"], line["examples"]) == (family, examples)]
             if runs:
-                mean, deviation = spread(runs, "test_accuracy")
+                mean, deviation = mean_and_deviation(runs, "test_accuracy")
                 points.append((examples, 100 * mean, 100 * deviation))
         if points:
             axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=family)  # x, y, y error

@@ -93,7 +93,7 @@ def data_folder(name: str, work: Path) -> Path:
     return folder
 
 
-def trained(family: str, name: str, work: Path) -> Path:
+def train_once(family: str, name: str, work: Path) -> Path:
     """Return a classifier of a family, trained once on such a folder."""
     from hf_vit.training import FinetuneOptions, finetune
 
@@ -107,7 +107,7 @@ def trained(family: str, name: str, work: Path) -> Path:
     return folder
 
 
-def exported(model: Path, to: str, mode: str | None, data: str | None, work: Path) -> Path:
+def export_once(model: Path, to: str, mode: str | None, data: str | None, work: Path) -> Path:
     """Return a folder written once by `hf-vit export`."""
     from hf_vit.conversion import export
 
@@ -117,25 +117,25 @@ def exported(model: Path, to: str, mode: str | None, data: str | None, work: Pat
     return folder
 
 
-def size_of(folder: Path) -> float:
+def sum_megabytes(folder: Path) -> float:
     """Return the size of a graph's files in MB."""
     files = [path for path in folder.iterdir() if path.suffix in (".onnx", ".data", ".xml", ".bin")]
     return sum(path.stat().st_size for path in files) / 1e6
 
 
-def judge(family: str, name: str, to: str, mode: str, work: Path) -> dict[str, Any]:
+def evaluate_export(family: str, name: str, to: str, mode: str, work: Path) -> dict[str, Any]:
     """Return the certificate's results of a trained model in int8, or why there is none."""
     from hf_vit.errors import UserError
 
-    model, data = trained(family, name, work), data_folder(name, work)
+    model, data = train_once(family, name, work), data_folder(name, work)
     try:
-        folder = exported(model, to, mode, str(data), work)
+        folder = export_once(model, to, mode, str(data), work)
     except UserError as error:
         return {"refused": str(error)}
-    return json.loads((folder / "export.json").read_text())["quantization"] | {"megabytes": size_of(folder)}
+    return json.loads((folder / "export.json").read_text())["quantization"] | {"megabytes": sum_megabytes(folder)}
 
 
-def judge_torch(family: str, name: str, work: Path) -> dict[str, Any]:
+def evaluate_torch(family: str, name: str, work: Path) -> dict[str, Any]:
     """Return the share of test images with the same prediction after `optimize_for_inference(quantize="int8")`."""
     from hf_vit import optimize_for_inference
     from hf_vit.data import load_data
@@ -143,7 +143,7 @@ def judge_torch(family: str, name: str, work: Path) -> dict[str, Any]:
 
     data = load_data(str(data_folder(name, work)))
     table: Any = data.split("test")
-    folder = trained(family, name, work)
+    folder = train_once(family, name, work)
     subject, ours = load_model(folder, "cpu"), load_model(folder, "cpu").model
     quantized = optimize_for_inference(subject.model, quantize="int8")
     classes = torch.tensor(subject.classes_of(data.label_names))
@@ -159,7 +159,7 @@ def judge_torch(family: str, name: str, work: Path) -> dict[str, Any]:
     return figures | {"held_out_images": len(table)}
 
 
-def random_model(variant: str, work: Path) -> Path:
+def save_random_model(variant: str, work: Path) -> Path:
     """Return a model with random weights at 224 px."""
     from hf_vit.data import make_processor
     from hf_vit.speed.peers import Shape, build
@@ -185,13 +185,13 @@ class Noise:
         return iter(torch.randn(8, 1, 3, 224, 224, generator=torch.Generator().manual_seed(1)))
 
 
-def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
+def quantize_random(variant: str, to: str, mode: str, work: Path) -> Path:
     """Return a fully quantized graph of random weights, which needs no certificate."""
     from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS
 
     runtime = next(quantizer for quantizer in QUANTIZERS.values() if quantizer.target == to)
     file = runtime.file
-    source = exported(random_model(variant, work), to, None, None, work) / file
+    source = export_once(save_random_model(variant, work), to, None, None, work) / file
     folder = work / "exports" / f"{variant.replace('/', '')}-{to}-{mode}"
     if not folder.is_dir():
         unfinished = folder.with_name(f"{folder.name}-unfinished")
@@ -201,7 +201,7 @@ def quantized_random(variant: str, to: str, mode: str, work: Path) -> Path:
     return folder
 
 
-def graph_step(folder: Path, images: torch.Tensor, threads: int, precision: str = "f32") -> Callable[[], Any]:
+def build_graph_step(folder: Path, images: torch.Tensor, threads: int, precision: str = "f32") -> Callable[[], Any]:
     """Return a function that runs a graph once on this many threads."""
     from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, openvino_core
 
@@ -212,7 +212,7 @@ def graph_step(folder: Path, images: torch.Tensor, threads: int, precision: str 
     return lambda: compiled([images.numpy()])
 
 
-def torch_step(folder: Path, images: torch.Tensor, form: str) -> Callable[[], Any]:
+def build_torch_step(folder: Path, images: torch.Tensor, form: str) -> Callable[[], Any]:
     """Return a function that runs an optimized model once in "float32", "bfloat16" or "int8"."""
     from transformers import AutoModelForImageClassification
 
@@ -237,22 +237,26 @@ FORMS = {
 }
 
 
-def step_of(runtime: str, form: str, variant: str, images: torch.Tensor, threads: int, work: Path) -> Callable[[], Any]:
+def build_step(
+    runtime: str, form: str, variant: str, images: torch.Tensor, threads: int, work: Path
+) -> Callable[[], Any]:
     """Return a function that runs one form of a runtime."""
     if runtime == "torch":
-        return torch_step(random_model(variant, work), images, form)
-    return graph_step(folder_of(runtime, form, variant, work), images, threads, "bf16" if form == "bfloat16" else "f32")
+        return build_torch_step(save_random_model(variant, work), images, form)
+    return build_graph_step(
+        find_graph(runtime, form, variant, work), images, threads, "bf16" if form == "bfloat16" else "f32"
+    )
 
 
-def folder_of(runtime: str, form: str, variant: str, work: Path) -> Path:
+def find_graph(runtime: str, form: str, variant: str, work: Path) -> Path:
     """Return the folder of a form's graph, made once."""
     to = {"onnxruntime": "onnx", "openvino": "openvino"}[runtime]
     if form.startswith("int8"):
-        return quantized_random(variant, to, form.split()[1], work)
-    return exported(random_model(variant, work), to, None, None, work)
+        return quantize_random(variant, to, form.split()[1], work)
+    return export_once(save_random_model(variant, work), to, None, None, work)
 
 
-def resident_megabytes(arguments: Sequence[str]) -> float:
+def measure_memory(arguments: Sequence[str]) -> float:
     """Return the peak MB that a new process needs for a form, beyond its imported libraries."""
     command = [sys.executable, __file__, "memory", *arguments]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
@@ -262,7 +266,7 @@ def resident_megabytes(arguments: Sequence[str]) -> float:
 PASSES_A_TURN = 5
 
 
-def several(step: Callable[[], Any]) -> None:
+def run_several(step: Callable[[], Any]) -> None:
     """Run a step several times, as one turn."""
     for _ in range(PASSES_A_TURN):
         step()
@@ -272,8 +276,8 @@ def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespa
     """Measure all forms of a runtime in turns: images/s, ratio to float32, memory and file size in MB."""
     images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     work = options.work
-    steps = {form: step_of(runtime, form, variant, images, options.threads, work) for form in FORMS[runtime]}
-    turns = {form: partial(several, step) for form, step in steps.items()}
+    steps = {form: build_step(runtime, form, variant, images, options.threads, work) for form in FORMS[runtime]}
+    turns = {form: partial(run_several, step) for form, step in steps.items()}
     seconds, load = take_turns(turns, options.turns), others_load()
     rows: dict[str, Any] = {"others_load": round(load, 2), "passes_a_turn": PASSES_A_TURN}
     for form in steps:
@@ -281,7 +285,7 @@ def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespa
         rows[form] = {
             "images_per_second": PASSES_A_TURN * batch / quartiles(seconds[form]).median,
             "times_float32": asdict(speed_ratio(seconds, form, "float32")),
-            "memory_megabytes": resident_megabytes(arguments),
+            "memory_megabytes": measure_memory(arguments),
         }
     return rows
 
@@ -295,7 +299,7 @@ def print_memory(arguments: Sequence[str]) -> None:
     images = torch.randn(int(batch), 3, 224, 224)
     __import__(runtime)
     before = psutil.Process().memory_info().rss
-    step = step_of(runtime, form, variant, images, int(threads), Path(work))
+    step = build_step(runtime, form, variant, images, int(threads), Path(work))
     step()
     step()
     print((psutil.Process().memory_info().rss - before) / 1e6)
@@ -306,9 +310,9 @@ def carry_out(options: argparse.Namespace, job: Job, _: Any) -> dict[str, Any]:
     if job["part"] == "speed":
         results = time_forms(job["runtime"], job["variant"], job["batch"], options)
     elif job["by"] == "torch":
-        results = judge_torch(job["family"], job["images"], options.work)
+        results = evaluate_torch(job["family"], job["images"], options.work)
     else:
-        results = judge(job["family"], job["images"], *job["by"].split(), options.work)
+        results = evaluate_export(job["family"], job["images"], *job["by"].split(), options.work)
     return results | {"packages": {name: version(name) for name in ("onnxruntime", "openvino", "nncf")}}
 
 

@@ -142,18 +142,18 @@ def make_b16(folder: Path) -> dict[str, Path]:
     return {name: folder / f"{name}.npz" for name in ("stored", "compressed")}
 
 
-def seconds_of(way: Callable[[Path], object], path: Path) -> float:
+def time_read(way: Callable[[Path], object], path: Path) -> float:
     started = time.perf_counter()
     way(path)
     return time.perf_counter() - started
 
 
-def by_numpy(path: Path) -> object:
+def read_by_numpy(path: Path) -> object:
     with np.load(path) as file:
         return {key: file[key] for key in file.files}
 
 
-def by_us(path: Path) -> object:
+def read_by_us(path: Path) -> object:
     with NpzReader(path) as reader:
         return load_weights(reader, conversion.plan(reader.shapes)).state
 
@@ -161,7 +161,8 @@ def by_us(path: Path) -> object:
 def measure_conversion(report: Script, folder: Path) -> None:
     for form, path in make_b16(folder).items():
         timed_readers = {
-            name: partial(seconds_of, read, path) for name, read in {"reading": by_us, "numpy": by_numpy}.items()
+            name: partial(time_read, read, path)
+            for name, read in {"reading": read_by_us, "numpy": read_by_numpy}.items()
         }
         seconds = alternate(timed_readers, report.options.turns, warm_up=2)
         conversion_run = run_program(PEAK + CONVERT, path, folder / f"out-{form}")
@@ -176,7 +177,7 @@ def measure_conversion(report: Script, folder: Path) -> None:
         )
 
 
-def program_seconds(arguments: list[str], variables: dict[str, str]) -> float:
+def measure_program(arguments: list[str], variables: dict[str, str]) -> float:
     """Return the CPU seconds of the whole process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-c", "from hf_vit_cli.main import main; main()", *arguments]
@@ -186,7 +187,7 @@ def program_seconds(arguments: list[str], variables: dict[str, str]) -> float:
 
 
 def measure_imports(report: Script, folder: Path) -> None:
-    turns = {name: partial(program_seconds, *command) for name, command in COMMANDS.items()}
+    turns = {name: partial(measure_program, *command) for name, command in COMMANDS.items()}
     seconds_by_command = alternate({"imports": partial(run_program, IMPORT), **turns}, report.options.turns, warm_up=1)
     transformers_seconds, added_seconds = zip(*seconds_by_command.pop("imports"), strict=True)
     names = {"import of transformers' classes": transformers_seconds, "import hf_vit, beyond that": added_seconds}

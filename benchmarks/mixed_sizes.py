@@ -23,7 +23,7 @@ def draw_grids(count: int, sides: tuple[int, int], patch: int) -> list[tuple[int
     return torch.randint(low, high + 1, (count, 2), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def padded(grids: list[tuple[int, int]], patch: int) -> dict[str, torch.Tensor]:
+def pad_batch(grids: list[tuple[int, int]], patch: int) -> dict[str, torch.Tensor]:
     height, width = (max(grid[axis] for grid in grids) for axis in (0, 1))
     mask = torch.zeros(len(grids), height, width, dtype=torch.int64)
     for number, (h, w) in enumerate(grids):
@@ -34,7 +34,7 @@ def padded(grids: list[tuple[int, int]], patch: int) -> dict[str, torch.Tensor]:
 
 
 @torch.inference_mode()
-def logits(model: Any, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+def compute_logits(model: Any, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
     return torch.cat([model(**batch).logits for batch in batches])
 
 
@@ -51,23 +51,27 @@ def main() -> None:
     torch.nn.init.normal_(model.classifier.weight)
     patch = model.config.patch_stride[0]
     grids = draw_grids(settings.images, settings.sides, patch)
-    batches = [padded(grids[start : start + settings.batch], patch) for start in range(0, len(grids), settings.batch)]
-    alone = [padded([grid], patch) for grid in grids]
+    batches = [
+        pad_batch(grids[start : start + settings.batch], patch) for start in range(0, len(grids), settings.batch)
+    ]
+    alone = [pad_batch([grid], patch) for grid in grids]
     for number, image_batch in enumerate(alone):
         h, w = grids[number]
         pixels = batches[number // settings.batch]["pixel_values"][number % settings.batch]
         image_batch["pixel_values"] = pixels[None, :, : h * patch, : w * patch]
-    patches, positions = (sum(float(count) for count in counts) for counts in zip(*map(_counts, batches), strict=True))
+    patches, positions = (
+        sum(float(count) for count in counts) for counts in zip(*map(_count_patches, batches), strict=True)
+    )
     for form in ("as loaded", "optimized"):
         model = model if form == "as loaded" else optimize_for_inference(model, engine="torch")
         unpadded = without_padding(model)
         contestants = {
-            "without padding": lambda unpadded=unpadded: logits(unpadded, batches),
-            "padded": lambda model=model: logits(model, batches),
-            "one by one": lambda model=model: logits(model, alone),
+            "without padding": lambda unpadded=unpadded: compute_logits(unpadded, batches),
+            "padded": lambda model=model: compute_logits(model, batches),
+            "one by one": lambda model=model: compute_logits(model, alone),
         }
-        expected = logits(model, alone)
-        difference = float((logits(unpadded, batches) - expected).abs().max() / expected.abs().max())
+        expected = compute_logits(model, alone)
+        difference = float((compute_logits(unpadded, batches) - expected).abs().max() / expected.abs().max())
         seconds = take_turns(contestants, settings.turns, warm_up=1)
         report.record(
             model=f"{settings.variant}, {form}",
@@ -80,7 +84,7 @@ def main() -> None:
     report.finish(sides_px=list(settings.sides), images=settings.images, batch=settings.batch)
 
 
-def _counts(batch: dict[str, torch.Tensor]) -> tuple[int, int]:
+def _count_patches(batch: dict[str, torch.Tensor]) -> tuple[int, int]:
     """Return the number of patches in the images, and with padding."""
     return int(batch["patch_attention_mask"].sum()), batch["patch_attention_mask"].numel()
 

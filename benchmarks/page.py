@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from pages.browser import RUNTIME, browser, served  # noqa: E402
 
 
-def save_fresh(folder: Path, variant: str) -> Path:
+def save_random_model(folder: Path, variant: str) -> Path:
     """Save a classifier of 1,000 classes with random weights, which do not affect the time."""
     torch.manual_seed(0)
     model = HfViTForImageClassification(variant_config(variant, num_labels=1000))
@@ -34,7 +34,7 @@ def save_fresh(folder: Path, variant: str) -> Path:
     return folder
 
 
-def first_answers(page: Path, openings: int, scratch: Path) -> tuple[list[float], str]:
+def measure_first_answers(page: Path, openings: int, scratch: Path) -> tuple[list[float], str]:
     """Return the seconds of each opening in a new browser, and the time per image that the page reports."""
     seconds, status = [], ""
     with served(page) as address:
@@ -50,12 +50,12 @@ def main() -> None:
     script = Script(parser(__doc__, turns=5).parse_args())
     with TemporaryDirectory() as folder:
         scratch = Path(folder)
-        models = {"vit-digits": ROOT / "model_cards/vit-digits", "S/16": save_fresh(scratch / "S16", "S/16")}
+        models = {"vit-digits": ROOT / "model_cards/vit-digits", "S/16": save_random_model(scratch / "S16", "S/16")}
         for name, model in models.items():
             page = scratch / f"page of {model.name}"
             result = make_page([model], page, images="digits", runtime=RUNTIME)
             load = os.getloadavg()[0]
-            seconds, status = first_answers(page, script.options.turns, scratch)
+            seconds, status = measure_first_answers(page, script.options.turns, scratch)
             times = {"median_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds)}
             script.record(model=name, **times, said=status, page_mb=result.megabytes, load=load)
     script.finish()

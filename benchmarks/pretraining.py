@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from inductive_bias import Images, accuracy, batches, optimise, subset
+from inductive_bias import Images, batches, compute_accuracy, subset, train_steps
 from records import Job, Records, script_options
 from tables import TABLES
 from torch.nn import functional as F
@@ -73,7 +73,7 @@ class Run:
 
 
 @functools.cache
-def load(name: str) -> Images:
+def load_images(name: str) -> Images:
     data, images, labels = load_data(name, image_size=(SIDE, SIDE)), {}, {}
     for split, table in data.splits.items():
         pixels = torch.tensor(np.stack([np.asarray(image.convert("RGB")) for image in table["image"]])).float()
@@ -82,7 +82,7 @@ def load(name: str) -> Images:
     return Images(images, labels)
 
 
-def varied(images: torch.Tensor, generator: torch.Generator, colours: bool = False) -> torch.Tensor:
+def vary_images(images: torch.Tensor, generator: torch.Generator, colours: bool = False) -> torch.Tensor:
     """Return random crops of 85 to 100% of each side, resized bilinearly, with changed light if `colours` is set."""
     batch = len(images)
     share = 0.85 + 0.15 * torch.rand(batch, 2, generator=generator)
@@ -99,46 +99,46 @@ def varied(images: torch.Tensor, generator: torch.Generator, colours: bool = Fal
     return images
 
 
-def config_of(run: Run, data: Images) -> HfViTConfig:
+def build_config(run: Run, data: Images) -> HfViTConfig:
     return HfViTConfig(**WIDTHS, **STARTS[run.start][1], num_labels=data.classes)
 
 
 def pretrain(run: Run, data: Images, steps: int, rate: float) -> Any:
     """Return the encoder after pre-training; from scratch, with its initial weights."""
     objective, _ = STARTS[run.start]
-    config, images = config_of(run, data), data.images["train"]
+    config, images = build_config(run, data), data.images["train"]
     torch.manual_seed(run.seed)
     generator = torch.Generator().manual_seed(run.seed)
     order = batches(torch.arange(len(images)), steps, generator, BATCH)
     if objective == "contrast":
-        return contrast(HfViTModel(config), images, order, generator, steps, rate)
+        return pretrain_contrast(HfViTModel(config), images, order, generator, steps, rate)
     if objective in ("none", "labels"):
         return HfViTForImageClassification(config).vit
     model = HfViTForMaskedPatchPrediction(config).train()
     policy = NextPatch() if objective == "next" else RandomMasking()
 
-    def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        pixels = varied(images[batch], generator)
+    def compute_loss(batch: torch.Tensor) -> torch.Tensor:
+        pixels = vary_images(images[batch], generator)
         return model(pixels, *policy.draw(len(batch), PATCHES, generator)).loss
 
-    optimise(model, loss_of, order, steps, rate, fused=True)
+    train_steps(model, compute_loss, order, steps, rate, fused=True)
     return model.vit
 
 
-def contrast(
+def pretrain_contrast(
     encoder: Any, images: torch.Tensor, order: Any, generator: torch.Generator, steps: int, rate: float
 ) -> Any:
     options = ContrastiveOptions(hidden_size=256, projection_size=64, normalization="batch")
     model = MomentumContrast(encoder, options).train()
 
-    def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        views = [varied(images[batch], generator, colours=True) for _ in range(2)]
+    def compute_loss(batch: torch.Tensor) -> torch.Tensor:
+        views = [vary_images(images[batch], generator, colours=True) for _ in range(2)]
         return model(torch.stack(views, dim=1))["loss"]
 
     def after(step: int) -> None:
         model.update_momentum(momentum_at(step, steps, options.momentum))
 
-    optimise(model, loss_of, order, steps, rate, after, fused=True)
+    train_steps(model, compute_loss, order, steps, rate, after, fused=True)
     return encoder
 
 
@@ -147,22 +147,22 @@ def fine_tune(
 ) -> HfViTForImageClassification:
     """Return a classifier on a copy of the encoder, with all weights trained."""
     torch.manual_seed(run.seed + 1)
-    model = HfViTForImageClassification(config_of(run, data))
+    model = HfViTForImageClassification(build_config(run, data))
     missing, _ = model.vit.load_state_dict(copy.deepcopy(encoder.state_dict()), strict=False)
     assert not [name for name in missing if not name.startswith("pooler.")], missing
     generator = torch.Generator().manual_seed(run.seed + 1)
     indices = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), run.seed)
     order = batches(indices, steps, generator, TUNING_BATCH)
 
-    def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        return model(varied(data.images["train"][batch], generator), labels=data.labels["train"][batch]).loss
+    def compute_loss(batch: torch.Tensor) -> torch.Tensor:
+        return model(vary_images(data.images["train"][batch], generator), labels=data.labels["train"][batch]).loss
 
-    optimise(model.train(), loss_of, order, steps, rate, fused=True)
+    train_steps(model.train(), compute_loss, order, steps, rate, fused=True)
     return model.eval()
 
 
 @torch.no_grad()
-def features(encoder: Any, images: torch.Tensor) -> dict[str, Any]:
+def extract_features(encoder: Any, images: torch.Tensor) -> dict[str, Any]:
     """Return features [n, D] by kind: the mean of the patches, and the class token."""
     special, causal = encoder.config.num_special_tokens, encoder.config.is_causal
     tokens = torch.cat([encoder.eval()(part).last_hidden_state for part in images.split(256)])
@@ -173,9 +173,11 @@ def features(encoder: Any, images: torch.Tensor) -> dict[str, Any]:
     return {name: value.numpy() for name, value in features_by_kind.items()}
 
 
-def probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, float, str]:
+def fit_probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, float, str]:
     """Return validation and test accuracy of the linear probe, and which features it uses."""
-    features_by_split = {split: features(encoder, data.images[split]) for split in ("train", "validation", "test")}
+    features_by_split = {
+        split: extract_features(encoder, data.images[split]) for split in ("train", "validation", "test")
+    }
     indices = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), seed).numpy()
     best = (-1.0, 0.0, "")
     for name in features_by_split["train"]:
@@ -188,7 +190,7 @@ def probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, fl
     return best
 
 
-def trials(kind: str, data: str, start: str, labels: int, scale: float) -> list[Job]:
+def list_trials(kind: str, data: str, start: str, labels: int, scale: float) -> list[Job]:
     """Return every pair of rates with seed 0; a probe has no rates."""
     rates = RATES if not start.startswith("scratch") else (0.0,)
     tunings = [{"tuning_rate": rate} for rate in TUNING_RATES] if kind == "run" else [{}]
@@ -196,7 +198,7 @@ def trials(kind: str, data: str, start: str, labels: int, scale: float) -> list[
     return [same | {"rate": rate} | tuning for rate, tuning in itertools.product(rates, tunings)]
 
 
-def read_as(kind: str) -> list[str]:
+def starts_to_read(kind: str) -> list[str]:
     """Return the starts that are evaluated in this way."""
     return [start for start in STARTS if kind == "run" or start != "scratch, long"]
 
@@ -204,9 +206,9 @@ def read_as(kind: str) -> list[str]:
 def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
     """Return all runs with the trials that select their rates; those with the same encoder are adjacent."""
     for data, start in itertools.product(DATA, STARTS):
-        kinds = [kind for kind in TRIALS if start in read_as(kind)]
+        kinds = [kind for kind in TRIALS if start in starts_to_read(kind)]
         trials_by_reading = {
-            (kind, labels): trials(kind, data, start, labels, scale) for kind in kinds for labels in LABELS
+            (kind, labels): list_trials(kind, data, start, labels, scale) for kind in kinds for labels in LABELS
         }
         all_trials = itertools.chain.from_iterable(trials_by_reading.values())
         yield from ((trial, []) for trial in sorted(all_trials, key=lambda trial: trial["rate"]))
@@ -216,11 +218,11 @@ def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
 
 
 def work(records: Records, scale: float, runner: str = "local", address: str | None = None) -> None:
-    """Do what is left and nobody else does, until nothing is left."""
-    records.work(list(jobs(scale)), do, runner, address)
+    """Run all unfinished jobs that no other process runs."""
+    records.work(list(jobs(scale)), run_job, runner, address)
 
 
-def do(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
+def run_job(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
     """Carry out a trial at its own rates, or a run at the best rates on validation images."""
     return carry_out(job, max(trials, key=lambda trial: trial["accuracy"], default=job))
 
@@ -229,23 +231,23 @@ def carry_out(job: Job, rates: dict[str, Any]) -> dict[str, Any]:
     """Pre-train and fine-tune, or probe, at these rates; trials are evaluated on validation images, runs on test
     images.
     """
-    data, scale = load(job["data"]), job["scale"]
+    data, scale = load_images(job["data"]), job["scale"]
     steps, tuning = (max(1, int(count * scale)) for count in (STEPS, TUNING_STEPS))
     run = Run(job["data"], job["start"], job["seed"])
-    start, is_trial = encoder(run, steps, rates["rate"]), job["kind"] in TRIALS.values()
+    start, is_trial = pretrained_encoder(run, steps, rates["rate"]), job["kind"] in TRIALS.values()
     if "tuning_rate" not in rates:
-        validation, test, reads = probe(start, data, job["labels"], job["seed"])
+        validation, test, reads = fit_probe(start, data, job["labels"], job["seed"])
         return {"rate": rates["rate"], "reads": reads, "accuracy": validation if is_trial else test}
     tuning += steps if job["start"] == "scratch, long" else 0
     model = fine_tune(run, start, data, job["labels"], rates["tuning_rate"], tuning)
-    result = accuracy(model, data, "validation" if is_trial else "test")
+    result = compute_accuracy(model, data, "validation" if is_trial else "test")
     return {"rate": rates["rate"], "tuning_rate": rates["tuning_rate"], "accuracy": result}
 
 
 @functools.lru_cache(maxsize=1)
-def encoder(run: Run, steps: int, rate: float) -> Any:
+def pretrained_encoder(run: Run, steps: int, rate: float) -> Any:
     """Return an encoder that is pre-trained once for all runs of a process; fine-tuning copies it."""
-    return pretrain(run, load(run.data), steps, rate)
+    return pretrain(run, load_images(run.data), steps, rate)
 
 
 def main() -> None:

@@ -19,10 +19,11 @@ import torch
 from hf_vit.environment import hardware, versions
 from hf_vit.evaluation.runners import RUNNERS, running
 
-Job = dict[str, Any]  # what identifies a run
-Needing = tuple[Job, Sequence[Job]]  # one, and those that have to be done before it
-Do = Callable[[Job, list[dict[str, Any]]], dict[str, Any]]  # gives what a record says beside the job, from those before
-PAUSE = 30  # seconds between looks at what others have done
+Job = dict[str, Any]  # the values that identify a run
+PlannedJob = tuple[Job, Sequence[Job]]  # a job, and the jobs that have to be done before it
+# Takes a job and the records of its prerequisites; returns the values to record beside the job's own.
+RunJob = Callable[[Job, list[dict[str, Any]]], dict[str, Any]]
+PAUSE = 30  # seconds to wait for results of other processes
 RESULTS = Path(__file__).parent / "results"
 Plan = TypeVar("Plan")
 
@@ -115,18 +116,19 @@ class Records:
 
     def work(
         self,
-        jobs: Sequence[Needing],
-        do: Do,
+        jobs: Sequence[PlannedJob],
+        run_job: RunJob,
         runner: str = "local",
         address: str | None = None,
         has_files: Callable[[Job], bool] = lambda job: True,
     ) -> None:
-        """Do what is left and nobody else does, the first first, until nothing is left.
+        """Run unfinished jobs that no other process runs, in order, until all are finished.
 
-        Ray does all at once that need nothing more, a core each, while this process alone keeps the records.
+        Ray runs all jobs without open prerequisites at once, one core each; only this process writes records.
 
         Args:
-            has_files: whether the files that a job leaves are here; else it is done again, with no second record.
+            has_files: returns whether the files that a job writes exist; if not, it is run again without a second
+                record.
         """
 
         def is_done(job: Job) -> bool:
@@ -142,25 +144,25 @@ class Records:
                 if ray is not None:
                     from hf_vit.evaluation.ray_runner import independent
 
-                    for number, result in independent(ray, _done, ready, do):
+                    for number, result in independent(ray, _run_ready_job, ready, run_job):
                         self._keep(ready[number][0], result)
-                # The first that can be done; then all over again, as others add to the records.
-                elif not any(self.attempt(job, partial(do, job, results), has_files) for job, results in ready):
+                # Run the first job that is ready, then look again, as other processes add records.
+                elif not any(self.attempt(job, partial(run_job, job, results), has_files) for job, results in ready):
                     time.sleep(PAUSE)
 
     def attempt(
-        self, job: Job, do: Callable[[], dict[str, Any]], has_files: Callable[[Job], bool] = lambda job: True
+        self, job: Job, run_job: Callable[[], dict[str, Any]], has_files: Callable[[Job], bool] = lambda job: True
     ) -> bool:
-        """Do a job and add its record, if it is still to be done and nobody is at it; return whether it was done here.
+        """Run a job and add its record unless it is finished or running elsewhere; return whether it was run here.
 
         Args:
-            do: returns the record beside the job.
+            run_job: returns the record beside the job.
             has_files: see `work`.
         """
         with self.claim(job) as is_ours:
             if not is_ours or (has_files(job) and self.find(job) is not None):
                 return False
-            self._keep(job, _with_facts(do))
+            self._keep(job, _with_facts(run_job))
         return True
 
     def _keep(self, job: Job, result: dict[str, Any]) -> None:
@@ -171,11 +173,11 @@ class Records:
         print(", ".join(summary), flush=True)
 
 
-def _done(ready: tuple[Job, list[dict[str, Any]]], do: Do) -> dict[str, Any]:
-    return _with_facts(partial(do, *ready))
+def _run_ready_job(ready: tuple[Job, list[dict[str, Any]]], run_job: RunJob) -> dict[str, Any]:
+    return _with_facts(partial(run_job, *ready))
 
 
-def _with_facts(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _with_facts(run_job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     start = time.process_time()
-    result = do() | {"cpu_seconds": round(time.process_time() - start, 1)}
+    result = run_job() | {"cpu_seconds": round(time.process_time() - start, 1)}
     return result | {"hardware": hardware("cpu"), "versions": versions()}

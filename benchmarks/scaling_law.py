@@ -78,11 +78,11 @@ class Plan:
         yield from ((run, [*self.choices(), self.prediction()]) for run in self.held_out())
 
 
-def do(job: Job, results: list[dict[str, Any]]) -> dict[str, Any]:
+def run_job(job: Job, results: list[dict[str, Any]]) -> dict[str, Any]:
     """Carry out a prediction, or a training evaluated on validation (trials) or test images (runs)."""
     if job["kind"] == "prediction":
-        law = law_of(results, job.get("shift", True))
-        return {"law": str(law), "intervals": law.intervals, "loss": float(law.error(compute(job["images"])))}
+        law = fit_law(results, job.get("shift", True))
+        return {"law": str(law), "intervals": law.intervals, "loss": float(law.error(compute_teraflops(job["images"])))}
     rate = job["rate"] if job["kind"] == "choice" else best_rate(results)
     with tempfile.TemporaryDirectory() as temporary_folder:
         result = pretrain(
@@ -92,7 +92,7 @@ def do(job: Job, results: list[dict[str, Any]]) -> dict[str, Any]:
         )  # fmt: skip
         # The held-out images are the same however many are trained on, which would all be made for it.
         loss = mean_loss(result.folder, fractals(CLASSES), "validation" if job["kind"] == "choice" else "test")
-    return {"rate": rate, "loss": loss, "teraflops": compute(job["images"])}
+    return {"rate": rate, "loss": loss, "teraflops": compute_teraflops(job["images"])}
 
 
 def fractals(images: int) -> str:
@@ -109,7 +109,7 @@ def best_rate(trials: list[dict[str, Any]]) -> float:
     return min(losses, key=lambda rate: statistics.fmean(losses[rate]))
 
 
-def compute(images: int) -> float:
+def compute_teraflops(images: int) -> float:
     """Return the compute of a training in 10^12 operations."""
     return 3 * forward_flops(MODEL) * images / 1e12
 
@@ -128,7 +128,7 @@ def mean_loss(folder: Path, data: str, split: str) -> float:
     return total / len(images)
 
 
-def law_of(runs: list[dict[str, Any]], shift: bool) -> ScalingLaw:
+def fit_law(runs: list[dict[str, Any]], shift: bool) -> ScalingLaw:
     return fit_scaling_law([(run["teraflops"], run["loss"]) for run in runs], shift)
 
 
@@ -137,10 +137,10 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
     runs, held_out = (
         [record for job in jobs if (record := records.find(job))] for jobs in (plan.runs(), plan.held_out())
     )
-    law = law_of(runs, plan.shift)
+    law = fit_law(runs, plan.shift)
     figure = new_figure(6, 4)
     axes = figure.add_subplot()
-    curve = np.geomspace(compute(min(plan.sizes)), compute(plan.largest), 200)
+    curve = np.geomspace(compute_teraflops(min(plan.sizes)), compute_teraflops(plan.largest), 200)
     axes.plot(curve, law.error(curve), label=f"{law}, fitted to the filled", color="C0")
     axes.fill_between(curve, *law.interval(curve), alpha=0.2, color="C0", label="its 95%")
     axes.axhline(law.c, label="its floor", color="C0", linestyle=":")
@@ -153,7 +153,9 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
             axes.plot(*zip(*points, strict=True), "o", color="C0", markerfacecolor=marker_color, label=label)
     axes.set(xscale="log", xlabel="training compute C (TFLOPs)", ylabel="test loss (nats)")
     sizes = (*plan.sizes, plan.largest)
-    axes.set_xticks([compute(size) for size in sizes], [f"{compute(size):.2g}" for size in sizes], minor=False)
+    axes.set_xticks(
+        [compute_teraflops(size) for size in sizes], [f"{compute_teraflops(size):.2g}" for size in sizes], minor=False
+    )
     axes.set_xticks([], minor=True)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=8)
@@ -166,7 +168,7 @@ def main() -> None:
     arguments = options.parse_args()
     records, plan = Records(arguments.output), read_plan(Plan, arguments)
     if not arguments.figure:
-        records.work(list(plan.jobs()), do, arguments.runner, arguments.address)
+        records.work(list(plan.jobs()), run_job, arguments.runner, arguments.address)
     print(TABLES["scaling_law"](records.path))
     if arguments.figure:
         draw(plan, records, records.path.with_suffix(".png"))

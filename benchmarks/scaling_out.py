@@ -34,7 +34,7 @@ from hf_vit.variants import variant_config
 WORKERS, BATCH, ROWS_PER_FILE, EDGE = 2, 8, 32, 4
 
 
-def alone(model: str, seconds: float, barrier: Any, rates_queue: Any) -> None:
+def run_alone(model: str, seconds: float, barrier: Any, rates_queue: Any) -> None:
     """Return the images/s of one process with one thread while the others run."""
     torch.set_num_threads(1)
     subject = load_model(model, "cpu")
@@ -50,11 +50,11 @@ def alone(model: str, seconds: float, barrier: Any, rates_queue: Any) -> None:
         rates_queue.put(images / (time.perf_counter() - start))
 
 
-def model_alone(model: str, seconds: float = 30) -> float:
+def measure_model_alone(model: str, seconds: float = 30) -> float:
     """Return the images/s of all workers together."""
     context = multiprocessing.get_context("spawn")
     barrier, rates_queue = context.Barrier(WORKERS), context.Queue()
-    processes = [context.Process(target=alone, args=(model, seconds, barrier, rates_queue)) for _ in range(WORKERS)]
+    processes = [context.Process(target=run_alone, args=(model, seconds, barrier, rates_queue)) for _ in range(WORKERS)]
     for process in processes:
         process.start()
     rates = [rates_queue.get(timeout=20 * seconds) for _ in processes]
@@ -63,7 +63,7 @@ def model_alone(model: str, seconds: float = 30) -> float:
     return sum(rates)
 
 
-def embedded(model: str, data: str, runner: str) -> tuple[float, float]:
+def measure_embed(model: str, data: str, runner: str) -> tuple[float, float]:
     """Return images/s in the middle of a run, and the seconds of the whole run."""
     moments: list[float] = []
     start = time.perf_counter()
@@ -109,12 +109,12 @@ def main() -> None:
         data = {kind: write_data(Path(folder), kind, settings.images) for kind in ("decoded", "JPEG")}
         model, rates, run_seconds = f"{folder}/model", dict[str, list[float]](), dict[str, list[float]]()
         contestants: dict[str, Callable[[], tuple[float, float]]] = {
-            f"{runner}, {kind}": lambda runner=runner, kind=kind: embedded(model, data[kind], runner)
+            f"{runner}, {kind}": lambda runner=runner, kind=kind: measure_embed(model, data[kind], runner)
             for runner in settings.runner
             for kind in data
         }
         for turn in range(settings.turns):
-            rates.setdefault("model alone", []).append(model_alone(model))
+            rates.setdefault("model alone", []).append(measure_model_alone(model))
             for name, run in contestants.items():
                 rate, seconds = run()
                 rates.setdefault(name, []).append(rate)

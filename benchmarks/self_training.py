@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from records import Job, Needing, Records, script_options
+from records import Job, PlannedJob, Records, script_options
 from tables import TABLES
 
 from hf_vit import HfViTConfig
@@ -88,7 +88,7 @@ def write_data(root: Path, seed: int) -> None:
 def train(work: Path, job: Job, records: Records, folder: Path) -> dict[str, Any]:
     """Carry out one run with the settings that the job names, or the best of those tried."""
     grid, teacher, begin, steps = WAYS[job["way"]]
-    seed, choice = job["seed"], job["choice"] if "choice" in job else best(records, grid)
+    seed, choice = job["seed"], job["choice"] if "choice" in job else choose_settings(records, grid)
     changes, options = GRIDS[grid][choice]
     data = work / f"data-{seed}"
     if not data.exists():
@@ -128,18 +128,18 @@ def jobs() -> Iterator[Job]:
 def measure(records: Records, work: Path, limit: int | None) -> None:
     """Do the first jobs that are left. Models are made again where they are gone, without a second record."""
 
-    def folder_of(job: Job) -> Path:
+    def model_folder(job: Job) -> Path:
         return work / (f"{job['way']}-{job['seed']}" if job["final"] else "tried")
 
-    todo: list[Needing] = [(job, []) for job in list(jobs())[:limit]]
+    todo: list[PlannedJob] = [(job, []) for job in list(jobs())[:limit]]
     records.work(
         todo,
-        lambda job, _: train(work, job, records, folder_of(job)),
-        has_files=lambda job: not job["final"] or folder_of(job).exists(),
+        lambda job, _: train(work, job, records, model_folder(job)),
+        has_files=lambda job: not job["final"] or model_folder(job).exists(),
     )
 
 
-def best(records: Records, grid: str) -> int:
+def choose_settings(records: Records, grid: str) -> int:
     """Return the settings of a grid with the best validation result for seed 0."""
     if len(GRIDS[grid]) == 1:
         return 0

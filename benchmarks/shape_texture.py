@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from inductive_bias import FAMILIES, SIDE, WIDTHS, optimise, spread
+from inductive_bias import FAMILIES, SIDE, WIDTHS, mean_and_deviation, train_steps
 from records import Job, Records, read, script_options
 from tables import TABLES
 from torch.nn import functional as F
@@ -42,7 +42,7 @@ SIZES: dict[str, Any] = {**WIDTHS, "num_channels": 3, "num_labels": len(CLASSES)
 COARSER: dict[str, Any] = {"vit": {"patch_size": 8}, "hybrid": {"stem_patch_size": 2}, "axial": {"patch_size": 8}}
 
 
-def outline(name: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+def is_inside(name: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Return where a shape of radius 1 is, for coordinates y, x relative to its center."""
     if name == "disc":
         return y**2 + x**2 < 1
@@ -72,30 +72,30 @@ def draw(shape: int | None, filling: int | None, seed: int, generator: np.random
     centre = generator.uniform(radius, SIDE - radius, 2)
     inside = np.ones((SIDE, SIDE), dtype=bool)
     if shape is not None:
-        inside = outline(CLASSES[shape], (rows - centre[0]) / radius, (columns - centre[1]) / radius)
+        inside = is_inside(CLASSES[shape], (rows - centre[0]) / radius, (columns - centre[1]) / radius)
     ground = generator.uniform(0.35, 0.65)
     pattern = 0.0 if filling is None else texture((filling + seed) % len(CLASSES), rows, columns, generator)
     level = ground + generator.choice([-LEVEL, LEVEL])  # so that the outline is seen without the texture too
     return np.where(inside, level + CONTRAST * pattern, ground).clip(0, 1)
 
 
-def images(pairs: list[tuple[int | None, int | None]], seed: int, stream: int) -> torch.Tensor:
+def draw_images(pairs: list[tuple[int | None, int | None]], seed: int, stream: int) -> torch.Tensor:
     """Return images [n, 3, 32, 32] in [-1, 1]."""
     generator = np.random.default_rng([seed, stream])
     pixels = np.stack([draw(shape, filling, seed, generator) for shape, filling in pairs])
     return torch.from_numpy(pixels * 2 - 1).float()[:, None].expand(-1, 3, -1, -1).contiguous()
 
 
-def as_they_are(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def keep_images(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return batch
 
 
-def cropped(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def crop_images(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     crop = RandomResizedCrop(SIDE, scale=(0.2, 1.0), antialias=True)
     return torch.stack([crop(image) for image in batch])
 
 
-def blurred_and_noisy(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def blur_and_add_noise(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return images blended by up to 70% with their 5x5 means, with noise of random strength."""
     share, strength = torch.rand(2, len(batch), 1, 1, 1, generator=generator)
     means = F.avg_pool2d(F.pad(batch, (2,) * 4, mode="reflect"), 5, 1)
@@ -104,9 +104,9 @@ def blurred_and_noisy(batch: torch.Tensor, generator: torch.Generator) -> torch.
 
 
 VARIATIONS: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
-    "none": as_they_are,
-    "crops": cropped,
-    "blur and noise": blurred_and_noisy,
+    "none": keep_images,
+    "crops": crop_images,
+    "blur and noise": blur_and_add_noise,
 }
 
 
@@ -126,17 +126,17 @@ def train(run: Run) -> torch.nn.Module:
     model = model_class(config_class(**{**SIZES, **fields, **COARSER[run.family]}))
     generator = torch.Generator().manual_seed(run.seed)
     classes = torch.arange(len(CLASSES)).repeat_interleave(EXAMPLES)
-    examples = images([(label, label) for label in classes.tolist()], run.seed, 10)
+    examples = draw_images([(label, label) for label in classes.tolist()], run.seed, 10)
 
-    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+    def compute_loss(batch: torch.Tensor) -> torch.Tensor:
         return model(VARIATIONS[run.variation](examples[batch], generator), labels=classes[batch]).loss
 
     order = (torch.randint(len(classes), (BATCH,), generator=generator) for _ in range(run.steps))
-    optimise(model, loss_of, order, run.steps, RATE)
+    train_steps(model, compute_loss, order, run.steps, RATE)
     return model.eval()
 
 
-def conflicting(each: int) -> list[tuple[int, int]]:
+def list_conflicts(each: int) -> list[tuple[int, int]]:
     """Return (shape, texture) class pairs that differ, every pair `each` times."""
     count = len(CLASSES)
     return [
@@ -145,18 +145,18 @@ def conflicting(each: int) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def judge(model: torch.nn.Module, seed: int) -> dict[str, Any]:
-    def answers(pairs: Any, stream: int) -> np.ndarray:
-        return model(images(pairs, seed, stream)).logits.argmax(-1).numpy()
+def evaluate(model: torch.nn.Module, seed: int) -> dict[str, Any]:
+    def predict_classes(pairs: Any, stream: int) -> np.ndarray:
+        return model(draw_images(pairs, seed, stream)).logits.argmax(-1).numpy()
 
     labels = [label for label in range(len(CLASSES)) for _ in range(50)]
-    pairs = conflicting(20)
-    counts = count_decisions(answers(pairs, 3), *map(list, zip(*pairs, strict=True)), len(CLASSES))
+    pairs = list_conflicts(20)
+    counts = count_decisions(predict_classes(pairs, 3), *map(list, zip(*pairs, strict=True)), len(CLASSES))
     totals = counts.sum(axis=0)
     return {
-        "accuracy": round(float(np.mean(answers([(value, value) for value in labels], 0) == labels)), 4),
-        "shape_alone": round(float(np.mean(answers([(value, None) for value in labels], 1) == labels)), 4),
-        "texture_alone": round(float(np.mean(answers([(None, value) for value in labels], 2) == labels)), 4),
+        "accuracy": round(float(np.mean(predict_classes([(value, value) for value in labels], 0) == labels)), 4),
+        "shape_alone": round(float(np.mean(predict_classes([(value, None) for value in labels], 1) == labels)), 4),
+        "texture_alone": round(float(np.mean(predict_classes([(None, value) for value in labels], 2) == labels)), 4),
         "shape_bias": round(float(shape_share(totals)), 4) if totals[:2].any() else None,
         "shape_bias_by_class": [None if np.isnan(value) else round(float(value), 4) for value in shape_share(counts)],
         "decisions": {"shape": int(totals[0]), "texture": int(totals[1]), "other": int(totals[2])},
@@ -166,7 +166,7 @@ def judge(model: torch.nn.Module, seed: int) -> dict[str, Any]:
 def carry_out(job: Job, _: Any) -> dict[str, Any]:
     torch.manual_seed(job["seed"])  # the crops draw from torch's own generator
     model = train(Run(**job))
-    return judge(model, job["seed"]) | {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    return evaluate(model, job["seed"]) | {"parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
 def write_example(folder: Path) -> None:
@@ -180,8 +180,8 @@ def write_example(folder: Path) -> None:
     model.config.label2id = {name: label for label, name in enumerate(CLASSES)}
     model.save_pretrained(folder / "model")
     make_processor(model.config).save_pretrained(folder / "model")
-    pairs = conflicting(5)
-    for number, (image, (shape, filling)) in enumerate(zip(images(pairs, 0, 3), pairs, strict=True)):
+    pairs = list_conflicts(5)
+    for number, (image, (shape, filling)) in enumerate(zip(draw_images(pairs, 0, 3), pairs, strict=True)):
         path = folder / "conflicts" / CLASSES[shape] / f"{CLASSES[shape]}{number}-{CLASSES[filling]}{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         to_pil_image((image + 1) / 2).save(path)
@@ -194,7 +194,7 @@ def draw_biases(path: Path) -> None:
     figure = new_figure(9, 5.4)
     grid = figure.add_gridspec(2, 8, height_ratios=(1, 3))
     examples = [(0, 0), (1, 1), (2, 2), (3, 3), (0, 1), (2, 3), (1, None), (None, 2)]
-    for column, (image, pair) in enumerate(zip(images(examples, 0, 9), examples, strict=True)):
+    for column, (image, pair) in enumerate(zip(draw_images(examples, 0, 9), examples, strict=True)):
         axes = figure.add_subplot(grid[0, column])
         axes.imshow(image[0], cmap="gray", vmin=-1, vmax=1)
         names = [
@@ -210,7 +210,7 @@ def draw_biases(path: Path) -> None:
             runs = [line for line in lines if (line["family"], line["variation"]) == (family, variation)]
             if not runs:
                 continue
-            (mean, deviation), x = spread(runs, "shape_bias"), column + 0.25 * (offset - 1)
+            (mean, deviation), x = mean_and_deviation(runs, "shape_bias"), column + 0.25 * (offset - 1)
             label = variation if column == 0 else None
             axes.bar(x, mean, 0.22, yerr=deviation, capsize=3, color=f"C{offset}", label=label)
             axes.scatter([x] * len(runs), [line["shape_bias"] for line in runs], s=8, color="black", zorder=3)

@@ -62,14 +62,14 @@ class Plan:
         origins = [STARTS[start] for start in self.starts]
         steps = [(model, "labels") for model, _ in origins]
         steps += [(model, origin) for model, origin in origins if origin not in ("scratch", "fractals")]
-        yield from ((step(model, objective), []) for model, objective in dict.fromkeys(steps))
+        yield from ((step_job(model, objective), []) for model, objective in dict.fromkeys(steps))
         for seed in self.seeds:
             for model in dict.fromkeys(model for model, origin in origins if origin == "fractals"):
-                yield self.fractals(model, seed), [step(model, "labels")]
+                yield self.fractals(model, seed), [step_job(model, "labels")]
             for data, images, start in itertools.product(self.data, self.images, self.starts):
-                (model, origin), prerequisites = STARTS[start], [step(STARTS[start][0], "labels")]
+                (model, origin), prerequisites = STARTS[start], [step_job(STARTS[start][0], "labels")]
                 if origin != "scratch":
-                    prerequisites += [self.fractals(model, seed) if origin == "fractals" else step(model, origin)]
+                    prerequisites += [self.fractals(model, seed) if origin == "fractals" else step_job(model, origin)]
                 same = {"data": data, "images": images, "seed": seed, "seconds": self.seconds}
                 yield {"kind": "run", "start": start, **same}, prerequisites
 
@@ -79,35 +79,35 @@ class Plan:
 
 
 def work(plan: Plan, records: Records, kept: Path) -> None:
-    """Do what is left and nobody else does, until nothing is left; lost weights are made again."""
+    """Run all unfinished jobs that no other process runs; missing weights are trained again."""
 
     def has_weights(job: Job) -> bool:
-        return job["kind"] != "fractals" or weights(kept, job["model"], job["seed"]).exists()
+        return job["kind"] != "fractals" or weights_folder(kept, job["model"], job["seed"]).exists()
 
-    records.work(list(plan.jobs()), partial(do, records=records, kept=kept), has_files=has_weights)
+    records.work(list(plan.jobs()), partial(run_job, records=records, kept=kept), has_files=has_weights)
 
 
-def weights(kept: Path, model: str, seed: int) -> Path:
+def weights_folder(kept: Path, model: str, seed: int) -> Path:
     return kept / f"{model}-{seed}"
 
 
-def do(job: Job, _: Any, records: Records, kept: Path) -> dict[str, Any]:
+def run_job(job: Job, _: Any, records: Records, kept: Path) -> dict[str, Any]:
     if job["kind"] == "step":
-        return {"seconds_of_step": step_seconds(job["model"], job["objective"])}
+        return {"seconds_of_step": measure_step_seconds(job["model"], job["objective"])}
     if job["kind"] == "fractals":
         return learn_fractals(job, records, kept)
     with tempfile.TemporaryDirectory() as folder:
         return carry_out(job, records, Path(folder), kept)
 
 
-def step(model: str, objective: str) -> Job:
+def step_job(model: str, objective: str) -> Job:
     """Return the job that measures the seconds of a step."""
     return {"kind": "step", "model": model, "objective": objective}
 
 
-def steps_in(seconds: float, records: Records, model: str, objective: str) -> int:
+def count_steps(seconds: float, records: Records, model: str, objective: str) -> int:
     """Return the number of steps that fit, from the one record that all processes use."""
-    measured = records.find(step(model, objective))
+    measured = records.find(step_job(model, objective))
     assert measured is not None, "measured before"
     return max(1, round(seconds / measured["seconds_of_step"]))
 
@@ -116,35 +116,35 @@ def learn_fractals(job: Job, records: Records, kept: Path) -> dict[str, Any]:
     """Train weights on fractals for all runs of a seed, and move them into place when complete."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "out"
-        steps = steps_in(job["seconds"], records, job["model"], "labels")
+        steps = count_steps(job["seconds"], records, job["model"], "labels")
         result = finetune(
             MODELS[job["model"]], FRACTALS, output, recipe="small-data", learning_rate=1e-3, steps=steps, evaluations=4,
             seed=job["seed"], **_PLAIN,
         )  # fmt: skip
         kept.mkdir(parents=True, exist_ok=True)
-        arriving = weights(kept, job["model"], job["seed"]).with_suffix(".arriving")
+        arriving = weights_folder(kept, job["model"], job["seed"]).with_suffix(".arriving")
         shutil.rmtree(arriving, ignore_errors=True)
         shutil.copytree(output, arriving)
-        arriving.rename(weights(kept, job["model"], job["seed"]))
+        arriving.rename(weights_folder(kept, job["model"], job["seed"]))
     return {"steps": steps, "validation_accuracy": result.validation["accuracy"]}
 
 
 def carry_out(job: Job, records: Records, folder: Path, kept: Path) -> dict[str, Any]:
     """Carry out one start on some images: pre-training if it has one, then fine-tuning at two rates."""
     model, origin = STARTS[job["start"]]
-    data, batch_size = few_images(job["data"], job["images"], job["seed"], folder / "data")
+    data, batch_size = write_few_images(job["data"], job["images"], job["seed"], folder / "data")
     seconds, start, before = job["seconds"], MODELS[model], 0
     if origin == "fractals":
-        start = str(weights(kept, model, job["seed"]))
+        start = str(weights_folder(kept, model, job["seed"]))
     elif origin != "scratch":
         seconds /= 2
-        before = steps_in(seconds, records, model, origin)
+        before = count_steps(seconds, records, model, origin)
         pretrain(
             start, data, folder / "start", objective=origin, steps=before, batch_size=batch_size, image_size=SIDE,
             evaluations=2, seed=job["seed"], **_PLAIN,
         )  # fmt: skip
         start = str(folder / "start")
-    steps = steps_in(seconds, records, model, "labels")
+    steps = count_steps(seconds, records, model, "labels")
     result = finetune(
         start, data, folder / "out", recipe="small-data", lr_sweep=True, steps=steps, batch_size=batch_size,
         image_size=SIDE, evaluations=4, seed=job["seed"], **_PLAIN,
@@ -157,7 +157,7 @@ def carry_out(job: Job, records: Records, folder: Path, kept: Path) -> dict[str,
     }
 
 
-def few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, int]:
+def write_few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, int]:
     """Return a folder with this many training images per class, and a suitable batch size."""
     data = load_data(name, image_size=(SIDE, SIDE))
     for split, table in data.splits.items():
@@ -172,7 +172,7 @@ def few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, in
     return str(folder), 64 if not images or images >= 128 else 32
 
 
-def step_seconds(model: str, objective: str) -> float:
+def measure_step_seconds(model: str, objective: str) -> float:
     """Return the CPU seconds of a step of 64 digits, measured by short trainings."""
     with tempfile.TemporaryDirectory() as folder:
 

@@ -48,7 +48,7 @@ class Clock(TrainerCallback):
         self.times.append(time.process_time())
 
 
-def tiny() -> Any:
+def build_tiny() -> Any:
     torch.manual_seed(0)
     sizes: Any = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
     return HfViTForImageClassification(HfViTConfig(image_size=16, patch_size=4, num_labels=10, **sizes))
@@ -58,7 +58,7 @@ def collate(examples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
 
 
-def by_trainer(kind: type[Trainer], steps: int) -> list[float]:
+def train_by_trainer(kind: type[Trainer], steps: int) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"max_steps": steps, "learning_rate": RATE, "lr_scheduler_type": "cosine"}
         arguments = TrainingArguments(
@@ -66,13 +66,13 @@ def by_trainer(kind: type[Trainer], steps: int) -> list[float]:
             disable_tqdm=True, remove_unused_columns=False, optim="adamw_torch", **settings,
         )  # fmt: skip
         clock = Clock()
-        trainer = kind(tiny(), arguments, train_dataset=Noise(), data_collator=collate, callbacks=[clock])
+        trainer = kind(build_tiny(), arguments, train_dataset=Noise(), data_collator=collate, callbacks=[clock])
         trainer.train()
     return clock.times
 
 
-def by_loop(steps: int) -> list[float]:
-    model, times = tiny().train(), list[float]()
+def train_by_loop(steps: int) -> list[float]:
+    model, times = build_tiny().train(), list[float]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     schedule = get_cosine_schedule_with_warmup(optimizer, 0, steps)
     loader = torch.utils.data.DataLoader(Noise(), BATCH, shuffle=True, collate_fn=collate)
@@ -88,7 +88,7 @@ def by_loop(steps: int) -> list[float]:
     return times[:steps]
 
 
-def a_step(times: list[float]) -> float:
+def median_step_seconds(times: list[float]) -> float:
     return statistics.median(
         after - before for before, after in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)
     )
@@ -101,14 +101,14 @@ def main() -> None:
     report = Script(options.parse_args())
     steps = report.options.steps
     contestants: dict[str, Callable[[], list[float]]] = {
-        "HfViTTrainer": lambda: by_trainer(HfViTTrainer, steps),
-        "Trainer": lambda: by_trainer(Trainer, steps),
-        "a plain loop": lambda: by_loop(steps),
+        "HfViTTrainer": lambda: train_by_trainer(HfViTTrainer, steps),
+        "Trainer": lambda: train_by_trainer(Trainer, steps),
+        "a plain loop": lambda: train_by_loop(steps),
     }
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(report.options.turns):
         for name, run in contestants.items():
-            seconds[name].append(a_step(run()))
+            seconds[name].append(median_step_seconds(run()))
     for name, values in seconds.items():
         report.record(
             contestant=name,

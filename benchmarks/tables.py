@@ -68,23 +68,23 @@ def _load(path: Path, changed: int) -> Any:
     return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
 
 
-def where(runs: Rows, **values: Any) -> Rows:
+def filter_runs(runs: Rows, **values: Any) -> Rows:
     return [run for run in runs if all(run.get(key) == value for key, value in values.items())]
 
 
-def spread(values: Iterable[float], scale: float = 100, digits: int = 1) -> str:
+def format_mean(values: Iterable[float], scale: float = 100, digits: int = 1) -> str:
     """Return mean ± standard deviation, in % by default; nothing for no values."""
     values = [scale * value for value in values]
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{deviation}" if values else ""
 
 
-def seconds(runs: Rows) -> str:
+def format_seconds(runs: Rows) -> str:
     """Return the mean CPU seconds of runs."""
     return f"{statistics.fmean(run['cpu_seconds'] for run in runs):.0f}"
 
 
-def margin(gaps: Sequence[float]) -> str:
+def format_margin(gaps: Sequence[float]) -> str:
     """Return the mean of paired differences ± half of its 95% interval, in points; nothing for one."""
     from scipy.stats import t
 
@@ -103,7 +103,7 @@ def median(ratio: dict[str, float] | None) -> str:
     return f"{ratio['median']:.2f}" if ratio else ""
 
 
-def source(record: Any) -> str:
+def describe_source(record: Any) -> str:
     """Return where a record comes from: command, date, processor, and whether the machine was busy."""
     hardware = record["hardware"]
     command = record["command"].split(" --output ")[0].replace("python benchmarks/", "").replace("python ", "")
@@ -111,14 +111,14 @@ def source(record: Any) -> str:
     return f"`{command}`, {record['date'][:10]}, {hardware.get('name') or hardware.get('cpu')}{busy}"
 
 
-def ran(runs: Rows, script: str) -> str:
+def describe_runs(runs: Rows, script: str) -> str:
     """Return where resumable runs come from: script, dates, number and CPU time."""
     hours = sum(run.get("cpu_seconds", 0) for run in runs) / 3600
     seeds = len({run["seed"] for run in runs if "seed" in run})
-    return f"`{script}`, {dated(runs)}, {len(runs)} runs, {seeds} seeds, {hours:.1f} CPU hours"
+    return f"`{script}`, {format_dates(runs)}, {len(runs)} runs, {seeds} seeds, {hours:.1f} CPU hours"
 
 
-def dated(runs: Rows) -> str:
+def format_dates(runs: Rows) -> str:
     """Return the day of runs, or the first and the last."""
     days = sorted({run["date"] for run in runs}) or ["no runs"]
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
@@ -127,13 +127,15 @@ def dated(runs: Rows) -> str:
 # ---- hf-vit bench models: one file a kind of processor
 
 
-def models(kind: str) -> Rows:
+def load_model_runs(kind: str) -> Rows:
     return load(RESULTS / f"models_{kind}.json")["rows"]
 
 
-def ratio(kind: str, work: str, variant: str, dtype: str, batch: int, name: str, peer: str) -> dict[str, float] | None:
+def find_ratio(
+    kind: str, work: str, variant: str, dtype: str, batch: int, name: str, peer: str
+) -> dict[str, float] | None:
     """Return how many times as fast a contestant was as a peer of the same run, in the newest run that has both."""
-    for row in reversed(models(kind)):
+    for row in reversed(load_model_runs(kind)):
         cell, outcome = row["cell"], row["outcomes"].get(name, {"ratios": {}})
         case = (cell["work"], cell["shape"]["variant"], cell["dtype"], cell["batch"])
         if case == (work, variant, dtype, batch) and peer in outcome["ratios"]:
@@ -141,18 +143,22 @@ def ratio(kind: str, work: str, variant: str, dtype: str, batch: int, name: str,
     return None
 
 
-def dates(*kinds: str) -> str:
-    return f"`hf-vit bench models`, {dated([row for kind in kinds for row in models(kind)])}"
+def format_model_dates(*kinds: str) -> str:
+    return f"`hf-vit bench models`, {format_dates([row for kind in kinds for row in load_model_runs(kind)])}"
 
 
-def beside_peers(names: dict[str, str], variants: dict[str, str], suffix: str, emphasis: bool = False) -> list[Any]:
+def compare_with_peers(
+    names: dict[str, str], variants: dict[str, str], suffix: str, emphasis: bool = False
+) -> list[Any]:
     """Return rows of medians, a row for every processor, contestant and dtype that was measured."""
     lines = []
     for kind, processor in PROCESSORS.items():
         for name, label in names.items():
             for dtype in DTYPES:
                 cells = [
-                    ratio(kind, "inference", variant, dtype, batch, name.format(peer), peer + suffix * (peer != name))
+                    find_ratio(
+                        kind, "inference", variant, dtype, batch, name.format(peer), peer + suffix * (peer != name)
+                    )
                     for variant, peer in variants.items()
                     for batch in BATCHES
                 ]
@@ -163,7 +169,7 @@ def beside_peers(names: dict[str, str], variants: dict[str, str], suffix: str, e
     return lines
 
 
-def headers(variants: Iterable[str]) -> list[str]:
+def batch_headers(variants: Iterable[str]) -> list[str]:
     return [head for variant in variants for head in (f"{variant}, batch 1", "8")]
 
 
@@ -171,9 +177,11 @@ def headers(variants: Iterable[str]) -> list[str]:
 def engines(_: Path | None) -> str:
     names = {name: FORMS[name] for name in list(FORMS)[3:]}
     names["{}, compiled and frozen"] = "the peer's, compiled and frozen"
-    lines = beside_peers(names, PEERS, ", openvino", emphasis=True)
-    caption = f"Times OpenVINO of the peer's model (hybrids: timm's); bold: below 0.95. {dates(*PROCESSORS)}."
-    return markdown(["processor", "contestant", "dtype", *headers(PEERS)], lines, caption)
+    lines = compare_with_peers(names, PEERS, ", openvino", emphasis=True)
+    caption = (
+        f"Times OpenVINO of the peer's model (hybrids: timm's); bold: below 0.95. {format_model_dates(*PROCESSORS)}."
+    )
+    return markdown(["processor", "contestant", "dtype", *batch_headers(PEERS)], lines, caption)
 
 
 @table("models_zen4.json")
@@ -185,12 +193,13 @@ def engines_summary(_: Path | None) -> str:
         cells = []
         for name in forms:
             cases = [(variant, dtype, batch) for variant in PEERS for batch in BATCHES]
-            ratios = [ratio(kind, "inference", *place, name, f"{PEERS[place[0]]}, openvino") for place in cases]
+            ratios = [find_ratio(kind, "inference", *place, name, f"{PEERS[place[0]]}, openvino") for place in cases]
             values = sorted(cell["median"] for cell in ratios if cell)
             cells.append(f"{statistics.median(values):.2f} ({values[0]:.2f} to {values[-1]:.2f})" if values else "")
         if any(cells):
             lines.append((PROCESSORS[kind], dtype, *cells))
-    caption = f"Median and range over S/16, B/16, R26+S/32 and R50+B/16, batches of 1 and 8. {dates(*PROCESSORS)}."
+    caption = "Median and range over S/16, B/16, R26+S/32 and R50+B/16, batches of 1 and 8. "
+    caption += f"{format_model_dates(*PROCESSORS)}."
     return markdown("processor | dtype | by OpenVINO | by torch | by torch, compiled", lines, caption)
 
 
@@ -199,11 +208,11 @@ def axial_engines(_: Path | None) -> str:
     lines = []
     for kind, processor in PROCESSORS.items():
         cases = [("inference", "Axial-B/16", dtype, batch) for dtype in DTYPES for batch in BATCHES]
-        cells = [ratio(kind, *case, "hf_vit optimized, openvino", "hf_vit optimized") for case in cases]
+        cells = [find_ratio(kind, *case, "hf_vit optimized, openvino", "hf_vit optimized") for case in cases]
         if any(cells):
             lines.append((processor, *map(median, cells)))
     return markdown(
-        ["Axial-B/16, OpenVINO beside torch", *headers(DTYPES)],
+        ["Axial-B/16, OpenVINO beside torch", *batch_headers(DTYPES)],
         lines,
         "Both optimized; `hf-vit bench models Axial-B/16`.",
     )
@@ -222,10 +231,10 @@ def other_engines(_: Path | None) -> str:
     ]  # fmt: skip
     lines = []
     for (kind, name, peer), dtype in ((pair, dtype) for pair in pairs for dtype in DTYPES):
-        cells = [ratio(kind, "inference", v, dtype, b, name, peer) for v in ("S/16", "B/16") for b in BATCHES]
+        cells = [find_ratio(kind, "inference", v, dtype, b, name, peer) for v in ("S/16", "B/16") for b in BATCHES]
         if any(cells):
             lines.append((PROCESSORS[kind], name, peer, dtype, *map(median, cells)))
-    return markdown(["processor", "contestant", "beside", "dtype", *headers(["S/16", "B/16"])], lines)
+    return markdown(["processor", "contestant", "beside", "dtype", *batch_headers(["S/16", "B/16"])], lines)
 
 
 @table("models_zen4.json")
@@ -236,10 +245,11 @@ def as_loaded(_: Path | None) -> str:
         "{}, compiled and frozen": "the peer's, compiled and frozen",
     }
     names |= {"{}, openvino": "the peer's by OpenVINO", "products alone": "products alone"}
-    caption = (
-        f"Times the peer's model as loaded (S/16, B/16: transformers with sdpa; hybrids: timm). {dates(*PROCESSORS)}."
+    caption = "Times the peer's model as loaded (S/16, B/16: transformers with sdpa; hybrids: timm). "
+    caption += f"{format_model_dates(*PROCESSORS)}."
+    return markdown(
+        ["processor", "contestant", "dtype", *batch_headers(PEERS)], compare_with_peers(names, PEERS, ""), caption
     )
-    return markdown(["processor", "contestant", "dtype", *headers(PEERS)], beside_peers(names, PEERS, ""), caption)
 
 
 @table("models_zen4.json")
@@ -247,16 +257,16 @@ def training(_: Path | None) -> str:
     names = dict.fromkeys(
         name
         for kind in PROCESSORS
-        for row in models(kind)
+        for row in load_model_runs(kind)
         if row["cell"]["work"] == "training"
         for name in row["outcomes"]
     )
     lines = []
     for kind, dtype, name in ((kind, dtype, name) for kind in PROCESSORS for dtype in DTYPES for name in names):
-        cells = [ratio(kind, "training", variant, dtype, 8, name, "transformers") for variant in ("S/16", "B/16")]
+        cells = [find_ratio(kind, "training", variant, dtype, 8, name, "transformers") for variant in ("S/16", "B/16")]
         if any(cells):
             lines.append((PROCESSORS[kind], dtype, name, *map(quartiles, cells)))
-    caption = f"Times transformers' sdpa, batches of 8; bfloat16 under autocast. {dates(*PROCESSORS)}."
+    caption = f"Times transformers' sdpa, batches of 8; bfloat16 under autocast. {format_model_dates(*PROCESSORS)}."
     return markdown("processor | dtype | contestant | S/16 | B/16", lines, caption)
 
 
@@ -273,42 +283,42 @@ def measured(path: Path | None) -> str:
         "the same, positions resampled from 64 to 96 px": "vit_tok at 96 px",
     }
     contestants = ("hf_vit", "transformers", "timm")
-    lines = [(told, *(digits(rows[case][name]) for name in contestants)) for told, case in cases.items()]
-    lines.append(("the same in float64", digits(rows["vit_tok"]["hf_vit, float64"]), "", ""))
+    lines = [(label, *(format_difference(rows[case][name]) for name in contestants)) for label, case in cases.items()]
+    lines.append(("the same in float64", format_difference(rows["vit_tok"]["hf_vit, float64"]), "", ""))
     scores = [seed["test_accuracy"] for seed in seeds]
-    told = f"{statistics.fmean(scores):.2%} ({min(scores):.2%} to {max(scores):.2%}, {len(scores)} seeds)"
-    lines.append(("digits, test accuracy of the demo's model, 360 images", told, "", ""))
+    label = f"{statistics.fmean(scores):.2%} ({min(scores):.2%} to {max(scores):.2%}, {len(scores)} seeds)"
+    lines.append(("digits, test accuracy of the demo's model, 360 images", label, "", ""))
 
     speed = "speed, B/16, float32, one image and eight, times transformers"
-    as_loaded = [pair("avx512_bf16", name) for name in ("hf_vit", "hf_vit tanh", "timm")]
+    as_loaded = [format_batches("avx512_bf16", name) for name in ("hf_vit", "hf_vit tanh", "timm")]
     lines.append((f"{speed}: as loaded, the peers' GELU", as_loaded[0], "1", as_loaded[2]))
     lines.append(("as loaded, the original's tanh GELU", as_loaded[1], "", ""))
     for kind in ("avx512_bf16", "zen4", "avx2", "amx"):
-        frozen = [pair(kind, f"{name}, compiled and frozen") for name in contestants[1:]]
-        told = f"`optimize_for_inference`; peers compiled with frozen weights ({PROCESSORS[kind]})"
-        lines.append((told, pair(kind, "hf_vit optimized"), *frozen))
+        frozen = [format_batches(kind, f"{name}, compiled and frozen") for name in contestants[1:]]
+        label = f"`optimize_for_inference`; peers compiled with frozen weights ({PROCESSORS[kind]})"
+        lines.append((label, format_batches(kind, "hf_vit optimized"), *frozen))
     caption = (
         "Distances: `benchmarks/parity.py`, largest absolute difference of a logit on recorded results of "
         "Google's JAX code. "
-        f"Speed: {dates('avx512_bf16', 'zen4', 'avx2', 'amx')}; as loaded on {PROCESSORS['avx512_bf16']}."
+        f"Speed: {format_model_dates('avx512_bf16', 'zen4', 'avx2', 'amx')}; as loaded on {PROCESSORS['avx512_bf16']}."
     )
     return markdown(["measured", *contestants], lines, caption)
 
 
-def pair(kind: str, name: str) -> str:
+def format_batches(kind: str, name: str) -> str:
     """Return both batches of B/16 in float32, beside transformers."""
-    ratios = [ratio(kind, "inference", "B/16", "float32", batch, name, "transformers") for batch in BATCHES]
+    ratios = [find_ratio(kind, "inference", "B/16", "float32", batch, name, "transformers") for batch in BATCHES]
     return ", ".join(map(median, ratios)) if all(ratios) else ""
 
 
-def digits(value: float | None) -> str:
+def format_difference(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}" if value > 0.1 else f"{value:.1e}".replace("e-0", "e-")
 
 
 @table("parity.json")
 def parity(path: Path) -> str:
     record, names = load(path), ("hf_vit", "transformers", "timm", "hf_vit, float64")
-    lines = [(row["case"], *(digits(row[name]) for name in names)) for row in record["rows"]]
+    lines = [(row["case"], *(format_difference(row[name]) for name in names)) for row in record["rows"]]
     return markdown(["case of tests/golden", *names], lines, f"`parity.py`, {record['date']}.")
 
 
@@ -327,7 +337,7 @@ def demo(path: Path) -> str:
 # ---- speed and memory: tables whose rows are the rows of a record
 
 
-def show(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Return a value as a cell: quartiles, three digits of a number, nothing for nothing."""
     if value is None or isinstance(value, str | bool):
         return {None: "", True: "yes", False: "no"}.get(value, value)
@@ -336,26 +346,28 @@ def show(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value + 0:.3g}"
 
 
-def kinds_of(script: str, form: str = "json") -> dict[str, Any]:
+def load_by_processor(script: str, form: str = "json") -> dict[str, Any]:
     """Return the records of a script by kind of processor."""
     paths = {kind: RESULTS / f"{script}_{kind}.{form}" for kind in PROCESSORS}
     return {kind: load(path) for kind, path in paths.items() if path.exists()}
 
 
-def rows_of(script: str, names: str, values: str, *caption: str) -> Table:
+def make_row_table(script: str, names: str, values: str, *caption: str) -> Table:
     """Return a table with a row for each row of a record, or of the records of every kind of processor."""
     columns = dict(zip(names.split(" | "), values.split(" | "), strict=True))
 
     def write(path: Path | None) -> str:
         single = path or RESULTS / f"{script}.json"
-        records = {"": load(single)} if single.exists() else kinds_of(script)
+        records = {"": load(single)} if single.exists() else load_by_processor(script)
         first = [] if "" in records else ["processor"]
         lines = [
-            [*[PROCESSORS[kind] for _ in first], *(show(row.get(name)) for name in columns.values())]
+            [*[PROCESSORS[kind] for _ in first], *(format_cell(row.get(name)) for name in columns.values())]
             for kind, record in records.items()
             for row in record["rows"]
         ]
-        return markdown([*first, *columns], lines, " ".join([*caption, *(f"{source(r)}." for r in records.values())]))
+        return markdown(
+            [*first, *columns], lines, " ".join([*caption, *(f"{describe_source(r)}." for r in records.values())])
+        )
 
     return write
 
@@ -436,12 +448,12 @@ ROWS = {
     ),
     "embed_memory": ("runner | images | MiB held at most", "runner | images | mib"),
 }
-TABLES |= {{"page": "page_waits"}.get(name, name): rows_of(name, *texts) for name, texts in ROWS.items()}
+TABLES |= {{"page": "page_waits"}.get(name, name): make_row_table(name, *texts) for name, texts in ROWS.items()}
 
 
 @table("int8_avx512_bf16.jsonl")
 def int8_speed(path: Path) -> str:
-    cells = {(run["runtime"], run["variant"], run["batch"]): run for run in where(load(path), part="speed")}
+    cells = {(run["runtime"], run["variant"], run["batch"]): run for run in filter_runs(load(path), part="speed")}
     forms = {
         "torch": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32", "int8 dynamic", "int8 static"),
         "openvino": ("float32", "bfloat16", "int8 static"),
@@ -451,7 +463,7 @@ def int8_speed(path: Path) -> str:
         runs = [cells[engine, *case][form] for case in cases]
         texts = [f"{cell['images_per_second']:.1f} ({cell['times_float32']['median']:.2f})" for cell in runs]
         lines.append((engine, form, *texts, f"{runs[2]['memory_megabytes']:.0f} MB"))
-    header = ["engine", "", *headers(["S/16", "B/16"]), "memory, B/16, batch 1"]
+    header = ["engine", "", *batch_headers(["S/16", "B/16"]), "memory, B/16, batch 1"]
     caption = f"Images/s (times the engine's float32). `int8.py speed --threads 2`, {PROCESSORS['avx512_bf16']}."
     return markdown(header, lines, caption)
 
@@ -459,11 +471,11 @@ def int8_speed(path: Path) -> str:
 @table("int8_avx512_bf16.jsonl")
 def int8_agreement(_: Path | None) -> str:
     lines = []
-    for kind, record in kinds_of("int8", "jsonl").items():
+    for kind, record in load_by_processor("int8", "jsonl").items():
         shares: dict[tuple[str, str], list[str]] = {}
-        for run in where(record, part="agreement"):
-            told = f"{run['agreement']:.2%}" if "agreement" in run else "refused"
-            shares.setdefault((run["images"].removeprefix("mirrored "), run["by"]), []).append(told)
+        for run in filter_runs(record, part="agreement"):
+            cell = f"{run['agreement']:.2%}" if "agreement" in run else "refused"
+            shares.setdefault((run["images"].removeprefix("mirrored "), run["by"]), []).append(cell)
         lines += [(PROCESSORS[kind], data, engine, *cells) for (data, engine), cells in shares.items()]
     header = "processor | images | int8 by | plain | hybrid | axial"
     return markdown(
@@ -475,8 +487,8 @@ def int8_agreement(_: Path | None) -> str:
 
 @table("int8_avx512_bf16.jsonl")
 def billion(path: Path) -> str:
-    (cells,) = where(load(path), runtime="openvino", variant="B/16", batch=8)
-    rows = where(load(RESULTS / "jpeg_zen4.json")["rows"], workers=2, processor="Pillow")
+    (cells,) = filter_runs(load(path), runtime="openvino", variant="B/16", batch=8)
+    rows = filter_runs(load(RESULTS / "jpeg_zen4.json")["rows"], workers=2, processor="Pillow")
     rates = {
         "B/16 in float32 (OpenVINO)": cells["float32"]["images_per_second"],
         "B/16 in int8 (OpenVINO)": cells["int8 static"]["images_per_second"],
@@ -495,21 +507,21 @@ def billion(path: Path) -> str:
 
 @table("inductive_bias.jsonl")
 def inductive_bias(path: Path) -> str:
-    runs = where(load(path), kind="data")
+    runs = filter_runs(load(path), kind="data")
     sizes, lines = sorted({run["examples"] for run in runs}), []
     for family in dict.fromkeys(run["family"] for run in runs):
-        family_runs = where(runs, family=family)
-        cells = [spread(run["test_accuracy"] for run in where(family_runs, examples=size)) for size in sizes]
+        family_runs = filter_runs(runs, family=family)
+        cells = [format_mean(run["test_accuracy"] for run in filter_runs(family_runs, examples=size)) for size in sizes]
         lines.append((family, f"{family_runs[0]['parameters']:,}", *cells))
     header = ["family", "parameters", *(f"{size:,} images" for size in sizes)]
-    caption = f"Test accuracy, %. {ran(runs, 'inductive_bias.py')}."
+    caption = f"Test accuracy, %. {describe_runs(runs, 'inductive_bias.py')}."
     return markdown(header, lines, caption)
 
 
 @table("data_scale.jsonl")
 def data_scale(path: Path) -> str:
     records = load(path)
-    runs = where(records, kind="run")
+    runs = filter_runs(records, kind="run")
     sizes, names = sorted({run["images"] for run in runs}), list(dict.fromkeys(run["model"] for run in records))
     values = [
         "test_accuracy",
@@ -517,12 +529,12 @@ def data_scale(path: Path) -> str:
     ]
 
     def scores(kind: str, name: str, value: str, size: int) -> list[float]:
-        matching_runs = sorted(where(records, kind=kind, model=name, images=size), key=lambda run: run["seed"])
+        matching_runs = sorted(filter_runs(records, kind=kind, model=name, images=size), key=lambda run: run["seed"])
         return [run[value] for run in matching_runs if value in run]
 
     lines: list[Any] = [
         (f"{'fractals' if value == 'test_accuracy' else value}: {name}",
-         *(spread(scores("run", name, value, size)) for size in sizes))
+         *(format_mean(scores("run", name, value, size)) for size in sizes))
         for value in values for name in names if any(value in run for run in runs)
     ]  # fmt: skip
     for name in names[1:]:
@@ -532,25 +544,27 @@ def data_scale(path: Path) -> str:
         gaps = [[first - second for first, second in pairs] for pairs in paired_scores]
         seeds = list(zip(*gaps, strict=True))
         crossed = f"{sum(min(seed_gaps) < 0 < max(seed_gaps) for seed_gaps in seeds)} of {len(seeds)} seeds cross"
-        lines.append((f"{names[0]} - {name}, points ({crossed})", *map(margin, gaps)))
+        lines.append((f"{names[0]} - {name}, points ({crossed})", *map(format_margin, gaps)))
     for name in names:
-        plateaus = [spread(scores("plateau", name, values[0], size)) for size in sizes]
+        plateaus = [format_mean(scores("plateau", name, values[0], size)) for size in sizes]
         lines += [(f"constant rate: {name}", *plateaus)] if any(plateaus) else []
-        for law in where(records, kind="prediction", model=name):
+        for law in filter_runs(records, kind="prediction", model=name):
             predicted = f"{100 * law['predicted_accuracy']:.1f}" if law["law"] else "no law"
             lines.append((f"foreseen by the first seed's law: {name}", *[""] * (len(sizes) - 1), predicted))
     header = ["accuracy, %, by training images", *(f"{size:,}" for size in sizes)]
-    return markdown(header, lines, f"{ran(records, 'data_scale.py')}; ± of differences is half of a 95% interval.")
+    return markdown(
+        header, lines, f"{describe_runs(records, 'data_scale.py')}; ± of differences is half of a 95% interval."
+    )
 
 
 @table("scaling_law.jsonl")
 def scaling_law(path: Path) -> str:
     runs = load(path)
-    laws = where(runs, kind="prediction")
-    sizes = sorted({run["images"] for run in where(runs, kind="run")})
+    laws = filter_runs(runs, kind="prediction")
+    sizes = sorted({run["images"] for run in filter_runs(runs, kind="run")})
     lines = []
     for size in sizes:
-        size_runs = where(runs, kind="run", images=size)
+        size_runs = filter_runs(runs, kind="run", images=size)
         losses = [run["loss"] for run in size_runs]
         predicted = [f"{law['loss']:.3f}" for law in laws if law["images"] == size]
         lines.append(
@@ -569,26 +583,33 @@ def scaling_law(path: Path) -> str:
             f"For {law['images']:,} images, recorded before they were looked at: {law['law']} (95%: {intervals})"
         )
     return markdown(
-        "images | TFLOPs | loss, mean (range) | foreseen", lines, f"{'. '.join(notes)}. {ran(runs, 'scaling_law.py')}."
+        "images | TFLOPs | loss, mean (range) | foreseen",
+        lines,
+        f"{'. '.join(notes)}. {describe_runs(runs, 'scaling_law.py')}.",
     )
 
 
 @table("compare_families.jsonl")
 def compare_families(path: Path) -> str:
     record = load(path)
-    comparisons, trainings = where(record, kind="comparison"), [run for run in record if run["kind"] != "comparison"]
+    comparisons, trainings = (
+        filter_runs(record, kind="comparison"),
+        [run for run in record if run["kind"] != "comparison"],
+    )
     lines = []
     for index, model in enumerate(comparisons[0]["models"]):
         name, seeds = model["inputs"]["model"]["name"], [comparison["models"][index] for comparison in comparisons]
-        rate = max(where(record, kind="trial", family=name), key=lambda run: run["validation"])["rate"]
+        rate = max(filter_runs(record, kind="trial", family=name), key=lambda run: run["validation"])["rate"]
         cells = [f"{rate:g}", f"{model['parameters']:,}", f"{model['flops'] / 1e6:.1f}"]
         cells += [
-            spread(seed_model["top1"]["value"] for seed_model in seeds),
-            spread(seed_model["ece"] for seed_model in seeds),
+            format_mean(seed_model["top1"]["value"] for seed_model in seeds),
+            format_mean(seed_model["ece"] for seed_model in seeds),
         ]
-        cells.append(spread(statistics.mean(seed_model["corruptions"].values()) for seed_model in seeds))
-        cells += [spread(seed_model["fgsm"][size] for seed_model in seeds if seed_model["fgsm"]) for size in ("1", "4")]
-        lines.append((name, *cells, seconds(where(trainings, family=name))))
+        cells.append(format_mean(statistics.mean(seed_model["corruptions"].values()) for seed_model in seeds))
+        cells += [
+            format_mean(seed_model["fgsm"][size] for seed_model in seeds if seed_model["fgsm"]) for size in ("1", "4")
+        ]
+        lines.append((name, *cells, format_seconds(filter_runs(trainings, family=name))))
     header = "model | rate | parameters | MFLOPs | top-1, % | ECE, % | corrupted, % | FGSM 1, % | FGSM 4, % | CPU s"
     steps = f"{len(trainings)} trainings, {len(comparisons)} seeds"
     return markdown(
@@ -601,16 +622,16 @@ def shape_texture(path: Path) -> str:
     runs = load(path)
     lines = []
     for family, variation in dict.fromkeys((run["family"], run["variation"]) for run in runs):
-        case_runs = where(runs, family=family, variation=variation)
+        case_runs = filter_runs(runs, family=family, variation=variation)
         other_shares = [run["decisions"]["other"] / sum(run["decisions"].values()) for run in case_runs]
         cells = [
-            spread(run[name] for run in case_runs)
+            format_mean(run[name] for run in case_runs)
             for name in ("shape_bias", "accuracy", "shape_alone", "texture_alone")
         ]
-        lines.append((family, variation, cells[0], spread(other_shares), *cells[1:]))
+        lines.append((family, variation, cells[0], format_mean(other_shares), *cells[1:]))
     lines.sort()
     header = "family | varied by | shape bias, % | neither, % | accuracy, % | shape alone, % | texture alone, %"
-    return markdown(header, lines, f"{ran(runs, 'shape_texture.py --steps 3200')}.")
+    return markdown(header, lines, f"{describe_runs(runs, 'shape_texture.py --steps 3200')}.")
 
 
 @table("pretraining.jsonl")
@@ -623,10 +644,10 @@ def pretraining(path: Path) -> str:
     ):
         cells = []
         for labels in (20, 0):
-            case_runs = where(runs, kind=kind, data=data, start=start, labels=labels)
+            case_runs = filter_runs(runs, kind=kind, data=data, start=start, labels=labels)
             scratch = {
                 run["seed"]: run["accuracy"]
-                for run in where(runs, kind=kind, data=data, start="scratch", labels=labels)
+                for run in filter_runs(runs, kind=kind, data=data, start="scratch", labels=labels)
             }
             rates = (
                 [f"{case_runs[0][name]:g}" for name in ("rate", "tuning_rate") if name in case_runs[0]]
@@ -635,30 +656,32 @@ def pretraining(path: Path) -> str:
             )
             gaps = [run["accuracy"] - scratch[run["seed"]] for run in case_runs]
             cells += [
-                spread(run["accuracy"] for run in case_runs),
-                margin(gaps) if gaps and start != "scratch" else "",
+                format_mean(run["accuracy"] for run in case_runs),
+                format_margin(gaps) if gaps and start != "scratch" else "",
                 ", ".join(rates),
             ]
         if any(cells):
             lines.append((data, readings[kind], start, *cells))
     header = "data |  | start | 20 a class | above scratch | rates | all | above scratch | rates"
     caption = "Test accuracy, %; rates chosen on validation images; ± of differences: half of a 95% interval."
-    return markdown(header, lines, f"{caption} {ran(runs, 'pretraining.py --scale 4')}.")
+    return markdown(header, lines, f"{caption} {describe_runs(runs, 'pretraining.py --scale 4')}.")
 
 
 @table("distillation.jsonl")
 def distillation(path: Path) -> str:
     runs, lines = load(path), []
     for epochs, varied, method in dict.fromkeys((run.get("epochs"), run.get("varied"), run["way"]) for run in runs):
-        case_runs = where(runs, way=method, epochs=epochs, varied=varied)
+        case_runs = filter_runs(runs, way=method, epochs=epochs, varied=varied)
         cells = [
-            spread((run[name] for run in case_runs), *form)
+            format_mean((run[name] for run in case_runs), *form)
             for name, form in {"accuracy": (), "loss": (1, 3), "ece": ()}.items()
         ]
         training = f"{epochs}, {'augmented' if varied else 'as they are'}" if epochs else ""
         lines.append((training, method, str(len(case_runs)), *cells))
     header = "epochs, images | | runs | test accuracy, % | test loss, nats | calibration error, %"
-    return markdown(header, lines, f"`distillation.py` and `distillation.py --epochs 160 --varied`, {dated(runs)}.")
+    return markdown(
+        header, lines, f"`distillation.py` and `distillation.py --epochs 160 --varied`, {format_dates(runs)}."
+    )
 
 
 @table("self_training.jsonl")
@@ -672,15 +695,15 @@ def self_training(path: Path) -> str:
             f"{first}-{method}".strip("-"): title for method, title in steps.items()
         }
         for method, name in titles.items():
-            method_runs = where(runs, way=method)
+            method_runs = filter_runs(runs, way=method)
             if not method_runs:
                 continue
             accuracies = ", ".join(f"{100 * run['test']['accuracy']:.1f}" for run in method_runs)
             loss = statistics.fmean(run["test"]["loss"] for run in method_runs)
-            accuracy = spread(run["test"]["accuracy"] for run in method_runs)
-            lines.append((name, accuracy, accuracies, f"{loss:.2f}", seconds(method_runs)))
+            accuracy = format_mean(run["test"]["accuracy"] for run in method_runs)
+            lines.append((name, accuracy, accuracies, f"{loss:.2f}", format_seconds(method_runs)))
     header = " | test accuracy, % | of each seed | test loss, nats | CPU s a run"
-    return markdown(header, lines, f"{ran(runs, 'self_training.py')}.")
+    return markdown(header, lines, f"{describe_runs(runs, 'self_training.py')}.")
 
 
 @table("dense.jsonl")
@@ -688,11 +711,11 @@ def dense(path: Path) -> str:
     runs, lines = [run for run in load(path) if run["final"]], []
     order = {part: index for index, part in enumerate(("goals", "clutter", "families", "hours"))}
     for pair in sorted({run["pair"] for run in runs}, key=lambda pair: (order[pair.split()[0]], pair)):
-        pair_runs = sorted(where(runs, pair=pair), key=lambda run: run["seed"])
+        pair_runs = sorted(filter_runs(runs, pair=pair), key=lambda run: run["seed"])
         part, task, head, backbone = pair.split()
         measure = "mean IoU" if task == "segmentation" else "box AP50"
         scores = [run["headline"][measure] for run in pair_runs]
-        strict = spread(run["headline"]["box AP"] for run in pair_runs if "box AP" in run["headline"])
+        strict = format_mean(run["headline"]["box AP"] for run in pair_runs if "box AP" in run["headline"])
         lines.append(
             (
                 part,
@@ -701,14 +724,14 @@ def dense(path: Path) -> str:
                 f"{pair_runs[0]['parameters']:,}",
                 f"{pair_runs[0]['rate']:g}",
                 measure,
-                spread(scores),
+                format_mean(scores),
                 strict,
                 str(len(pair_runs)),
-                seconds(pair_runs),
+                format_seconds(pair_runs),
             )
         )
     header = "part | head | backbone | parameters | rate | measure | on test, % | box AP, % | seeds | CPU s"
-    return markdown(header, lines, f"{ran(runs, 'dense.py')}.")
+    return markdown(header, lines, f"{describe_runs(runs, 'dense.py')}.")
 
 
 @table("small_data.jsonl")
@@ -719,28 +742,28 @@ def small_data(path: Path) -> str:
         (
             name,
             *(
-                spread(run["validation_accuracy"] for run in where(runs, candidate=name, data=data_name))
+                format_mean(run["validation_accuracy"] for run in filter_runs(runs, candidate=name, data=data_name))
                 for data_name in data
             ),
         )
         for name in dict.fromkeys(run["candidate"] for run in runs)
     ]  # fmt: skip
-    return markdown(["candidate", *data], lines, f"Validation accuracy, %. {ran(runs, 'small_data.py')}.")
+    return markdown(["candidate", *data], lines, f"Validation accuracy, %. {describe_runs(runs, 'small_data.py')}.")
 
 
 @table("small_data_compare.jsonl")
 def small_data_compare(path: Path) -> str:
     records = load(path)
-    runs = where(records, kind="run")
+    runs = filter_runs(records, kind="run")
     counts = sorted({run["images"] for run in runs}, key=lambda images: images or float("inf"))
     cases = [(data, images) for data in dict.fromkeys(run["data"] for run in runs) for images in counts]
     starts = ("ViT", "ResNet", "ViT, fractals", "ResNet, fractals", "ViT, masked", "ViT, contrast")
 
     def scores(start: str, data: str, images: int, split: str = "test") -> list[float]:
-        matching_runs = sorted(where(runs, start=start, data=data, images=images), key=lambda run: run["seed"])
+        matching_runs = sorted(filter_runs(runs, start=start, data=data, images=images), key=lambda run: run["seed"])
         return [run[f"{split}_accuracy"] for run in matching_runs]
 
-    lines: list[Any] = [(start, *(spread(scores(start, *case)) for case in cases)) for start in starts]
+    lines: list[Any] = [(start, *(format_mean(scores(start, *case)) for case in cases)) for start in starts]
     leads = []
     for case in cases:
         best = []
@@ -751,13 +774,13 @@ def small_data_compare(path: Path) -> str:
                     max(matching_runs, key=lambda start: statistics.fmean(scores(start, *case, "validation"))), *case
                 )
             )
-        leads.append(margin([ours - theirs for ours, theirs in zip(*best, strict=True)]))
+        leads.append(format_margin([ours - theirs for ours, theirs in zip(*best, strict=True)]))
     lines.append(("best ViT - best ResNet, points", *leads))
     header = ["", *(f"{data.split(':')[0]}, {images or 'all'}" for data, images in cases)]
     return markdown(
         header,
         lines,
-        f"Test accuracy, %; last ±: half of a 95% interval. {ran(records, 'small_data_compare.py')}.",
+        f"Test accuracy, %; last ±: half of a 95% interval. {describe_runs(records, 'small_data_compare.py')}.",
     )
 
 

@@ -35,7 +35,7 @@ DIGITS = HfViTConfig(
 )
 
 
-def trained(folder: Path) -> Any:
+def train_once(folder: Path) -> Any:
     if not folder.exists():
         options = FinetuneOptions(seed=0, device="cpu", precision="fp32")
         finetune(DIGITS, "digits", folder, recipe="digits", options=options, epochs=40, report=print)
@@ -43,24 +43,24 @@ def trained(folder: Path) -> Any:
 
 
 @torch.inference_mode()
-def predictions(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+def predict(model: Any, pixels: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(batch).logits for batch in pixels.split(60)]).argmax(-1)
 
 
-def split(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def load_split(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     images: Any = load_data("digits").splits[name]
     processor = make_processor(DIGITS)
     pixels = processor([image.convert("RGB") for image in images["image"]], return_tensors="pt")["pixel_values"]
     return pixels, torch.as_tensor(np.asarray(images["label"]))
 
 
-def rows_of(name: str, model: Any, images: torch.Tensor, turns: int) -> list[dict[str, Any]]:
+def measure_rows(name: str, model: Any, images: torch.Tensor, turns: int) -> list[dict[str, Any]]:
     """Return the speed for every r as a ratio to the model without merging."""
     forms = {None: optimize_for_inference(copy.deepcopy(model), engine="torch")}
     forms |= {count: optimize_for_inference(copy.deepcopy(model), merge_tokens=count) for count in MERGED}
 
     def runs(form: Any) -> Any:
-        return lambda: predictions(form, images)
+        return lambda: predict(form, images)
 
     seconds = take_turns({str(count): runs(form) for count, form in forms.items()}, turns)
     rows: list[dict[str, Any]] = []
@@ -69,14 +69,14 @@ def rows_of(name: str, model: Any, images: torch.Tensor, turns: int) -> list[dic
         row["times_as_fast"] = speed_ratio(seconds, str(count), "None")
         if name == "digits":
             for split_name in ("validation", "test"):
-                pixels, labels = split(split_name)
-                row[f"{split_name}_accuracy"] = float((predictions(form, pixels) == labels).double().mean())
+                pixels, labels = load_split(split_name)
+                row[f"{split_name}_accuracy"] = float((predict(form, pixels) == labels).double().mean())
                 row[f"{split_name}_images"] = len(labels)
         rows.append(row)
     return rows
 
 
-def chosen(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def choose_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the fastest row of the digits that keeps the validation accuracy, with its other results."""
     plain, *merging = [row for row in rows if row["model"] == "digits"]
     allowed = [row for row in merging if row["validation_accuracy"] >= plain["validation_accuracy"] - ALLOWED]
@@ -93,18 +93,20 @@ def main() -> None:
     options = parser(__doc__, turns=9)
     options.add_argument("--train", type=Path, default=Path("out/tokens"))
     report = Script(options.parse_args())
-    models: dict[str, tuple[Any, torch.Tensor]] = {"digits": (trained(report.options.train), split("test")[0][:60])}
+    models: dict[str, tuple[Any, torch.Tensor]] = {
+        "digits": (train_once(report.options.train), load_split("test")[0][:60])
+    }
     for name in ("S/16", "B/16"):
         built = build("hf_vit", Shape(name))
         models[name] = getattr(built, "model", built), torch.randn(8, 3, 224, 224)
     rows: list[dict[str, Any]] = []
     for name, (model, images) in models.items():
-        model_rows = rows_of(name, model, images, report.options.turns)
+        model_rows = measure_rows(name, model, images, report.options.turns)
         rows += model_rows
         for row in model_rows:
             report.record(**row)
-    report.finish(chosen=chosen(rows))
-    print(chosen(rows))
+    report.finish(chosen=choose_row(rows))
+    print(choose_row(rows))
 
 
 if __name__ == "__main__":
