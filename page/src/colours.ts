@@ -1,4 +1,4 @@
-// matplotlib's viridis and cividis, 64 steps each (CC0): even in lightness, and the same to colour-blind eyes.
+// matplotlib's viridis and cividis, 64 steps each (CC0): evenly spaced in lightness and readable with color blindness.
 
 const VIRIDIS =
   "44015446075a470d6047136548186a481d6f482374482878472d7b46327e453781443b844240864045883e49893d4e8a3a538b38588c365c8d34608d32648e31688e2f6c8e2d708e2c738e2a778e297b8e277f8e26828e24868e238a8d218e8d20928c1f968b1f9a8a1f9e891fa18721a58523a98326ad812ab07f2fb47c35b7793bbb7542be714ac16d52c5695ac86465cb5e6ece5877d15381d34d8bd64695d840a0da39aadc32b5de2bc0df25cae11fd5e21adfe318eae51af4e61efde725";
@@ -16,7 +16,7 @@ function table(hex: string): Colour[] {
   return Array.from({ length: hex.length / 6 }, (_, at) => [byte(6 * at), byte(6 * at + 2), byte(6 * at + 4)]);
 }
 
-// A share in 0..1 as a colour.
+// Returns the color of a value in 0..1.
 export function colour(scale: Scale, share: number): Colour {
   const steps = TABLES[scale];
   const place = Math.min(Math.max(share, 0), 1) * (steps.length - 1);

@@ -1,4 +1,4 @@
-// Elements whose words are text, whatever a model calls itself or its classes.
+// Creates elements whose content is text, so that names of models and classes are never HTML.
 
 export function element<Name extends keyof HTMLElementTagNameMap>(
   name: Name,

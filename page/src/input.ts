@@ -1,4 +1,4 @@
-// Where images come from: a file, the clipboard, a drop, the camera, the examples.
+// Input of images: a file, the clipboard, a drop, the camera, the examples.
 
 import { element, part } from "./dom.ts";
 import type { Page } from "./model.ts";
@@ -24,7 +24,7 @@ export function listenForImages(receive: (file: Blob) => void, fail: (reason: st
     event.preventDefault();
     const dropped = event.dataTransfer?.files[0];
     if (dropped) receive(dropped);
-    else fail("What was dropped is no image file.");
+    else fail("The dropped file is not an image. Drop a JPEG, PNG or WebP file.");
   });
   listenToCamera(receive, fail);
 }
@@ -37,7 +37,7 @@ function listenToCamera(receive: (file: Blob) => void, fail: (reason: string) =>
       video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
       dialog.showModal();
     } catch {
-      fail("The camera cannot be used: there is none, or the browser was not allowed to.");
+      fail("The camera cannot be used. Connect one, and allow the browser to use it.");
     }
   });
   part("#take").addEventListener("click", async () => {

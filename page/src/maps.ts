@@ -1,4 +1,4 @@
-// From what happened inside a model to one number a patch.
+// Computes one value per patch from attention maps and hidden states.
 // Legend: h x w patch grid, P = h*w patches, N tokens, A heads.
 
 import type { Model, Outputs, Tensor } from "./model.ts";
@@ -12,7 +12,7 @@ export interface PatchMap {
 
 const IDENTITY = 0.5; // share of the residual connection in a rollout, as hf-vit analyze has it
 
-// [N]: where the attention of a query begins.
+// Returns the start vector [N] of a query.
 function start(model: Model, tokens: number, query: Query): Float64Array {
   const patches = model.grid[0] * model.grid[1];
   const vector = new Float64Array(tokens);
@@ -31,7 +31,7 @@ function patchesOf(model: Model, tokens: Float64Array): Float32Array {
   return Float32Array.from(tokens.subarray(model.patch_start, model.patch_start + h * w));
 }
 
-// One layer's attention, [A, N, N]: row vector x the mean over heads (or one head).
+// Multiplies a row vector with one layer's attention [A, N, N], averaged over heads or of one head.
 function throughFull(vector: Float64Array, map: Tensor, head: number | null): Float64Array {
   const [heads, tokens] = map.dims;
   const result = new Float64Array(tokens);
@@ -47,7 +47,7 @@ function throughFull(vector: Float64Array, map: Tensor, head: number | null): Fl
   return result;
 }
 
-// Lines of an axial layer, [lines, A, side, side], along rows or down columns.
+// The same for an axial layer [lines, A, side, side], along rows or columns.
 function throughLines(vector: Float64Array, map: Tensor, head: number | null, alongRows: boolean): Float64Array {
   const [lines, heads, side] = map.dims;
   const result = new Float64Array(lines * side);
@@ -82,7 +82,7 @@ export function attention(model: Model, outputs: Outputs, layer: number, head: n
   return { values, shown: Uint8Array.from(values, (_, place) => inLines(place)) };
 }
 
-// Through the column and then the row, head by head.
+// Applies column attention and then row attention of every head.
 function composed(model: Model, outputs: Outputs, layer: number, head: number | null, vector: Float64Array) {
   const heads = head === null ? Array.from({ length: model.heads }, (_, index) => index) : [head];
   const values = new Float32Array(vector.length);
@@ -96,7 +96,7 @@ function composed(model: Model, outputs: Outputs, layer: number, head: number | 
   return values;
 }
 
-// All layers together (arXiv 2010.11929, appendix D.8), followed from the output back to the patches.
+// Attention rollout (arXiv 2010.11929, appendix D.8), computed from the output back to the patches.
 export function rollout(model: Model, outputs: Outputs, query: Query): PatchMap {
   let vector = start(model, tokensOf(model, outputs), query);
   const mixed = (next: Float64Array) =>

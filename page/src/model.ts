@@ -1,4 +1,4 @@
-// What `page.json` tells of the models; src/hf_vit/pages/description.py writes it.
+// The models as `page.json` describes them; src/hf_vit/pages/description.py writes it.
 // Legend: h x w patch grid, N tokens, D hidden size, A heads.
 
 export interface Preprocessing {

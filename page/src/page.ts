@@ -1,4 +1,4 @@
-// The page: images come in, up to two models look at them side by side.
+// The page: it reads images and shows up to two models side by side.
 
 import { element, part } from "./dom.ts";
 import { listenForImages, showExamples } from "./input.ts";
@@ -12,15 +12,15 @@ import { type ViewName, viewsOf } from "./views.ts";
 
 const HINTS = {
   looking:
-    "Point at a patch, or move over the image with the arrow keys; leave it (Esc) to see what the output looks at.",
-  painting: "Drag over the image to hide patches; drag over hidden ones to bring them back. On the keyboard: space.",
+    "Point at a patch, or move over the image with the arrow keys. Leave the image (Esc) to see what the output attends to.",
+  painting: "Drag over the image to hide patches, and over hidden ones to show them again. On the keyboard, use space.",
 };
 
 const areas: Area[] = [];
 const panels: Panel[] = [];
 let shown = 2; // models side by side
 let image: Pixels | null = null;
-let last: Blob | null = null; // file that was given
+let last: Blob | null = null; // last file from the user
 let view: ViewName = "image";
 let still: StillPage | null = null;
 
@@ -39,7 +39,7 @@ async function receive(file: Blob): Promise<void> {
     if (file === last) notice(error instanceof Error ? error.message : String(error));
     return;
   }
-  if (file !== last) return; // it took longer than the one that came after it
+  if (file !== last) return; // a later file was read first
   image = read;
   notice("");
   forget();
@@ -83,7 +83,7 @@ function pick(page: Page, slot: number, number: number): HTMLElement {
   return select;
 }
 
-// Places in the page of the models that its address names (#model=NAME&model=NAME), else of the first.
+// Returns the indices of the models named in the URL (#model=NAME&model=NAME), or of the first two.
 function chosen(page: Page): number[] {
   const names = new URLSearchParams(location.hash.slice(1)).getAll("model");
   const named = names.map((name) => page.models.findIndex((model) => model.name === name)).filter((at) => at >= 0);
@@ -121,7 +121,7 @@ function listenToControls(): void {
 
 async function start(): Promise<void> {
   if ((typeof WebAssembly === "undefined" && readStill() === null) || typeof OffscreenCanvas === "undefined") {
-    notice("This browser cannot run the model: it lacks WebAssembly or canvases. A current one can.");
+    notice("This browser cannot run the model, as it lacks WebAssembly or canvases. Use a current browser.");
     return;
   }
   still = readStill();

@@ -1,4 +1,4 @@
-// One model: its image with a map over it, its most likely classes, its figures.
+// The panel of one model: the image with a map over it, the most likely classes, the metrics.
 
 import { colour } from "./colours.ts";
 import { element } from "./dom.ts";
@@ -11,7 +11,7 @@ import { VIEWS, type ViewName } from "./views.ts";
 
 const CLASSES = 5;
 
-// A rectangle of the source image, in shares of its sides.
+// A rectangle of the source image, as fractions of its sides.
 export type Area = { left: number; top: number; right: number; bottom: number };
 
 export class Panel {
@@ -66,7 +66,7 @@ export class Panel {
     this.hide(true);
   }
 
-  // Hides the patches whose middle lies in an area. While someone paints, only what is shown is asked for.
+  // Hides patches whose center is in an area. While the user paints, only the current view is computed.
   hide(whole: boolean): void {
     if (this.#view === null) return;
     const view = this.#view;
@@ -102,7 +102,7 @@ export class Panel {
     this.#status.classList.toggle("wrong", isWrong);
   }
 
-  // ---- patches and places
+  // ---- patches and positions
 
   #areaOf(view: View, patch: number): Area {
     const [height, width] = this.model.patch_px;
@@ -130,7 +130,7 @@ export class Panel {
     return row >= 0 && row < h && column >= 0 && column < w ? row * w + column : null;
   }
 
-  // Hides a patch, or brings it back.
+  // Hides a patch, or shows it again.
   #set(patch: Query, hides: boolean, done: boolean): void {
     if (this.#view === null || patch === null || document.body.classList.contains("still")) return;
     const area = this.#areaOf(this.#view, patch);

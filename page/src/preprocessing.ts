@@ -1,9 +1,9 @@
-// From an image file to what a model is fed, as its image processor does it.
+// Converts an image file to model input as the image processor does.
 
 import type { Model, Preprocessing } from "./model.ts";
 import { type Pixels, resized } from "./resize.ts";
 
-// What of the image a model sees: `pixels` lie at (left, top) of the image stretched to (width, height).
+// The part of the image that a model sees: `pixels` lie at (left, top) of the image resized to (width, height).
 export interface View {
   pixels: Pixels;
   left: number;
@@ -14,18 +14,20 @@ export interface View {
 
 const LARGEST_PX = 100_000_000;
 
-// Transparency is laid on white, and the orientation that a camera noted is followed.
+// Puts transparency on white and applies the EXIF orientation.
 export async function decoded(file: Blob): Promise<Pixels> {
   let bitmap: ImageBitmap;
   try {
     bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", imageOrientation: "from-image" });
   } catch {
-    throw new Error("This file is no image that the browser can read. Try a JPEG, PNG or WebP file.");
+    throw new Error("The browser cannot read this file as an image. Try a JPEG, PNG or WebP file.");
   }
   const { width, height } = bitmap;
-  if (width * height > LARGEST_PX) throw new Error(`This image of ${width}×${height} px is too large for the page.`);
+  if (width * height > LARGEST_PX)
+    throw new Error(`This image of ${width}×${height} px is too large for the page. Choose a smaller one.`);
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-  if (context === null) throw new Error("The browser gives no canvas to read the image with.");
+  if (context === null)
+    throw new Error("The browser provides no canvas, which is needed to read images. Use another browser.");
   context.fillStyle = "white";
   context.fillRect(0, 0, width, height);
   context.drawImage(bitmap, 0, 0);
@@ -61,7 +63,7 @@ function sizeAfter(image: Pixels, { resize }: Preprocessing): [number, number] {
   return image.width <= image.height ? [long, resize.shortest_edge] : [resize.shortest_edge, long];
 }
 
-// Where a crop begins; negative where the image is smaller and is padded with black.
+// Returns where a crop begins; negative if the image is smaller and is padded with black.
 function offset(side: number, crop: number): number {
   return crop > side ? -Math.trunc((crop - side) / 2) : Math.trunc((side - crop) / 2);
 }
@@ -77,7 +79,7 @@ function cropped(image: Pixels, left: number, top: number, width: number, height
   return { width, height, data };
 }
 
-// [3, H, W]; the patches that `hidden` names (h x w, row by row) get the image's mean colour.
+// Returns [3, H, W]; patches in `hidden` (h x w, row by row) get the image's mean color.
 export function pixelValues(pixels: Pixels, model: Model, hidden: Uint8Array | null = null): Float32Array {
   const { factor, mean, std } = model.preprocessing;
   const size = pixels.width * pixels.height;

@@ -13,7 +13,7 @@ const KERNELS: Record<"bilinear" | "bicubic", { reach: number; kernel: Kernel }>
   bicubic: { reach: 2, kernel: cubic },
 };
 
-// Keys's cubic with a = -0.5, as Pillow has it.
+// The cubic filter by Keys with a = -0.5, as in Pillow.
 function cubic(x: number): number {
   const a = -0.5;
   const t = Math.abs(x);
@@ -30,7 +30,7 @@ interface Weights {
   bits: number;
 }
 
-// As torch's: 16-bit weights, of as many bits after the point as the largest leaves room for.
+// As in torch: 16-bit weights with as many fractional bits as the largest weight allows.
 function weightsOf(from: number, to: number, filter: "bilinear" | "bicubic"): Weights {
   const { reach, kernel } = KERNELS[filter];
   const scale = from / to;

@@ -1,4 +1,4 @@
-// Asks a model's worker, one question at a time; of those that wait only the last is asked.
+// Sends requests to a model's worker one at a time; of waiting requests only the last is sent.
 
 import type { Model, Outputs } from "./model.ts";
 import type { Answer, Failure, Question, Ready } from "./worker.ts";
@@ -9,7 +9,7 @@ export interface Result {
   how: string; // it was computed, in words
 }
 
-// What answers for a model: its worker, or what it said once (still.ts).
+// The source of a model's outputs: its worker, or recorded outputs (still.ts).
 export interface Answerer {
   ask(pixels: Float32Array, outputs: string[]): void;
   close(): void;
@@ -34,7 +34,8 @@ export class Runner implements Answerer {
       else if ("failure" in data) this.#failed(data.failure);
       else this.#answered(data);
     };
-    this.#worker.onerror = (event) => this.#failed(event.message || "The worker of the page cannot be loaded.");
+    this.#worker.onerror = (event) =>
+      this.#failed(event.message || "The page's worker cannot be loaded. Reload the page.");
     this.#worker.postMessage({ model });
   }
 
@@ -57,7 +58,7 @@ export class Runner implements Answerer {
     const asked = this.#asked;
     this.#next();
     if (asked !== null) {
-      this.receive({ pixels: asked.pixels, outputs, how: `${milliseconds.toFixed(0)} ms an image in ${this.#place}` });
+      this.receive({ pixels: asked.pixels, outputs, how: `${milliseconds.toFixed(0)} ms per image in ${this.#place}` });
     }
   }
 

@@ -1,4 +1,4 @@
-// A page of one image that needs no runtime: what the model said of it is in the page; src/hf_vit/pages/still.py writes it.
+// A page for one image without a runtime: it contains the model's outputs; src/hf_vit/pages/still.py writes it.
 
 import type { Outputs, Page } from "./model.ts";
 import type { Answerer, Result } from "./runner.ts";
@@ -19,7 +19,7 @@ export function readStill(): StillPage | null {
   return { page, image, outputs: Object.fromEntries(read) };
 }
 
-// Numbers of 16 bits (IEEE 754 half precision, little-endian) in base64.
+// Decodes 16-bit values (IEEE 754 half precision, little-endian) from base64.
 function halves(base64: string): Float32Array {
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   return Float32Array.from(new Uint16Array(bytes.buffer), (bits) => {

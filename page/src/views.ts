@@ -1,4 +1,4 @@
-// What can be laid over the image, and how it is told.
+// The maps that can be drawn over the image, with their titles and units.
 
 import type { Scale } from "./colours.ts";
 import { attention, type PatchMap, type Query, rollout, similarity } from "./maps.ts";
@@ -20,7 +20,7 @@ interface MapView {
   has(model: Model): boolean;
   needs(model: Model, layer: number): string[]; // outputs of the graph
   map(model: Model, outputs: Outputs, choice: Choice): PatchMap;
-  depth(model: Model): number; // how many layers there are to pick from
+  depth(model: Model): number; // number of layers to choose from
 }
 
 const attentions = (model: Model, layer: number) =>
@@ -52,7 +52,7 @@ export const VIEWS: Record<Exclude<ViewName, "image">, MapView> = {
   features: {
     title: "Features",
     scale: "cividis",
-    unit: "cosine similarity of what the patches have become",
+    unit: "cosine similarity of the patches' features",
     picks: ["layer"],
     has: (model) => model.layers > 0,
     needs: (_, layer) => [`hidden_${layer}`],

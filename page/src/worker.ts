@@ -43,7 +43,7 @@ async function load(file: string): Promise<Runtime> {
 
 async function fetched(): Promise<Uint8Array> {
   const file = await fetch(new URL(`${model.folder}/model.onnx`, self.location.href));
-  if (!file.ok) throw new Error(`The model cannot be loaded (${file.status}).`);
+  if (!file.ok) throw new Error(`The model cannot be loaded (HTTP ${file.status}). Reload the page.`);
   return new Uint8Array(await file.arrayBuffer());
 }
 
@@ -57,7 +57,7 @@ async function open(): Promise<InferenceSession> {
       self.postMessage({ ready: "WebGPU" } satisfies Ready);
       return session;
     } catch {
-      // WebAssembly does it, too.
+      // fall back to WebAssembly
     }
   }
   runtime = await load("ort.wasm.min.mjs");

@@ -376,7 +376,7 @@ def test_broken_image_is_told_in_a_sentence(hostile: str, window: Browser, tmp_p
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
     window("give", file=str(tmp_path / "broken.png"))
     window("wait", selector="#notice:not([hidden])")
-    assert window.text("#notice") == "This file is no image that the browser can read. Try a JPEG, PNG or WebP file."
+    assert window.text("#notice") == "The browser cannot read this file as an image. Try a JPEG, PNG or WebP file."
     window("click", selector="#examples button")
     window.results(2)
     assert window("evaluate", script="document.querySelector('#notice').hidden")
