@@ -91,9 +91,9 @@ def test_intervals_are_those_of_scipy(shift: bool, truth: tuple[float, ...], num
 def test_without_a_shift_four_runs_are_enough() -> None:
     law = fit_scaling_law(GOOD[:4], shift=False)
     assert law.intervals["b"][0] < law.b < law.intervals["b"][1]
-    with pytest.raises(UserError, match=r"3 runs are too few: the law has 3 parameters.*at least 4"):
+    with pytest.raises(UserError, match=r"3 runs are too few, as the law has 3 parameters.*at least 4"):
         fit_scaling_law(GOOD[:3], shift=False)
-    with pytest.raises(UserError, match="2 different computes; 3 parameters"):
+    with pytest.raises(UserError, match="2 different computes; give runs with at least 3"):
         fit_scaling_law([*GOOD[:2], *GOOD[:2]], shift=False)
 
 
@@ -139,7 +139,7 @@ def test_tables_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "flops,error\n1,0.5\n", "columns flops, error.*name compute and error"),
+        ("a.csv", "flops,error\n1,0.5\n", "columns flops, error.*name the columns compute and error"),
         ("a.csv", "", r"columns \(none\)"),
         ("a.csv", "compute,error\n1,0.5\n2,many\n", "a.csv, run 2.*not a pair of numbers"),
         ("a.csv", "compute,error\n1\n", "a.csv, run 1.*not a pair of numbers"),

@@ -207,7 +207,7 @@ def test_what_the_hub_would_refuse(hub: Loopback, client: Client, model_folder: 
     assert f"model.safetensors has {size:,} bytes; the Hub takes at most {size - 1:,}" in message
     hub.limit(largest_lfs=size - 1)
     answer = client.run("hub.jobs:push", folder=str(model_folder))
-    assert f"model.safetensors ({size:,} bytes) is larger than the Hub takes" in answer["error"]
+    assert f"model.safetensors ({size:,} bytes) is larger than the Hub accepts" in answer["error"]
     assert hub.files(REPO) == {}
     hub.limit(largest_lfs=size)
     assert client.run("hub.jobs:push", folder=str(model_folder))["commit"] == hub.head(REPO)
