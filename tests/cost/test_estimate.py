@@ -15,7 +15,7 @@ from hf_vit.errors import UserError
     [
         ({"training_flops": 0.0}, "FLOPs of the training"), ({"training_flops": math.inf}, "FLOPs of the training"),
         ({"device_flops": -1.0}, "device FLOP/s"), ({"device_flops": math.nan}, "device FLOP/s"),
-        ({"devices": 0}, "0 devices"), ({"utilisation": 0.0}, "utilization 0"), ({"utilisation": 40.0}, "at most 1"),
+        ({"devices": 0}, "devices is 0"), ({"utilisation": 0.0}, "utilization 0"), ({"utilisation": 40.0}, "at most 1"),
         ({"price": -2.0}, "price -2"), ({"price": math.nan}, "price nan"),
     ],
 )  # fmt: skip
