@@ -41,6 +41,16 @@ def test_lora(family: Family, tmp_path: Path):
     torch.testing.assert_close(merged(images).logits, after, rtol=0, atol=1e-5)
 
 
+def test_arguments_of_text_models_that_are_none_change_nothing(family: Family):
+    """peft passes them with task_type="FEATURE_EXTRACTION", as transformers' ViT takes them."""
+    model = family.build("classification")
+    images = family.images(model.config)
+    nothing = dict.fromkeys(("input_ids", "attention_mask", "inputs_embeds"))
+    torch.testing.assert_close(model(pixel_values=images, **nothing).logits, model(images).logits, rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"give patch_attention_mask \[B, h, w\] for padding"):
+        model(images, attention_mask=torch.ones(2, 4))
+
+
 @renamed
 def test_lora_in_a_model_with_checkpointing(family: Family):
     from peft import LoraConfig, get_peft_model

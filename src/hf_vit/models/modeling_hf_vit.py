@@ -9,7 +9,7 @@ eps 1e-6, initialization).
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack, cast
 
 import torch
 from torch import nn
@@ -632,13 +632,16 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             pooling layer.
 
         Raises:
-            ValueError: an image is smaller than a patch.
+            ValueError: an image is smaller than a patch, or there is an `attention_mask` of tokens.
 
         Warns:
             UserWarning: `output_attentions` is set, but the attention implementation returns none; see
                 `attention_maps`.
         """
-        self._warn_without_attentions(kwargs.get("output_attentions", self.config.output_attentions))
+        options = cast("dict[str, Any]", kwargs)
+        if options.pop("attention_mask", None) is not None:  # peft and others pass one that is None
+            raise ValueError("attention_mask is for tokens of text; give patch_attention_mask [B, h, w] for padding")
+        self._warn_without_attentions(options.get("output_attentions", self.config.output_attentions))
         tokens = self.embed(
             pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources
         )
@@ -648,7 +651,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             self._layer_arguments(tokens),
         )
         for layer in self.layer_sequence():
-            hidden_states = layer(hidden_states, attention_mask, **arguments, **kwargs)
+            hidden_states = layer(hidden_states, attention_mask, **arguments, **options)
         if not self.norm_after_pooling:
             hidden_states = self.layernorm(hidden_states)
         pooled = None if self.pooler is None else self.pooler(hidden_states, tokens.token_mask)
