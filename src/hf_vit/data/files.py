@@ -105,7 +105,7 @@ class FileNames:
     def __init__(self) -> None:
         self._folders: dict[Path, tuple[Path, dict[str, str]]] = {}
 
-    def list_objects(self, path: Path) -> Path:
+    def find(self, path: Path) -> Path:
         """Return the existing file whose name matches the path; the path itself if there is none."""
         folder = path.parent
         if folder not in self._folders:
