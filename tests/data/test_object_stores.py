@@ -14,7 +14,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.data import load_data, make_processor
 from hf_vit.data.load import load_unlabeled
 from hf_vit.evaluation import predict
-from hf_vit.evaluation.prediction import image_files, predict_images, write_dense_predictions
+from hf_vit.evaluation.prediction import list_image_files, predict_images, write_dense_predictions
 from hf_vit.loading.model import load_model
 from hf_vit.repositories.stores import StoreError
 from hf_vit_cli.main import main
@@ -251,7 +251,7 @@ def fail(said):
 def test_a_failing_store_is_no_image_to_pass_over(model, folder, stored, monkeypatch):
     address = stored(folder)
     assert predict(model, [f"{address}/cat/no.png"], skip_bad_images=True)[0].problem is not None
-    files = list(image_files([f"{address}/cat"]))
+    files = list(list_image_files([f"{address}/cat"]))
 
     def refuse(self, path, *args, **given):
         raise PermissionError("Forbidden")

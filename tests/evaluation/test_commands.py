@@ -121,7 +121,7 @@ def test_evaluate_refuses_in_one_line(run, save_classifier, class_folders, tmp_p
         (tmp_path / "out" / "top1.json").write_text(content)
         _fails(
             run("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"),
-            "move it, or choose another output",
+            "move the file, or choose another output",
         )
         assert (tmp_path / "out" / "top1.json").read_text() == content
     (class_folders / "test" / "ant" / "2.png").write_bytes(b"not an image")
@@ -157,7 +157,7 @@ def test_nothing_is_written_among_the_images(run, save_classifier, class_folders
     given = ("--data", class_folders, "--output")
     for output in (class_folders, class_folders / "out", class_folders / "test" / ".." / "out"):
         for command in ("evaluate", "embed", "compare"):
-            _fails(run(command, folder, *given, output), "in the folder of the data", "choose one elsewhere")
+            _fails(run(command, folder, *given, output), "in the folder of the data", "choose an output outside of it")
         _fails(run("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
     assert sorted(class_folders.rglob("*")) == before
 
@@ -220,7 +220,7 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(run, save_classifi
     _fails(run("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
     assert not list(tmp_path.glob("*t.csv*"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    _fails(run("predict", model, good), "good.png is too large", "make it smaller")
+    _fails(run("predict", model, good), "good.png is too large", "reduce its size")
 
 
 @pytest.mark.parametrize(("ending", "read"), [(".csv", pandas.read_csv), (".parquet", pandas.read_parquet)])
@@ -322,7 +322,7 @@ def test_it_tells_what_is_there(told, tmp_path):
     assert [a + b for a, b in zip(numbers["cat"], numbers["dog"], strict=True)] == numbers["all"]
     assert "sizes: 12x12 to 20x16 px (height x width), median 12x12" in out
     assert "note: 1 duplicate image in one split: cat/3.png = cat/again.png" in out
-    assert "note: class 'cat' has 31 images and 'dog' 9" in out
+    assert "note: class 'cat' has 31 images and class 'dog' only 9" in out
     assert "unreadable: 1 images (dog/torn.png); other commands need --skip-bad-images" in out
     assert "unreadable: 1 images (dog/torn.png)\n" in told("--skip-bad-images")
     assert "were split off the 40 training images (by content" in out

@@ -17,7 +17,7 @@ import hf_vit
 from hf_vit import UserError
 from hf_vit.data import ImageData
 from hf_vit.evaluation import evaluate_protocol, predict
-from hf_vit.evaluation.prediction import each_prediction, write_dense_predictions
+from hf_vit.evaluation.prediction import iterate_predictions, write_dense_predictions
 from hf_vit.evaluation.protocols.dense import IGNORED, DetectionMeter, SegmentationMeter
 from hf_vit.families import DENSE_HEADS
 from hf_vit.loading.model import load_model
@@ -173,7 +173,7 @@ def test_what_gives_nothing_to_judge_by_is_refused(monkeypatch):
     meter.update(answer, objects([[0, 0, 9, 9]], [0]))
     assert meter.values(["one"])["ap"] == pytest.approx(1.0)
     monkeypatch.setattr("hf_vit.evaluation.protocols.dense.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"need torchmetrics and pycocotools: pip install 'hf-vit\[dense"):
+    with pytest.raises(UserError, match=r"and pycocotools; install them with pip install 'hf-vit\[dense"):
         SegmentationMeter(2)
 
 
@@ -291,12 +291,12 @@ def test_more_classes_than_eight_bits_tell(tmp_path):
         model.classifier.bias.copy_(torch.arange(300) == 299)
     subject = load_model((model, processor))
     Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
-    write_dense_predictions(each_prediction(subject, [tmp_path / "a.png"]), tmp_path / "out")
+    write_dense_predictions(iterate_predictions(subject, [tmp_path / "a.png"]), tmp_path / "out")
     with Image.open(tmp_path / "out" / "masks" / "a.png") as mask:
         assert set(np.asarray(mask).flatten().tolist()) == {299}
     rows = Dataset.from_dict({"image": [], "mask": [], "label": []})
     data = ImageData("shapes", "0", {"test": rows}, [names[0]], target="mask")
-    with pytest.raises(UserError, match="has 300 classes; masks tell 255 apart"):
+    with pytest.raises(UserError, match="has 300 classes, but masks can have 255"):
         evaluate_protocol("segmentation", (model, processor), data, split="test", progress=False)
 
 

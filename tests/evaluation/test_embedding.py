@@ -132,7 +132,7 @@ def test_two_calls_at_once_do_not_mix(model, images, tmp_path, monkeypatch):
     first = outcome()
     calls[0].join()
     assert not isinstance(first, str)
-    assert "was begun with settings" in str(second[0])
+    assert "was started with settings" in str(second[0])
     assert set(read(out, "test")[0]) == {"index", "image", "label", "embedding"}
 
 
@@ -205,8 +205,8 @@ def test_bad_input(model, images, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     for data, output, given, said in (
-        (images, "out", dict(splits=["test"], batch_size=3), "was begun with settings"),
-        ("digits", "out", dict(splits=["test"]), "was begun with data"),
+        (images, "out", dict(splits=["test"], batch_size=3), "was started with settings"),
+        ("digits", "out", dict(splits=["test"]), "was started with data"),
         (images, "full", {}, "holds other files"),
         (images, "new", dict(splits=["dev"]), "no split 'dev'"),
         (images, "new", dict(num_processes=0), "at least 1"),
@@ -296,7 +296,9 @@ def test_a_bad_image_is_named_and_a_damaged_file_too(model, images, tmp_path):
 def test_a_manifest_of_somebody_else(told, optimize, model, images, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "manifest.json").write_text(told)
-    with pytest.raises(UserError, match=r"manifest\.json is damaged, or another command's \(.*\); give another output"):
+    with pytest.raises(
+        UserError, match=r"manifest\.json is damaged or was not written by hf-vit embed \(.*\); give another output"
+    ):
         embed(str(model), str(images), tmp_path / "out", optimize=optimize)
 
 
@@ -429,7 +431,7 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(store, monkey
         ("ftp://host/x", "an unknown scheme; give a local path, file:///, or one of s3://, gs://"),
         ("nosuch://x", "an unknown scheme"),
         ("file://x", "an unknown scheme"),
-        ("memory://", "is a bucket without a folder; give one, such as memory://NAME/embeddings$"),
+        ("memory://", "is a bucket; give a folder in it, such as memory://NAME/embeddings$"),
         ("memory://bucket/taken", r"holds other files \(notes\.txt\)"),
         (Path("s3://bucket/x"), "is a URL, not a local path"),
     ):
@@ -440,7 +442,7 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(store, monkey
 
 def test_an_object_store_that_was_begun_otherwise_is_refused(model, store):
     embed(str(model), "digits", PLACE, **GIVEN)
-    with pytest.raises(UserError, match=f"{PLACE} was begun with settings"):
+    with pytest.raises(UserError, match=f"{PLACE} was started with settings"):
         embed(str(model), "digits", PLACE, **GIVEN | dict(batch_size=3))
     store.pipe_file("bucket/embeddings/manifest.json", b"{")
     with pytest.raises(UserError, match=f"{PLACE}/manifest.json is damaged"):

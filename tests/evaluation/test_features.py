@@ -171,7 +171,7 @@ def test_an_examination_streams_features_and_logits():
     with torch.no_grad():
         wanted, features = model(pixels).logits, model.vit(pixels).last_hidden_state[:, 0]
     examination = examine(model, data, batch_size=7)
-    logits, labels = zip(*examination.logits("test"), strict=True)
+    logits, labels = zip(*examination.iterate_logits("test"), strict=True)
     torch.testing.assert_close(torch.cat(logits), wanted)
     assert torch.cat(labels).tolist() == data.splits["test"]["label"]
     found, _ = examination.features("test", [5, 2])
@@ -187,15 +187,15 @@ def test_an_examination_streams_features_and_logits():
 def test_what_an_examination_cannot_do_is_refused(pixels, monkeypatch):
     other_names = make_classifier([f"k{index}" for index in range(6)])
     for act, said in (
-        (lambda: examine(batch_size=0), "batch size 0 must be at least 1"),
-        (lambda: examine(num_images=0), "number of images 0 must be at least 1"),
+        (lambda: examine(batch_size=0), "the batch size is 0; give at least 1"),
+        (lambda: examine(num_images=0), "the number of images is 0; give at least 1"),
         (lambda: examine(split="holdout"), "has no split 'holdout'"),
         (lambda: pre_logits(torch.nn.Linear(1, 1), pixels), "features of a Linear cannot be read"),
         (
-            lambda: list(examine(ViTModel(make_classifier().config)).judging()),
-            "ViTModel has no named classes to predict; choose few-shot",
+            lambda: list(examine(ViTModel(make_classifier().config)).iterate_pixels()),
+            "ViTModel has no class names to predict; choose few-shot",
         ),
-        (lambda: list(examine(other_names).judging()), "that the model does not have"),
+        (lambda: list(examine(other_names).iterate_pixels()), "that the model does not have"),
     ):
         with pytest.raises(UserError, match=said):
             act()
@@ -330,7 +330,7 @@ def test_a_processor_of_another_model_is_told(save_classifier, tmp_path):
     folder = save_classifier()
     ViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
-    told = r"takes no images of 24x24 px, which its image processor makes \(Input image"
+    told = r"does not take images of 24x24 px, to which its image processor resizes \(Input image"
     with pytest.raises(UserError, match=told):
         predict_images(open_classifier(folder, "cpu"), [tmp_path / "image.png"])
     for level in range(6):

@@ -122,15 +122,15 @@ def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run, save_classifier
     ("typed", "message"),
     [
         (["--protocol", "magic"], "unknown protocol 'magic'; choose from top1, few-shot, linear-probe"),
-        (["--protocol", "knn", "--shots", 1], "protocol knn has no --shots; choose --protocol few-shot"),
-        (["--shots", 1, "--num-images", 3], "protocol top1 has no --shots; choose --protocol few-shot"),
-        (["--protocol", "few-shot"], "has 10 images to learn from, 25 shots need 25 a class"),
+        (["--protocol", "knn", "--shots", 1], "the protocol knn has no option --shots; choose --protocol few-shot"),
+        (["--shots", 1, "--num-images", 3], "the protocol top1 has no option --shots; choose --protocol few-shot"),
+        (["--protocol", "few-shot"], "has 10 training images, but 25 shots need 25 per class"),
         (["--protocol", "knn", "--split", "train"], "split 'train' is used for fitting"),
         (["--protocol", "calibration", "--split", "validation"], "add --no-temperature"),
-        (["--protocol", "robustness", "--epsilons", 0], "must lie in 0 < epsilon <= 255"),
+        (["--protocol", "robustness", "--epsilons", 0], "give epsilons above 0 and up to 255"),
         (["--protocol", "real"], "give them with --real-labels real.json"),
         (["--protocol", "objectnet"], "give the folder with --mappings DIR"),
-        (["--mappings", "x"], "protocol top1 has no --mappings; choose --protocol objectnet"),
+        (["--mappings", "x"], "the protocol top1 has no option --mappings; choose --protocol objectnet"),
     ],
 )
 def test_mistakes_end_in_one_line(run, save_classifier, animals, typed, message):
@@ -242,12 +242,12 @@ def test_a_model_that_orders_its_classes_otherwise(imagenet):
 @pytest.mark.parametrize(
     ("content", "name", "told"),
     [
-        (None, PUBLISHED, "there is no file"),
+        (None, PUBLISHED, "does not exist; download real.json"),
         ("[[0], [1", PUBLISHED, "is not valid JSON"),
         *((no, PUBLISHED, "not a list of class numbers") for no in ('{"0": [1]}', "[[0], 1]", "[[0], [true]]")),
-        ("[[0], [3]]", PUBLISHED, "has the class 3, the data has 3; give all of ImageNet's classes"),
-        ("[[0], [1]]", PUBLISHED, "has labels of 2 images, none of image number 8"),
-        ("[[0], [1]]", "{}", "has labels of 2 images, the split has 8, whose file names are not ImageNet's"),
+        ("[[0], [3]]", PUBLISHED, "has the class 3, but the data has only 3 classes; give data with"),
+        ("[[0], [1]]", PUBLISHED, "has labels of 2 images, but none of image number 8"),
+        ("[[0], [1]]", "{}", "has labels of 2 images, but the split has 8 with other file names than ImageNet's"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(imagenet, content, name, told):

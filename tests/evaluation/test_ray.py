@@ -26,7 +26,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.comparison import compare
 from hf_vit.data import load_data
 from hf_vit.evaluation import embed, embedding, evaluate, predict
-from hf_vit.evaluation.runners import running
+from hf_vit.evaluation.runners import open_runner
 from hf_vit.training import finetune
 from hf_vit_cli.main import main
 
@@ -52,7 +52,7 @@ def ray():
     with pytest.MonkeyPatch.context() as patched:
         # Its processes live on for the next test: importing takes each of them seconds.
         patched.setenv("RAY_num_workers_soft_limit", "8")
-        with running("ray", None, "cpu", 1):
+        with open_runner("ray", None, "cpu", 1):
             module.cloudpickle.register_pickle_by_value(sys.modules[__name__])
             yield module
 
@@ -112,7 +112,7 @@ def test_images_that_change_after_they_were_read_are_refused(runner, request, pl
 
         return changed
 
-    monkeypatch.setattr(embedding, "_enter", after_a_change(embedding._enter))
+    monkeypatch.setattr(embedding, "_write_or_check_manifest", after_a_change(embedding._write_or_check_manifest))
     where = r"^on node [\d.]+: image" if runner == "ray" else "^image"
     said = where + rf" '[^']*{NAMES[0]}/07\.png' has changed since the command began"
     with pytest.raises(UserError, match=said) as told:
@@ -122,7 +122,7 @@ def test_images_that_change_after_they_were_read_are_refused(runner, request, pl
         from hf_vit.evaluation.ray_runner import RayRunner
 
         shutil.copy(place / victim, tmp_path / victim)
-        monkeypatch.setattr(RayRunner, "answers", after_a_change(RayRunner.answers))
+        monkeypatch.setattr(RayRunner, "run", after_a_change(RayRunner.run))
         seen = load_data(str(tmp_path / "images")).seen
         split = next(split for split, images in seen.items() if any(each.name.endswith("07.png") for each in images))
         with pytest.raises(UserError, match=said):
@@ -172,7 +172,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
     """Other versions, no model, another model, and a part whose file cannot be replaced by a folder."""
     from hf_vit.evaluation import ray_runner
 
-    node, known = ray.util.get_node_ip_address(), ray_runner.compared_versions()
+    node, known = ray.util.get_node_ip_address(), ray_runner.get_compared_versions()
     work = dict(data=str(place / "images"), output=tmp_path / "out", runner="ray")
 
     def refused(said, model=place / "model"):
@@ -181,13 +181,13 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
         assert "\n" not in str(told.value)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ray_runner, "compared_versions", lambda: known | {"torch": "1.0"})
-        refused(rf"^node {node} has torch {known['torch']}, this run 1\.0; install the")
-    opened, entered = embedding.NamedModel.opened, embedding._enter
+        patched.setattr(ray_runner, "get_compared_versions", lambda: known | {"torch": "1.0"})
+        refused(rf"^node {node} has torch {known['torch']}, but this run uses 1\.0; install 1\.0")
+    opened, entered = embedding.NamedModel.load, embedding._write_or_check_manifest
     for change, said in (
         (lambda folder: (folder / "model.safetensors").unlink(), rf"^on node {node}: "),
         (lambda folder: shutil.rmtree(folder), rf"^on node {node}: there is no folder"),
-        (_save_other, f"^node {node} has another model of the name model; give one that all"),
+        (_save_other, f"^node {node} has another model named model; give a model that all"),
     ):
         # As on a node whose disk is another one: after this process opened it, and before the others do.
         shutil.copytree(place / "model", tmp_path / "model")
@@ -198,7 +198,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
             return subject
 
         with monkeypatch.context() as patched:
-            patched.setattr(embedding.NamedModel, "opened", open_then_change)
+            patched.setattr(embedding.NamedModel, "load", open_then_change)
             refused(said, tmp_path / "model")
         shutil.rmtree(tmp_path / "model", ignore_errors=True)
 
@@ -206,7 +206,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
         entered(folder, manifest)
         (folder.path / sorted(files_of(place / "whole"))[3] / "mine").mkdir(parents=True)
 
-    monkeypatch.setattr(embedding, "_enter", enter)
+    monkeypatch.setattr(embedding, "_write_or_check_manifest", enter)
     work |= SETTINGS | {"output": tmp_path / "other"}
     refused("cannot be written")
 
@@ -281,7 +281,7 @@ def test_a_comparison_is_that_of_one_process(ray, tmp_path, monkeypatch):
     (tmp_path / "ray" / "models" / "resnet.json").unlink()
     told = []
     again = compare(["vit", "resnet"], data, "ray", runner="ray", report=told.append, **given)
-    assert told == ["vit: kept, it was finished before", "resnet: measured"]
+    assert told == ["vit: already measured, the stored result is used", "resnet: measured"]
     assert again.measured == ["resnet"]
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
@@ -304,7 +304,7 @@ def _benchmarked(job, needed):
 
 @pytest.mark.slow  # processes that are killed start again
 def test_tasks_run_after_those_they_need_and_again_where_they_are_killed(ray, tmp_path, monkeypatch):
-    from hf_vit.evaluation.ray_runner import independent
+    from hf_vit.evaluation.ray_runner import run_independent
 
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     records = importlib.import_module("records")
@@ -318,13 +318,13 @@ def test_tasks_run_after_those_they_need_and_again_where_they_are_killed(ray, tm
         lines = kept.path.read_text().splitlines()
         kept.work(needing, _benchmarked, runner)
         assert kept.path.read_text().splitlines() == lines, "nothing is repeated"
-    with running("ray", None, "cpu") as runner:
+    with open_runner("ray", None, "cpu") as runner:
         places = [str(tmp_path / name) for name in "ab"]
-        assert dict(independent(runner, _die_once, places, False)) == {0: "a", 1: "b"}
-        with pytest.raises(UserError, match="ended 4 times over the same work"):
-            list(independent(runner, _die_once, places[:1], True))
+        assert dict(run_independent(runner, _die_once, places, False)) == {0: "a", 1: "b"}
+        with pytest.raises(UserError, match="ended 4 times during the same work"):
+            list(run_independent(runner, _die_once, places[:1], True))
         with pytest.raises(UserError, match=rf"^on node {ray.util.get_node_ip_address()}: x is bad$"):
-            list(independent(runner, _refuse, ["x"]))
+            list(run_independent(runner, _refuse, ["x"]))
 
 
 @pytest.mark.slow  # Ray runs
@@ -333,17 +333,17 @@ def test_what_ray_cannot_do_is_refused(ray, place):
     for given, said in (
         (dict(protocol="robustness"), "robustness runs in one process"),
         (dict(device="cuda"), "has no GPU"),
-        (dict(device="cuda:1"), "Ray assigns GPUs itself"),
+        (dict(device="cuda:1"), "which assigns GPUs itself"),
         (dict(address="127.0.0.1:6379"), "already connected to Ray"),
     ):
         with pytest.raises(UserError, match=said):
             evaluate(model, data, runner="ray", progress=False, **given)
-    with pytest.raises(UserError, match="made in Python"):
+    with pytest.raises(UserError, match="cannot run a model object"):
         predict((None, None), [data], runner="ray")
 
 
 def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys):
-    no_cluster = r"the address|no Ray cluster at|is not HOST:PORT"
+    no_cluster = r"the address|cannot be reached|is not HOST:PORT"
     refusals = [
         *((("ray", f"127.0.0.1:{port}"), no_cluster) for port in ("1", "x", "99999999")),
         (("ray", "nowhere"), no_cluster),
@@ -352,18 +352,20 @@ def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys)
         (("local", "10.0.0.1:6379"), "needs --runner ray"),
     ]
     for given, said in refusals:
-        with pytest.raises(UserError, match=said), running(*given, None):
+        with pytest.raises(UserError, match=said), open_runner(*given, None):
             raise AssertionError("it runs")
     config, out = HfViTConfig(image_size=8, patch_size=4), tmp_path / "out"
     with pytest.raises(UserError, match="--runner ray needs --lr-sweep"):
         finetune(config, str(place / "images"), out, runner="ray")
     with pytest.raises(UserError, match="needs --runner ray"):
         finetune(config, str(place / "images"), out, address="127.0.0.1:1")
-    with pytest.raises(UserError, match="a model object runs in this process only"):
+    with pytest.raises(UserError, match="Ray cannot load a model object"):
         compare([(None, None), "x"], make_data(), out, runner="ray")
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "hf_vit.evaluation.ray_runner", raising=False)
     with pytest.raises(SystemExit, match="1"):
         main(["embed", str(place / "model"), "--data", "digits", "--output", str(out), "--runner", "ray"])
-    assert capsys.readouterr().err.strip() == 'hf-vit: --runner ray needs Ray: pip install "hf-vit[ray]"'
+    assert (
+        capsys.readouterr().err.strip() == 'hf-vit: --runner ray needs Ray; install it with pip install "hf-vit[ray]"'
+    )
     assert not out.exists()

@@ -29,7 +29,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation import WrongImage, evaluate, evaluate_protocol, plot_confusion_matrix, plot_wrong_images
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import ClassificationMetrics
-from hf_vit.evaluation.protocols.frame import thumbnail_of
+from hf_vit.evaluation.protocols.frame import make_thumbnail
 from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.reading import Collate, image_batches
 from hf_vit.loading.model import load_model, match_labels, unique_names
@@ -233,7 +233,7 @@ def test_workers_send_no_whole_images():
     assert [image.size for image in plain] == [(1000, 700), (300, 319)]
     assert [image.size for image in images] == [(167, 117), (300, 319)]
     for image, whole in zip(images, plain, strict=True):
-        small, wanted = (np.asarray(thumbnail_of(each), dtype=float) for each in (image, whole))
+        small, wanted = (np.asarray(make_thumbnail(each), dtype=float) for each in (image, whole))
         assert small.shape == wanted.shape
         assert np.abs(small - wanted).mean() < 2
 
@@ -245,7 +245,7 @@ def test_a_multi_label_model_is_warned_of(dataset, tmp_path):
     model.config.problem_type = "multi_label_classification"
     model.save_pretrained(tmp_path)
     (told,) = evaluate(str(tmp_path), data, progress=False).record.values["warnings"]
-    assert told.startswith("this is a multi-label model; loss, calibration error")
+    assert told.startswith("this is a multi-label model, but loss, calibration error")
     assert told in (tmp_path / "README.md").read_text()
 
 
@@ -415,11 +415,15 @@ def test_a_metric_holds_no_images(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"references": None}, r"without \['references'\]"), ({"reference": [0]}, r"'reference', 'references'"),
-        ({"predictions": [0, 1]}, "unequal length"), ({"top_k": [[0, 1]]}, r"\[B, 5\] or wider, not \(1, 2\)"),
-        ({"top_k": [0]}, r"\[B, 5\] or wider, not \(1,\)"),
-        ({"predictions": [7]}, "predictions holds 7 to 7 of 7 classes"), ({"references": [-1]}, "references holds -1"),
-        ({"confidences": [3.0]}, "softmax"), ({"confidences": [np.nan]}, "softmax"),
+        ({"references": None}, r"without \['references'\]"),
+        ({"reference": [0]}, r"'reference', 'references'"),
+        ({"predictions": [0, 1]}, "different lengths"),
+        ({"top_k": [[0, 1]]}, r"shape \(1, 2\); top-5 accuracy needs \[B, 5\] or wider"),
+        ({"top_k": [0]}, r"shape \(1,\); top-5 accuracy needs \[B, 5\] or wider"),
+        ({"predictions": [7]}, "predictions holds 7 to 7 of 7 classes"),
+        ({"references": [-1]}, "references holds -1"),
+        ({"confidences": [3.0]}, "softmax"),
+        ({"confidences": [np.nan]}, "softmax"),
     ],
 )  # fmt: skip
 def test_wrong_columns_are_refused(changes, message):

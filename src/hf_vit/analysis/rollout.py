@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hf_vit.analysis.analysis import Arrays, AttentionAnalysis, Pictures, describe_arrays, to_display_images
-from hf_vit.evaluation.reading import finite_logits
+from hf_vit.evaluation.reading import compute_logits
 from hf_vit.families import problem_type_of
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.results.figures import new_figure
@@ -83,7 +83,7 @@ class AttentionRollout(AttentionAnalysis):
         subject = self.context.subject
         if not subject.label_sets or problem_type_of(subject.model) == "regression":
             return []
-        best = finite_logits(subject.model, pixel_values).argmax(-1)
+        best = compute_logits(subject.model, pixel_values).argmax(-1)
         return [subject.label_sets[-1][number] for number in best.tolist()]
 
     def _rollout(self, pixel_values: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,8 @@ from hf_vit.data import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import Table, draw_images, percent, shortened, thumbnail_of
-from hf_vit.evaluation.reading import scores_of
+from hf_vit.evaluation.protocols.frame import Table, draw_images, make_thumbnail, percent, shortened
+from hf_vit.evaluation.reading import convert_to_scores
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact
 from hf_vit.results.figures import save_figure
@@ -137,7 +137,7 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
             counts[first_prediction.is_right][not prediction.is_right] += 1
             if (first_prediction.label, first_prediction.is_right) != (prediction.label, prediction.is_right):
                 num_disagreements += 1
-                example = Disagreement(index, None, label, (first_prediction, prediction)), thumbnail_of(image)
+                example = Disagreement(index, None, label, (first_prediction, prediction)), make_thumbnail(image)
                 surest = heapq.nlargest(
                     MAX_THUMBNAILS, [*surest, example], key=lambda row: (row[0].sureness, -row[0].index)
                 )
@@ -156,9 +156,11 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
 
 def _iterate_predictions(examination: Examination) -> "Iterator[list[tuple[Prediction, str, Image]]]":
     """Iterate over batches of (prediction, correct class, image), one entry per image."""
-    class_names: Sequence[str] = list(map(one_line, examination.answers))
-    for logits, labels, images in examination.pictured_logits(what=f"evaluating {examination.subject.name}"):
-        probabilities, classes = scores_of(examination.subject.model, logits).max(dim=-1)
+    class_names: Sequence[str] = list(map(one_line, examination.model_label_names))
+    for logits, labels, images in examination.iterate_logits_with_images(
+        title=f"evaluating {examination.subject.name}"
+    ):
+        probabilities, classes = convert_to_scores(examination.subject.model, logits).max(dim=-1)
         rows = zip(probabilities.tolist(), classes.tolist(), labels.tolist(), images, strict=True)
         yield [
             (Prediction(class_names[best], probability, best == label), class_names[label], image)

@@ -20,7 +20,7 @@ from hf_vit.errors import UserError, first_line, one_line
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import macro_averages
 from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
-from hf_vit.evaluation.reading import largest
+from hf_vit.evaluation.reading import find_largest
 from hf_vit.hub.card_metadata import select_current, select_evaluations
 from hf_vit.hub.model_folder import CARD_NAME, check_inside
 from hf_vit.hub.published_results import ACCURACIES, find_hub_dataset, make_index_entries, round_metric
@@ -385,7 +385,7 @@ class NearTies:
         """Return per image the true class, the two top classes, and whether ranks 1, 2 or 5, 6 are a near tie."""
         batches = list[dict[str, NDArray[Any]]]()
         for logits, labels in self._examination.logits(self._examination.split):
-            best = largest(logits, 6)
+            best = find_largest(logits, 6)
             ranked = logits.gather(1, best)
             is_tied = ranked[:, :-1] - ranked[:, 1:] <= NEAR_TIE * logits.abs().amax(dim=-1, keepdim=True)
             tied = {f"tied_{rank}": is_tied[:, rank - 1 : rank].any(dim=1).numpy() for rank in (1, 5)}

@@ -117,6 +117,7 @@ def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[st
 
 
 def _encode_file(mask_api: Any, mask: dict[str, Any], height: int, width: int) -> Any:
+    """Encode the mask in an image file as run lengths."""
     if mask["bytes"] is None:
         raise UserError("a mask that is a reference to another file")
     try:
@@ -131,6 +132,7 @@ def _encode_file(mask_api: Any, mask: dict[str, Any], height: int, width: int) -
 
 
 def _encode_lengths(mask_api: Any, mask: dict[str, Any], height: int, width: int) -> Any:
+    """Check run lengths and return them in compressed form."""
     size, counts = mask.get("size"), mask.get("counts")
     if not isinstance(size, list | tuple) or len(size) != 2 or not isinstance(counts, list | str | bytes):
         raise UserError("a mask that is neither polygons nor run lengths")
@@ -147,6 +149,7 @@ def _encode_lengths(mask_api: Any, mask: dict[str, Any], height: int, width: int
 
 
 def _encode_polygons(mask_api: Any, mask: Any, height: int, width: int) -> Any:
+    """Encode the area of one polygon or of several as run lengths."""
     polygons = mask if isinstance(mask, list) and mask and isinstance(mask[0], list) else [mask]
     try:
         corners = [np.asarray(points, dtype=np.float64).ravel() for points in polygons]

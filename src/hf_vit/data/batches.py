@@ -166,7 +166,7 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
         return part
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the order and the augmentation."""
+        """Set the epoch, which determines order and augmentation."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Example]:

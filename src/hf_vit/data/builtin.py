@@ -219,6 +219,7 @@ def _tile_edges(frame: tuple[int, int, int, int]) -> tuple[list[int], list[int]]
 
 
 def _find_photograph(file: str) -> Path:
+    """Return the path of a photograph in the installed scikit-image."""
     import skimage
 
     path = Path(str(skimage.__file__)).parent / "data" / file

@@ -128,6 +128,7 @@ def _decode(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) 
 
 
 def _read_content(stored: Mapping[str, Any]) -> bytes:
+    """Return the bytes of an image that are stored in a table, in a file or in an object store."""
     content, path = stored.get("bytes"), stored.get("path")
     if content is not None:
         return content

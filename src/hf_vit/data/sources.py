@@ -117,6 +117,7 @@ def resolve_source(source: str) -> DataSource:
 
 
 def _resolve_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
+    """Return the source of files of one format, which their suffix tells."""
     for kind, suffixes in _FILES.items():
         if all(path.name.lower().endswith(suffixes) for path in paths):
             return DataSource(kind, name, files=_group_by_split((path, (path.name,)) for path in paths))  # pyright: ignore[reportArgumentType]
@@ -143,7 +144,7 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
     )
     if annotation_files:
         return _make_coco_source(root, name, annotation_files)
-    masks = next((root / inside for inside in ("annotations", "masks") if (root / inside).is_dir()), None)
+    masks = next((root / folder for folder in ("annotations", "masks") if (root / folder).is_dir()), None)
     if masks is None or not (root / "images").is_dir():
         return None
     images, annotations = (_group_images_by_split(folder) for folder in (root / "images", masks))

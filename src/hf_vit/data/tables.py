@@ -677,7 +677,7 @@ def _find_image_folder(
         files: the image files that it lists.
         names: finds files whose names differ in Unicode form.
     """
-    beside = [path.parent, root, root / "images", path.parent / "images"]
+    nearby = [path.parent, root, root / "images", path.parent / "images"]
     subfolders = [folder for parent in (root, root / "images", root.parent) for folder in sorted(parent.glob("*/"))]
     matching = [
         folder
@@ -685,7 +685,7 @@ def _find_image_folder(
         if folder.name in path.stem or split_name(folder.name.rstrip("0123456789")) == split
     ]
     counts = {
-        folder: sum(names.find(folder / file).is_file() for file in files[:100]) for folder in (*beside, *matching)
+        folder: sum(names.find(folder / file).is_file() for file in files[:100]) for folder in (*nearby, *matching)
     }
     best = max(counts, key=lambda folder: counts[folder])
     if not counts[best]:

@@ -272,9 +272,9 @@ class _DirectPillow:
         self.size, self.resample = (width, height), Image.Resampling(processor.resample)
         self.factor, self.offset = scaling(processor)
 
-    def __call__(self, image: Image.Image, place: torch.Tensor) -> torch.Tensor:
+    def __call__(self, image: Image.Image, output: torch.Tensor) -> torch.Tensor:
         pixels = torch.from_numpy(np.array(image.resize(self.size, self.resample))).permute(2, 0, 1)
-        return place.copy_(pixels).mul_(self.factor).add_(self.offset)
+        return output.copy_(pixels).mul_(self.factor).add_(self.offset)
 
 
 class _DirectTorchvision:
@@ -285,12 +285,12 @@ class _DirectTorchvision:
         factor, *mean_and_std = pixel_scale(processor)
         self.mean, self.std = ((torch.tensor(values) * (1.0 / factor))[:, None, None] for values in mean_and_std)
 
-    def __call__(self, image: Image.Image, place: torch.Tensor) -> torch.Tensor:
+    def __call__(self, image: Image.Image, output: torch.Tensor) -> torch.Tensor:
         from torchvision.transforms.v2 import functional as resizing
 
         pixels = _share_pixels(image).permute(2, 0, 1)
         resized = resizing.resize(pixels, self.size, interpolation=self.interpolation, antialias=True)[:3]
-        return place.copy_(resized).sub_(self.mean).div_(self.std)
+        return output.copy_(resized).sub_(self.mean).div_(self.std)
 
 
 def _share_pixels(image: Image.Image) -> torch.Tensor:
@@ -403,6 +403,7 @@ class DenseTrainTransform(_RandomTransform):
         return [self._augment_example(example, key) for example, key in zip(prepared, keys, strict=True)]
 
     def _augment_example(self, example: Example, key: int) -> Example:
+        """Augment image and annotations with the random numbers of `key`, and make them a training example."""
         with seeded(key):
             varied = self._steps(dict(example))
         plain = {

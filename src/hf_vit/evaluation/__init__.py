@@ -1,4 +1,4 @@
-"""Measuring image classifiers. Nothing is imported before it is used."""
+"""Evaluate models and predict images; modules are imported when they are used."""
 
 from hf_vit.environment import lazy_names
 

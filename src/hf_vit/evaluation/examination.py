@@ -1,4 +1,4 @@
-"""A model and labeled data that it is measured on, and the one loop over a split that every measurement runs."""
+"""`Examination`: a model with the labeled data to evaluate it on, and the loop over a split that all protocols use."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from transformers import BatchFeature
 from hf_vit.data import ImageData
 from hf_vit.data.fingerprints import hash_file, refuse_changed, short_digests
 from hf_vit.errors import UserError
-from hf_vit.evaluation.protocols.frame import thumbnail_of
+from hf_vit.evaluation.protocols.frame import make_thumbnail
 from hf_vit.evaluation.reading import (
     Collate,
-    answering,
-    evaluating,
-    finite_features,
-    finite_logits,
+    check_features,
+    compute_features,
+    compute_logits,
+    evaluation_mode,
+    explain_model_errors,
     image_batches,
-    last_features,
-    shown,
-    undecoded,
+    show_progress,
+    undecode_images,
 )
 from hf_vit.loading.model import LoadedModel, match_labels
 from hf_vit.loading.outputs import PRE_LOGITS, depth_features
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
 
 Features = dict[str, NDArray[np.float32]]
-# What is made of model and pixel values.
-Ask = Callable[[torch.nn.Module, torch.Tensor | BatchFeature], Any]
+# Computes an output from a model and pixel values.
+Compute = Callable[[torch.nn.Module, torch.Tensor | BatchFeature], Any]
 
 
 @final
 @dataclass(frozen=True)
 class Examination:
-    """A model, the data, and how they are read. Everything streams: a batch of pixels is in memory, never a split.
+    """A model and the data to evaluate it on; only a batch of pixels is in memory, never a split.
 
     Attributes:
-        subject: the model; see `load_model`.
-        data: labeled images; see `load_data`.
-        split: the one that judges.
-        num_images: judge by so many images of it, drawn by `seed` (of a stream: its first); None for all.
-        batch_size: images a forward.
-        seed: of every draw.
-        progress: show a bar on standard error.
-        num_workers: processes that read and prepare images; streams are read in this one.
-        remote: Ray, whose processes hold the same model and answer in its place; images come back small.
-        draft_side: of images that are decoded smaller than they are, see `LoadedModel.draft_side`.
+        subject: the model, see `load_model`.
+        data: labeled images, see `load_data`.
+        split: the split to evaluate.
+        num_images: evaluate only so many images, drawn by `seed` (of a stream the first ones); None for all.
+        batch_size: images per forward pass.
+        seed: of all random draws.
+        progress: show a progress bar on standard error.
+        num_workers: processes that read and prepare images; streams are read in this process.
+        remote: Ray, whose processes run the same model; they return only thumbnails of images.
+        draft_side: decode JPEG files at a smaller scale, see `LoadedModel.draft_side`.
     """
 
     subject: LoadedModel
@@ -73,127 +73,133 @@ class Examination:
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of images", self.num_images)):
             if value is not None and value < 1:
-                raise UserError(f"{name} {value} must be at least 1")
+                raise UserError(f"the {name} is {value}; give at least 1")
         self.data.split(self.split)
         if self.draft_side is not None and self.data.readers:
             raise UserError("--draft does not work on streams; leave --streaming or --draft out")
 
     @cached_property
-    def answers(self) -> list[str]:
+    def model_label_names(self) -> list[str]:
         """The names of the model's classes, in the order of its logits."""
         if not self.subject.label_sets:
             raise UserError(
-                f"{self.subject.name} has no named classes to predict; choose few-shot, linear-probe or "
-                "knn, which need features only, or fine-tune it first (hf-vit finetune)"
+                f"{self.subject.name} has no class names to predict; choose few-shot, linear-probe or knn, which only "
+                "need features, or fine-tune it first (hf-vit finetune)"
             )
         return self.subject.label_names(self.data.label_names)
 
     @cached_property
     def model_classes(self) -> list[int]:
-        """Return the index of the model's class for every class of the data, matched by name."""
-        return match_labels(self.data.label_names, self.answers)
+        """The index of the model's class for every class of the data, matched by name."""
+        return match_labels(self.data.label_names, self.model_label_names)
 
     @property
     def data_classes(self) -> list[int]:
-        """The classes of the data as they are, for protocols that need no head."""
+        """The class numbers of the data, for protocols that need no head."""
         return list(range(len(self.data.label_names)))
 
-    def learning_split(self, name: str) -> str:
-        """Return `name`, a split that something is fitted on."""
+    def require_fit_split(self, name: str) -> str:
+        """Return `name`; raise UserError if the data has no such split or it is the evaluated one."""
         self.data.split(name)
         if name == self.split:
-            raise UserError(f"split '{name}' is used for fitting; choose another --split to evaluate on")
+            raise UserError(f"split '{name}' is used for fitting; choose another --split to evaluate")
         return name
 
-    def judged(self, num_images: int) -> str:
-        """Describe the images: "digits, split test, 360 images"."""
-        left_out = f" ({len(self.data.skipped):,} unreadable left out)" if self.data.skipped else ""
+    def describe_images(self, num_images: int) -> str:
+        """Describe the evaluated images, such as "digits, split test, 360 images"."""
+        left_out = f" ({len(self.data.skipped):,} unreadable images left out)" if self.data.skipped else ""
         return f"{self.data.name}, split {self.split}, {num_images:,} images{left_out}"
 
     def fact(self, size: int | None = None) -> DataFact:
-        """Return the data as facts.json names them; `size`: images that judged."""
+        """Return the entry of the data in facts.json; `size` is the number of evaluated images."""
         names = {name: getattr(self.data, name) for name in ("name", "fingerprint", "revision")}
         return DataFact(**names, split=self.split, size=size)
 
-    def judged_digests(self) -> list[str]:
-        """Return SHA-256 of the files of the images that judge; of those not looked at before, as in a stream, none."""
-        seen = self.data.seen.get(self.split, [])
-        rows = self._chosen() if seen else None
-        return [image.digest for image in (seen if rows is None else [seen[row] for row in rows])]
+    def list_digests(self) -> list[str]:
+        """Return the SHA-256 of the evaluated images; [] for streams, whose images are not scanned."""
+        scans = self.data.seen.get(self.split, [])
+        rows = self._draw_rows() if scans else None
+        return [scan.digest for scan in (scans if rows is None else [scans[row] for row in rows])]
 
-    def judging(self, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Iterate over (pixel values [B, C, H, W] in at least float32, the model's classes [B]) of what judges."""
-        for pixel_values, labels, _ in self.iterate(self._collate(self.model_classes), what=what):
+    def iterate_pixels(self, title: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Iterate over (pixel values [B, C, H, W], the model's classes [B]) of the evaluated images.
+
+        Legend: B batch, C channels, H x W px (height, width). Pixel values have at least float32.
+        """
+        for pixel_values, labels, _ in self.iterate(self._collate(self.model_classes), title=title):
             assert isinstance(pixel_values, torch.Tensor), "protocols that change pixels need images of one size"
             yield pixel_values, labels.to(self.subject.device)
 
-    def logits(self, split: str, what: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Iterate over (logits [B, K] float32, the model's classes [B]), on the CPU, of a split."""
-        return ((logits, labels) for logits, labels, _ in self.pictured_logits(split, what))
+    def iterate_logits(self, split: str, title: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Iterate over (logits [B, K] float32, the model's classes [B]) of a split, on the CPU (K classes)."""
+        return ((logits, labels) for logits, labels, _ in self.iterate_logits_with_images(split, title))
 
-    def pictured_logits(
-        self, split: str | None = None, what: str = "evaluating"
+    def iterate_logits_with_images(
+        self, split: str | None = None, title: str = "evaluating"
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, "list[Image]"]]:
-        """Yield the logits of a batch with its images [B]; by default of the evaluated split."""
-        return self.iterate(self._collate(self.model_classes), split, what=what, ask=_logits)
+        """Iterate over (logits, the model's classes, images) of a split, by default the evaluated one."""
+        return self.iterate(self._collate(self.model_classes), split, title=title, compute=_compute_logits)
 
-    def data_logits(self, rows: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Iterate over (logits [B, K] float32, classes of the data [B]) of rows of the split that judges."""
-        batches = self.iterate(self._collate(self.data_classes), rows=rows, ask=_logits)
+    def iterate_data_logits(self, rows: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Iterate over (logits [B, K] float32, classes of the data [B]) of some rows of the evaluated split."""
+        batches = self.iterate(self._collate(self.data_classes), rows=rows, compute=_compute_logits)
         return ((logits, labels) for logits, labels, _ in batches)
 
-    def judged_rows(self) -> list[int]:
-        """Return the rows of the images that judge, ascending."""
-        chosen = self._chosen()
-        return list(range(len(self.labels(self.split)))) if chosen is None else chosen
+    def list_rows(self) -> list[int]:
+        """Return the rows of the evaluated images, ascending."""
+        rows = self._draw_rows()
+        return list(range(len(self.labels(self.split)))) if rows is None else rows
 
     def file_names(self) -> list[str]:
-        """Return the names of the files of all images of the split that judges, row by row."""
-        self.labels(self.split)  # refuses streams
-        paths = [row["path"] for row in undecoded(self.data.split(self.split))["image"]]
+        """Return the file name of every image of the evaluated split; raise UserError if images are not files."""
+        self.labels(self.split)  # raises for streams
+        paths = [row["path"] for row in undecode_images(self.data.split(self.split))["image"]]
         if any(path is None for path in paths):
             raise UserError(f"the images of '{self.data.name}' have no file names; give a folder of images")
         return [Path(path).name for path in paths]
 
     def file_name(self, index: int) -> str | None:
-        """Return the name of the file of one of the images that judge; None where the data is not made of files."""
+        """Return the file name of an evaluated image, or None if it is not a file."""
         table = self.data.split(self.split)
         if not isinstance(table, datasets.Dataset):
             return None
-        rows = self._chosen()
-        path = undecoded(table)[index if rows is None else rows[index]]["image"]["path"]
+        rows = self._draw_rows()
+        path = undecode_images(table)[index if rows is None else rows[index]]["image"]["path"]
         return None if path is None else Path(path).name
 
     def labels(self, split: str) -> NDArray[np.int64]:
-        """Return the classes of the data [n] of all images of a split, without reading them."""
+        """Return the class numbers of all n images of a split, [n], without reading the images."""
         table: Any = self.data.split(split)
         if not hasattr(table, "__len__"):
             raise UserError(
-                f"'{self.data.name}' is a stream, from which images cannot be drawn; load it without streaming"
+                f"'{self.data.name}' is a stream, from which images cannot be selected; load it without streaming"
             )
         return np.asarray(table["label"], dtype=np.int64)
 
     def features(self, split: str, rows: Sequence[int] | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return pre-logits [n, D] and classes of the data [n] of a split, or of its `rows`."""
-        features, labels = self._features(_last_features, split, rows)
+        """Compute pre-logits [n, D] of n images (hidden size D) and their classes [n], for a split or some rows."""
+        features, labels = self._features(_compute_last_features, split, rows)
         return features[PRE_LOGITS], labels
 
     def depth_features(self, split: str) -> tuple[Features, NDArray[np.int64]]:
-        """Return features [n, D] of every depth, see `depth_features`, and classes of the data [n]."""
-        return self._features(_depth_features, split)
+        """Compute the features [n, D] of every layer, see `hf_vit.loading.outputs.depth_features`, and classes [n]."""
+        return self._features(_compute_depth_features, split)
 
-    def _features(self, ask: Ask, split: str, rows: Sequence[int] | None = None) -> tuple[Features, NDArray[np.int64]]:
+    def _features(
+        self, compute: Compute, split: str, rows: Sequence[int] | None = None
+    ) -> tuple[Features, NDArray[np.int64]]:
+        """Compute features by name, and the classes of the data."""
         parts: dict[str, list[NDArray[np.float32]]] = {}
         classes: list[NDArray[np.int64]] = []
         collate = self._collate(self.data_classes)
-        for features, labels, _ in self.iterate(collate, split, rows, f"features of {split}", ask):
+        for features, labels, _ in self.iterate(collate, split, rows, f"features of {split}", compute):
             for name, values in features.items():
                 parts.setdefault(name, []).append(values)
             classes.append(labels.numpy())
         return {name: np.concatenate(values) for name, values in parts.items()}, np.concatenate(classes)
 
-    def _chosen(self) -> list[int] | None:
-        """Return the rows of the images that judge, ascending; None for all."""
+    def _draw_rows(self) -> list[int] | None:
+        """Draw the rows of the evaluated images, ascending; None for all rows."""
         table: Any = self.data.split(self.split)
         if self.num_images is None or not hasattr(table, "__len__") or self.num_images >= len(table):
             return None
@@ -207,58 +213,61 @@ class Examination:
         collate: Callable[[Any], tuple[Any, Any, "list[Image]"]],
         split: str | None = None,
         rows: Sequence[int] | None = None,
-        what: str = "evaluating",
-        ask: Ask | None = None,
+        title: str = "evaluating",
+        compute: Compute | None = None,
     ) -> Iterator[tuple[Any, Any, "list[Image]"]]:
-        """Iterate over a split, a batch at a time, with the model in evaluation mode.
+        """Iterate over the batches of a split, with the model in evaluation mode.
 
         Args:
-            collate: rows -> (pixel values, what is true of the images, the images).
-            split: by default the one that judges, of which `num_images` may be fewer than all.
-            rows: of the split; None for all.
-            what: names the bar.
-            ask: (model, pixel values) -> what comes in place of the pixel values, computed without gradients.
+            collate: rows -> (pixel values, labels, images).
+            split: by default the evaluated one, with at most `num_images` images.
+            rows: rows of the split; None for all.
+            title: of the progress bar.
+            compute: replaces pixel values with an output of the model, without gradients.
+
+        Raises:
+            UserError: the split has no image.
         """
         split = split or self.split
-        table = undecoded(self.data.split(split))
+        table = undecode_images(self.data.split(split))
         if rows is None and split == self.split:
-            rows = self._chosen()
+            rows = self._draw_rows()
             if self.num_images is not None and not hasattr(table, "__len__"):
                 table = table.take(self.num_images)
         if rows is not None:
             table = table.select(rows)
-        total, seen = len(table) if hasattr(table, "__len__") else None, 0
-        if self.remote is not None and ask is not None:
+        total, count = len(table) if hasattr(table, "__len__") else None, 0
+        if self.remote is not None and compute is not None:
             digests = short_digests(self.data.seen[split]) if split in self.data.seen else None
             if digests is not None and rows is not None:
                 digests = digests[list(rows)]
-            work = _Asking(ask, table, collate, self.batch_size, digests)
-            batches: Any = (answer for _, answer in self.remote.answers(work, work.parts(), self.subject))
+            work = _RowWork(compute, table, collate, self.batch_size, digests)
+            batches: Any = (answer for _, answer in self.remote.run(work, work.parts(), self.subject))
         else:
             loaded = image_batches(table, self.batch_size, collate, self.num_workers)
-            batches = ((answer_of(ask, values, self.subject), *rest) for values, *rest in loaded)
-        with evaluating(self.subject.model):
-            for batch in shown(batches, total, what, self.progress):
+            batches = ((compute_output(compute, values, self.subject), *rest) for values, *rest in loaded)
+        with evaluation_mode(self.subject.model):
+            for batch in show_progress(batches, total, title, self.progress):
                 yield batch
-                seen += len(batch[-1])
-        if not seen:
-            raise UserError(f"split '{split}' holds no image; choose another")
+                count += len(batch[-1])
+        if not count:
+            raise UserError(f"split '{split}' holds no image; choose another split")
 
 
-def answer_of(ask: Ask | None, pixel_values: torch.Tensor | BatchFeature, subject: LoadedModel) -> Any:
-    """Return what `ask` makes of pixel values on the model's device; None: these."""
+def compute_output(compute: Compute | None, pixel_values: torch.Tensor | BatchFeature, subject: LoadedModel) -> Any:
+    """Run `compute` on the model's device without gradients; without it return the pixel values."""
     pixel_values = pixel_values.to(subject.device, torch.promote_types(subject.dtype, torch.float32))
-    if ask is None:
+    if compute is None:
         return pixel_values
     with torch.inference_mode():
-        return ask(subject.model, pixel_values)
+        return compute(subject.model, pixel_values)
 
 
 @dataclass(frozen=True)
-class _Asking:
-    """A `Work` whose parts are ranges of rows; `digests` tell which images these must have, where that is known."""
+class _RowWork:
+    """A `Work` whose parts are ranges of rows; `digests` hold the expected digests of their images, if known."""
 
-    ask: Ask
+    compute: Compute
     table: datasets.Dataset
     collate: Callable[[Any], Any]
     batch_size: int
@@ -271,26 +280,26 @@ class _Asking:
     def batches(self, part: range, prepare: Callable[..., Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
         rows = self.table.select(part)
         if self.digests is not None:
-            for stored, wanted in zip(rows["image"], self.digests[part], strict=True):
-                if stored["bytes"] is None:  # else it came with the table
-                    refuse_changed(stored["path"], hash_file(stored["path"]), wanted)
+            for stored, digest in zip(rows["image"], self.digests[part], strict=True):
+                if stored["bytes"] is None:  # images inside the table cannot have changed
+                    refuse_changed(stored["path"], hash_file(stored["path"]), digest)
         for pixel_values, labels, images in image_batches(rows, self.batch_size, self.collate):
-            yield pixel_values, (labels, [thumbnail_of(image) for image in images])
+            yield pixel_values, (labels, [make_thumbnail(image) for image in images])
 
     def answer(self, pixel_values: Any, rest: tuple[Any, ...], subject: LoadedModel) -> tuple[Any, ...]:
-        return (answer_of(self.ask, pixel_values, subject), *rest)
+        return (compute_output(self.compute, pixel_values, subject), *rest)
 
 
-def _logits(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
-    return finite_logits(model, pixel_values).cpu()
+def _compute_logits(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
+    return compute_logits(model, pixel_values).cpu()
 
 
-def _last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
-    return {PRE_LOGITS: last_features(model, pixel_values)}
+def _compute_last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
+    return {PRE_LOGITS: compute_features(model, pixel_values)}
 
 
-def _depth_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
-    assert isinstance(pixel_values, torch.Tensor), "every layer is read at one image size"
-    with answering(pixel_values):
+def _compute_depth_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
+    assert isinstance(pixel_values, torch.Tensor), "layers are read at one image size"
+    with explain_model_errors(pixel_values):
         features = depth_features(model, pixel_values.to(next(model.parameters()).dtype))
-    return {name: finite_features(values) for name, values in features.items()}
+    return {name: check_features(values) for name, values in features.items()}

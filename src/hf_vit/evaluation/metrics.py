@@ -1,7 +1,6 @@
-"""The metrics of a classifier as one `evaluate.Metric` that needs no network and keeps only running sums.
+"""The metrics of a classifier as one `evaluate.Metric`, which needs no network and keeps only running sums.
 
-`evaluate.load` fetches a script, and its metrics store every prediction in a locked cache file; this one folds each
-batch into counts at once.
+`evaluate.load` would download a script, and its metrics store every prediction in a locked cache file.
 """
 
 from collections import Counter
@@ -24,12 +23,14 @@ _COLUMNS: dict[str, Any] = {
     "probabilities": List(Value("float32")),
     "losses": Value("float64"),
 }
-# A dense confusion matrix of more classes than this costs memory (21,841 classes: 3.8 GB) and shows nothing.
+# A larger confusion matrix is unreadable and needs much memory (21,841 classes: 3.8 GB).
 MAX_MATRIX_CLASSES = 1000
 
 
 class ClassificationMetrics(evaluate.Metric):
-    """Accuracy, precision, recall, calibration and loss of a classifier; `compute` returns them and starts anew.
+    """Accuracy, precision, recall, calibration and loss of a classifier; `compute` returns them and resets the sums.
+
+    Legend: B images, K classes.
 
     | column        | shape  | meaning                                        |
     |---------------|--------|------------------------------------------------|
@@ -40,14 +41,14 @@ class ClassificationMetrics(evaluate.Metric):
     | probabilities | [B, K] | probability of every class                     |
     | losses        | [B]    | loss of every image                            |
 
-    The result has accuracy, loss, expected_calibration_error; top5_accuracy from five classes on; per_class_accuracy
-    (name -> recall) of the classes that have images, and their mean precision, recall, f1 and auc (`area_under_roc`);
-    thresholds: what comes of answering only from some probability on; up to 1,000 classes confusion_matrix [K, K], row
-    = true class.
+    The result has accuracy, loss and expected_calibration_error; top5_accuracy for five or more classes;
+    per_class_accuracy (name -> recall) for classes with images, and the means of precision, recall, f1 and auc
+    (`area_under_roc`) over these classes; thresholds, the metrics of answering only above a probability; and for up to
+    1,000 classes confusion_matrix [K, K] (row: true class).
     """
 
     THRESHOLDS: ClassVar[tuple[float, ...]] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-    MOST_PROBABILITIES: ClassVar[int] = 20_000_000  # 160 MB; of the 50,000 images and 1,000 classes of ImageNet none
+    MOST_PROBABILITIES: ClassVar[int] = 20_000_000  # 160 MB; more, as for ImageNet, are not stored and give no auc
 
     def __init__(self, label_names: Sequence[str]) -> None:
         self.label_names, self.k = list(label_names), min(5, len(label_names))
@@ -55,34 +56,38 @@ class ClassificationMetrics(evaluate.Metric):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything that was added."""
+        """Reset all sums."""
         self.count = self._hits = 0
         self._loss, self._bins = 0.0, ConfidenceBins(BINS)
-        self._pairs: Counter[tuple[int, int]] = Counter()  # of true and predicted class
+        self._pairs: Counter[tuple[int, int]] = Counter()  # (true class, predicted class) -> images
         self._right, self._wrong = np.zeros((2, len(self.THRESHOLDS)), dtype=np.int64)
-        self._kept: list[tuple[NDArray[Any], NDArray[Any]]] | None = []
+        self._stored: list[tuple[NDArray[Any], NDArray[Any]]] | None = []
 
     def add_batch(self, *, predictions: object = None, references: object = None, **kwargs: object) -> None:
-        """Add a batch: every column has one row an image."""
-        given = {"predictions": predictions, "references": references, **kwargs}
-        missing = [name for name in _COLUMNS if given.get(name) is None]
-        if missing or len(given) > len(_COLUMNS):
-            raise ValueError(f"the columns are {sorted(given)} without {missing}; needed: {list(_COLUMNS)}")
-        columns: dict[str, NDArray[Any]] = {name: np.asarray(values) for name, values in given.items()}
+        """Add a batch; every column has one row per image.
+
+        Raises:
+            ValueError: columns are missing, unknown or of different lengths, or values are out of range.
+        """
+        batch = {"predictions": predictions, "references": references, **kwargs}
+        missing = [name for name in _COLUMNS if batch.get(name) is None]
+        if missing or len(batch) > len(_COLUMNS):
+            raise ValueError(f"the columns are {sorted(batch)} without {missing}; give {list(_COLUMNS)}")
+        columns: dict[str, NDArray[Any]] = {name: np.asarray(values) for name, values in batch.items()}
         sizes = {name: len(array) for name, array in columns.items()}
         if len(set(sizes.values())) > 1:
-            raise ValueError(f"the columns are of unequal length: {sizes}")
+            raise ValueError(f"the columns have different lengths: {sizes}; give one row per image")
         if sizes["references"]:
             self._update(**columns)
         self.count += sizes["references"]
 
     def add(self, *, prediction: object = None, reference: object = None, **kwargs: object) -> None:
         """Add one image."""
-        given = {"predictions": prediction, "references": reference, **kwargs}
-        self.add_batch(**{name: None if value is None else [value] for name, value in given.items()})
+        row = {"predictions": prediction, "references": reference, **kwargs}
+        self.add_batch(**{name: None if value is None else [value] for name, value in row.items()})
 
     def compute(self, *, predictions: object = None, references: object = None, **kwargs: object) -> dict[str, Any]:
-        """Return the result over everything that was added (and the columns given here), and start anew."""
+        """Add the given columns, return the metrics of all images, and reset all sums."""
         if predictions is not None or references is not None or kwargs:
             self.add_batch(predictions=predictions, references=references, **kwargs)
         if not self.count:
@@ -100,7 +105,7 @@ class ClassificationMetrics(evaluate.Metric):
         )
 
     def _build_data_dir(self) -> str:
-        return str(self._data_dir_root)  # the base class makes a folder, which is not needed
+        return str(self._data_dir_root)  # the base class would create an unused folder
 
     def _update(
         self,
@@ -111,14 +116,17 @@ class ClassificationMetrics(evaluate.Metric):
         probabilities: NDArray[Any],
         losses: NDArray[Any],
     ) -> None:
+        """Check the columns of a batch and add them to the sums."""
         for name, classes in (("predictions", predictions), ("references", references)):
             if classes.min() < 0 or classes.max() >= len(self.label_names):
-                raise ValueError(f"{name} holds {classes.min()} to {classes.max()} of {len(self.label_names)} classes")
+                raise ValueError(
+                    f"{name} has classes from {classes.min()} to {classes.max()}; give 0 to {len(self.label_names) - 1}"
+                )
         if top_k.ndim != 2 or top_k.shape[1] < self.k:
-            raise ValueError(f"top-{self.k} accuracy needs top_k of shape [B, {self.k}] or wider, not {top_k.shape}")
+            raise ValueError(f"top_k has the shape {top_k.shape}; top-{self.k} accuracy needs [B, {self.k}] or wider")
         confidences = confidences.astype(np.float64)
         if not ((confidences >= 0) & (confidences <= 1 + 1e-6)).all():
-            raise ValueError("confidences are probabilities in [0, 1]; apply a softmax to the logits first")
+            raise ValueError("confidences must be probabilities in [0, 1]; apply a softmax to the logits first")
         is_right = predictions == references
         self._pairs.update(zip(references.tolist(), predictions.tolist(), strict=True))
         self._hits += int((top_k[:, : self.k] == references[:, None]).any(axis=1).sum())
@@ -128,11 +136,12 @@ class ClassificationMetrics(evaluate.Metric):
         self._right += is_answered[is_right].sum(0)
         self._wrong += is_answered[~is_right].sum(0)
         if (self.count + len(references)) * probabilities.shape[1] > self.MOST_PROBABILITIES:
-            self._kept = None
-        if self._kept is not None:
-            self._kept.append((references, probabilities))
+            self._stored = None
+        if self._stored is not None:
+            self._stored.append((references, probabilities))
 
     def _result(self) -> dict[str, Any]:
+        """Compute all metrics from the sums."""
         size = len(self.label_names)
         images, hits = np.zeros((2, size), dtype=np.int64)
         for (true, predicted), number in self._pairs.items():
@@ -146,13 +155,15 @@ class ClassificationMetrics(evaluate.Metric):
             "expected_calibration_error": self._bins.expected_error(),
             "per_class_accuracy": dict(zip((self.label_names[k] for k in images.nonzero()[0]), accuracy, strict=True)),
             **macro_averages(references, predictions, list(self._pairs.values())),
-            "auc": None if self._kept is None else area_under_roc(*map(np.concatenate, zip(*self._kept, strict=True))),
+            "auc": None
+            if self._stored is None
+            else area_under_roc(*map(np.concatenate, zip(*self._stored, strict=True))),
             "thresholds": [
                 {
                     "threshold": threshold,
-                    "answered": (right + wrong) / self.count,  # share of the images
-                    "precision": right / (right + wrong) if right else 0.0,  # share of the answers that are right
-                    "recall": right / self.count,  # share of the images that are answered rightly
+                    "answered": (right + wrong) / self.count,  # share of images above the threshold
+                    "precision": right / (right + wrong) if right else 0.0,
+                    "recall": right / self.count,  # share of all images
                     "f1": 2 * right / (self.count + right + wrong),
                 }
                 for threshold, right, wrong in zip(
@@ -171,22 +182,24 @@ class ClassificationMetrics(evaluate.Metric):
 def macro_averages(
     references: NDArray[Any], predictions: NDArray[Any], weights: Sequence[int] | None = None
 ) -> dict[str, float]:
-    """Return precision, recall and f1, each the mean over the classes that have images (scikit-learn's "macro")."""
+    """Return the means of precision, recall and f1 over the classes with images (scikit-learn's "macro")."""
     values = precision_recall_fscore_support(
         references,
         predictions,
         labels=np.unique(references),
         average="macro",
         sample_weight=weights,
-        zero_division=0,  # pyright: ignore[reportArgumentType] - its hint is of a default alone
+        zero_division=0,  # pyright: ignore[reportArgumentType] - its type hint is too narrow
     )
     return dict(zip(("precision", "recall", "f1"), map(float, values[:3]), strict=True))
 
 
 def area_under_roc(references: NDArray[Any], probabilities: NDArray[Any]) -> float | None:
-    """Return the area under the ROC curve of each class against the others, averaged over those with images.
+    """Return the mean area under the ROC curve of every class with images against all others; None for one class.
 
-    None where all images are of one class.
+    Args:
+        references: [n] true classes of n images.
+        probabilities: [n, K] probabilities of K classes.
     """
     classes = np.unique(references)
     if len(classes) < 2:

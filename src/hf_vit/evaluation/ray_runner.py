@@ -1,7 +1,7 @@
-"""Ray: a pipeline of Ray Data whose tasks read and whose actors hold the model, and tasks that stand alone.
+"""Run models on Ray: a Ray Data pipeline whose tasks read images and whose actors run the model, and separate tasks.
 
-Ray Data starts again what was killed, on another machine if need be: what comes of a part follows from the part alone.
-What stays here: batches in the order of their parts, nodes that are alike, and errors of one line.
+The result of a part depends on the part alone, so Ray can repeat killed work on another machine. This module keeps
+batches in the order of their parts, requires equal package versions on all nodes, and turns errors into one line.
 """
 
 import logging
@@ -35,14 +35,14 @@ from hf_vit.evaluation.reading import NamedModel
 if TYPE_CHECKING:
     from hf_vit.loading.model import LoadedModel
 
-ATTEMPTS = 4  # at a task
-# Next to nothing: readers must find room beside actors, also where nodes are lost and others take their actors.
+ATTEMPTS = 4  # of a task
+# Actors request almost no cores, so that readers find room beside them even if some nodes are lost.
 _ACTOR_CORES, _READER_CORES = 0.001, 0.99
-_SILENCE = 600  # seconds without progress: long enough for nodes that an autoscaler brings
-_PATIENCE = 10  # seconds with an address where nobody answers
+_SILENCE = 600  # seconds without progress before an error; an autoscaler may need minutes to add nodes
+_PATIENCE = 10  # seconds to wait for a connection
 _COMPARED = ("hf-vit", "torch", "torchvision", "transformers")
-# Unless the user asks for something else: usage is not reported, no lines of C++ come among ours, GPUs are not hidden
-# from tasks that ask for none, and processes that read live on for the next part, as importing takes a new one seconds.
+# Defaults: report no usage, print no C++ messages, do not hide GPUs from tasks that request none, and keep reading
+# processes alive for the next part, because starting one takes seconds.
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -52,39 +52,48 @@ _SETTINGS = {
 
 
 class Work(Protocol):
-    """What is done to parts of the data, in any process; it travels there."""
+    """A computation on parts of the data, which can be sent to any process."""
 
     def batches(self, part: Any, prepare: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
-        """Iterate over (pixel values or None, whatever else belongs to them) of a part."""
+        """Iterate over the batches of a part: (pixel values or None, other values of the batch)."""
         ...
 
     def answer(self, pixel_values: Any, rest: Any, subject: "LoadedModel") -> Any:
-        """Return what the model makes of a batch."""
+        """Compute the output for a batch."""
         ...
 
 
 @dataclass(frozen=True)
 class RayRunner:
-    """A connection to Ray, and how its machines are shared out."""
+    """A connection to Ray, and the division of its machines among actors.
 
-    num_processes: int  # actors, each with a model
-    device: str | None  # of each of them; None: a GPU if it has one
-    gpus: float  # of an actor, perhaps a share of one; 0 for none
-    threads: int  # of an actor without a GPU
-    model: NamedModel | None = None  # that the actors hold
-    pipelines: list[Any] = field(default_factory=list[Any])  # that were begun
+    Attributes:
+        num_processes: number of actors, each with a model.
+        device: of every actor; None for a GPU if it has one.
+        gpus: GPUs of an actor, which may be a fraction, or 0.
+        threads: of an actor without a GPU.
+        model: the model of the actors.
+        pipelines: pipelines that were started.
+    """
 
-    def answers(self, work: Work, parts: Sequence[Any], subject: "LoadedModel") -> Iterator[tuple[int, Any]]:
-        """Iterate over (number of the part, answer) of every batch of all parts, in their order."""
+    num_processes: int
+    device: str | None
+    gpus: float
+    threads: int
+    model: NamedModel | None = None
+    pipelines: list[Any] = field(default_factory=list[Any])
+
+    def run(self, work: Work, parts: Sequence[Any], subject: "LoadedModel") -> Iterator[tuple[int, Any]]:
+        """Iterate over (number of the part, output of `work.answer`) for every batch of all parts, in order."""
         if not parts:
             return
         cargo, read = [ray.put((work, parts, subject.prepare, os.getcwd()))], cast(Any, _read)
-        actor = [self.model, subject.fingerprint, self.device, self.threads, compared_versions(), cargo]
+        actor = [self.model, subject.fingerprint, self.device, self.threads, get_compared_versions(), cargo]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Ray's own settings
+            warnings.simplefilter("ignore", DeprecationWarning)  # raised by Ray's own settings
             context = ray.data.DataContext.get_current().copy()
         context.execution_options.preserve_order = True
-        context.target_max_block_size = 1  # every batch is sent on as soon as it is read
+        context.target_max_block_size = 1  # pass on every batch as soon as it is read
         context.enable_progress_bars = context.print_on_execution_start = False
         context.execution_no_progress_timeout_s = _SILENCE
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
@@ -113,38 +122,38 @@ class RayRunner:
 
 
 @lru_cache(maxsize=1)
-def _opened(reference: Any) -> Any:
-    """Return what `answers` sent to all processes; each reads it once."""
+def _get_cargo(reference: Any) -> Any:
+    """Return the objects that `RayRunner.run` sends to all processes; cached in every process."""
     return ray.get(reference)
 
 
 @dataclass
 class _Failure:
-    """What a process raised. It goes with the answers, as Ray Data would add advice of its own to an exception."""
+    """An error of another process, sent as an output because Ray Data would add its own text to an exception."""
 
     error: Exception
 
 
 def _read(parts: Mapping[str, Any], cargo: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Read the batches of a part, as a task; pixels go through shared memory as arrays."""
-    work, all_parts, prepare, folder = _opened(cargo[0])
-    enter(folder)
+    """Read the batches of a part (a Ray task); pixels are passed as arrays in shared memory."""
+    work, all_parts, prepare, folder = _get_cargo(cargo[0])
+    change_folder(folder)
     for number in parts["id"].tolist():
         try:
             for pixel_values, rest in work.batches(all_parts[number], prepare):
                 tensors = {"": pixel_values} if isinstance(pixel_values, torch.Tensor) else pixel_values or {}
                 arrays = {f"pixels {name}": value.numpy()[None] for name, value in tensors.items()}
-                yield {"part": [number], "rest": _packed(rest), **arrays}
+                yield {"part": [number], "rest": _pack(rest), **arrays}
         except ChangedImageError as error:
-            told = UserError(f"on node {ray.util.get_node_ip_address()}: {error}; give data that all nodes share")
-            yield {"part": [number], "rest": _packed(_Failure(told))}
+            node_error = UserError(f"on node {ray.util.get_node_ip_address()}: {error}; give data that all nodes share")
+            yield {"part": [number], "rest": _pack(_Failure(node_error))}
         except Exception as error:
-            yield {"part": [number], "rest": _packed(_Failure(error))}
+            yield {"part": [number], "rest": _pack(_Failure(error))}
 
 
 @dataclass
 class _Model:
-    """An actor: it holds the model, and answers a batch at a time."""
+    """A Ray actor that loads the model and runs it on batches."""
 
     model: NamedModel
     fingerprint: str
@@ -158,46 +167,53 @@ class _Model:
         answer = pickle.loads(batch["rest"][0])
         if not isinstance(answer, _Failure):
             try:
-                answer = self._answer(batch, answer)
+                answer = self._run(batch, answer)
             except Exception as error:
                 answer = _Failure(error)
-        return {"part": batch["part"], "answer": _packed(answer)}
+        return {"part": batch["part"], "answer": _pack(answer)}
 
-    def _answer(self, batch: Mapping[str, Any], rest: Any) -> Any:
-        work, _, _, folder = _opened(self.cargo[0])
+    def _run(self, batch: Mapping[str, Any], rest: Any) -> Any:
+        """Run the work on a batch; the first call loads the model."""
+        work, _, _, folder = _get_cargo(self.cargo[0])
         if self.subject is None:
-            enter(folder)
-            self.subject = self._open()
-        # Copied, as shared memory may only be read.
-        tensors = {k.removeprefix("pixels "): torch.from_numpy(v[0].copy()) for k, v in batch.items() if "pixels" in k}
+            change_folder(folder)
+            self.subject = self._load()
+        # Copied, because shared memory is read-only.
+        tensors = {
+            key.removeprefix("pixels "): torch.from_numpy(array[0].copy())
+            for key, array in batch.items()
+            if "pixels" in key
+        }
         pixel_values = tensors[""] if "" in tensors else BatchFeature(tensors) if tensors else None
         return work.answer(pixel_values, rest, self.subject)
 
-    def _open(self) -> "LoadedModel":
-        node = need_versions(self.versions)
+    def _load(self) -> "LoadedModel":
+        """Load the model; raise UserError if versions or the model differ from those of the main process."""
+        node = check_versions(self.versions)
         torch.set_num_threads(self.threads)
         try:
-            subject = self.model.opened(self.device)
+            subject = self.model.load(self.device)
         except UserError as error:
             raise UserError(f"on node {node}: {error}") from error
         if subject.fingerprint != self.fingerprint:
-            raise UserError(f"node {node} has another model of the name {subject.name}; give one that all nodes share")
+            raise UserError(f"node {node} has another model named {subject.name}; give a model that all nodes share")
         return subject
 
 
-def _packed(value: Any) -> Any:
+def _pack(value: Any) -> Any:
+    """Pickle a value into an object array, as Ray Data requires arrays."""
     packed = np.empty(1, dtype=object)
     packed[0] = pickle.dumps(value, protocol=5)
     return packed
 
 
-def independent(
-    runner: RayRunner, run: Callable[..., Any], each: Sequence[Any], *shared: Any
+def run_independent(
+    runner: RayRunner, run: Callable[..., Any], items: Sequence[Any], *shared: Any
 ) -> Iterator[tuple[int, Any]]:
-    """Iterate over (number, `run(one, *shared)`) of each task as it ends; a lost machine's run again on another.
+    """Iterate over (number, `run(item, *shared)`) as the tasks end; tasks of a lost machine are repeated on another.
 
-    A run has a GPU, or where there is none as many cores as torch takes here, so that its numbers are those of here:
-    with OMP_NUM_THREADS=1 there are as many at once as the cluster has cores.
+    A task has a GPU, or without GPUs as many cores as torch uses in this process, so that its results are the same as
+    here. With OMP_NUM_THREADS=1 as many tasks run at once as the cluster has cores.
     """
     threads = min(torch.get_num_threads(), int(max(node["Resources"].get("CPU", 1) for node in ray.nodes())))
     task = ray.remote(_run).options(
@@ -206,8 +222,8 @@ def independent(
         max_retries=ATTEMPTS - 1,
         scheduling_strategy="SPREAD",
     )
-    cargo = ray.put((run, shared, os.getcwd(), compared_versions(), threads))
-    waiting: dict[Any, int] = {task.remote(cargo, one): number for number, one in enumerate(each)}
+    cargo = ray.put((run, shared, os.getcwd(), get_compared_versions(), threads))
+    waiting: dict[Any, int] = {task.remote(cargo, item): number for number, item in enumerate(items)}
     try:
         while waiting:
             done, _ = ray.wait([*waiting], num_returns=1)
@@ -220,46 +236,49 @@ def independent(
                 ray.cancel(reference, force=True)
 
 
-def _run(cargo: tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, str], int], one: Any) -> Any:
-    run, shared, folder, wanted, threads = cargo
-    node = need_versions(wanted)
+def _run(cargo: tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, str], int], item: Any) -> Any:
+    """Run one item of `run_independent` (a Ray task)."""
+    run, shared, folder, required, threads = cargo
+    node = check_versions(required)
     torch.set_num_threads(threads)
-    enter(folder)
+    change_folder(folder)
     try:
-        return run(one, *shared)
+        return run(item, *shared)
     except UserError as error:
         raise UserError(f"on node {node}: {error}") from error
 
 
-def compared_versions() -> dict[str, str]:
-    """Return the versions of the packages that compute."""
+def get_compared_versions() -> dict[str, str]:
+    """Return the versions of the packages that must be equal on all nodes."""
     return {name: version for name, version in versions().items() if name in _COMPARED}
 
 
-def need_versions(wanted: dict[str, str]) -> str:
-    """Return the address of this node, which must compute with the same packages."""
-    here, node = versions(), ray.util.get_node_ip_address()
-    for name, version in wanted.items():
-        if here.get(name) != version:
-            raise UserError(f"node {node} has {name} {here.get(name)}, this run {version}; install the same there")
+def check_versions(required: dict[str, str]) -> str:
+    """Return the address of this node; raise UserError if it has other package versions."""
+    installed, node = versions(), ray.util.get_node_ip_address()
+    for name, version in required.items():
+        if installed.get(name) != version:
+            raise UserError(
+                f"node {node} has {name} {installed.get(name)}, but this run uses {version}; install {version} there"
+            )
     return node
 
 
-def enter(folder: str) -> None:
-    """Let relative paths begin where the command was typed."""
-    with suppress(OSError):  # of a node without it, paths that begin there are not found
+def change_folder(folder: str) -> None:
+    """Change to the working directory of the main process, so that relative paths mean the same."""
+    with suppress(OSError):  # a node without this folder reports missing files later
         os.chdir(folder)
 
 
 @contextmanager
 def _one_line_errors() -> Generator[None]:
-    """Raise what a process raised as if it were raised here, and say in one line where processes were lost."""
+    """Raise errors of other processes as if they were raised here, and turn errors of Ray into one line."""
     try:
         yield
     except ExecutionTimeoutError as error:
         raise UserError(
-            f"Ray started no process within {_SILENCE} s; free cores or GPUs (see ray status), or add "
-            "nodes, then run the same command again: finished parts are kept"
+            f"Ray started no process within {_SILENCE} s; free cores or GPUs (see ray status) or add nodes, and run "
+            "the same command again; finished parts are kept"
         ) from error
     except RayError as error:
         if "failed to import on the worker" in str(error):
@@ -279,34 +298,33 @@ def _one_line_errors() -> Generator[None]:
         lines = [line for line in map(one_line, str(error).splitlines()) if line]
         reason = next(reversed(lines), type(error).__name__)[:200]
         raise UserError(
-            f"processes of Ray ended {ATTEMPTS} times over the same work, or could not start ({reason}); "
-            "run the same command again: finished parts are kept"
+            f"processes of Ray ended {ATTEMPTS} times during the same work, or could not start ({reason}); run the "
+            "same command again; finished parts are kept"
         ) from error
 
 
 @contextmanager
-def connected(address: str | None, num_processes: int | None, device: str | None) -> Generator[RayRunner]:
-    """Connect to Ray, on this machine or where it runs; what was started ends, a connection from before stays."""
-    was_there = ray.is_initialized()
-    if was_there and address is not None:
-        raise UserError(
-            f"this process is already connected to Ray; leave the address {address} out, or disconnect first"
-        )
-    if not was_there:
+def connect(address: str | None, num_processes: int | None, device: str | None) -> Generator[RayRunner]:
+    """Connect to Ray at an address or start it here, and disconnect afterwards unless it was connected before."""
+    was_connected = ray.is_initialized()
+    if was_connected and address is not None:
+        raise UserError(f"this process is already connected to Ray; leave --address {address} out, or disconnect first")
+    if not was_connected:
         _connect(address or os.environ.get("RAY_ADDRESS") or "local")
     pipelines: list[Any] = []
     try:
-        runner = _shared_out(num_processes, device)
+        runner = _divide_resources(num_processes, device)
         pipelines = runner.pipelines
         yield runner
     finally:
-        for pipeline in pipelines:  # one that an error left is at work
+        for pipeline in pipelines:  # after an error a pipeline may still be running
             pipeline.close()
-        if not was_there:
+        if not was_connected:
             ray.shutdown()
 
 
 def _connect(address: str) -> None:
+    """Connect to "local", "auto" or HOST:PORT; raise UserError if the address is wrong or no cluster answers."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if "://" in address:
@@ -318,9 +336,9 @@ def _connect(address: str) -> None:
             "to start Ray on this machine"
         )
     in_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM) if in_main else None
+    previous_handler = signal.getsignal(signal.SIGTERM) if in_main else None
     try:
-        if address not in ("local", "auto"):  # where nobody answers Ray itself would try for minutes
+        if address not in ("local", "auto"):  # without an answer Ray itself would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
         with _no_stderr():
             ray.init(address=address, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
@@ -332,37 +350,41 @@ def _connect(address: str) -> None:
             other = f"the cluster at {address} runs another version ({reason})"
             raise UserError(f"{other}; install the same version") from error
         raise UserError(
-            f"no Ray cluster at {address} ({reason}); give the HOST:PORT that ray start printed, or leave "
-            "--address out to start Ray on this machine"
+            f"the Ray cluster at {address} cannot be reached ({reason}); give the HOST:PORT that ray start printed, or "
+            "leave --address out to start Ray on this machine"
         ) from error
     finally:
         if in_main:
-            signal.signal(signal.SIGTERM, handler)
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
 @contextmanager
 def _no_stderr() -> Generator[None]:
-    """Drop what C++ says of its settings."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Discard messages of C++ code on standard error."""
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(null, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
 
 
-def _shared_out(num_processes: int | None, device: str | None) -> RayRunner:
-    """Give every GPU or machine a model, and all cores to reading, which beside a model on the CPU waits mostly."""
-    have = ray.cluster_resources()
-    cpus, gpus = have.get("CPU", 0.0), int(have.get("GPU", 0))
+def _divide_resources(num_processes: int | None, device: str | None) -> RayRunner:
+    """Plan a process for every GPU, or on a cluster without GPUs for every machine, with an equal share of the cores.
+
+    Raises:
+        UserError: the cluster lacks CPUs or the requested GPUs.
+    """
+    resources = ray.cluster_resources()
+    cpus, gpus = resources.get("CPU", 0.0), int(resources.get("GPU", 0))
     machines = sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")) or 1
     if cpus < 1:
         raise UserError("the Ray cluster has no CPUs; start its nodes with --num-cpus")
     if device is not None and device.startswith("cuda"):
         if ":" in device:
-            raise UserError(f"Ray assigns GPUs itself; give --device cuda instead of {device}")
+            raise UserError(f"--device {device} cannot be used with Ray, which assigns GPUs itself; give --device cuda")
         if not gpus:
             raise UserError("the Ray cluster has no GPU; leave --device cuda out")
     uses_gpus = bool(gpus) and device in (None, "cuda")

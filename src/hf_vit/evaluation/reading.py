@@ -1,4 +1,4 @@
-"""How every evaluation reads: images in batches, a bar, the model in evaluation mode, logits that are numbers."""
+"""Read images in batches and run a model on them: progress bar, evaluation mode, checks of logits and features."""
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -24,19 +24,25 @@ if TYPE_CHECKING:
     from hf_vit.loading.model import LoadedModel
 
 
-PICTURED_PX = 160  # the longer side of an image in a report
+THUMBNAIL_PX = 160  # the longer side of an image in a report
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """How any process opens a model as it is used here."""
+    """A model by name and the settings with which every process must load it.
 
-    model: str  # see `load_model`
-    max_num_patches: int | None = None  # of images in their own size and shape (`keep_image_sizes`); None for one size
-    engine: str | None = None  # that computes it; None: as it is loaded
+    Attributes:
+        model: see `load_model`.
+        max_num_patches: keep image sizes up to this number of patches (`keep_image_sizes`); None for one size.
+        engine: see `select_engine`; None to run the model as loaded.
+    """
 
-    def opened(self, device: str | None) -> "LoadedModel":
-        """Return the model on a device."""
+    model: str
+    max_num_patches: int | None = None
+    engine: str | None = None
+
+    def load(self, device: str | None) -> "LoadedModel":
+        """Load the model on a device."""
         from hf_vit.loading.model import load_model
         from hf_vit.loading.optimizing import optimize
         from hf_vit.loading.pixels import keep_image_sizes
@@ -49,8 +55,8 @@ class NamedModel:
         return subject
 
 
-def undecoded(table: Any) -> Any:
-    """Return a table whose images are {"bytes", "path"}, which `decode_image` reads; a stream or list as it is."""
+def undecode_images(table: Any) -> Any:
+    """Return a table with undecoded images {"bytes", "path"}, for `decode_image`; streams and lists are unchanged."""
     import datasets
 
     if not isinstance(table, datasets.Dataset) or not isinstance(table.features.get("image"), datasets.Image):
@@ -59,10 +65,10 @@ def undecoded(table: Any) -> Any:
 
 
 class Collate:
-    """Rows of a data set -> pixel values [B, C, H, W], labels [B], and the images.
+    """Collate rows of a data set to pixel values [B, C, H, W] (batch, channels, height, width), labels [B] and images.
 
-    A loader's worker sends images of a whole part of their size, enough for `PICTURED_PX`: to send whole images takes
-    longer than to decode them.
+    A loader's worker reduces the images by a whole factor to about `THUMBNAIL_PX`, because sending images of full size
+    takes longer than decoding them.
     """
 
     def __init__(
@@ -82,11 +88,11 @@ class Collate:
         labels = [self._label(row["label"]) for row in rows]
         pixel_values = self.prepare(images)
         if get_worker_info() is not None:
-            images = [image.reduce(max(1, max(image.size) // PICTURED_PX)) for image in images]
+            images = [image.reduce(max(1, max(image.size) // THUMBNAIL_PX)) for image in images]
         return pixel_values, torch.tensor(labels), images
 
     def decode(self, rows: Sequence[Mapping[str, Any]]) -> "list[Image]":
-        """Decode the images of rows, several at a time."""
+        """Decode the images of rows in threads."""
         from hf_vit.data.images import map_in_threads
 
         if any(row["image"] is None for row in rows):
@@ -94,6 +100,7 @@ class Collate:
         return map_in_threads(self._decode, [row["image"] for row in rows])
 
     def _decode(self, image: Any) -> "Image":
+        """Decode an image of the data; raise a `UserError` that names it if it is damaged."""
         from hf_vit.data.images import ImageScan, decode_image, image_problem, raise_bad_image
 
         try:
@@ -103,12 +110,13 @@ class Collate:
             raise_bad_image(ImageScan(str(name or "of the data"), ""), image_problem(error))
 
     def _label(self, label: object) -> "int | list[float]":
-        if self.multi_label and isinstance(label, list):  # of the data's classes, each there or not
-            return [float(each in label) for each in range(len(self.mapping))]
+        """Map a class of the data with `mapping`; a list of classes becomes 0 or 1 for every class of the data."""
+        if self.multi_label and isinstance(label, list):
+            return [float(number in label) for number in range(len(self.mapping))]
         if not isinstance(label, Integral) or not 0 <= int(label) < len(self.mapping):
             raise UserError(
-                f"an image has label {label!r}, outside the {len(self.mapping)} classes of the data; choose "
-                "a split with labeled images"
+                f"an image has the label {label!r}, which is not one of the {len(self.mapping)} classes of the data; "
+                "choose a split with labeled images"
             )
         return self.mapping[int(label)]
 
@@ -116,18 +124,18 @@ class Collate:
 def image_batches(
     dataset: Any, batch_size: int, collate: Callable[..., Any], num_workers: int = 0
 ) -> "Iterable[tuple[torch.Tensor, torch.Tensor, list[Image]]]":
-    """Iterate over what `collate` makes of a table or stream, `batch_size` rows at a time, in their order."""
+    """Iterate over the batches of a table or stream in order, collated with `collate`."""
     import torch
     from torch.utils.data import DataLoader
 
     workers = num_workers if hasattr(dataset, "__len__") else 0
-    # A generator of its own: the loader would otherwise draw from the random state of a training in progress.
+    # Without a separate generator the loader would change the random state of a running training.
     return DataLoader(dataset, batch_size, collate_fn=collate, num_workers=workers, generator=torch.Generator())
 
 
 @contextmanager
-def evaluating(model: "nn.Module") -> Generator[None]:
-    """Put the model into evaluation mode; in training mode again if it was."""
+def evaluation_mode(model: "nn.Module") -> Generator[None]:
+    """Put the model into evaluation mode, and restore its mode afterwards."""
     training = model.training
     model.eval()
     try:
@@ -136,12 +144,14 @@ def evaluating(model: "nn.Module") -> Generator[None]:
         model.train(training)
 
 
-def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", progress: bool = True) -> Iterator[Any]:
-    """Iterate over the batches, with a bar of images on standard error that disappears at the end."""
+def show_progress(
+    batches: Iterable[Any], total: int | None, title: str = "evaluating", progress: bool = True
+) -> Iterator[Any]:
+    """Iterate over the batches with a progress bar of images on standard error, which disappears at the end."""
     if not progress:
         yield from batches
         return
-    with progress_bar(what) as bar:
+    with progress_bar(title) as bar:
         task = bar.add_task("", total=total)
         for batch in batches:
             yield batch
@@ -149,93 +159,101 @@ def shown(batches: Iterable[Any], total: int | None, what: str = "evaluating", p
 
 
 def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> None:
-    """Refuse to write among the images, where it would be taken for some of them the next time."""
+    """Raise UserError if the output is in the folder of the data, where the next command would read it as images."""
     if output is None or not isinstance(data, str | os.PathLike) or not Path(data).expanduser().is_dir():
         return
     if not is_store_url(output) and to_path(output).resolve().is_relative_to(Path(data).expanduser().resolve()):
-        raise UserError(f"the output {output} is in the folder of the data, {data}; choose one elsewhere")
+        raise UserError(f"the output {output} is in the folder of the data, {data}; choose an output outside of it")
 
 
-def enough_for(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextManager[None]:
-    """Name the batch and the remedy where memory runs out for images [B, C, H, W]."""
-    batch = f"a batch of {len(_tensor(pixel_values))} images of {_px(pixel_values)}"
+def explain_memory_errors(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextManager[None]:
+    """Turn errors of too little memory into a UserError that names the batch [B, C, H, W] and the remedy."""
+    batch = f"a batch of {len(_get_pixels(pixel_values))} images of {_format_size(pixel_values)}"
     return enough_memory(batch, "choose a smaller batch size")
 
 
 @contextmanager
-def answering(pixel_values: "torch.Tensor | BatchFeature") -> Generator[None]:
-    """Turn errors of a forward pass into one line: too little memory, or an unsupported image size."""
+def explain_model_errors(pixel_values: "torch.Tensor | BatchFeature") -> Generator[None]:
+    """Turn errors of a forward pass (too little memory, unsupported image size) into a UserError."""
     try:
-        with enough_for(pixel_values):
+        with explain_memory_errors(pixel_values):
             yield
     except UserError:
         raise
     except (ValueError, AssertionError) as error:
         raise UserError(
-            f"the model takes no images of {_px(pixel_values)}, which its image processor makes ({first_line(error)}); "
-            "give it the preprocessor_config.json that it was saved with"
+            f"the model does not take images of {_format_size(pixel_values)}, to which its image processor resizes "
+            f"({first_line(error)}); restore the preprocessor_config.json that was saved with the model"
         ) from error
 
 
-def _tensor(pixel_values: Any) -> "torch.Tensor":
+def _get_pixels(pixel_values: Any) -> "torch.Tensor":
     return pixel_values if hasattr(pixel_values, "shape") else pixel_values["pixel_values"]
 
 
-def _px(pixel_values: Any) -> str:
-    height, width = _tensor(pixel_values).shape[2:]
+def _format_size(pixel_values: Any) -> str:
+    height, width = _get_pixels(pixel_values).shape[2:]
     return f"{height}x{width} px"
 
 
-def finite_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
-    """Return logits [B, K] in float32 (of a float64 model in float64) of pixel values [B, C, H, W] or of mixed sizes.
+def compute_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
+    """Compute the logits [B, K] (K classes) of pixel values [B, C, H, W], or of images of mixed sizes.
 
-    They are computed in the dtype of the weights; hf_vit's, transformers' and timm's classifiers all do.
+    The model runs in the dtype of its weights, as the classifiers of hf_vit, transformers and timm do; logits are
+    converted to at least float32.
+
+    Raises:
+        UserError: the model does not take the images, or its outputs are NaN or infinite.
     """
     import torch
 
     from hf_vit.loading.outputs import call_model
 
     dtype = next(model.parameters()).dtype
-    with answering(pixel_values):
+    with explain_model_errors(pixel_values):
         output = call_model(model, pixel_values.to(dtype))
     logits: torch.Tensor = getattr(output, "logits", output)
     logits = logits.to(torch.promote_types(dtype, torch.float32))
     if not bool(logits.isfinite().all()):
-        raise UserError("the model's outputs are not finite (NaN or infinity); its weights are damaged or diverged")
+        raise UserError(
+            "the model's outputs are NaN or infinite, as its weights are damaged or diverged; train it again"
+        )
     return logits
 
 
-def largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
-    """Return places [B, count] of the largest of each row; of equals the first, as argmax has it, unlike topk."""
+def find_largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
+    """Return the indices of the largest values of every row, [B, count]; ties are in order, unlike in topk."""
     return values.argsort(dim=-1, descending=True, stable=True)[:, :count]
 
 
-def scores_of(model: "nn.Module", logits: "torch.Tensor") -> "torch.Tensor":
-    """Return what logits [B, K] of a model mean, in float64: probabilities of classes, or values of a regression."""
+def convert_to_scores(model: "nn.Module", logits: "torch.Tensor") -> "torch.Tensor":
+    """Convert logits [B, K] to float64 probabilities of classes, or to values of a regression."""
     kind = problem_type_of(model)
     if kind == "regression":
         return logits.double()
     return logits.double().sigmoid() if kind == "multi_label_classification" else logits.double().softmax(-1)
 
 
-def scores(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
-    """Return `scores_of` images, [B, K] on the CPU."""
-    return scores_of(model, finite_logits(model, pixel_values)).cpu()
+def compute_scores(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
+    """Return `convert_to_scores` images, [B, K] on the CPU."""
+    return convert_to_scores(model, compute_logits(model, pixel_values)).cpu()
 
 
-def last_features(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "NDArray[np.float32]":
-    """Return the pre-logits [B, D] of images."""
+def compute_features(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "NDArray[np.float32]":
+    """Compute the pre-logits of images, [B, D] (hidden size D)."""
     from hf_vit.loading.outputs import pre_logits
 
-    with answering(pixel_values):
-        return finite_features(pre_logits(model, pixel_values.to(next(model.parameters()).dtype)))
+    with explain_model_errors(pixel_values):
+        return check_features(pre_logits(model, pixel_values.to(next(model.parameters()).dtype)))
 
 
-def finite_features(features: "torch.Tensor") -> "NDArray[np.float32]":
-    """Return features [B, D] on the CPU, if they are numbers."""
+def check_features(features: "torch.Tensor") -> "NDArray[np.float32]":
+    """Return features [B, D] on the CPU; raise UserError if they are NaN or infinite."""
     import numpy as np
 
     values = features.float().cpu().numpy()
     if not np.isfinite(values).all():
-        raise UserError("the model's features are not finite (NaN or infinity); its weights are damaged or diverged")
+        raise UserError(
+            "the model's features are NaN or infinite, as its weights are damaged or diverged; train it again"
+        )
     return values

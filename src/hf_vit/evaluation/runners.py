@@ -1,4 +1,4 @@
-"""Who computes: this process, or Ray."""
+"""Choose the runner of a computation: this process, or Ray."""
 
 import os
 from collections.abc import Generator
@@ -19,10 +19,14 @@ RUNNERS = ("local", "ray")
 
 
 @contextmanager
-def running(
+def open_runner(
     runner: str, address: str | None, device: str | None, num_processes: int | None = None
 ) -> "Generator[RayRunner | None]":
-    """Connect to Ray; None for the runner "local", whose processes the caller starts."""
+    """Yield a connection to Ray, or None for the runner "local".
+
+    Raises:
+        UserError: the runner is unknown, an address is given without Ray, or Ray is not installed or not reachable.
+    """
     if runner not in RUNNERS:
         raise UserError(f"unknown runner '{runner}'; choose from {', '.join(RUNNERS)}")
     if runner == "local":
@@ -31,14 +35,14 @@ def running(
         yield None
         return
     try:
-        from hf_vit.evaluation.ray_runner import connected
+        from hf_vit.evaluation.ray_runner import connect
     except ModuleNotFoundError as error:
-        raise UserError('--runner ray needs Ray: pip install "hf-vit[ray]"') from error
-    with connected(address, num_processes, device) as ray:
+        raise UserError('--runner ray needs Ray; install it with pip install "hf-vit[ray]"') from error
+    with connect(address, num_processes, device) as ray:
         yield ray
 
 
-def choose_engine(
+def prepare_engine(
     subject: "LoadedModel",
     model: Any,
     num_images: int | None,
@@ -47,7 +51,11 @@ def choose_engine(
     optimize: bool,
     max_num_patches: int | None = None,
 ) -> "tuple[str | None, RayRunner | None]":
-    """Return the engine that so many images repay, which computes the model from now on, and Ray with the model."""
+    """Optimize a local model in place if that pays for this many images.
+
+    Returns:
+        The engine, or None, and Ray with the model to run, or None.
+    """
     is_named = isinstance(model, str | os.PathLike)
     engine = select_engine(subject, num_images) if optimize and is_named and not (ray and ray.gpus) else None
     if engine is not None and ray is None:

@@ -1,4 +1,4 @@
-"""What is kept of an evaluation: a record in facts.json with its warnings, numbers as JSON, and pictures."""
+"""Save an evaluation: a record in facts.json with its warnings, metrics as JSON, and plots."""
 
 import json
 import logging
@@ -21,9 +21,11 @@ from hf_vit.results.writing import write_atomically
 
 logger = logging.getLogger(__name__)
 PICTURE_PREFIX = "evaluation_"
-EACH_BY_ITSELF = "this is a multi-label model; loss, calibration error and confidence assume one class per image"
-# How images were fed otherwise than the model's image processor says, by the settings of an evaluation.
-_FED = {
+MULTI_LABEL_WARNING = (
+    "this is a multi-label model, but loss, calibration error and confidence assume one class per image"
+)
+# Settings that change the preparation of images, with their warnings.
+_INPUT_SETTINGS = {
     "max_num_patches": "images kept their size and shape, with at most {} patches",
     "draft": "JPEG files were decoded at a smaller scale (draft={})",
 }
@@ -37,80 +39,83 @@ def save_protocol(
     command: str | Sequence[str] | None = None,
     device: str | None = None,
 ) -> Record | None:
-    """Append the result to the facts of the model's folder; write its numbers and its pictures.
+    """Append the result to facts.json of the model's folder, and write its metrics and plots.
 
     Args:
         run: from `evaluate_protocol`.
-        output: folder for NAME.json and NAME.png. Without one the pictures go beside the weights, where the card
-            shows them, unless they would stand there for what they are not (see `replaces_pictures`). Pictures that no
-            evaluation has drawn are left as they are.
-        folder: the model's; by default the one it was loaded from.
-        command: what was typed; this process' own arguments by default.
-        device: torch device it ran on.
+        output: folder for NAME.json and NAME.png. Without it, plots are written beside the weights for the model card,
+            unless they would replace more important ones (see `may_replace_plots`). Images of other origin are never
+            overwritten.
+        folder: the model's folder; by default the one that it was loaded from.
+        command: the command line for the record; by default that of this process.
+        device: torch device of the evaluation.
 
     Returns:
-        The record; None for a model without a folder.
+        The record, or None for a model without a folder.
     """
     if folder is None:
         run.examination.subject.need_same_folder()
-    home = run.examination.subject.folder if folder is None else Path(folder)
+    model_folder = run.examination.subject.folder if folder is None else Path(folder)
     name, pictures = run.protocol.replace("-", "_"), list[str]()
     if output is not None:
         Path(output).mkdir(parents=True, exist_ok=True)
         document = Path(output) / f"{name}.json"
-        drawn = _draw(run, Path(output), name, drawn_before(document))
-        write_atomically(document, _document(run, drawn))
-    elif home is not None and replaces_pictures(run.examination, run.protocol, home):
-        drawn = [record.values.get("pictures") for record in Facts.load(home).filter_kind("evaluation")]
-        ours = [each for names in drawn if isinstance(names, list | dict) for each in names]
-        pictures = _draw(run, home, f"{PICTURE_PREFIX}{name}", ours)
-    if home is None:
+        old_plots = _draw_plots(run, Path(output), name, find_own_plots(document))
+        write_atomically(document, _make_document(run, old_plots))
+    elif model_folder is not None and may_replace_plots(run.examination, run.protocol, model_folder):
+        old_plots = [record.values.get("pictures") for record in Facts.load(model_folder).filter_kind("evaluation")]
+        ours = [file for names in old_plots if isinstance(names, list | dict) for file in names]
+        pictures = _draw_plots(run, model_folder, f"{PICTURE_PREFIX}{name}", ours)
+    if model_folder is None:
         return None
     values = run.result.record(run.protocol, run.settings, pictures) | record_engine(run.engine)
     record = new_record(
         "evaluation",
-        values=values | warnings_of(run.examination, run.protocol, home, run.settings),
+        values=values | collect_warnings(run.examination, run.protocol, model_folder, run.settings),
         command=command,
         seed=run.examination.seed,
         data=run.examination.fact(run.result.num_images),
         seconds=run.seconds,
         device=device,
     )
-    append_record(home, record)
+    append_record(model_folder, record)
     return record
 
 
-def _draw(run: ProtocolRun, folder: Path, stem: str, ours: Collection[object] | None) -> list[str]:
-    """Write the pictures and return the names of the files; of those that exist, replace `ours` (None: all) alone."""
+def _draw_plots(run: ProtocolRun, folder: Path, stem: str, own_plots: Collection[object] | None) -> list[str]:
+    """Write the plots and return their names; only existing files in `own_plots` are replaced (None: all)."""
     figures = run.result.figures(stem, f"{run.examination.data.name} {run.examination.split}")
-    written: list[str] = []
+    names: list[str] = []
     for name, figure in figures.items():
         path = folder / name
-        if ours is not None and name not in ours and path.exists():
+        if own_plots is not None and name not in own_plots and path.exists():
             logger.warning(
-                "%s is not a plot of an evaluation and is kept; write plots elsewhere with --output FOLDER", path
+                "%s is not a plot of an evaluation and was not replaced; write plots elsewhere with --output FOLDER",
+                path,
             )
         elif figure is None:
             path.unlink(missing_ok=True)
         else:
             save_figure(figure, path)
-            written.append(name)
-    return written
+            names.append(name)
+    return names
 
 
-def drawn_before(document: Path) -> Sequence[str] | None:
-    """Return the pictures beside NAME.json that its evaluation drew; None for all: that of version 0.2 names none."""
+def find_own_plots(document: Path) -> Sequence[str] | None:
+    """Return the plots that NAME.json lists; () without such a file, None (all) for files of version 0.2."""
     try:
         content = json.loads(document.read_text(encoding="utf-8"))
         return content.get("pictures") if content["protocol"] else None
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{document} is not a result of hf-vit evaluate; move it, or choose another output") from error
+        raise UserError(
+            f"{document} is not a result of hf-vit evaluate; move the file, or choose another output"
+        ) from error
 
 
-def _document(run: ProtocolRun, pictures: Sequence[str]) -> str:
-    """Return NAME.json: nothing in it depends on when or where it was made."""
+def _make_document(run: ProtocolRun, pictures: Sequence[str]) -> str:
+    """Return the content of NAME.json, which depends neither on time nor on the machine."""
     content: Mapping[str, Any] = {
         "format": 1,
         "protocol": run.protocol,
@@ -128,48 +133,57 @@ def _document(run: ProtocolRun, pictures: Sequence[str]) -> str:
     return json.dumps(redact_values(plain), indent=2, ensure_ascii=False) + "\n"
 
 
-def warnings_of(examination: Examination, protocol: str, folder: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a record of an evaluation says of it, given how the model of `folder` was trained.
+def collect_warnings(
+    examination: Examination, protocol: str, folder: Any, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the warnings of an evaluation for its record, given the training of the model in `folder`.
 
-    Besides `warnings`: `trained_images`, how many were learned from; `fed`, how images were fed otherwise than usual.
-    Streams are compared by their files alone, and with the training of a stream alone.
+    Besides `warnings` there may be `trained_images`, the number of evaluated images that were in the training, and
+    `fed`, the settings that changed the preparation of images. A stream's fingerprint is compared with that of a
+    training on a stream only.
     """
-    digests, data = examination.judged_digests(), examination.data
-    known, training, warnings = count_trained(folder, digests), _training(Facts.load(folder)), list[str]()
-    if known:
-        warnings.append(f"{known:,} of the {len(digests):,} images were trained on, so the result is too good")
+    digests, data = examination.list_digests(), examination.data
+    trained_images, training, warnings = count_trained(folder, digests), _find_training(Facts.load(folder)), list[str]()
+    if trained_images:
+        warnings.append(
+            f"{trained_images:,} of the {len(digests):,} images were in the training, so the result is too good"
+        )
     if training is not None and training.data is not None and training.data.name == data.name:
         is_same_kind = bool(training.values.get("streaming")) == bool(data.readers)
-        before = training.data.fingerprint
-        if is_same_kind and before not in (None, data.fingerprint):
+        old_fingerprint = training.data.fingerprint
+        if is_same_kind and old_fingerprint not in (None, data.fingerprint):
             warnings.append(
-                f"{data.name} has changed since the training (fingerprint {data.fingerprint}, then {before})"
+                f"{data.name} has changed since the training (its fingerprint is {data.fingerprint}, and was "
+                f"{old_fingerprint})"
             )
     is_multi_label = problem_type_of(examination.subject.model) == "multi_label_classification"
     if protocol in ("top1", "calibration") and is_multi_label:
-        warnings.append(EACH_BY_ITSELF)
-    fed = {name: settings[name] for name in _FED if name in settings}
-    warnings += [_FED[name].format(value) for name, value in fed.items()]
-    values = {"warnings": warnings, "trained_images": known, "fed": fed}
+        warnings.append(MULTI_LABEL_WARNING)
+    input_settings = {name: settings[name] for name in _INPUT_SETTINGS if name in settings}
+    warnings += [_INPUT_SETTINGS[name].format(value) for name, value in input_settings.items()]
+    values = {"warnings": warnings, "trained_images": trained_images, "fed": input_settings}
     return {name: value for name, value in values.items() if value}
 
 
-def replaces_pictures(examination: Examination, protocol: str, folder: Any) -> bool:
-    """Return whether pictures of this result may lie beside the weights, where the card shows them.
+def may_replace_plots(examination: Examination, protocol: str, folder: Any) -> bool:
+    """Return whether plots of this result may be written beside the weights, where the model card shows them.
 
-    Not those of training images; nor those of other data in place of those of the data that the model was trained for.
+    Plots of training images may not, and plots of other data may not replace those of the training's data.
     """
     if examination.split == "train":
         return False
     facts = Facts.load(folder)
-    training = _training(facts)
+    training = _find_training(facts)
     if protocol != "top1" or training is None or training.data is None:
         return True
-    own = training.data.fingerprint
-    shown = [record for record in select_current(facts) if isinstance(record.values.get("pictures"), list)]
-    is_shown = any(record.data is not None and record.data.fingerprint == own for record in shown)
-    return not is_shown or examination.data.fingerprint == own
+    training_fingerprint = training.data.fingerprint
+    plotted = [record for record in select_current(facts) if isinstance(record.values.get("pictures"), list)]
+    has_training_plots = any(
+        record.data is not None and record.data.fingerprint == training_fingerprint for record in plotted
+    )
+    return not has_training_plots or examination.data.fingerprint == training_fingerprint
 
 
-def _training(facts: Facts) -> Record | None:
+def _find_training(facts: Facts) -> Record | None:
+    """Return the latest training, if there is one."""
     return next(iter(reversed(facts.filter_kind("training"))), None)

@@ -123,7 +123,7 @@ class LoadedModel:
             UserError: the model is no classifier.
         """
         if not self.label_sets:
-            raise UserError("it has no classification head")
+            raise UserError("it has no class names")
         refuse_regression(self.model, self.name, "classification")
         wanted_names = set(map(normalize_name, data_names))
         matching_sets = [names for names in self.label_sets if wanted_names <= set(map(normalize_name, names))]

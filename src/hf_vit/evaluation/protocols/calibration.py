@@ -1,4 +1,4 @@
-"""Calibration: whether a classifier is right as often as it is sure, before and after one temperature is fitted.
+"""Calibration: compare a classifier's confidence with its accuracy, before and after temperature scaling.
 
 Legend: n images, K classes, M bins.
 Source: arXiv 1706.04599 (reliability diagrams, expected calibration error, temperature scaling).
@@ -13,14 +13,14 @@ from scipy.special import log_softmax
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import OneTableResult, Table, percent
+from hf_vit.evaluation.protocols.frame import SingleTableResult, Table, percent
 from hf_vit.results.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BINS = 15
-# A temperature outside of this range means that there is nothing to fit: no mistake at all, or chance.
+# A temperature outside of this range cannot be fitted, because there are no mistakes or all predictions are random.
 _TEMPERATURES = (1e-2, 1e2)
 
 
@@ -33,7 +33,7 @@ class ConfidenceBins:
         self.images, self.confidence, self.hits = np.zeros((3, num_bins))
 
     def add(self, confidences: NDArray[np.floating[Any]], hits: NDArray[np.bool_]) -> None:
-        """Add a batch: probability of the predicted class [B], and whether it was the true one [B]."""
+        """Add a batch of B images: the probability of the predicted class, [B], and whether it is correct, [B]."""
         size = len(self.images)
         bins = np.clip(np.searchsorted(self._edges, confidences, side="left") - 1, 0, size - 1)
         self.images += np.bincount(bins, minlength=size)
@@ -41,27 +41,36 @@ class ConfidenceBins:
         self.hits += np.bincount(bins, weights=hits, minlength=size)
 
     def expected_error(self) -> float:
-        """Return the mean over images of their bin's |accuracy - mean confidence| (equation 3)."""
-        # |hits/n - confidence/n| * n/N: the number of images in the bin cancels.
+        """Return the mean of |accuracy - mean confidence| over bins, weighted with their images (equation 3)."""
+        # |hits / n - confidence / n| * n / N for n of N images in a bin; n cancels.
         return float(np.abs(self.hits - self.confidence).sum() / self.images.sum())
 
 
 @final
 @dataclass(frozen=True)
 class Reliability:
-    """How sure and how right a classifier is, bin by bin of confidence, (0, 1/M], (1/M, 2/M], ..."""
+    """A reliability diagram over M bins of confidence, (0, 1/M], (1/M, 2/M], ...
 
-    images: list[int]  # [M]
-    confidence: list[float]  # [M], mean probability of the predicted class; 0 where a bin is empty
-    accuracy: list[float]  # [M], likewise
-    ece: float  # expected calibration error: mean of |accuracy - confidence| over images
-    mce: float  # the largest gap of a bin
-    loss: float  # mean negative log-likelihood, nats
+    Attributes:
+        images: [M] number of images.
+        confidence: [M] mean probability of the predicted class; 0 for an empty bin.
+        accuracy: [M] accuracy; 0 for an empty bin.
+        ece: expected calibration error, the mean of |accuracy - confidence| over images.
+        mce: maximum calibration error, the largest |accuracy - confidence| of a bin.
+        loss: mean negative log-likelihood, nats.
+    """
+
+    images: list[int]
+    confidence: list[float]
+    accuracy: list[float]
+    ece: float
+    mce: float
+    loss: float
 
 
 @final
 class ReliabilitySums:
-    """Running sums of a reliability diagram; memory does not depend on the number of images."""
+    """Running sums of a reliability diagram, whose memory does not depend on the number of images."""
 
     def __init__(self, num_bins: int = BINS) -> None:
         self._bins, self._loss = ConfidenceBins(num_bins), 0.0
@@ -73,7 +82,7 @@ class ReliabilitySums:
         self._loss -= float(log_probabilities[np.arange(len(labels)), labels].sum())
 
     def result(self) -> Reliability:
-        """Return the diagram of everything that was added."""
+        """Return the diagram of all images that were added."""
         bins = self._bins
         divisor = np.maximum(bins.images, 1)
         return Reliability(
@@ -88,13 +97,13 @@ class ReliabilitySums:
 
 @final
 @dataclass(frozen=True, repr=False)
-class CalibrationResult(OneTableResult):
-    """What `calibration` measured; `scaled`: of logits divided by the fitted temperature, if one was asked for."""
+class CalibrationResult(SingleTableResult):
+    """The result of `calibration`; `scaled` is the diagram of logits divided by the fitted temperature, or None."""
 
     title: ClassVar[str] = "Calibration"
     source: ClassVar[str] = "arXiv 1706.04599"
     num_images: int
-    top1: float  # which a temperature does not change
+    top1: float  # not changed by a temperature
     plain: Reliability
     temperature: float | None
     scaled: Reliability | None
@@ -109,28 +118,28 @@ class CalibrationResult(OneTableResult):
 
     def table(self) -> Table:
         rows = [
-            [temperature, percent(one.ece), percent(one.mce), f"{one.loss:.4f}"]
-            for temperature, one in (("1", self.plain), (f"{self.temperature or 1:.3f}", self.scaled))
-            if one is not None
+            [temperature, percent(diagram.ece), percent(diagram.mce), f"{diagram.loss:.4f}"]
+            for temperature, diagram in (("1", self.plain), (f"{self.temperature or 1:.3f}", self.scaled))
+            if diagram is not None
         ]
         return Table(["temperature", "calibration error", "largest gap of a bin", "loss (nats)"], rows)
 
     def draw(self) -> "Figure":
-        """Draw accuracy over confidence, a panel each."""
-        panels = [("as it is", self.plain)]
+        """Draw accuracy over confidence, in one panel without and one with temperature."""
+        panels = [("no temperature", self.plain)]
         if self.scaled is not None:
             panels.append((f"temperature {self.temperature:.3f}", self.scaled))
         figure = new_figure(4.6 * len(panels), 4.6)
-        for place, (name, one) in enumerate(panels):
-            axes = figure.add_subplot(1, len(panels), place + 1)
-            width, share = 1 / len(one.accuracy), np.array(one.images) / self.num_images
-            middles = (np.arange(len(one.accuracy)) + 0.5) * width
-            axes.bar(middles, one.accuracy, width=width, edgecolor="white", label="accuracy")
-            axes.step(np.append(middles - width / 2, 1), np.append(share, share[-1]), where="post", color="tab:orange",
+        for index, (name, diagram) in enumerate(panels):
+            axes = figure.add_subplot(1, len(panels), index + 1)
+            width, share = 1 / len(diagram.accuracy), np.array(diagram.images) / self.num_images
+            centers = (np.arange(len(diagram.accuracy)) + 0.5) * width
+            axes.bar(centers, diagram.accuracy, width=width, edgecolor="white", label="accuracy")
+            axes.step(np.append(centers - width / 2, 1), np.append(share, share[-1]), where="post", color="tab:orange",
                       label="share of the images")  # fmt: skip
             axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1, label="perfect calibration")
             axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
-            axes.set_title(f"{name}: error {percent(one.ece)}", fontsize=10)
+            axes.set_title(f"{name}: error {percent(diagram.ece)}", fontsize=10)
             axes.legend(fontsize=8, loc="upper left")
         return figure
 
@@ -140,23 +149,23 @@ def calibration(
 ) -> CalibrationResult:
     """Measure calibration errors before and after temperature scaling.
 
-    The logits of `fit_split` are in memory, n x K x 8 bytes; those of the images that judge are not.
+    Only the logits of `fit_split` are in memory, n x K x 8 bytes.
     """
     if bins < 1:
-        raise UserError(f"{bins} bins; needed: at least 1")
+        raise UserError(f"--bins is {bins}; give at least 1")
     fitted = None
     if temperature:
         try:
-            examination.learning_split(fit_split)
+            examination.require_fit_split(fit_split)
         except UserError as error:
             raise UserError(f"the temperature cannot be fitted: {error}; add --no-temperature") from error
-        batches = list(examination.logits(fit_split, f"logits of {fit_split}"))
+        batches = list(examination.iterate_logits(fit_split, f"logits of {fit_split}"))
         fitted = fit_temperature(
             np.concatenate([logits.double().numpy() for logits, _ in batches]),
             np.concatenate([labels.numpy() for _, labels in batches]),
         )
     plain, scaled, hits, images = ReliabilitySums(bins), ReliabilitySums(bins), 0, 0
-    for logits, labels in examination.logits(examination.split):
+    for logits, labels in examination.iterate_logits(examination.split):
         rows, truth = logits.double().numpy(), labels.numpy()
         plain.add(rows, truth)
         if fitted is not None:
@@ -167,7 +176,7 @@ def calibration(
 
 
 def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """Return the temperature T of least negative log-likelihood of softmax(logits / T), within 0.01 to 100."""
+    """Return the temperature T in 0.01..100 with the lowest negative log-likelihood of softmax(logits / T)."""
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:
@@ -175,5 +184,5 @@ def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> f
         return -float(scaled[np.arange(len(labels)), labels].mean())
 
     bounds = tuple(np.log(_TEMPERATURES))
-    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
-    return float(np.exp(found.x))
+    solution = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(solution.x))

@@ -1,4 +1,4 @@
-"""Segmentation and detection: metrics one image after the other, by torchmetrics and pycocotools, and what is drawn."""
+"""Segmentation and detection: metrics of torchmetrics and pycocotools, and plots of the worst images."""
 
 import time
 from abc import ABC, abstractmethod
@@ -21,9 +21,9 @@ from hf_vit.evaluation.protocols.frame import (
     Table,
     draw_classes,
     draw_images,
+    make_thumbnail,
     percent,
-    thumbnail_of,
-    worst_first,
+    sort_worst_first,
 )
 from hf_vit.evaluation.reading import Collate
 from hf_vit.loading.model import get_label_names, match_labels
@@ -33,22 +33,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
-# Every process of a training judges all images by itself.
-_ALONE: Any = {"sync_on_compute": False}
+# In a training every process evaluates all images, so nothing is synchronized.
+_NO_SYNC: Any = {"sync_on_compute": False}
 
 
-def need_metrics() -> None:
-    """Refuse to go on without the libraries that measure dense predictions."""
-    if absent := [name for name in ("torchmetrics", "pycocotools") if find_spec(name) is None]:
-        raise UserError(f"segmentation and detection metrics need {' and '.join(absent)}: pip install 'hf-vit[dense]'")
+def require_metrics() -> None:
+    """Raise UserError if the libraries of the metrics are not installed."""
+    if missing := [name for name in ("torchmetrics", "pycocotools") if find_spec(name) is None]:
+        raise UserError(
+            f"segmentation and detection metrics need {' and '.join(missing)}; install them with pip install "
+            "'hf-vit[dense]'"
+        )
 
 
 @final
 class SegmentationMeter:
-    """Intersection over union and accuracies of class maps, from the pixel counts of all images together."""
+    """IoU (intersection over union) and accuracies of class maps, from the pixel counts of all images together."""
 
     def __init__(self, num_classes: int) -> None:
-        need_metrics()
+        require_metrics()
         from torchmetrics import MetricCollection
         from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassJaccardIndex
 
@@ -61,36 +64,36 @@ class SegmentationMeter:
         }
         self._settings: dict[str, Any] = {"num_classes": num_classes, "ignore_index": IGNORED, "validate_args": False}
         self._metrics = MetricCollection(
-            {name: kind(**settings, **self._settings, **_ALONE) for name, (kind, settings) in kinds.items()}
+            {name: kind(**settings, **self._settings, **_NO_SYNC) for name, (kind, settings) in kinds.items()}
         )
         self.num_images = 0
 
     def update(self, predicted: torch.Tensor, truth: torch.Tensor) -> None:
-        """One image: class maps [H, W] with 0..K-1; the truth may hold `IGNORED`."""
+        """Add the class maps of an image, [H, W] with classes 0..K-1; the truth may contain `IGNORED`."""
         self._metrics.update(predicted.long().cpu()[None], truth.long().cpu()[None])
         self.num_images += 1
 
     def image_score(self, predicted: torch.Tensor, truth: torch.Tensor) -> float:
-        """Mean intersection over union of one image by itself, NaN where none of its pixels judges."""
+        """Return the mean IoU of one image; NaN if all of its pixels are ignored."""
         from torchmetrics.functional.classification import multiclass_jaccard_index
 
         return float(multiclass_jaccard_index(predicted.long().cpu()[None], truth.long().cpu()[None], **self._settings))
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
-        """Fractions by name: of all classes together, and of each class that is there or was answered."""
-        counted: Mapping[str, torch.Tensor] = self._metrics.compute()
-        truth, answered = counted["pixels"].sum(1), counted["pixels"].sum(0)
+        """Compute the metrics of all images, over all classes and of every class with true or predicted pixels."""
+        metrics: Mapping[str, torch.Tensor] = self._metrics.compute()
+        truth, predicted = metrics["pixels"].sum(1), metrics["pixels"].sum(0)
         if not int(truth.sum()):
             raise UserError(f"no pixel of the {self.num_images:,} images has a labeled class; choose another split")
         iou, accuracy, pixels = dict[str, float](), dict[str, float](), dict[str, int]()
         for k, name in enumerate(names):
-            if truth[k] + answered[k] > 0:
-                iou[name] = float(counted["iou"][k])
+            if truth[k] + predicted[k] > 0:
+                iou[name] = float(metrics["iou"][k])
             if truth[k] > 0:
-                accuracy[name], pixels[name] = float(counted["accuracy"][k]), int(truth[k])
+                accuracy[name], pixels[name] = float(metrics["accuracy"][k]), int(truth[k])
         return {
-            "mean_iou": float(counted["mean_iou"]),
-            "pixel_accuracy": float(counted["pixel_accuracy"]),
+            "mean_iou": float(metrics["mean_iou"]),
+            "pixel_accuracy": float(metrics["pixel_accuracy"]),
             "mean_accuracy": sum(accuracy.values()) / len(accuracy),
             "iou": iou,
             "accuracy": accuracy,
@@ -98,7 +101,7 @@ class SegmentationMeter:
         }
 
 
-# What torchmetrics calls the measurements of COCO -> what they are call_model here.
+# Names of COCO's metrics in torchmetrics -> names here.
 _COCO = {
     "map": "ap", "map_50": "ap50", "map_75": "ap75", "map_small": "ap_small", "map_medium": "ap_medium",
     "map_large": "ap_large", "mar_100": "ar100",
@@ -107,61 +110,60 @@ _COCO = {
 
 @final
 class DetectionMeter:
-    """Average precision as COCO has it, of boxes, and of masks where `with_masks`.
+    """Average precision of boxes, and of masks if `with_masks`, by COCO's rules.
 
-    A prediction is {"boxes" [n, 4] x1 y1 x2 y2 px, "scores" [n], "labels" [n], with masks "masks" [n, H, W]}; a truth
-    has no scores, and besides "iscrowd" [n] and "area" [n], which decides what is small (0: the box's, the mask's).
+    A prediction is {"boxes" [n, 4] x1 y1 x2 y2 px, "scores" [n], "labels" [n], with masks "masks" [n, H, W]} of n
+    objects. A truth has no scores, but "iscrowd" [n] and "area" [n], which determines small and large objects (0: the
+    area of the box or mask).
     """
 
     def __init__(self, with_masks: bool = False) -> None:
-        need_metrics()
+        require_metrics()
         from torchmetrics.detection import MeanAveragePrecision
 
         self.with_masks = with_masks
         kinds: Any = ("bbox", "segm") if with_masks else ("bbox",)
-        self._metric = MeanAveragePrecision(iou_type=kinds, class_metrics=True, backend="pycocotools", **_ALONE)
-        self._of_one_image = MeanAveragePrecision(iou_type="bbox", backend="pycocotools", **_ALONE)
-        for metric in (self._metric, self._of_one_image):
-            metric.warn_on_many_detections = False  # COCO's rules cut more than a hundred answers an image off
+        self._metric = MeanAveragePrecision(iou_type=kinds, class_metrics=True, backend="pycocotools", **_NO_SYNC)
+        self._image_metric = MeanAveragePrecision(iou_type="bbox", backend="pycocotools", **_NO_SYNC)
+        for metric in (self._metric, self._image_metric):
+            metric.warn_on_many_detections = False  # COCO's rules use only the best 100 detections of an image
         self.num_images = self.num_objects = self.num_singles = 0
 
     def update(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> None:
-        """One image."""
-        self._metric.update([self._plain(predicted)], [self._plain(truth)])
+        """Add an image."""
+        self._metric.update([self._to_cpu(predicted)], [self._to_cpu(truth)])
         self.num_images += 1
         self.num_objects += len(truth["labels"])
         crowds = truth.get("iscrowd")
         self.num_singles += len(truth["labels"]) - (0 if crowds is None else int(crowds.sum()))
 
     def image_score(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> float:
-        """Average precision of the boxes of one image by itself, NaN where it has no object and none was answered, and
-        where all of its objects are crowds.
-        """
+        """Return the average precision of the boxes of one image; NaN without objects, or if all objects are crowds."""
         if not len(truth["labels"]):
             return 0.0 if len(predicted["labels"]) else float("nan")
-        self._of_one_image.reset()
-        self._of_one_image.update([self._plain(predicted)], [self._plain(truth)])
-        score = float(self._of_one_image.compute()["map"])
-        return score if score >= 0 else float("nan")  # torchmetrics' -1: there was nothing to judge by
+        self._image_metric.reset()
+        self._image_metric.update([self._to_cpu(predicted)], [self._to_cpu(truth)])
+        score = float(self._image_metric.compute()["map"])
+        return score if score >= 0 else float("nan")  # torchmetrics returns -1 without objects
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
-        """Fractions by name, None where nothing of that size is there; of masks under names that begin with "mask_"."""
+        """Compute the metrics of all images, None without objects of a size; those of masks begin with "mask_"."""
         if not self.num_singles:
             raise UserError(f"none of the {self.num_images:,} images has an annotated object; choose another split")
-        counted: Mapping[str, torch.Tensor] = self._metric.compute()
+        metrics: Mapping[str, torch.Tensor] = self._metric.compute()
         values: dict[str, Any] = {}
         for prefix, kind in (("", "bbox"), ("mask_", "segm"))[: 1 + self.with_masks]:
-            beginning = f"{kind}_" if f"{kind}_map" in counted else ""
-            measured = {prefix + name: float(counted[beginning + key]) for key, name in _COCO.items()}
+            metric_prefix = f"{kind}_" if f"{kind}_map" in metrics else ""
+            measured = {prefix + name: float(metrics[metric_prefix + key]) for key, name in _COCO.items()}
             values |= {name: value if value >= 0 else None for name, value in measured.items()}
-            classes = counted["classes"].reshape(-1).tolist()
-            each = counted[f"{beginning}map_per_class"].reshape(-1).tolist()
-            of_class = zip(classes, each, strict=True)
-            values[f"{prefix}ap_of_class"] = {names[int(k)]: value for k, value in of_class if value >= 0}
+            classes = metrics["classes"].reshape(-1).tolist()
+            precisions = metrics[f"{metric_prefix}map_per_class"].reshape(-1).tolist()
+            pairs = zip(classes, precisions, strict=True)
+            values[f"{prefix}ap_of_class"] = {names[int(k)]: value for k, value in pairs if value >= 0}
         return values | {"objects": self.num_objects}
 
-    def _plain(self, image: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return what torchmetrics takes, on the CPU."""
+    def _to_cpu(self, image: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors that torchmetrics takes, on the CPU."""
         keys = ["boxes", "labels", *(key for key in ("scores", "iscrowd", "area") if key in image)]
         plain = {key: image[key].detach().cpu() for key in keys}
         if self.with_masks:
@@ -169,13 +171,13 @@ class DetectionMeter:
         return plain
 
 
-_SIDE_PX = 320  # of an image in a picture of several
+_SIDE_PX = 320  # of an image in a plot
 
 
 @final
 @dataclass(frozen=True, order=True)
 class WorstImage:
-    """An image that was answered badly: its score, its place among those that judge, truth and answer as pictures."""
+    """An image with a low score, its position among the evaluated images, and pictures of truth and prediction."""
 
     score: float
     index: int
@@ -183,81 +185,86 @@ class WorstImage:
     answer: "Image" = field(compare=False, repr=False)
 
 
-def _worst_image(score: float, index: int, image: "Image", pair: tuple[Any, Any], paint: Any, names: Any) -> WorstImage:
-    truth, answer = (thumbnail_of(paint(image, each, names), _SIDE_PX) for each in pair)
+def _make_worst_image(
+    score: float, index: int, image: "Image", pair: tuple[Any, Any], paint: Any, names: Any
+) -> WorstImage:
+    truth, answer = (make_thumbnail(paint(image, annotation, names), _SIDE_PX) for annotation in pair)
     return WorstImage(score, index, truth, answer)
 
 
 def draw_worst(worst: Sequence[WorstImage], measure: str) -> "Figure | None":
-    """Draw truth and answer side by side, an image a row, the worst first; `measure`: what its score is call_model."""
+    """Draw truth and prediction side by side, one image per row, the worst first; `measure` is the score's name."""
     pictures = [picture for entry in worst for picture in (entry.truth, entry.answer)]
-    titles = ((f"image {each.index}: truth", f"answer, {measure} {each.score:.2%}") for each in worst)
+    titles = ((f"image {entry.index}: truth", f"prediction, {measure} {entry.score:.2%}") for entry in worst)
     return draw_images(pictures, [title for pair in titles for title in pair], 2, (3.2, 3.2), 9) if worst else None
 
 
-_WANTED = {"mask": "masks", "objects": "boxes"}
+_ANNOTATIONS = {"mask": "masks", "objects": "boxes"}
 
 
 class DenseRows(Collate, ABC):
-    """Abstract: rows of a data set -> pixel values [B, C, H, W], what is true of each image, and the images."""
+    """Base class that collates rows to pixel values [B, C, H, W], the truth of every image, and the images."""
 
-    # Which `ImageData.target` its rows have.
+    # The `ImageData.target` of its rows.
     target: ClassVar[str]
 
     @abstractmethod
     def truth(self, row: Mapping[str, Any], image: "Image") -> Any:
-        """Return what is true of an image, in the model's numbers of classes."""
+        """Return the annotation of an image with the model's class numbers."""
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, list[Any], list[Image]]":
         images = self.decode(rows)
         return self.prepare(images), [self.truth(row, image) for row, image in zip(rows, images, strict=True)], images
 
 
-def need_task(examination: Examination, task: str, target: str) -> list[str]:
-    """Return the classes of a model that does this task, on data for it."""
+def require_task(examination: Examination, task: str, target: str) -> list[str]:
+    """Return the classes of the model; raise UserError if model or data are for another task."""
     subject, data = examination.subject, examination.data
-    answered = get_dense_task(subject.model)
-    if answered != task:
-        other = f"does {answered}" if answered else "names images"
-        raise UserError(f"{subject.name} {other}; choose --protocol {answered or 'top1'}, or give a model for {task}")
+    model_task = get_dense_task(subject.model)
+    if model_task != task:
+        kind = f"a {model_task} model" if model_task else "a classifier"
+        raise UserError(
+            f"{subject.name} is {kind}; choose --protocol {model_task or 'top1'}, or give a model for {task}"
+        )
     if data.target != target:
         raise UserError(
-            f"the images of '{data.name}' have no {_WANTED[target]}, which {task} is evaluated on; give data "
-            "that have them"
+            f"the images of '{data.name}' have no {_ANNOTATIONS[target]}, which {task} needs; give data with "
+            f"{_ANNOTATIONS[target]}"
         )
     return get_label_names(subject.model)
 
 
-def answered(
+def predict_dense(
     examination: Examination,
-    kind: type[DenseRows],
+    collate_class: type[DenseRows],
     names: Sequence[str],
     predict: Callable[..., Sequence[Any]],
 ) -> "Iterator[tuple[int, Image, Any, Any]]":
-    """(place, image, what is true, what the model answers) of every image that judges."""
+    """Iterate over (index, image, truth, prediction) of all evaluated images."""
     subject, index = examination.subject, 0
-    collate = kind(subject.prepare, match_labels(examination.data.label_names, names))
+    collate = collate_class(subject.prepare, match_labels(examination.data.label_names, names))
     with torch.inference_mode():
         for pixel_values, truths, images in examination.iterate(collate):
             values, sizes = pixel_values.to(subject.device, subject.dtype), [image.size[::-1] for image in images]
-            answers = predict(subject.model, subject.processor, values, sizes)
-            for image, truth, answer in zip(images, truths, answers, strict=True):
-                yield index, image, truth, answer
+            predictions = predict(subject.model, subject.processor, values, sizes)
+            for image, truth, prediction in zip(images, truths, predictions, strict=True):
+                yield index, image, truth, prediction
                 index += 1
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class SegmentationResult(ProtocolResult):
-    """What `segmentation` measured; a pixel of 255 in the truth judges nothing.
+    """The result of `segmentation`; pixels with 255 in the truth are ignored.
 
     Attributes:
-        mean_iou: intersection over union, mean over the classes that are there or were answered.
-        pixel_accuracy: share of the pixels whose class is right.
-        mean_accuracy: of each class that is there the share of its pixels, their mean.
-        iou: of each class that is there or was answered.
-        accuracy, pixels: of each class that is there.
-        worst: the images with the lowest mean intersection over union, worst first.
+        num_images: number of evaluated images.
+        mean_iou: mean IoU over the classes with true or predicted pixels.
+        pixel_accuracy: share of correctly classified pixels.
+        mean_accuracy: mean over the classes of the share of their correctly classified pixels.
+        iou: IoU of the classes with true or predicted pixels.
+        accuracy, pixels: accuracy and number of true pixels of the classes with true pixels.
+        worst: the images with the lowest mean IoU, the worst first.
         seconds: wall time.
     """
 
@@ -284,11 +291,11 @@ class SegmentationResult(ProtocolResult):
         return {"mean IoU": self.mean_iou, "pixel accuracy": self.pixel_accuracy, "class accuracy": self.mean_accuracy}
 
     def tables(self, judged: str) -> list[Table]:
-        """Return the numbers, and the classes, the worst first."""
+        """Return the metrics, and the classes from the worst up."""
         rows = [[name, percent(value)] for name, value in self.headline().items()]
         classes = [
             [name, iou, percent(self.accuracy.get(name)), f"{self.pixels.get(name, 0):,}"]
-            for name, iou in worst_first(self.iou)
+            for name, iou in sort_worst_first(self.iou)
         ]
         return [Table([], rows, f"{self.title}: {judged}"), Table(["class", "IoU", "accuracy", "pixels"], classes)]
 
@@ -300,7 +307,7 @@ class SegmentationResult(ProtocolResult):
 
 
 class MaskRows(DenseRows):
-    """Rows with masks: of each image the model's class of every pixel, [H, W]."""
+    """Collates rows with masks; the truth is the model's class number of every pixel, [H, W]."""
 
     target = "mask"
 
@@ -311,41 +318,50 @@ class MaskRows(DenseRows):
 
 
 def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationResult:
-    """Return how well the class of every pixel is told, at the size of the images themselves."""
-    names = need_task(examination, "segmentation", MaskRows.target)
+    """Measure the IoU and accuracy of segmentation at the original size of the images.
+
+    Args:
+        examination: the model and the data.
+        worst: number of worst images to draw.
+    """
+    names = require_task(examination, "segmentation", MaskRows.target)
     if len(names) > IGNORED:
-        raise UserError(f"the model has {len(names)} classes; masks tell {IGNORED} apart, as {IGNORED} is ignored")
-    meter, kept, start = SegmentationMeter(len(names)), Extremes[WorstImage](worst), time.perf_counter()
-    for index, image, truth, answer in answered(examination, MaskRows, names, segment):
-        meter.update(answer, truth)
+        raise UserError(
+            f"the model has {len(names)} classes, but masks can have {IGNORED}; give a model with fewer classes"
+        )
+    meter, worst_images, start = SegmentationMeter(len(names)), Extremes[WorstImage](worst), time.perf_counter()
+    for index, image, truth, prediction in predict_dense(examination, MaskRows, names, segment):
+        meter.update(prediction, truth)
         if worst:
-            score, pair = meter.image_score(answer, truth), (truth, answer.cpu())
-            kept.add(-score, index, partial(_worst_image, score, index, image, pair, paint_classes, len(names)))
+            score, pair = meter.image_score(prediction, truth), (truth, prediction.cpu())
+            worst_images.add(
+                -score, index, partial(_make_worst_image, score, index, image, pair, paint_classes, len(names))
+            )
     seconds = time.perf_counter() - start
-    return SegmentationResult(meter.num_images, **meter.values(names), worst=kept.kept(), seconds=seconds)
+    return SegmentationResult(meter.num_images, **meter.values(names), worst=worst_images.sort(), seconds=seconds)
 
 
 _NAMES = {
     "ap": "AP", "ap50": "AP50", "ap75": "AP75", "ap_small": "AP, small", "ap_medium": "AP, medium",
-    "ap_large": "AP, large", "ar100": "AR, 100 answers",
+    "ap_large": "AP, large", "ar100": "AR, 100 detections",
 }  # fmt: skip
 
 
-_SHOWN_FROM = 0.5  # answers less sure are not drawn
+_DRAWN_FROM = 0.5  # objects with lower scores are not drawn
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class DetectionResult(ProtocolResult):
-    """What `detection` measured.
+    """The result of `detection`.
 
     Attributes:
-        num_images, objects: that judged.
-        measures: of boxes "ap" (mean over intersections over union of .5 to .95), "ap50", "ap75", "ap_small" (below
-            32x32 px), "ap_medium", "ap_large" (above 96x96 px), "ar100" (recall of a hundred answers an image); of
-            masks the same after "mask_". None where nothing of that size is there.
-        ap_of_class, mask_ap_of_class: of each class that is there.
-        worst: the images with the lowest average precision of boxes, worst first.
+        num_images, objects: number of evaluated images and objects.
+        measures: average precision of boxes: "ap" (mean over IoU thresholds .5 to .95), "ap50", "ap75", "ap_small"
+            (below 32x32 px), "ap_medium", "ap_large" (above 96x96 px), and "ar100" (recall of 100 detections per
+            image); the same for masks with the prefix "mask_". None without objects of this size.
+        ap_of_class, mask_ap_of_class: average precision of the classes with objects.
+        worst: the images with the lowest average precision of boxes, the worst first.
         seconds: wall time.
     """
 
@@ -362,16 +378,16 @@ class DetectionResult(ProtocolResult):
     def values(self) -> dict[str, Any]:
         classes = {"ap": dict(self.ap_of_class)}
         classes |= {"mask_ap": dict(self.mask_ap_of_class)} if self.mask_ap_of_class else {}
-        known = {name: value for name, value in self.measures.items() if value is not None}
-        return {**known, "objects": self.objects, "classes": classes}
+        measures = {name: value for name, value in self.measures.items() if value is not None}
+        return {**measures, "objects": self.objects, "classes": classes}
 
     def headline(self) -> dict[str, float]:
-        shown = {f"{kind} {_NAMES[name]}": self.measures.get(f"{prefix}{name}")
+        fractions = {f"{kind} {_NAMES[name]}": self.measures.get(f"{prefix}{name}")
                  for kind, prefix in (("box", ""), ("mask", "mask_")) for name in ("ap", "ap50")}  # fmt: skip
-        return {name: value for name, value in shown.items() if value is not None}
+        return {name: value for name, value in fractions.items() if value is not None}
 
     def tables(self, judged: str) -> list[Table]:
-        """Return the numbers, and the classes, the worst first."""
+        """Return the metrics, and the classes from the worst up."""
         has_masks = "mask_ap" in self.measures
         rows = [
             [text, *(percent(self.measures.get(f"{kind}{name}")) for kind in ("", "mask_")[: 1 + has_masks])]
@@ -380,7 +396,7 @@ class DetectionResult(ProtocolResult):
         header = ["", "boxes", "masks"][: 2 + has_masks]
         classes = [
             [name, value, *([percent(self.mask_ap_of_class.get(name))] if has_masks else [])]
-            for name, value in worst_first(self.ap_of_class)
+            for name, value in sort_worst_first(self.ap_of_class)
         ]
         title = f"{self.title}: {judged}, {self.objects:,} objects"
         return [Table(header, rows, title), Table(["class", "AP", "mask AP"][: 2 + has_masks], classes)]
@@ -393,14 +409,14 @@ class DetectionResult(ProtocolResult):
 
 
 class ObjectRows(DenseRows):
-    """Rows with objects: of each image their boxes [n, 4] x1 y1 x2 y2 px, labels, areas, crowds and, if all, masks."""
+    """Collates rows with objects; the truth is that of `DetectionMeter`, with masks if all objects have one."""
 
     target = "objects"
 
     def truth(self, row: Mapping[str, Any], image: Any) -> dict[str, torch.Tensor]:
         objects = row["objects"]
-        drawn = objects.get("segmentation") if None not in (objects.get("segmentation") or ()) else None
-        masks = {} if drawn is None else {"masks": _stack(drawn, image)}
+        object_masks = objects.get("segmentation") if None not in (objects.get("segmentation") or ()) else None
+        masks = {} if object_masks is None else {"masks": _stack_masks(object_masks, image)}
         boxes = torch.tensor(objects["bbox"], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         return {
@@ -412,25 +428,34 @@ class ObjectRows(DenseRows):
         }
 
 
-def _stack(masks: Sequence[Any], image: "Image") -> torch.Tensor:
-    """Return [n, H, W] of Pillow images."""
-    drawn = [np.asarray(mask).astype(bool) for mask in masks]
-    return torch.from_numpy(np.stack(drawn) if drawn else np.zeros((0, image.height, image.width), dtype=bool))
+def _stack_masks(masks: Sequence[Any], image: "Image") -> torch.Tensor:
+    """Stack n Pillow images to [n, H, W] bool."""
+    arrays = [np.asarray(mask).astype(bool) for mask in masks]
+    return torch.from_numpy(np.stack(arrays) if arrays else np.zeros((0, image.height, image.width), dtype=bool))
 
 
 def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
-    """Return how well objects are found, at the size of the images themselves."""
-    names = need_task(examination, "detection", ObjectRows.target)
-    kept, start, meter = Extremes[WorstImage](worst), time.perf_counter(), None
-    for index, image, truth, answer in answered(examination, ObjectRows, names, detect):
-        meter = meter or DetectionMeter("masks" in truth and "masks" in answer)
-        meter.update(answer, truth)
+    """Measure the average precision of detection at the original size of the images.
+
+    Args:
+        examination: the model and the data.
+        worst: number of worst images to draw.
+    """
+    names = require_task(examination, "detection", ObjectRows.target)
+    worst_images, start, meter = Extremes[WorstImage](worst), time.perf_counter(), None
+    for index, image, truth, prediction in predict_dense(examination, ObjectRows, names, detect):
+        meter = meter or DetectionMeter("masks" in truth and "masks" in prediction)
+        meter.update(prediction, truth)
         if worst:
-            sure = {name: values[answer["scores"] >= _SHOWN_FROM] for name, values in answer.items()}
-            score = meter.image_score(answer, truth)
-            kept.add(-score, index, partial(_worst_image, score, index, image, (truth, sure), paint_objects, names))
-    assert meter is not None  # a split without images was refused
+            drawn_objects = {name: values[prediction["scores"] >= _DRAWN_FROM] for name, values in prediction.items()}
+            score = meter.image_score(prediction, truth)
+            worst_images.add(
+                -score,
+                index,
+                partial(_make_worst_image, score, index, image, (truth, drawn_objects), paint_objects, names),
+            )
+    assert meter is not None  # `iterate` raises for a split without images
     values = meter.values(names)
-    of_class = {name: values.pop(name) for name in ("ap_of_class", "mask_ap_of_class") if name in values}
-    measured: Any = {"worst": kept.kept(), "seconds": time.perf_counter() - start}
-    return DetectionResult(meter.num_images, values.pop("objects"), values, **of_class, **measured)
+    per_class = {name: values.pop(name) for name in ("ap_of_class", "mask_ap_of_class") if name in values}
+    others: Any = {"worst": worst_images.sort(), "seconds": time.perf_counter() - start}
+    return DetectionResult(meter.num_images, values.pop("objects"), values, **per_class, **others)

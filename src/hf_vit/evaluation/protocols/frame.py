@@ -1,4 +1,4 @@
-"""What a protocol gives: numbers, tables, pictures; all protocols stand in `registry.py`."""
+"""Results of protocols: metrics, tables and plots. `registry.py` lists all protocols."""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -7,20 +7,20 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from hf_vit.display import Displayed
-from hf_vit.evaluation.reading import PICTURED_PX
+from hf_vit.evaluation.reading import THUMBNAIL_PX
 from hf_vit.results.figures import new_figure, set_integer_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
-_MAX_INSIDE = 4  # lines of a legend inside a picture; a longer one stands beside it
+_MAX_INSIDE = 4  # entries of a legend inside the plot; longer legends are beside it
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header (none where it is empty), as they are printed."""
+    """Rows of text with a header (which may be empty) for the terminal."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -28,11 +28,12 @@ class Table:
 
 
 class ProtocolResult(Displayed, ABC):
-    """Abstract: what one protocol measured. Accuracies and errors are fractions in [0, 1].
+    """Base class of protocol results. Accuracies and errors are fractions in [0, 1].
 
     Attributes:
-        title: for people.
-        source: the paper it follows.
+        title: name of the protocol for tables and the model card.
+        source: the paper of the protocol.
+        num_images: number of evaluated images.
     """
 
     title: ClassVar[str]
@@ -40,61 +41,64 @@ class ProtocolResult(Displayed, ABC):
     num_images: int
 
     def values(self) -> dict[str, Any]:
-        """Return the measurements as facts.json and the JSON file keep them: plain numbers, text, lists and dicts."""
-        return {each.name: getattr(self, each.name) for each in fields(cast(Any, self)) if each.name != "num_images"}
+        """Return the metrics as numbers, text, lists and dictionaries, for JSON files."""
+        return {
+            field.name: getattr(self, field.name) for field in fields(cast(Any, self)) if field.name != "num_images"
+        }
 
     @abstractmethod
     def headline(self) -> dict[str, float]:
-        """Return the few fractions that a card shows, by name."""
+        """Return the main metrics by name, as fractions, for the model card."""
 
     def overview(self) -> dict[str, object]:
+        """Return the lines that `print` shows."""
         return {"images": f"{self.num_images:,}", **{name: percent(value) for name, value in self.headline().items()}}
 
     @abstractmethod
     def tables(self, judged: str) -> list[Table]:
-        """Return what a terminal shows; `judged`: the images, for a title."""
+        """Return tables for the terminal; `judged` describes the evaluated images for the titles."""
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
-        """Return file -> picture; None where there is nothing to draw, so that one of an earlier run goes."""
+        """Return file name -> plot; None deletes the plot of an earlier run that has no successor."""
         return {}
 
     def record(self, protocol: str, settings: dict[str, Any], pictures: list[str]) -> dict[str, Any]:
-        """Return the values of a record in facts.json; `pictures`: the files that lie beside the weights."""
+        """Return the values of a record in facts.json; `pictures` are the files of plots beside the weights."""
         values = {"protocol": protocol, "settings": settings, **self.values(), "headline": self.headline()}
         return values | {"pictures": dict.fromkeys(pictures, self.title)}
 
 
-class OneTableResult(ProtocolResult):
-    """Abstract: a result with one table and one picture."""
+class SingleTableResult(ProtocolResult):
+    """Base class of results with one table and one plot."""
 
     @abstractmethod
     def table(self) -> Table:
-        """Return what a terminal shows."""
+        """Return the table for the terminal."""
 
     def tables(self, judged: str) -> list[Table]:
         return [replace(self.table(), title=f"{self.title}: {judged}")]
 
     @abstractmethod
     def draw(self) -> "Figure":
-        """Draw the picture."""
+        """Draw the plot."""
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
         return {f"{stem}.png": self.draw()}
 
 
 def percent(value: float | None) -> str:
-    """Write a fraction as people read it, "93.06%"; "-" for none."""
+    """Format a fraction in percent, such as "93.06%"; "-" for None."""
     return "-" if value is None else f"{value:.2%}"
 
 
-def worst_first(fractions: Mapping[str, float], most: int | None = None) -> list[list[str]]:
-    """Return rows of name and percentage, at most so many."""
+def sort_worst_first(fractions: Mapping[str, float], most: int | None = None) -> list[list[str]]:
+    """Return rows (name, percentage) from the lowest fraction up, at most `most`."""
     return [[name, percent(value)] for name, value in sorted(fractions.items(), key=lambda item: item[1])[:most]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A named line of fractions, drawn in percent, with bars of one deviation where they are given."""
+    """A line of fractions `y` over `x` with its name in the legend, and optional standard deviations as error bars."""
 
     name: str
     x: Sequence[float]
@@ -102,7 +106,7 @@ class Line:
     deviation: Sequence[float] | None = None
 
 
-def curves(
+def draw_curves(
     lines: Sequence[Line],
     x_label: str,
     y_label: str = "accuracy (%)",
@@ -110,7 +114,14 @@ def curves(
     log_x: bool = False,
     level: tuple[str, float] | None = None,
 ) -> "Figure":
-    """Draw lines with a marker at every measurement, and a fraction as a level across them."""
+    """Draw lines of fractions in percent with a marker at every point.
+
+    Args:
+        lines: the lines.
+        x_label, y_label: titles of the axes.
+        log_x: use a logarithmic x axis.
+        level: (name, fraction) of a horizontal reference line.
+    """
     figure = new_figure(6 if len(lines) <= _MAX_INSIDE else 7.5, 4)
     axes = figure.add_subplot()
     for line in lines:
@@ -136,16 +147,16 @@ def curves(
     return figure
 
 
-def named_curve(names: Sequence[str], fractions: Sequence[float], x_label: str, y_label: str) -> "Figure":
-    """Draw a line over 0, 1, ... that have names: the layers of a model."""
-    figure = curves([Line("", range(len(names)), fractions)], x_label, y_label)
+def draw_named_curve(names: Sequence[str], fractions: Sequence[float], x_label: str, y_label: str) -> "Figure":
+    """Draw a line of fractions over named positions, such as the layers of a model."""
+    figure = draw_curves([Line("", range(len(names)), fractions)], x_label, y_label)
     axes = figure.axes[0]
     axes.set_xticks(range(len(names)), labels=list(names), rotation=60, ha="right", fontsize=7, parse_math=False)
     return figure
 
 
 def draw_classes(fractions: Mapping[str, float], measure: str) -> "Figure":
-    """Draw a bar for each class."""
+    """Draw the fraction of every class as a horizontal bar."""
     names = [shortened(name) for name in fractions]
     figure = new_figure(6, 1.5 + 0.3 * len(names))
     axes = figure.add_subplot()
@@ -158,22 +169,22 @@ def draw_classes(fractions: Mapping[str, float], measure: str) -> "Figure":
 
 
 class Extremes(Generic[T]):
-    """The `limit` entries of the highest scores; of equals the first."""
+    """Collects the `limit` entries with the highest scores; of equal scores the first."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self._heap = limit, list[tuple[float, int, T]]()
 
     def add(self, score: float, index: int, make: Callable[[], T]) -> None:
-        """Consider an entry, which is made only if it is kept; NaN is no score."""
+        """Add an entry, which `make` creates only if its score is high enough; NaN is never high enough."""
         if score != score or (len(self._heap) >= self.limit and (not self._heap or score <= self._heap[0][0])):
             return
         heapq.heappush(self._heap, (score, -index, make()))
         if len(self._heap) > self.limit:
             heapq.heappop(self._heap)
 
-    def kept(self) -> list[T]:
-        """Return the entries, the highest first."""
-        return [entry for *_, entry in sorted(self._heap, key=lambda each: (-each[0], -each[1]))]
+    def sort(self) -> list[T]:
+        """Return the entries in descending order of their scores."""
+        return [entry for *_, entry in sorted(self._heap, key=lambda item: (-item[0], -item[1]))]
 
 
 def draw_images(
@@ -183,26 +194,26 @@ def draw_images(
     cell: tuple[float, float] = (2.2, 2.5),
     fontsize: int = 8,
 ) -> "Figure":
-    """Draw a grid of images, each below its title."""
+    """Draw images with titles in a grid; `cell` is the (width, height) of an image in inches."""
     columns = min(columns, max(len(images), 1))
     rows = -(-len(images) // columns) or 1
     figure = new_figure(cell[0] * columns, cell[1] * rows)
-    for place, (image, title) in enumerate(zip(images, titles, strict=True)):
-        axes = figure.add_subplot(rows, columns, place + 1)
+    for index, (image, title) in enumerate(zip(images, titles, strict=True)):
+        axes = figure.add_subplot(rows, columns, index + 1)
         axes.imshow(cast(Any, image), interpolation="nearest")
         axes.set_axis_off()
         axes.set_title(title, fontsize=fontsize, parse_math=False)
     return figure
 
 
-def thumbnail_of(image: "Image", side: int = PICTURED_PX) -> "Image":
-    """Return a small copy."""
+def make_thumbnail(image: "Image", side: int = THUMBNAIL_PX) -> "Image":
+    """Return a copy of at most `side` px a side."""
     small = image.copy()
     small.thumbnail((side, side))
     return small
 
 
 def shortened(name: str, limit: int = 24) -> str:
-    """Shorten a name as it fits a picture."""
+    """Shorten a name for a plot."""
     name = " ".join(name.split())
     return name if len(name) <= limit else name[: limit - 1] + "…"

@@ -1,6 +1,6 @@
-"""Several classes an image, or none: average precision, and F1 at thresholds of their own, by scikit-learn.
+"""Multi-label classification: average precision, and F1 with a threshold for every class, by scikit-learn.
 
-The thresholds are those of the best F1 of every class on the validation split, or what is given.
+The thresholds are given, or those with the best F1 of every class on the validation split.
 """
 
 import time
@@ -15,7 +15,7 @@ from scipy.special import expit, log_expit
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import OneTableResult, Table, draw_classes, percent
+from hf_vit.evaluation.protocols.frame import SingleTableResult, Table, draw_classes, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,28 +23,39 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class MultiLabelResult(OneTableResult):
-    """What `multi_label` measured of every class."""
+class MultiLabelResult(SingleTableResult):
+    """The result of `multi_label`.
+
+    Attributes:
+        num_images: number of evaluated images.
+        average_precision: class -> area under the precision-recall curve, for the classes with images.
+        f1: class -> F1 at its threshold.
+        images: class -> number of images.
+        thresholds: class -> probability from which the class is predicted.
+        f1_micro: F1 over all classes and images together.
+        loss: binary cross-entropy, summed over the classes and averaged over the images, nats.
+        seconds: wall time, including the fit of the thresholds.
+    """
 
     title: ClassVar[str] = "Multi-label"
     source: ClassVar[str] = "scikit-learn: average_precision_score, f1_score, precision_recall_curve"
     num_images: int
-    average_precision: dict[str, float]  # of the classes that have images: the area under precision over recall
-    f1: dict[str, float]  # at the class's threshold
+    average_precision: dict[str, float]
+    f1: dict[str, float]
     images: dict[str, int]
-    thresholds: dict[str, float]  # the probability from which on the class is answered
-    f1_micro: float  # over all classes and images together, at these thresholds
-    loss: float  # binary cross-entropy summed over the classes, mean over the images, in nats
-    seconds: float = field(default=0.0, compare=False)  # wall time, the fit of the thresholds included
+    thresholds: dict[str, float]
+    f1_micro: float
+    loss: float
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def mean_average_precision(self) -> float:
-        """The mean over the classes that have images (mAP)."""
+        """Mean average precision over the classes with images (mAP)."""
         return float(np.mean(list(self.average_precision.values())))
 
     @property
     def f1_macro(self) -> float:
-        """The mean over the classes that have images."""
+        """Mean F1 over the classes with images."""
         return float(np.mean([self.f1[name] for name in self.average_precision]))
 
     def values(self) -> dict[str, Any]:
@@ -74,56 +85,56 @@ class MultiLabelResult(OneTableResult):
 def multi_label(
     examination: Examination, *, fit_split: str = "validation", thresholds: Mapping[str, float] | None = None
 ) -> MultiLabelResult:
-    """Measure how well every class is told apart from its absence."""
+    """Measure average precision and F1 of a multi-label model."""
     if not examination.data.multi_label:
         raise UserError(f"the images of '{examination.data.name}' have one class per image; choose --protocol top1")
     names, start = examination.data.label_names, time.perf_counter()
     if thresholds is None:
-        fitted, present = _answers(examination, examination.learning_split(fit_split))
+        fitted, present = _collect_logits(examination, examination.require_fit_split(fit_split))
         thresholds = best_thresholds(expit(fitted), present, names)
-    logits, truth = _answers(examination, examination.split)
-    return replace(judge(logits, truth, names, thresholds), seconds=time.perf_counter() - start)
+    logits, truth = _collect_logits(examination, examination.split)
+    return replace(compute_multi_label_metrics(logits, truth, names, thresholds), seconds=time.perf_counter() - start)
 
 
-def judge(
+def compute_multi_label_metrics(
     logits: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str], thresholds: Mapping[str, float]
 ) -> MultiLabelResult:
-    """Return the result of logits [n, K] for classes that are there or not, [n, K]."""
+    """Compute the metrics of logits [n, K] for n images and K classes whose presence is `truth`, [n, K]."""
     from sklearn.metrics import average_precision_score, f1_score
 
-    limits = np.asarray([thresholds[name] for name in names])
-    answers, counts = expit(logits) >= limits, truth.sum(axis=0)
-    there = np.flatnonzero(counts)
-    if not there.size:
+    limit_array = np.asarray([thresholds[name] for name in names])
+    is_predicted, counts = expit(logits) >= limit_array, truth.sum(axis=0)
+    present = np.flatnonzero(counts)
+    if not present.size:
         raise UserError("no evaluation image has a label; choose another split")
-    precision = {names[k]: float(average_precision_score(truth[:, k], logits[:, k])) for k in there}
+    precision = {names[k]: float(average_precision_score(truth[:, k], logits[:, k])) for k in present}
     f1: Any = partial(f1_score, zero_division=0.0)  # pyright: ignore[reportArgumentType]
     losses = np.where(truth, -log_expit(logits), -log_expit(-logits))
     return MultiLabelResult(
         num_images=len(truth),
         average_precision=precision,
-        f1={name: float(f1(truth[:, k], answers[:, k])) for k, name in enumerate(names)},
+        f1={name: float(f1(truth[:, k], is_predicted[:, k])) for k, name in enumerate(names)},
         images=dict(zip(names, counts.tolist(), strict=True)),
         thresholds={name: float(thresholds[name]) for name in names},
-        f1_micro=float(f1(truth.ravel(), answers.ravel())),
+        f1_micro=float(f1(truth.ravel(), is_predicted.ravel())),
         loss=float(losses.mean(axis=0).sum()),
     )
 
 
 def best_thresholds(probabilities: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str]) -> dict[str, float]:
-    """Return for every class the threshold of the best F1, of equals the highest; 0.5 for a class without images."""
+    """Return for every class the highest threshold with the best F1; 0.5 for a class without images."""
     from sklearn.metrics import precision_recall_curve
 
-    chosen = dict.fromkeys(names, 0.5)
+    thresholds = dict.fromkeys(names, 0.5)
     for k in np.flatnonzero(truth.any(axis=0)):
         precision, recall, limits = precision_recall_curve(truth[:, k], probabilities[:, k])
         f1 = 2 * precision[:-1] * recall[:-1] / np.maximum(precision[:-1] + recall[:-1], 1e-12)
-        chosen[names[k]] = float(limits[np.flatnonzero(f1 == f1.max())[-1]])
-    return chosen
+        thresholds[names[k]] = float(limits[np.flatnonzero(f1 == f1.max())[-1]])
+    return thresholds
 
 
-def _answers(examination: Examination, split: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return logits of the data's classes [n, K], and which are there [n, K]."""
-    batches = [(logits[:, examination.model_classes], labels) for logits, labels in examination.logits(split)]
-    answers, truth = (np.concatenate(column) for column in zip(*batches, strict=True))
-    return answers.astype(np.float64), truth > 0
+def _collect_logits(examination: Examination, split: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the logits of the data's classes, [n, K], and which classes every image has, [n, K]."""
+    batches = [(logits[:, examination.model_classes], labels) for logits, labels in examination.iterate_logits(split)]
+    logits_of_images, truth = (np.concatenate(column) for column in zip(*batches, strict=True))
+    return logits_of_images.astype(np.float64), truth > 0

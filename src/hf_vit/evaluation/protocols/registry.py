@@ -1,4 +1,4 @@
-"""All protocols by name, and how one is carried out."""
+"""All protocols by name, and `evaluate_protocol`, which runs one."""
 
 import inspect
 import time
@@ -22,8 +22,8 @@ from hf_vit.evaluation.protocols.probes import few_shot, linear_probe, nearest_n
 from hf_vit.evaluation.protocols.robustness import corruptions, patch_drop, robustness
 from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.protocols.vtab import load_vtab, vtab
-from hf_vit.evaluation.reading import evaluating
-from hf_vit.evaluation.runners import choose_engine, running
+from hf_vit.evaluation.reading import evaluation_mode
+from hf_vit.evaluation.runners import open_runner, prepare_engine
 from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import FEATURE_PROTOCOLS
 from hf_vit.loading.model import load_model
@@ -46,29 +46,29 @@ PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
     "segmentation": segmentation,
     "detection": detection,
 }
-# What images bear besides labels, see `ImageData`.
+# Targets of protocols for dense prediction, see `ImageData`.
 TARGETS: dict[str, Target] = {"segmentation": "mask", "detection": "objects"}
-# They look at every depth or change pixels, or are defined for one size.
-OF_ONE_SIZE = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab", *TARGETS)
-# They look inside a model or ask it for gradients.
-READING_INSIDE = ("linear-probe", "robustness", "patch-drop", "vtab", *TARGETS)
-# They need the model in their own process: they change pixels, or judge by more than its answers.
-IN_ONE_PROCESS = ("robustness", "corruptions", "patch-drop", *TARGETS)
+# Protocols that read layers or change pixels, or are defined for one image size.
+ONE_SIZE_PROTOCOLS = ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab", *TARGETS)
+# Protocols that read layers or need gradients, which an optimized model does not have.
+UNOPTIMIZED_PROTOCOLS = ("linear-probe", "robustness", "patch-drop", "vtab", *TARGETS)
+# Protocols that change pixels or need more than outputs, and so need the model in this process.
+SINGLE_PROCESS_PROTOCOLS = ("robustness", "corruptions", "patch-drop", *TARGETS)
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class ProtocolRun(Displayed):
-    """A protocol that was carried out.
+    """One run of a protocol.
 
     Attributes:
         protocol: its name.
-        result: what it measured.
+        result: the metrics.
         examination: the model and the data.
-        settings: every option, those that were not given too.
-        seconds: wall time, reading and preparing the images included.
-        record: what the model's folder was told, if it has one and was told.
-        engine: what computed an optimized model; None for one that was as it was loaded.
+        settings: all options, including defaults.
+        seconds: wall time, including reading and preparing images.
+        record: the record in facts.json of the model's folder, if it was saved.
+        engine: engine of an optimized model, else None.
     """
 
     protocol: str
@@ -80,9 +80,10 @@ class ProtocolRun(Displayed):
     engine: str | None = None
 
     def overview(self) -> dict[str, object]:
+        """Return the lines that `print` shows."""
         model, data = self.examination.subject.name, self.examination.data.name
-        about = {"protocol": self.protocol, "model": model, "data": data, "split": self.examination.split}
-        return about | self.result.overview()
+        inputs = {"protocol": self.protocol, "model": model, "data": data, "split": self.examination.split}
+        return inputs | self.result.overview()
 
 
 def evaluate_protocol(
@@ -108,66 +109,66 @@ def evaluate_protocol(
     address: str | None = None,
     **options: Any,
 ) -> ProtocolRun:
-    """Evaluate a model by a protocol.
+    """Evaluate a model with a protocol.
 
     Args:
-        protocol: of `PROTOCOLS`.
+        protocol: a name in `PROTOCOLS`.
         model: see `load_model`: a folder, a Hub id, "timm:NAME", or (model, image processor).
-        data: see `load_data`, or what it gave.
+        data: see `load_data`, or its result.
         split, num_images, batch_size, seed, progress, num_workers: see `Examination`.
-        device: torch device; by default a GPU where there is one.
+        device: torch device, by default a GPU if there is one.
         streaming, skip_bad_images, image_column, label_column: see `load_data`.
-        max_num_patches: images in their own size and shape, shrunk where they hold more patches (`keep_image_sizes`).
-        draft: decode JPEG files at the smallest of their own scales that covers the size that images are resized to:
-            faster, and other pixels by a little. Not of streams.
-        optimize: compute a model that is loaded here by what is fastest for so many images (`select_engine`); for
-            protocols that only ask for answers or features, of images of one size.
-        runner: "local"; or "ray", for protocols that only ask for answers or features, of a model given by its name and
-            of data that is no stream: a model on every GPU or machine, which share model and data under these names.
-        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
-        **options: of the protocol, the keyword arguments of its function.
+        max_num_patches: keep image sizes, and reduce images with more patches than this (`keep_image_sizes`).
+        draft: decode JPEG files at the smallest of their scales that is not below the model's size; faster, with
+            slightly different pixels. Not for streams.
+        optimize: run a model that is given by name on the engine that pays for so many images (`select_engine`); only
+            for protocols that need only logits or features, and for images of one size.
+        runner: "local"; or "ray", with one model on every GPU or machine, for the same protocols, a model that is given
+            by name and data that is not streamed. All machines need the model and the data under the same names.
+        address: HOST:PORT of a Ray cluster; by default Ray is started on this machine.
+        **options: options of the protocol (the keyword arguments of its function).
 
     Raises:
-        UserError: an unknown protocol or option, or whatever the protocol cannot do with the model or the data.
+        UserError: the protocol or an option is unknown, or the protocol cannot use the model or the data.
     """
     if protocol not in PROTOCOLS:
         raise UserError(f"unknown protocol '{protocol}'; choose from {', '.join(PROTOCOLS)}")
     function = PROTOCOLS[protocol]
-    settings = _settings(protocol, function, options) | _fed(protocol, max_num_patches, draft)
-    if runner == "ray" and protocol in IN_ONE_PROCESS:
-        raise UserError(f"protocol {protocol} runs in one process; leave --runner ray out")
+    settings = _collect_settings(protocol, function, options) | _input_settings(protocol, max_num_patches, draft)
+    if runner == "ray" and protocol in SINGLE_PROCESS_PROTOCOLS:
+        raise UserError(f"--runner ray cannot run the protocol {protocol}; leave --runner ray out")
     if runner == "ray" and not isinstance(model, str | Path):
-        raise UserError("a model object runs in this process only; give its folder, or leave --runner ray out")
+        raise UserError("--runner ray cannot run a model object; give its folder, or leave --runner ray out")
     with (
-        evaluating(model[0]) if isinstance(model, tuple) else nullcontext(),
-        running(runner, address, device) as ray,
+        evaluation_mode(model[0]) if isinstance(model, tuple) else nullcontext(),
+        open_runner(runner, address, device) as ray,
     ):
-        of_classes = protocol not in (*FEATURE_PROTOCOLS, *TARGETS)
-        subject = load_model(model, device if ray is None else "cpu", as_classifier=of_classes)
-        if of_classes:
+        needs_classifier = protocol not in (*FEATURE_PROTOCOLS, *TARGETS)
+        subject = load_model(model, device if ray is None else "cpu", as_classifier=needs_classifier)
+        if needs_classifier:
             others = "few-shot, linear-probe or knn"
-            remedy = f"hf-vit predict gives its values, or choose {others}, which need features only"
+            remedy = f"get its values with hf-vit predict, or choose {others}, which only need features"
             refuse_regression(subject.model, subject.name, f"protocol {protocol}", remedy)
         if max_num_patches is not None:
             subject = keep_image_sizes(subject, max_num_patches)
         if subject.folder is not None:
-            Facts.load(subject.folder)  # damaged facts are told before the work, not after it
+            Facts.load(subject.folder)  # raises now if facts.json is damaged, and not after the work
         if isinstance(data, str):
             reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
             reading |= dict(image_column=image_column, label_column=label_column)
             if protocol == "vtab":
-                if given := [name for name, value in reading.items() if value]:
-                    raise UserError(f"VTAB tasks are read as published; leave {_shown(given)} out")
+                if unsupported := [name for name, value in reading.items() if value]:
+                    raise UserError(f"VTAB tasks are read as published; leave {_format_options(unsupported)} out")
                 data = load_vtab(data, seed)
             else:
                 reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))
                 data = load_data(data, image_size=subject.image_size, **reading)
         if ray is not None and data.readers:
-            raise UserError("a stream is evaluated in one process; leave --streaming or --runner ray out")
-        known = [number for number in (data.num_examples(split), num_images) if number is not None]
-        optimize = optimize and max_num_patches is None and protocol not in READING_INSIDE
+            raise UserError("--streaming and --runner ray cannot be combined; leave one of them out")
+        counts = [number for number in (data.num_examples(split), num_images) if number is not None]
+        optimize = optimize and max_num_patches is None and protocol not in UNOPTIMIZED_PROTOCOLS
         options_of_model: Any = {"optimize": optimize, "max_num_patches": max_num_patches}
-        engine, remote = choose_engine(subject, model, min(known, default=None), ray, **options_of_model)
+        engine, remote = prepare_engine(subject, model, min(counts, default=None), ray, **options_of_model)
         side = subject.draft_side if draft else None
         examination = Examination(
             subject, data, split, num_images, batch_size, seed, progress, num_workers, remote, side
@@ -177,31 +178,32 @@ def evaluate_protocol(
     return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started, None, engine)
 
 
-def _fed(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
-    """Return how images are fed otherwise than the model's image processor says."""
-    if max_num_patches is not None and protocol in OF_ONE_SIZE:
-        raise UserError(f"protocol {protocol} needs images of one size; leave --max-num-patches out")
+def _input_settings(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
+    """Return the settings that change the preparation of images; raise UserError if the protocol forbids them."""
+    if max_num_patches is not None and protocol in ONE_SIZE_PROTOCOLS:
+        raise UserError(f"the protocol {protocol} needs images of one size; leave --max-num-patches out")
     if draft and (max_num_patches is not None or protocol in TARGETS):
-        raise UserError("--draft works only on classifiers that resize images to one size; leave it out")
-    fed = {"max_num_patches": max_num_patches, "draft": draft or None}
-    return {name: value for name, value in fed.items() if value is not None}
+        raise UserError("--draft works only for classifiers that resize images to one size; leave it out")
+    settings = {"max_num_patches": max_num_patches, "draft": draft or None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def _settings(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a protocol, given or not."""
-    known = {
+def _collect_settings(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of a protocol, including defaults; raise UserError for unknown ones."""
+    defaults = {
         key: parameter.default
         for key, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    if unknown := sorted(set(options) - set(known)):
-        others = [other for other, each in PROTOCOLS.items() if set(unknown) <= set(inspect.signature(each).parameters)]
-        advice = f"choose --protocol {' or '.join(others)}" if others else "leave that out"
-        raise UserError(f"protocol {name} has no {_shown(unknown)}; {advice}")
+    if unknown := sorted(set(options) - set(defaults)):
+        others = [other for other, run in PROTOCOLS.items() if set(unknown) <= set(inspect.signature(run).parameters)]
+        remedy = f"choose --protocol {' or '.join(others)}" if others else "leave it out"
+        raise UserError(f"the protocol {name} has no option {_format_options(unknown)}; {remedy}")
     return {
-        key: list(value) if isinstance(value, tuple | list) else value for key, value in {**known, **options}.items()
+        key: list(value) if isinstance(value, tuple | list) else value for key, value in {**defaults, **options}.items()
     }
 
 
-def _shown(names: Sequence[str]) -> str:
+def _format_options(names: Sequence[str]) -> str:
+    """Return names of options as they are typed."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)

@@ -1,4 +1,4 @@
-"""Accuracy, precision, calibration, loss, every class and the mistakes, in one pass whose memory is one batch's."""
+"""Accuracy, precision, calibration, loss, accuracy per class and mistakes, in one pass with one batch in memory."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from hf_vit.evaluation.protocols.frame import (
     ProtocolResult,
     Table,
     draw_images,
+    make_thumbnail,
     percent,
     shortened,
-    thumbnail_of,
-    worst_first,
+    sort_worst_first,
 )
-from hf_vit.evaluation.reading import largest
+from hf_vit.evaluation.reading import find_largest
 from hf_vit.loading.model import unique_names
 from hf_vit.results.figures import new_figure
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_WRONG = 64
 _MAX_CLASS_ROWS, _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 20, 40, 20
-# Each of the classes, averaged; and what comes of answering from some probability on.
+# Metrics of `ClassificationMetrics`: means over the classes, and metrics by confidence threshold.
 OF_CLASSES = ("precision", "recall", "f1", "auc", "thresholds")
 _NAMES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "area under the ROC curve"}
 
@@ -40,9 +40,14 @@ _NAMES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "area
 @final
 @dataclass(frozen=True, order=True)
 class WrongImage:
-    """A wrongly classified image: its place among those that judge, its true and its predicted class.
+    """A wrongly classified image.
 
-    `confidence` is the probability of the latter, `file` the name it has where the data is made of files.
+    Attributes:
+        confidence: probability of the predicted class.
+        index: position among the evaluated images.
+        label, prediction: true and predicted class.
+        thumbnail: small copy of the image.
+        file: file name, if the image is a file.
     """
 
     confidence: float
@@ -54,17 +59,17 @@ class WrongImage:
 
 
 def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str], title: str = "") -> "Figure":
-    """Draw [K, K] counts, row = true class, column = predicted; the colour is the share of the row.
+    """Draw a confusion matrix [K, K] (row: true class, column: predicted class), colored by the share of the row.
 
-    Names are written up to 40 classes, counts up to 20.
+    Names are drawn for up to 40 classes, counts for up to 20.
     """
     size = len(label_names)
     side = float(np.clip(0.45 * size + 2.5, 4.5, 14))
     figure = new_figure(side, side)
     axes = figure.add_subplot()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(picture, ax=axes, label="share of the true class", fraction=0.046, pad=0.04)
+    heatmap = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(heatmap, ax=axes, label="share of the true class", fraction=0.046, pad=0.04)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     if size <= _MAX_NAMED_CLASSES:
@@ -73,20 +78,21 @@ def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str
         axes.set_yticks(range(size), labels=names, parse_math=False)
     if size <= _MAX_COUNTED_CLASSES:
         for row, column in zip(*np.nonzero(matrix), strict=True):
-            colour = "white" if share[row, column] > 0.5 else "black"
-            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=colour, fontsize=8)
+            color = "white" if share[row, column] > 0.5 else "black"
+            axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=color, fontsize=8)
     if title:
         axes.set_title(title, parse_math=False)
     return figure
 
 
 def plot_wrong_images(wrong: Sequence[WrongImage], limit: int = 25) -> "Figure":
-    """Draw the most confident mistakes as a grid: image, "true → predicted", probability of the predicted class."""
-    shown = [entry for entry in wrong if entry.thumbnail is not None][:limit]
-    return draw_images([entry.thumbnail for entry in shown], [_title_of(entry) for entry in shown])
+    """Draw the most confident mistakes as a grid of images with "true → predicted" and the confidence."""
+    entries = [entry for entry in wrong if entry.thumbnail is not None][:limit]
+    return draw_images([entry.thumbnail for entry in entries], [_make_title(entry) for entry in entries])
 
 
-def _title_of(entry: WrongImage) -> str:
+def _make_title(entry: WrongImage) -> str:
+    """Return the title of a mistake in the grid."""
     name = f"image {entry.index}" if entry.file is None else shortened(entry.file)
     answers = f"{shortened(entry.label, 16)} → {shortened(entry.prediction, 16)}"
     return f"{answers}\n{entry.confidence:.0%} · {name}"
@@ -95,23 +101,22 @@ def _title_of(entry: WrongImage) -> str:
 @final
 @dataclass(frozen=True, repr=False)
 class ClassificationResult(ProtocolResult):
-    """What `top1` measured.
+    """The result of `top1`.
 
     Attributes:
-        num_images: images that judged.
-        label_names: the model's classes; names that occur twice carry their index.
-        top1: share of images whose most likely class is right.
-        top5: share of images whose class is among the five most likely; None below five classes.
-        loss: mean negative log-likelihood of the true class, in nats.
-        ece: expected calibration error, 15 bins (arXiv 1706.04599).
-        per_class: top-1 accuracy of every class that has images.
-        confusion_matrix: [K, K], row = true class, column = predicted; None above `MAX_MATRIX_CLASSES` classes.
-        seconds: wall time of the pass, reading and preparing the images included.
-        num_wrong: wrongly classified images.
-        wrong: the most confident of them, most confident first, with small copies of the images.
-        precision, recall, f1: mean over the classes that have images; None in records of version 0.1.
-        auc: area under the ROC curve of each class against the others, their mean; None where it is not known (see
-            `ClassificationMetrics`).
+        num_images: number of evaluated images.
+        label_names: the model's classes; names that occur twice have their index appended.
+        top1: top-1 accuracy.
+        top5: top-5 accuracy; None for fewer than five classes.
+        loss: mean negative log-likelihood of the true class, nats.
+        ece: expected calibration error with 15 bins (arXiv 1706.04599).
+        per_class: top-1 accuracy of every class with images.
+        confusion_matrix: [K, K] (row: true class, column: predicted class); None above `MAX_MATRIX_CLASSES` classes.
+        seconds: wall time, including reading and preparing images.
+        num_wrong: number of wrongly classified images.
+        wrong: the most confident mistakes in descending order, with thumbnails.
+        precision, recall, f1: means over the classes with images; None in records of version 0.1.
+        auc: see `ClassificationMetrics`; None if it is unknown.
         thresholds: see `ClassificationMetrics`.
     """
 
@@ -136,7 +141,7 @@ class ClassificationResult(ProtocolResult):
 
     @property
     def images_per_second(self) -> float:
-        """Throughput of the whole pass."""
+        """Throughput including reading and preparing images."""
         return self.num_images / self.seconds
 
     def values(self) -> dict[str, Any]:
@@ -147,7 +152,7 @@ class ClassificationResult(ProtocolResult):
         return {name: value for name, value in values.items() if value is not None}
 
     def record(self, protocol: str, settings: dict[str, Any], pictures: list[str]) -> dict[str, Any]:
-        """As version 0.1 wrote it: what names no protocol is this one."""
+        """Return the values of a record as in version 0.1: a record without a protocol is of this one."""
         values = self.values() | {"images_per_second": round(self.images_per_second, 2)}
         return values | ({"pictures": pictures} if pictures else {})
 
@@ -156,7 +161,7 @@ class ClassificationResult(ProtocolResult):
         return {"top-1 accuracy": self.top1, **top5, "expected calibration error": self.ece}
 
     def tables(self, judged: str) -> list[Table]:
-        """Return the numbers, the thresholds, and the classes, worst first: of more than twenty the ten worst."""
+        """Return the metrics, the classes from the worst up (of more than 20 only 10), and the thresholds."""
         rows = [[name, percent(value)] for name, value in self.headline().items()]
         means = ((f"{title} (macro)", getattr(self, name)) for name, title in _NAMES.items())
         rows += [[title, percent(value)] for title, value in means if value is not None]
@@ -165,19 +170,19 @@ class ClassificationResult(ProtocolResult):
             ["misclassified", f"{self.num_wrong:,}"],
             ["images/s", f"{self.images_per_second:,.1f}"],
         ]
-        classes, title = worst_first(self.per_class), "accuracy per class"
+        classes, title = sort_worst_first(self.per_class), "accuracy per class"
         if len(classes) > _MAX_CLASS_ROWS:
             classes = classes[: _MAX_CLASS_ROWS // 2]
             title = f"the {len(classes)} worst of {len(self.per_class)} classes"
         header = ["confidence at least", "share of images", "precision", "recall", "F1"]
-        # The last of those that answer the same images, and none that answers no image.
-        telling = {row["answered"]: row for row in self.thresholds if row["answered"]}.values()
-        thresholds = [[percent(value) for value in row.values()] for row in telling]
+        # Of thresholds with the same images only the last, and none without images.
+        distinct = {row["answered"]: row for row in self.thresholds if row["answered"]}.values()
+        thresholds = [[percent(value) for value in row.values()] for row in distinct]
         tables = [Table([], rows, judged), Table(["class", "top-1 accuracy"], classes, title)]
         return [*tables, *([Table(header, thresholds, "by confidence threshold")] if thresholds else [])]
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
-        """Draw the confusion matrix, up to 1,000 classes, and the mistakes, where there are any."""
+        """Draw the confusion matrix of up to 1,000 classes, and the mistakes if there are any."""
         matrix = self.confusion_matrix
         return {
             "confusion_matrix.png": None if matrix is None else plot_confusion_matrix(matrix, self.label_names, judged),
@@ -186,35 +191,31 @@ class ClassificationResult(ProtocolResult):
 
 
 def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> ClassificationResult:
-    """Measure accuracy, and what it hides: calibration, loss, every class, the confident mistakes.
+    """Measure accuracy, calibration, loss and accuracy per class, and collect confident mistakes.
 
-    Only running sums and the `max_wrong` most confident mistakes are kept, so a stream of any length fits in memory.
-    Data and model are matched by the names of their classes: the data may hold fewer classes, in any order.
-
-    Args:
-        examination: the classifier and the data.
-        max_wrong: wrongly classified images to keep.
+    Only running sums and the `max_wrong` most confident mistakes are in memory, so streams may have any length. Classes
+    of data and model are matched by name, so the data may have fewer classes in any order.
 
     Raises:
-        UserError: classes the model does not know, labels outside the classes, no images, outputs that are not finite.
+        UserError: the model lacks a class, a label is not a class, there are no images, or outputs are NaN or infinite.
     """
-    names = unique_names(examination.answers)
+    names = unique_names(examination.model_label_names)
     sums, mistakes = ClassificationMetrics(names), Extremes[WrongImage](max_wrong)
-    start, seen, num_wrong = time.perf_counter(), 0, 0
-    for logits, labels, images in examination.pictured_logits():
-        columns = _columns(logits, labels)
+    start, num_images, num_wrong = time.perf_counter(), 0, 0
+    for logits, labels, images in examination.iterate_logits_with_images():
+        columns = _make_columns(logits, labels)
         sums.add_batch(**columns)
         wrong = (columns["predictions"] != columns["references"]).nonzero()[0].tolist()
         num_wrong += len(wrong)
         for row in wrong:
             classes = (names[int(columns[name][row])] for name in ("references", "predictions"))
             confidence, image = float(columns["confidences"][row]), images[row]
-            entry = partial(WrongImage, confidence, seen + row, *classes)
-            mistakes.add(confidence, seen + row, lambda entry=entry, image=image: entry(thumbnail_of(image)))
-        seen += len(images)
+            entry = partial(WrongImage, confidence, num_images + row, *classes)
+            mistakes.add(confidence, num_images + row, lambda entry=entry, image=image: entry(make_thumbnail(image)))
+        num_images += len(images)
     values = sums.compute()
     return ClassificationResult(
-        num_images=seen,
+        num_images=num_images,
         label_names=names,
         top1=values["accuracy"],
         top5=values.get("top5_accuracy"),
@@ -224,19 +225,19 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         confusion_matrix=values.get("confusion_matrix"),
         seconds=time.perf_counter() - start,
         num_wrong=num_wrong,
-        wrong=[replace(entry, file=examination.file_name(entry.index)) for entry in mistakes.kept()],
+        wrong=[replace(entry, file=examination.file_name(entry.index)) for entry in mistakes.sort()],
         **{name: values[name] for name in OF_CLASSES},
     )
 
 
-def _columns(logits: torch.Tensor, labels: torch.Tensor) -> "dict[str, NDArray[Any]]":
+def _make_columns(logits: torch.Tensor, labels: torch.Tensor) -> "dict[str, NDArray[Any]]":
     """Return the columns of `ClassificationMetrics`."""
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)
-    best = largest(log_probabilities, 5)
+    top_classes = find_largest(log_probabilities, 5)
     return {
-        "predictions": best[:, 0].numpy(),
+        "predictions": top_classes[:, 0].numpy(),
         "references": labels.numpy(),
-        "top_k": best.numpy(),
+        "top_k": top_classes.numpy(),
         "confidences": log_probabilities.amax(dim=-1).exp().numpy(),
         "probabilities": log_probabilities.exp().numpy(),
         "losses": -log_probabilities.gather(1, labels[:, None])[:, 0].numpy(),

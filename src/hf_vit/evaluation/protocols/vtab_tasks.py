@@ -1,6 +1,6 @@
-"""The 19 tasks of VTAB-1k (arXiv 1910.04867) in their three groups, and how each is read from a copy of its data.
+"""The 19 tasks of VTAB-1k (arXiv 1910.04867) in three groups, with readers of their data.
 
-Nothing is downloaded. Images are decoded when they are asked for. What a class means stands in the paper's code
+Nothing is downloaded, and images are decoded when they are accessed. The paper's code defines the classes
 (github.com/google-research/task_adaptation, data/*.py).
 """
 
@@ -35,34 +35,34 @@ from torchvision.datasets import (
 from hf_vit.data.images import decode_image
 from hf_vit.errors import UserError
 
-# Of the cuts that were never published as a list of files: the same on every machine, whatever --seed is.
+# Seed of splits that were not published as a list of files; independent of --seed.
 CUT_SEED = 0
 
 
-# A row is (Pillow image, class number), as in torchvision's data sets of classes.
+# Rows are (Pillow image, class number), as in torchvision's data sets.
 LabelledImages = Any
 
 
 class Parts(NamedTuple):
-    """The images of a task."""
+    """The images of a task; `validation` is None if the paper's code takes validation images from `train`."""
 
-    train: LabelledImages  # to learn from
-    validation: LabelledImages | None  # to choose by, where the paper's code takes them from elsewhere than `train`
-    test: LabelledImages  # that judge
+    train: LabelledImages
+    validation: LabelledImages | None
+    test: LabelledImages
 
 
 @final
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images that are files of their own, with their classes; `shown` makes the picture of the decoded file."""
+    """Image files with their classes; `transform` is applied to the decoded images."""
 
     files: Sequence[Path]
     labels: Sequence[int]
-    shown: Callable[[Image.Image], Image.Image] | None = None
+    transform: Callable[[Image.Image], Image.Image] | None = None
 
     @classmethod
-    def listed(cls, dataset: Any) -> "ImageFiles":
-        """Return those of a torchvision data set opened with `loader=Path`, which tells the files and decodes none."""
+    def from_dataset(cls, dataset: Any) -> "ImageFiles":
+        """List the files of a torchvision data set that was opened with `loader=Path`, so that it decodes nothing."""
         pairs = sorted((Path(path), int(label)) for path, label in (dataset[row] for row in range(len(dataset))))
         return cls([path for path, _ in pairs], [label for _, label in pairs])
 
@@ -72,21 +72,22 @@ class ImageFiles:
     def __getitem__(self, row: int, /) -> tuple[Image.Image, int]:
         try:
             image = decode_image(self.files[row])
-            return self.shown(image) if self.shown else image, self.labels[row]
+            return self.transform(image) if self.transform else image, self.labels[row]
         except OSError as error:
             raise UserError(f"{self.files[row]} cannot be read as an image ({error}); copy it again") from error
 
-    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> "ImageFiles":
-        return ImageFiles([self.files[row] for row in rows], [self.labels[row] for row in rows], self.shown)
+    def select(self, rows: Sequence[int] | NDArray[np.int64]) -> "ImageFiles":
+        """Return the images of some rows."""
+        return ImageFiles([self.files[row] for row in rows], [self.labels[row] for row in rows], self.transform)
 
-    def cut(self, percent: int) -> Parts:
-        """Let so many percent judge, drawn once and for all; the others are to learn from."""
+    def split(self, percent: int) -> Parts:
+        """Draw so many percent as test images, always the same; all others are training images."""
         test, train = cut_rows(len(self), len(self) * percent // 100)
-        return Parts(self.take(train), None, self.take(test))
+        return Parts(self.select(train), None, self.select(test))
 
 
 def cut_rows(total: int, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw (`first` rows of `total`, the others), each ascending."""
+    """Draw `first` of `total` rows; return them and the others, both ascending."""
     rows = np.random.default_rng(CUT_SEED).permutation(total)
     return np.sort(rows[:first]), np.sort(rows[first:])
 
@@ -98,7 +99,7 @@ _AT_ONCE = 4096
 
 @final
 class DSprites(Dataset[tuple[Image.Image, int]]):
-    """Pictures, white on black, and one of their factors in `num_classes` equal bins."""
+    """The images of dSprites, with one factor in `num_classes` equal bins as the class."""
 
     def __init__(self, folder: Path, factor: int, num_classes: int) -> None:
         self.file = folder / FILE
@@ -108,20 +109,20 @@ class DSprites(Dataset[tuple[Image.Image, int]]):
             factors: NDArray[np.int64] = arrays["latents_classes"]
         self.labels = (factors[:, factor] // (SIZES[factor] / num_classes)).astype(np.int64)
         if len(shape) != 3 or shape[0] != len(factors):
-            raise ValueError(f"pictures {shape} and {len(factors):,} rows of factors do not belong together")
+            raise ValueError(f"the shape of the images is {shape}, but there are {len(factors):,} rows of factors")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        bits, (height, width) = _pictures(self.file)
+        bits, (height, width) = _read_bits(self.file)
         pixels = np.unpackbits(bits[index], count=height * width).reshape(height, width) * np.uint8(255)
         return Image.fromarray(pixels), int(self.labels[index])
 
 
-@lru_cache(maxsize=1)  # two tasks look at the same pictures, and reading them takes a while
-def _pictures(path: Path) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """Return all pictures as bits [n, h * w / 8], and (h, w)."""
+@lru_cache(maxsize=1)  # two tasks use the same images, which take long to read
+def _read_bits(path: Path) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """Read all n images of h x w px as bits, [n, h * w / 8], and return them with (h, w)."""
     with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
         total, height, width = _shape(file)
         parts: list[NDArray[np.uint8]] = []
@@ -133,12 +134,12 @@ def _pictures(path: Path) -> tuple[NDArray[np.uint8], tuple[int, int]]:
 
 
 def _shape(file: IO[bytes]) -> tuple[int, ...]:
-    """Read the head of a .npy of bytes."""
+    """Read the shape in the header of a .npy file of bytes."""
     if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("imgs.npy is of another version of the format")
+        raise ValueError("imgs.npy does not have version 1.0 of the format")
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     if is_fortran or dtype != np.uint8:
-        raise ValueError(f"imgs.npy holds {dtype}, bytes in C's order are needed")
+        raise ValueError(f"imgs.npy holds {dtype}, but bytes in C order are needed")
     return shape
 
 
@@ -147,26 +148,26 @@ _BYTES_LIST, _INT64_LIST = 1, 3
 
 @final
 class RecordedImages:
-    """Pictures ("image", an encoded file) and classes ("label") of all files NAME.tfrecord* of a folder."""
+    """The images ("image", an encoded file) and classes ("label") in all files NAME.tfrecord* of a folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
         files = sorted(folder.glob(f"{name}.tfrecord*"))
         if not files:
-            raise ValueError(f"there is no {name}.tfrecord")
-        self.places = [(file, start, size) for file in files for start, size in record_places(file)]
+            raise ValueError(f"{name}.tfrecord does not exist")
+        self.positions = [(file, start, size) for file in files for start, size in find_records(file)]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.positions)
 
     def __getitem__(self, row: int, /) -> tuple[Image.Image, int]:
-        path, start, size = self.places[row]
+        path, start, size = self.positions[row]
         try:
             with path.open("rb") as file:
                 file.seek(start)
-                values = example(file.read(size))
+                values = parse_example(file.read(size))
             image, label = values["image"], values["label"]
             if not isinstance(image, bytes) or not isinstance(label, int):
-                raise ValueError("image or label is of another type")
+                raise ValueError("image or label has another type")
             picture = decode_image(io.BytesIO(image))
         except (OSError, ValueError, LookupError) as error:
             raise UserError(
@@ -175,21 +176,21 @@ class RecordedImages:
         return picture, label
 
 
-def record_places(path: Path) -> Iterator[tuple[int, int]]:
-    """Iterate over (offset, size) in bytes of the content of every record."""
-    end, place = path.stat().st_size, 0
+def find_records(path: Path) -> Iterator[tuple[int, int]]:
+    """Iterate over the records of a TFRecord file: (offset, size) of their content in bytes."""
+    end, position = path.stat().st_size, 0
     with path.open("rb") as file:
-        while place < end:
-            file.seek(place)
+        while position < end:
+            file.seek(position)
             size = int.from_bytes(file.read(8), "little")
-            if place + 16 + size > end:
+            if position + 16 + size > end:
                 raise ValueError(f"{path.name} ends within a record")
-            yield place + 12, size
-            place += 16 + size
+            yield position + 12, size
+            position += 16 + size
 
 
-def example(message: bytes) -> dict[str, bytes | int]:
-    """Return the first value of every feature of an Example, by name."""
+def parse_example(message: bytes) -> dict[str, bytes | int]:
+    """Return the first value of every feature of a serialized tf.train.Example by name."""
     values: dict[str, bytes | int] = {}
     for _, features in _fields(message):
         for _, entry in _fields(_message(features)):
@@ -204,52 +205,55 @@ def example(message: bytes) -> dict[str, bytes | int]:
 
 
 def _message(value: bytes | int) -> bytes:
+    """Return a value that must be a protobuf message; raise ValueError for a number."""
     if not isinstance(value, bytes):
-        raise ValueError("a number stands where a message is needed")
+        raise ValueError("a number is in the place of a message")
     return value
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Iterate over (number of the field, value) of a protobuf message of integers and of what has a length."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        value, place = _varint(message, place)
+    """Iterate over (field number, value) of a protobuf message with integers (wire type 0) and bytes (wire type 2)."""
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
+        value, position = _varint(message, position)
         if key & 7 == 2:
-            if place + value > len(message):
+            if position + value > len(message):
                 raise ValueError("a message ends within a field")
-            yield key >> 3, message[place : place + value]
-            place += value
+            yield key >> 3, message[position : position + value]
+            position += value
         elif key & 7 == 0:
             yield key >> 3, value
         else:
-            raise ValueError(f"a field of wire type {key & 7}")
+            raise ValueError(f"a field has the wire type {key & 7}")
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return (number, where the next field begins): seven bits a byte, the lowest first."""
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    """Decode an integer with seven bits in every byte, the lowest first; return it and the position after it."""
     value = shift = 0
     while True:
-        if place >= len(message):
+        if position >= len(message):
             raise ValueError("a message ends within a number")
-        byte = message[place]
+        byte = message[position]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 128:
-            return value, place
+            return value, position
 
 
-_LEARNT_A_CLASS = 30
+_TRAIN_PER_CLASS = 30
 
 
 def caltech101(root: Path) -> Parts:
-    # 30 images a class to learn from, the others judge, as in TensorFlow Datasets. With the background class, the
-    # 102nd, which VTAB has and torchvision's class of this name leaves out.
-    images = ImageFiles.listed(ImageFolder(root / "caltech101" / "101_ObjectCategories", loader=Path))
+    """Draw 30 training images per class as TensorFlow Datasets does; all others are test images.
+
+    VTAB includes the background class, the 102nd, which torchvision's class leaves out.
+    """
+    images = ImageFiles.from_dataset(ImageFolder(root / "caltech101" / "101_ObjectCategories", loader=Path))
     labels, generator = np.asarray(images.labels), np.random.default_rng(CUT_SEED)
-    drawn = [generator.permutation(np.flatnonzero(labels == label))[:_LEARNT_A_CLASS] for label in np.unique(labels)]
-    train = np.sort(np.concatenate(drawn))
-    return Parts(images.take(train), None, images.take(np.setdiff1d(np.arange(len(labels)), train)))
+    rows = [generator.permutation(np.flatnonzero(labels == label))[:_TRAIN_PER_CLASS] for label in np.unique(labels)]
+    train = np.sort(np.concatenate(rows))
+    return Parts(images.select(train), None, images.select(np.setdiff1d(np.arange(len(labels)), train)))
 
 
 def cifar100(root: Path) -> Parts:
@@ -257,21 +261,23 @@ def cifar100(root: Path) -> Parts:
 
 
 def published(root: Path, dataset: Callable[..., Any]) -> Parts:
-    """Return the published split; of DTD the first of the ten."""
-    return Parts(*(ImageFiles.listed(dataset(root, split=split, loader=Path)) for split in ("train", "val", "test")))
+    """Return the published split; DTD's is the first of ten."""
+    return Parts(
+        *(ImageFiles.from_dataset(dataset(root, split=split, loader=Path)) for split in ("train", "val", "test"))
+    )
 
 
 def pets(root: Path) -> Parts:
     def part(split: str) -> ImageFiles:
-        listed = vars(OxfordIIITPet(root, split=split))  # takes no loader, and would decode every image for its class
-        return ImageFiles(listed["_images"], listed["_labels"])
+        attributes = vars(OxfordIIITPet(root, split=split))  # it takes no loader, and reading labels decodes images
+        return ImageFiles(attributes["_images"], attributes["_labels"])
 
     return Parts(part("trainval"), None, part("test"))
 
 
-# 20% of the images of Sun397, EuroSAT and Resisc45 judge: no split was published, or with TensorFlow Datasets alone.
+# Sun397, EuroSAT and Resisc45 have no published split, or only in TensorFlow Datasets; 20% are test images.
 def sun397(root: Path) -> Parts:
-    return ImageFiles.listed(SUN397(root, loader=Path)).cut(20)
+    return ImageFiles.from_dataset(SUN397(root, loader=Path)).split(20)
 
 
 def svhn(root: Path) -> Parts:
@@ -279,7 +285,7 @@ def svhn(root: Path) -> Parts:
 
 
 RETINA_RADIUS = 300  # px
-_KEPT = 0.9  # of the radius
+_VISIBLE_RADIUS = 0.9  # share of the radius
 _GRAY = 128
 
 
@@ -288,15 +294,15 @@ def camelyon(root: Path) -> Parts:
 
 
 def eurosat(root: Path) -> Parts:
-    return ImageFiles.listed(EuroSAT(root, loader=lambda path: Path(path))).cut(20)
+    return ImageFiles.from_dataset(EuroSAT(root, loader=lambda path: Path(path))).split(20)
 
 
 def resisc45(root: Path) -> Parts:
-    return ImageFiles.listed(ImageFolder(root / "NWPU-RESISC45", loader=Path)).cut(20)
+    return ImageFiles.from_dataset(ImageFolder(root / "NWPU-RESISC45", loader=Path)).split(20)
 
 
 def retinopathy(root: Path) -> Parts:
-    # Kaggle's training images, those of its public and those of its private leaderboard.
+    """Return Kaggle's training images, and those of its public and private leaderboard as validation and test."""
     folder = root / "diabetic-retinopathy-detection"
 
     def part(images: str, table: str, usage: str | None) -> ImageFiles:
@@ -312,16 +318,16 @@ def retinopathy(root: Path) -> Parts:
 
 
 def scaled_retina(image: Image.Image) -> Image.Image:
-    """Return the picture as the winner of the competition prepared it, which VTAB takes ("btgraham-300").
+    """Prepare an image as the winner of the competition did, which VTAB uses ("btgraham-300").
 
-    The eye's radius becomes 300 px, the local mean is subtracted, and what lies outside 90% of the radius goes. Filters
-    are Pillow's and SciPy's where the original has OpenCV's, and no JPEG is written in between.
+    The eye is scaled to a radius of 300 px, the local mean is subtracted, and everything outside of 90% of the radius
+    becomes gray. The original uses OpenCV's filters, and writes a JPEG in between.
     """
     from scipy.ndimage import gaussian_filter
 
     pixels = np.asarray(image)
-    middle = pixels[len(pixels) // 2].sum(axis=1, dtype=np.float64)
-    radius = (middle > middle.mean() / 10).sum() / 2
+    middle_row = pixels[len(pixels) // 2].sum(axis=1, dtype=np.float64)
+    radius = (middle_row > middle_row.mean() / 10).sum() / 2
     scale = RETINA_RADIUS / (radius if radius >= 1 else len(pixels) / 2)
     size = round(image.width * scale), round(image.height * scale)
     scaled = np.asarray(image.resize(size, Image.Resampling.BILINEAR), dtype=np.float64)
@@ -329,14 +335,14 @@ def scaled_retina(image: Image.Image) -> Image.Image:
     blurred = np.rint(gaussian_filter(scaled, (sigma, sigma, 0), mode="mirror", truncate=3))
     height, width = scaled.shape[:2]
     rows, columns = np.ogrid[:height, :width]
-    kept = int(RETINA_RADIUS * _KEPT)
-    inside = (rows - height // 2) ** 2 + (columns - width // 2) ** 2 <= kept**2
-    shown = np.where(inside[..., None], np.clip(4 * (scaled - blurred) + _GRAY, 0, 255), _GRAY).astype(np.uint8)
-    top, left = max(height // 2 - kept, 0), max(width // 2 - kept, 0)
-    return Image.fromarray(shown[top : height // 2 + kept, left : width // 2 + kept])
+    visible_radius = int(RETINA_RADIUS * _VISIBLE_RADIUS)
+    is_visible = (rows - height // 2) ** 2 + (columns - width // 2) ** 2 <= visible_radius**2
+    result = np.where(is_visible[..., None], np.clip(4 * (scaled - blurred) + _GRAY, 0, 255), _GRAY).astype(np.uint8)
+    top, left = max(height // 2 - visible_radius, 0), max(width // 2 - visible_radius, 0)
+    return Image.fromarray(result[top : height // 2 + visible_radius, left : width // 2 + visible_radius])
 
 
-# Lower ends of the bins of a distance.
+# Lower bounds of the bins of distances.
 CLEVR_DEPTHS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0)
 KITTI_METRES = (-100.0, 8.0, 20.0, 999.0)
 _NO_VEHICLE = 1000.0
@@ -347,25 +353,29 @@ _NORB_TYPES = {507333717: np.dtype("u1"), 507333716: np.dtype("<i4")}
 
 
 def bin_of(value: float, lower_ends: Sequence[float]) -> int:
-    """Return the bin of a value that is larger than its lower end."""
+    """Return the bin of a value; lower bounds are exclusive."""
     return int(np.searchsorted(lower_ends, value, side="left")) - 1
 
 
 def clevr_count(root: Path) -> Parts:
+    """Return the images of CLEVR by their number of objects, 3 to 10."""
+
     def part(split: str) -> ImageFiles:
-        images = ImageFiles.listed(CLEVRClassification(root, split=split, loader=Path))
-        return ImageFiles(images.files, [count - 3 for count in images.labels])  # 3 to 10 objects
+        images = ImageFiles.from_dataset(CLEVRClassification(root, split=split, loader=Path))
+        return ImageFiles(images.files, [count - 3 for count in images.labels])
 
     return Parts(part("train"), None, part("val"))
 
 
 def clevr_distance(root: Path) -> Parts:
+    """Return the images of CLEVR by the distance of the closest object."""
+
     def part(split: str) -> ImageFiles:
-        files = ImageFiles.listed(CLEVRClassification(root, split=split, loader=Path)).files
-        place = root / "clevr" / "CLEVR_v1.0" / "scenes" / f"CLEVR_{split}_scenes.json"
-        scenes: list[dict[str, Any]] = json.loads(place.read_text(encoding="utf-8"))["scenes"]
-        depth = {scene["image_filename"]: min(each["pixel_coords"][2] for each in scene["objects"]) for scene in scenes}
-        return ImageFiles(files, [bin_of(depth[file.name], CLEVR_DEPTHS) for file in files])  # of the closest object
+        files = ImageFiles.from_dataset(CLEVRClassification(root, split=split, loader=Path)).files
+        path = root / "clevr" / "CLEVR_v1.0" / "scenes" / f"CLEVR_{split}_scenes.json"
+        scenes: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["scenes"]
+        depth = {scene["image_filename"]: min(item["pixel_coords"][2] for item in scene["objects"]) for scene in scenes}
+        return ImageFiles(files, [bin_of(depth[file.name], CLEVR_DEPTHS) for file in files])
 
     return Parts(part("train"), None, part("val"))
 
@@ -375,20 +385,21 @@ def dmlab(root: Path) -> Parts:
 
 
 def dsprites(root: Path, factor: int) -> Parts:
-    images = DSprites(root / "dsprites", factor, num_classes=16)  # 10% judge
+    """Return the images of dSprites by one factor, with 10% as test images."""
+    images = DSprites(root / "dsprites", factor, num_classes=16)
     test, train = cut_rows(len(images), len(images) - len(images) * 80 // 100 - len(images) * 10 // 100)
     return Parts(Subset(images, train.tolist()), None, Subset(images, test.tolist()))
 
 
 def kitti(root: Path) -> Parts:
-    """Return KITTI's images by distance of the closest vehicle: below 8 m, below 20 m, farther, none.
+    """Return the images of KITTI by the distance of the closest vehicle: below 8 m, below 20 m, farther, none.
 
-    Parts are those of TensorFlow Datasets, by drives, so that frames of one drive never stand on both sides; which
-    frame is of which drive stands in the development kit's `mapping`.
+    The splits are those of TensorFlow Datasets, which keep all frames of a drive in one split; `mapping` of the
+    development kit lists the drive of every frame.
     """
     data = Kitti(root, train=True)
-    if lost := [Path(name).name for name in data.targets if not Path(name).is_file()]:
-        raise ValueError(f"{lost[0]} and {len(lost) - 1:,} other label files lack")
+    if missing := [Path(name).name for name in data.targets if not Path(name).is_file()]:
+        raise ValueError(f"{missing[0]} and {len(missing) - 1:,} other label files are missing")
     pairs: list[tuple[Path, int]] = []
     for row, file in enumerate(data.images):
         image, objects = data[row]
@@ -396,21 +407,21 @@ def kitti(root: Path) -> Parts:
         pairs.append((Path(file), closest_vehicle(objects)))
     pairs.sort()
     images = ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
-    return Parts(*(images.take(rows) for rows in _drives(root / "Kitti" / "raw" / "mapping", len(images))))
+    return Parts(*(images.select(rows) for rows in _split_drives(root / "Kitti" / "raw" / "mapping", len(images))))
 
 
 def closest_vehicle(objects: Sequence[Mapping[str, Any]]) -> int:
-    """Return the class of an image, given the objects of its label file: 0 to 3."""
-    metres = [float(each["location"][2]) for each in objects if each["type"] in _VEHICLES]
-    return bin_of(min(metres, default=_NO_VEHICLE), KITTI_METRES)
+    """Return the class of an image, 0 to 3, from the objects of its label file."""
+    meters = [float(entry["location"][2]) for entry in objects if entry["type"] in _VEHICLES]
+    return bin_of(min(meters, default=_NO_VEHICLE), KITTI_METRES)
 
 
-def _drives(mapping: Path, total: int) -> tuple[list[int], list[int], list[int]]:
-    """Return rows of train, validation and test, as TensorFlow Datasets draws drives for them (NumPy's seed 123)."""
+def _split_drives(mapping: Path, total: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the rows of train, validation and test, drawn by drives as in TensorFlow Datasets (NumPy's seed 123)."""
     lines = (mapping / "train_mapping.txt").read_text().splitlines()
     numbers = [int(number) - 1 for number in (mapping / "train_rand.txt").read_text().split(",")]
     if len(numbers) != total:
-        raise ValueError(f"train_rand.txt tells of {len(numbers):,} images, there are {total:,}")
+        raise ValueError(f"train_rand.txt lists {len(numbers):,} images, but there are {total:,}")
     drive_of = [lines[number].split()[1] for number in numbers]
     drives, random = sorted(set(drive_of)), np.random.RandomState(123)
     tenth = max(1, len(drives) // 10)
@@ -423,14 +434,14 @@ def _drives(mapping: Path, total: int) -> tuple[list[int], list[int], list[int]]
 
 @final
 class NorbImages(Dataset[tuple[Image.Image, int]]):
-    """Pictures of the first camera and one column of what is known of them; azimuths are numbered by twos."""
+    """The images of the first camera of small NORB; the class is a column of the info file divided by `unit`."""
 
     def __init__(self, folder: Path, part: str, column: int, unit: int) -> None:
-        pixels, known = (read_norb(folder / _NORB.format(_NORB_PARTS[part], part, kind)) for kind in ("dat", "info"))
-        if pixels.ndim != 4 or known.ndim != 2 or len(pixels) != len(known):
-            raise ValueError(f"pixels {pixels.shape} and facts {known.shape} of {part} do not belong together")
+        pixels, info = (read_norb(folder / _NORB.format(_NORB_PARTS[part], part, kind)) for kind in ("dat", "info"))
+        if pixels.ndim != 4 or info.ndim != 2 or len(pixels) != len(info):
+            raise ValueError(f"the shapes {pixels.shape} and {info.shape} of the {part} files do not fit together")
         self.pixels = pixels[:, 0]
-        self.labels = known[:, column] // unit
+        self.labels = info[:, column] // unit
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -442,15 +453,15 @@ class NorbImages(Dataset[tuple[Image.Image, int]]):
 def small_norb(root: Path, column: int, unit: int) -> Parts:
     train = NorbImages(root / "smallnorb", "training", column, unit)
     testing = NorbImages(root / "smallnorb", "testing", column, unit)
-    validation, test = cut_rows(len(testing), len(testing) // 2)  # no images to choose by were published
+    validation, test = cut_rows(len(testing), len(testing) // 2)  # no validation images were published
     return Parts(train, Subset(testing, validation.tolist()), Subset(testing, test.tolist()))
 
 
 def read_norb(path: Path) -> NDArray[Any]:
-    """Read a matrix of small NORB: type, number of sizes, at least three sizes, all of four bytes; then its numbers."""
+    """Read a matrix file of small NORB: type, number of sizes, at least three sizes (4 bytes each), and the values."""
     head = np.fromfile(path, "<i4", 2)
     if len(head) < 2 or int(head[0]) not in _NORB_TYPES:
-        raise ValueError(f"{path.name} is no matrix of small NORB")
+        raise ValueError(f"{path.name} is not a matrix file of small NORB")
     sizes = np.fromfile(path, "<i4", int(head[1]), offset=8)
     shape = tuple(int(size) for size in sizes)
     return np.memmap(path, _NORB_TYPES[int(head[0])], "r", 8 + 4 * max(3, len(shape)), shape)
@@ -463,15 +474,25 @@ TRAIN, VALIDATION = 800, 200
 @final
 @dataclass(frozen=True)
 class Task:
-    """One task."""
+    """A task of VTAB.
 
-    name: str  # as the papers' tables have it
-    group: str  # of `GROUPS`
-    num_classes: int  # of the task, present in the images or not
-    num_test: int  # images that judge, in the paper
-    folder: str  # under the root
-    needs: str  # what lies there, and where it comes from
-    open: Callable[[Path], Parts]  # reads it, given the root
+    Attributes:
+        name: name in the paper's tables.
+        group: one of `GROUPS`.
+        num_classes: number of classes, which need not all have images.
+        num_test: number of test images in the paper.
+        folder: folder below the root.
+        needs: content of the folder and its source.
+        open: reads the images below a root.
+    """
+
+    name: str
+    group: str
+    num_classes: int
+    num_test: int
+    folder: str
+    needs: str
+    open: Callable[[Path], Parts]
 
 
 _FLOWERS = "jpg/, imagelabels.mat and setid.mat (robots.ox.ac.uk/~vgg/data/flowers/102)"
@@ -519,8 +540,8 @@ TASKS = (
     Task("sNORB-Elev", "structured", 9, 12_150, "smallnorb", _NORB_FILES, partial(small_norb, column=1, unit=1)),
 )  # fmt: skip
 
-# Percents by task in the order of `TASKS`, all of fine-tuned models. ViT: arXiv 2010.11929, table 9; ResNet-50: the
-# authors' page of results (google-research/task_adaptation, docs/data/results.csv, 1,000 examples).
+# Accuracy of fine-tuned models in percent, in the order of `TASKS`. ViT: arXiv 2010.11929, table 9; ResNet-50: the
+# authors' results (google-research/task_adaptation, docs/data/results.csv, 1,000 examples).
 PUBLISHED = {
     "ResNet-50, from scratch": (38.2, 13.2, 20.6, 40.2, 12.1, 5.0, 66.1, 75.6, 85.0, 42.6, 72.6,
                                 38.8, 55.2, 26.6, 78.4, 39.2, 42.7, 30.1, 37.6),
