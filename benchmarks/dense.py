@@ -36,7 +36,7 @@ from hf_vit.loading.start import find_model
 from hf_vit.training import finetune
 from hf_vit.training.dense_model import build_dense_model, model_inputs
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.trainer.optimizers import optimizer_of
+from hf_vit.training.trainer.optimizers import choose_optimizer
 
 BATCH, EVALUATIONS, HELD_OUT = 16, 3, 200
 MEASURES = {"segmentation": "mean IoU", "detection": "box AP50"}
@@ -136,7 +136,7 @@ def measure_seconds(pair: Pair) -> tuple[float, float]:
     )
     training, _ = dense_transforms(processor, TARGETS[pair.task], build_recipe(pair, 1e-3, 1).augmentation, 0)
     images = transform_split(data, "train", training)
-    optimizer_class, settings = optimizer_of(build_recipe(pair, 1e-4, 1))
+    optimizer_class, settings = choose_optimizer(build_recipe(pair, 1e-4, 1))
     optimizer, seconds = optimizer_class(model.parameters(), **settings), list[float]()
     for _ in range(4):
         start = time.process_time()

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTModel
 from hf_vit.data import load_data
 from hf_vit.evaluation.protocols.probes import Probe
-from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions, MomentumContrast, momentum_at
+from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions, MomentumContrast, compute_momentum
 from hf_vit.training.tasks.patch_prediction import NextPatch, RandomMasking
 
 SIDE, PATCHES = 32, 16
@@ -136,7 +136,7 @@ def pretrain_contrast(
         return model(torch.stack(views, dim=1))["loss"]
 
     def after(step: int) -> None:
-        model.update_momentum(momentum_at(step, steps, options.momentum))
+        model.update_momentum(compute_momentum(step, steps, options.momentum))
 
     train_steps(model, compute_loss, order, steps, rate, after, fused=True)
     return encoder

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from hf_vit.environment import hardware, versions
-from hf_vit.evaluation.runners import RUNNERS, running
+from hf_vit.evaluation.runners import RUNNERS, open_runner
 
 Job = dict[str, Any]  # the values that identify a run
 PlannedJob = tuple[Job, Sequence[Job]]  # a job, and the jobs that have to be done before it
@@ -134,7 +134,7 @@ class Records:
         def is_done(job: Job) -> bool:
             return has_files(job) and self.find(job) is not None
 
-        with running(runner, address, "cpu") as ray:
+        with open_runner(runner, address, "cpu") as ray:
             while unfinished := [(job, prerequisites) for job, prerequisites in jobs if not is_done(job)]:
                 ready: list[Any] = [
                     (job, [self.find(prerequisite) for prerequisite in prerequisites])
@@ -142,9 +142,9 @@ class Records:
                     if all(map(is_done, prerequisites))
                 ]
                 if ray is not None:
-                    from hf_vit.evaluation.ray_runner import independent
+                    from hf_vit.evaluation.ray_runner import run_independent
 
-                    for number, result in independent(ray, _run_ready_job, ready, run_job):
+                    for number, result in run_independent(ray, _run_ready_job, ready, run_job):
                         self._keep(ready[number][0], result)
                 # Run the first job that is ready, then look again, as other processes add records.
                 elif not any(self.attempt(job, partial(run_job, job, results), has_files) for job, results in ready):

@@ -390,7 +390,7 @@ def test_a_timm_model_without_head_names_no_classes(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
-@pytest.mark.parametrize(("kind", "reason"), [(HEADLESS[0], "fine-tune it first"), (NAMELESS[0], "no named classes")])
+@pytest.mark.parametrize(("kind", "reason"), [(HEADLESS[0], "fine-tune it first"), (NAMELESS[0], "no class names")])
 def test_no_head_is_refused_in_one_line(command, kind, reason, kinds, data, tmp_path, capsys):
     assert run(COMMANDS[command], {"MODEL": kinds[kind][0]}, data["named"], tmp_path) == 1
     assert reason in capsys.readouterr().err.splitlines()[-1]

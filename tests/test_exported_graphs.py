@@ -100,7 +100,9 @@ def test_evaluate_and_compare(places: dict[str, Path], tmp_path: Path):
     assert json.loads((tmp_path / "out/speed.json").read_text())["rows"]
     assert of_graph["top1"] == of_model["top1"]
     assert (of_graph["parameters"], of_graph["flops"], of_graph["fgsm"]) == (None, None, None)
-    assert of_graph["notes"][-1] == "a graph: not attacked, parameters and FLOPs not counted"
+    assert (
+        of_graph["notes"][-1] == "the model is a graph: it was not attacked, and parameters and FLOPs were not counted"
+    )
 
 
 def compared(graph: Path, places: dict[str, Path], out: Path) -> list[dict[str, Any]]:
@@ -228,6 +230,9 @@ def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
     assert of_graph["top1"] == of_model["top1"]
     assert (of_graph["corruptions"], of_graph["clean"]) == ({}, None)
     assert of_graph["image_size"] == of_model["image_size"]
-    assert of_graph["notes"][-1] == "a graph: not corrupted or attacked, parameters and FLOPs not counted"
+    assert (
+        of_graph["notes"][-1]
+        == "the model is a graph: it was not corrupted or attacked, and parameters and FLOPs were not counted"
+    )
     assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
     assert "contains the image processor, so it cannot be attacked" in capsys.readouterr().err

@@ -93,12 +93,12 @@ def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> N
     from rich.console import Console
     from rich.markup import escape
 
-    from hf_vit.comparison.tables import sentences, shown_rows
+    from hf_vit.comparison.tables import explain_table, make_rows
 
-    rows, console = shown_rows(results, speed), Console()
+    rows, console = make_rows(results, speed), Console()
     name, *headers = rows[0]
     for start in range(0, len(headers), _COLUMNS):
         columns = [name, *headers[start : start + _COLUMNS]]
         print_table(([row[header] for header in columns] for row in rows), *columns)
-    for sentence in sentences(results, speed):
+    for sentence in explain_table(results, speed):
         console.print(escape(sentence), highlight=False)

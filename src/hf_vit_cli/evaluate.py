@@ -69,7 +69,7 @@ def evaluate(
         print_safely(f"note: {note}", err=True)
     if run.engine is not None:
         print_safely(f"note: {describe_engine(run.engine)}", err=True)
-    print_tables(run.result.tables(run.examination.judged(run.result.num_images)))
+    print_tables(run.result.tables(run.examination.describe_images(run.result.num_images)))
     record, folder = run.record, run.examination.subject.folder
     if folder is not None and record is not None:
         for warning in cast(list[str], record.values.get("warnings", [])):

@@ -80,12 +80,12 @@ def finetune(
 ) -> None:
     """Train a model on labels, masks or boxes: fine-tune a checkpoint, or a variant from scratch."""
     from hf_vit.training import finetune as run
-    from hf_vit.training.processes import is_first
-    from hf_vit.training.run import way_on
+    from hf_vit.training.processes import is_main
+    from hf_vit.training.run import describe_resume
 
     shared["image_size"] = options.parse_size(shared["image_size"])
     distillation, self_training = parse_teaching(teacher, unlabeled, shared)
-    with handle_interrupt(lambda: way_on(output)):
+    with handle_interrupt(lambda: describe_resume(output)):
         result = run(
             model,
             data,
@@ -103,7 +103,7 @@ def finetune(
             report=print_safely,
             **shared,
         )
-    if not is_first():
+    if not is_main():
         return
     print_result(result)
     if result.pushed is not None:

@@ -59,13 +59,13 @@ def pretrain(
 ) -> None:
     """Pre-train without labels; hf-vit finetune --model OUTPUT continues from there."""
     from hf_vit.training import pretrain as run
-    from hf_vit.training.processes import is_first
-    from hf_vit.training.run import way_on
+    from hf_vit.training.processes import is_main
+    from hf_vit.training.run import describe_resume
     from hf_vit.training.tasks.patch_prediction import RandomMasking
 
     shared["image_size"] = options.parse_size(shared["image_size"])
     contrastive_options = {name: shared.pop(option_name(field)) for name, field in CONTRASTIVE_FIELDS.items()}
-    with handle_interrupt(lambda: way_on(output)):
+    with handle_interrupt(lambda: describe_resume(output)):
         result = run(
             model,
             data,
@@ -83,7 +83,7 @@ def pretrain(
             report=print_safely,
             **shared,
         )
-    if not is_first():
+    if not is_main():
         return
     loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"
     print_safely(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")

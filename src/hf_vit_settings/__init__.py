@@ -1,8 +1,8 @@
-"""What a user sets for a training: values of recipes, augmentation and run options, each a field with its help.
+"""The settings of a training: recipes, augmentation and run options, as fields with their help.
 
-`hf-vit finetune` and `hf-vit pretrain` take their options from these fields: a new one is written here and where it is
-used. The package stands beside `hf_vit`, whose import takes seconds, and imports nothing heavy, so that help is there
-at once.
+`hf-vit finetune` and `hf-vit pretrain` make their options from these fields: a new option needs a field here and the
+code that uses it. The package is separate from `hf_vit`, whose import takes seconds, and imports nothing heavy, so that
+`--help` appears at once.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from functools import partial
 from types import NoneType
 from typing import Any, Literal, cast, get_args, get_origin
 
-# Panels of `--help`; a field without one is among the options that people need first.
+# Panels of `--help`; fields without a panel are the most important options, which come first.
 OPTIMIZATION = "Optimization (default: the recipe's)"
 WEIGHTS = "Trained weights (default: the recipe's)"
 AUGMENTATION = "Augmentation of the training images (default: the recipe's)"
@@ -26,7 +26,7 @@ TEACHER = "Distillation from a teacher (docs/training.md)"
 UNLABELED = "Self-training on unlabeled images (docs/training.md)"
 CONTRAST = "Momentum contrast"
 
-# Where the Trainer's log can go -> the packages of which one is needed.
+# Destination of the Trainer's log -> packages, one of which must be installed.
 REPORTERS = {
     "none": (),
     "tensorboard": ("tensorboard", "tensorboardX"),
@@ -38,9 +38,9 @@ POLICY = r"3a|rand(-(m\d+|n\d+|p\d*\.?\d+|mstd\d*\.?\d+|mmax\d+|inc[01]))*|(orig
 
 
 class UserError(ValueError):
-    """Bad input: the message says what was given, what is needed and the remedy.
+    """Bad input; the message names it, and says what is needed and how to repair it.
 
-    It is one printable line, whatever the names are that bad input brings into it.
+    The message is one line: line breaks become spaces, and other characters that cannot be printed are escaped.
     """
 
     def __init__(self, message: str) -> None:
@@ -49,16 +49,16 @@ class UserError(ValueError):
 
 
 def setting(default: Any, help: str, panel: str | None = None, **more: Any) -> Any:
-    """Make a field of a data class that a command takes as an option; MISSING as `default` makes it required.
+    """Make a dataclass field that is also an option of a command; with MISSING as `default` it is required.
 
     Args:
         default, help, panel: as in `--help`.
-        **more: `option`, the name of the option where that is not the field's; `flags` of a switch, "--x/--no-x";
-            `typed`, the type of what is typed where that is not the field's; the range of a number as `at_least`,
-            `above`, `at_most` and `below`.
+        **more: `option`, the name of the option if it is not the field's; `flags` of a switch, "--x/--no-x"; `typed`,
+            the type of the option's value if it is not the field's; the range of a number as `at_least`, `above`,
+            `at_most` and `below`.
     """
-    known = dict.fromkeys(("option", "flags", "typed", "at_least", "above", "at_most", "below"))
-    return dataclasses.field(default=default, metadata={"help": help, "panel": panel, **known, **more})
+    unset = dict.fromkeys(("option", "flags", "typed", "at_least", "above", "at_most", "below"))
+    return dataclasses.field(default=default, metadata={"help": help, "panel": panel, **unset, **more})
 
 
 _optimization, _weights, _augmentation, _run, _teacher, _unlabeled, _contrast = (
@@ -68,11 +68,11 @@ _optimization, _weights, _augmentation, _run, _teacher, _unlabeled, _contrast = 
 
 @dataclass(frozen=True)
 class AugmentationConfig:
-    """How the training images are varied; the default is not at all. `hf-vit finetune --help` explains each field.
+    """The augmentation of training images, by default none. `hf-vit finetune --help` explains each field.
 
-    Applied in this order: crop, shift, rotation with shear and zoom, flip, RandAugment, policy, color jitter, erasing;
-    mixup or cutmix act on batches, in `ImageCollator`. A crop has an aspect ratio of 3/4 to 4/3; what moves in is
-    black, and what is moved by fractions of a pixel bilinear.
+    The order is crop, shift, rotation with shear and zoom, flip, RandAugment, policy, color jitter, erasing; mixup or
+    cutmix is applied to batches in `ImageCollator`. A crop has an aspect ratio of 3/4 to 4/3. Transformed images are
+    interpolated bilinearly, and areas from outside the image are black.
     """
 
     random_resized_crop: tuple[float, float] | None = _augmentation(
@@ -109,15 +109,15 @@ class AugmentationConfig:
     )
 
     def __post_init__(self) -> None:
-        crop, rand, edge = self.random_resized_crop, self.randaugment, self.random_crop
+        crop, rand, padding = self.random_resized_crop, self.randaugment, self.random_crop
         policy, scales = self.auto_augment, self.scale_jitter
-        for name, is_possible, need in (
+        for name, is_valid, need in (
             ("random_resized_crop", crop is None or 0 < crop[0] <= crop[1] <= 1, "0 < smallest <= largest <= 1"),
             ("horizontal_flip", 0 <= self.horizontal_flip <= 1, "a probability, 0..1"),
             ("randaugment", rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "layers, magnitude 0..30"),
             ("auto_augment", policy is None or re.fullmatch(POLICY, policy), "a policy: rand-m9-mstd0.5-inc1, 3a"),
-            ("random_crop", edge is None or edge >= 0, "0 px or more"),
-            ("random_crop", edge is None or crop is None, "one of random_crop and random_resized_crop"),
+            ("random_crop", padding is None or padding >= 0, "0 px or more"),
+            ("random_crop", padding is None or crop is None, "one of random_crop and random_resized_crop"),
             ("color_jitter", 0 <= self.color_jitter <= 1, "a share, 0..1"),
             (
                 "scale_jitter",
@@ -133,21 +133,21 @@ class AugmentationConfig:
             ("shear_degrees", 0 <= self.shear_degrees < 90, "0 to below 90 degrees"),
             ("zoom", 0 <= self.zoom < 1, "0 <= zoom < 1"),
         ):
-            if not is_possible:
+            if not is_valid:
                 raise UserError(f"augmentation {name} = {getattr(self, name)}; needed: {need}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Settings of a training, checked, with their source. `hf-vit finetune --help` explains each field.
+    """The validated settings of a training with their source. `hf-vit finetune --help` explains each field.
 
     Attributes:
-        name, source, summary: what it is called, where its numbers come from, what it is for.
-        learning_rates: the source's grid, which `--lr-sweep` tries; empty where it has none.
-        architecture: fields of the configuration of a model with fresh weights; a checkpoint keeps its own. Of
-            segmentation and detection those of the head, which is always new.
-        image_size: (height, width) px; None keeps the model's.
-        augmentation: of the training images.
+        name, source, summary: the name, the source of the numbers, and the purpose.
+        learning_rates: the grid of the source, which `--lr-sweep` tries; empty if it has none.
+        architecture: fields for the configuration of a model with new weights; for segmentation and detection fields of
+            the head. A checkpoint keeps its configuration.
+        image_size: (height, width) px; None is the model's.
+        augmentation: the augmentation of the training images.
     """
 
     name: str
@@ -226,10 +226,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _check(self)
-        wrong = (
+        rules = (
             (
                 (self.epochs is None) == (self.steps is None),
-                "give the length in epochs or in steps, and in one of them only",
+                "a training needs a length, in epochs or in steps; give one of the two",
             ),
             (
                 self.tune == "lora" and self.average_decay is not None,
@@ -237,12 +237,12 @@ class Recipe:
             ),
             (
                 self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"),
-                f"the schedule {self.schedule} has no min_learning_rate; choose --min-learning-rate 0",
+                f"the schedule {self.schedule} ends at 0, not at min_learning_rate; choose --min-learning-rate 0",
             ),
             (
                 self.min_learning_rate > self.learning_rate,
                 f"min_learning_rate {self.min_learning_rate:g} is above the learning rate {self.learning_rate:g}; "
-                "choose a smaller one",
+                "choose a smaller min_learning_rate",
             ),
             (
                 self.bce_threshold is not None and self.loss != "bce",
@@ -254,63 +254,63 @@ class Recipe:
             ),
             (
                 self.class_weights and self.loss == "bce",
-                "--class-weights works with --loss ce only; leave one of the two out",
+                "--class-weights works with --loss ce only; leave it out, or choose --loss ce",
             ),
             (
                 self.class_weights and self.balanced_sampling,
                 "--class-weights and --balanced-sampling both balance classes; choose one of them",
             ),
         )
-        if reasons := [reason for is_wrong, reason in wrong if is_wrong]:
+        if reasons := [reason for is_violated, reason in rules if is_violated]:
             raise UserError(f"{reasons[0]}; see hf-vit finetune --help")
 
     def initial_head_bias(self, num_labels: int) -> float:
-        """Return the first value of the head's bias.
+        """Return the initial value of the head's bias for K = `num_labels` classes.
 
-        With "bce" a class is then predicted with probability 1 / K at first. Google's original codes have the same
-        value as a rounded constant: -6.9 for 1,000 classes and -10 for 21,843 (big_vision's configs of arXiv
-        2106.10270).
+        With the loss "bce" it is -log(K), so that every class has a probability of about 1 / K at the start. Google's
+        code has such values as rounded constants: -6.9 for 1,000 classes and -10 for 21,843 (big_vision's configs of
+        arXiv 2106.10270).
         """
         if self.head_bias is not None:
             return self.head_bias
         return -math.log(num_labels) if self.loss == "bce" else 0.0
 
     def override(self, **values: Any) -> "Recipe":
-        """Return the recipe with other values; None changes nothing.
+        """Return a copy of the recipe with other values; None changes nothing.
 
-        (0, 0) switches random_resized_crop and scale_jitter off, "none" auto_augment; of the three random crops one
-        replaces the others.
+        (0, 0) switches random_resized_crop and scale_jitter off, and "none" switches auto_augment off. A random crop
+        replaces the recipe's random crop of another kind.
 
         Args:
             **values: names of `OVERRIDABLE`, or image_size.
 
         Raises:
-            UserError: a value is out of range; the message names value and range.
+            UserError: a name is unknown or a value out of range; the message has the allowed range.
         """
-        given = {name: value for name, value in values.items() if value is not None}
-        known = OVERRIDABLE | {"image_size"}
-        for name in set(given) - known:
-            near = difflib.get_close_matches(name, known, n=1) or sorted(known)
-            raise UserError(f"unknown recipe value '{name}'; did you mean {near[0]}?")
-        if "epochs" in given and "steps" in given:
-            raise UserError("give the length either in epochs or in steps, not both")
+        new_values = {name: value for name, value in values.items() if value is not None}
+        names = OVERRIDABLE | {"image_size"}
+        for name in set(new_values) - names:
+            close_names = difflib.get_close_matches(name, names, n=1) or sorted(names)
+            raise UserError(f"unknown recipe value '{name}'; did you mean {close_names[0]}?")
+        if "epochs" in new_values and "steps" in new_values:
+            raise UserError("the length was given in epochs and in steps; give only one of the two")
         changes: dict[str, Any] = {}
-        if "epochs" in given or "steps" in given:
+        if "epochs" in new_values or "steps" in new_values:
             changes = {"epochs": None, "steps": None}
-        varied = {name: given.pop(name) for name in list(given) if name in AUGMENTATION_FIELDS}
+        augmentation = {name: new_values.pop(name) for name in list(new_values) if name in AUGMENTATION_FIELDS}
         for name in ("random_resized_crop", "scale_jitter"):
-            if varied.get(name) == (0, 0):
-                varied[name] = None
-        if varied.get("auto_augment") == "none":
-            varied["auto_augment"] = None
-        if chosen := [crop for crop in _CROPS if varied.get(crop) is not None]:
-            varied = {**dict.fromkeys(set(_CROPS) - set(chosen)), **varied}
-        if varied:
-            changes["augmentation"] = dataclasses.replace(self.augmentation, **varied)
-        return dataclasses.replace(self, **changes | given)
+            if augmentation.get(name) == (0, 0):
+                augmentation[name] = None
+        if augmentation.get("auto_augment") == "none":
+            augmentation["auto_augment"] = None
+        if new_crops := [crop for crop in _CROPS if augmentation.get(crop) is not None]:
+            augmentation = {**dict.fromkeys(set(_CROPS) - set(new_crops)), **augmentation}
+        if augmentation:
+            changes["augmentation"] = dataclasses.replace(self.augmentation, **augmentation)
+        return dataclasses.replace(self, **changes | new_values)
 
     def settings(self) -> dict[str, Any]:
-        """Return every value, plain: what facts record and `hf-vit recipes` prints."""
+        """Return all values but the summary in one flat dictionary, for facts and `hf-vit recipes`."""
         values = {**vars(self)}
         del values["summary"], values["augmentation"]
         return {name: list(v) if isinstance(v, tuple) else v for name, v in (values | vars(self.augmentation)).items()}
@@ -318,9 +318,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """How to run a recipe; only the seed is meant to change what is learned. `hf-vit finetune --help` explains each.
+    """How to run a recipe; apart from seed and image size it should not change the result.
 
-    `image_size` is (height, width) px. With 0 workers this process prepares the images.
+    `hf-vit finetune --help` explains each field. `image_size` is (height, width) px. With 0 workers this process
+    prepares the images.
     """
 
     image_size: tuple[int, int] | None = setting(
@@ -356,37 +357,47 @@ class FinetuneOptions:
 
     def __post_init__(self) -> None:
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise UserError(f"micro batch size {self.micro_batch_size} must be at least 1")
+            raise UserError(
+                f"the micro batch size is {self.micro_batch_size}, but it must be at least 1; choose a positive number"
+            )
         if self.process_timeout < 1:
-            raise UserError(f"process timeout {self.process_timeout} must be at least 1 second")
+            raise UserError(
+                f"the process timeout is {self.process_timeout} seconds, but it must be at least 1; choose a longer one"
+            )
         if self.precision not in ("auto", "fp32", "bf16"):
-            raise UserError(f"precision '{self.precision}' is unknown; choose auto, fp32 or bf16")
+            raise UserError(f"the precision '{self.precision}' is unknown; choose auto, fp32 or bf16")
         if self.report_to not in REPORTERS:
             raise UserError(f"report_to '{self.report_to}' is unknown; choose {', '.join(REPORTERS)}")
-        needed = REPORTERS[self.report_to]
-        if needed and not any(map(importlib.util.find_spec, needed)):
+        packages = REPORTERS[self.report_to]
+        if packages and not any(map(importlib.util.find_spec, packages)):
             raise UserError(
                 f"--report-to {self.report_to} needs the package {self.report_to}, which is not installed; "
                 f"pip install {self.report_to}"
             )
         if self.image_size is not None and min(self.image_size) < 1:
-            raise UserError(f"image size {self.image_size[0]}x{self.image_size[1]} px must be at least 1x1")
+            raise UserError(
+                f"the image size is {self.image_size[0]}x{self.image_size[1]} px, but it must be at least 1x1; choose "
+                "a larger one"
+            )
         if self.num_workers < 0 or self.seed < 0:
-            raise UserError(f"seed ({self.seed}) and number of workers ({self.num_workers}) cannot be negative")
+            raise UserError(
+                f"the seed is {self.seed} and the number of workers {self.num_workers}, but neither can be negative; "
+                "choose 0 or more"
+            )
 
 
-# The weight of the teacher's part; soft targets as arXiv 2012.12877, section 6, hard ones as its equation 3.
+# The default weight of the teacher's loss: of soft targets arXiv 2012.12877, section 6, of hard ones its equation 3.
 _WEIGHTS = {"hard": 0.5, "soft": 0.1, "logit": 0.1}
 _TEMPERATURE = 3.0
 
 
 @dataclass(frozen=True)
 class DistillationOptions:
-    """How a student learns from a teacher, see `open_teacher`. `hf-vit finetune --help` explains each field.
+    """Settings of distillation; `hf-vit finetune --help` explains each field, and `open_teacher` the teacher.
 
-    The distillation token learns the teacher's first guess ("hard", arXiv 2012.12877, equation 3) or its probabilities
-    ("soft", equation 2), or any student's logits learn these ("logit"). Gradients of soft targets are scaled by the
-    square of the temperature.
+    The distillation token learns the teacher's most likely class ("hard", arXiv 2012.12877, equation 3) or its
+    probabilities ("soft", equation 2); with "logit" the student's logits learn the probabilities, without a token. The
+    loss of probabilities is multiplied by the square of the temperature.
     """
 
     teacher: Any
@@ -402,7 +413,9 @@ class DistillationOptions:
     def __post_init__(self) -> None:
         _check(self)
         if self.kind == "hard" and self.temperature is not None:
-            raise UserError("hard distillation has no temperature; choose soft or logit, or leave it out")
+            raise UserError(
+                "hard distillation has no temperature; leave the temperature out, or choose soft or logit distillation"
+            )
 
     @property
     def uses_token(self) -> bool:
@@ -410,7 +423,7 @@ class DistillationOptions:
         return self.kind != "logit"
 
     def settings(self) -> dict[str, Any]:
-        """Return plain values, without the teacher."""
+        """Return the values with their defaults, without the teacher, as facts record them."""
         weight = _WEIGHTS[self.kind] if self.weight is None else self.weight
         settings: dict[str, Any] = {"distillation": self.kind, "distillation_weight": weight}
         if self.kind != "hard":
@@ -418,8 +431,8 @@ class DistillationOptions:
         return settings
 
 
-# Of arXiv 1911.04252, section 3.1 (ratio: the authors' code, EfficientNet-B1 to B7; 14 for L2 in the paper), and of
-# 2003.10580: the defaults of the authors' code.
+# The defaults of both kinds: those of arXiv 1911.04252, section 3.1 (but the ratio is that of the authors' code for
+# EfficientNet-B1 to B7; the paper has 14 for L2), and those of the authors' code of arXiv 2003.10580.
 _SELF_TRAINING: dict[str, dict[str, Any]] = {
     "noisy-student": {
         "unlabelled_ratio": 3,
@@ -434,13 +447,13 @@ _SELF_TRAINING: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SelfTrainingOptions:
-    """How a student learns from unlabeled images and a teacher, see `open_teacher` and `load_unlabeled`.
+    """Settings of self-training with a teacher (see `open_teacher`) and unlabeled images (see `load_unlabeled`).
 
-    `hf-vit finetune --help` explains each field. A value of None is the default of its kind, see `settings`; those of
-    the other kind are refused. A noisy student (arXiv 1911.04252) learns as many images of every class, the surest, or
-    all and some of them repeatedly. Pseudo labels of meta-pseudo-labels (arXiv 2003.10580) are drawn from the teacher's
-    probabilities; it should answer to an augmented image as to the image (UDA, arXiv 1904.12848), whose weight rises
-    from 0.
+    `hf-vit finetune --help` explains each field. None is the default of the kind, and settings of the other kind are
+    refused. A noisy student (arXiv 1911.04252) learns the same number of images of every class: those with the highest
+    confidence, or repeated ones if there are too few. The labels of meta-pseudo-labels (arXiv 2003.10580) are drawn
+    from the teacher's probabilities; a consistency loss (UDA, arXiv 1904.12848), whose weight rises from 0, makes the
+    teacher predict the same for an image and its augmentation.
     """
 
     teacher: Any
@@ -481,19 +494,19 @@ class SelfTrainingOptions:
                 raise UserError(f"{name} is not a setting of {self.kind}; leave it out")
 
     def settings(self) -> dict[str, Any]:
-        """Return plain values, without teacher and images."""
-        usual = _SELF_TRAINING[self.kind]
-        chosen = {name: getattr(self, name) for name in usual if getattr(self, name) is not None}
-        return {"self_training": self.kind, **(usual | chosen)}
+        """Return the values with the defaults of the kind, without teacher and images, as facts record them."""
+        defaults = _SELF_TRAINING[self.kind]
+        values = {name: getattr(self, name) for name in defaults if getattr(self, name) is not None}
+        return {"self_training": self.kind, **(defaults | values)}
 
 
 @dataclass(frozen=True)
 class ContrastiveOptions:
-    """Settings of momentum contrast; the defaults are those of arXiv 2104.02057, section 4.3 and its code's.
+    """Settings of momentum contrast; the defaults are those of arXiv 2104.02057, section 4.3, and of its code.
 
     `hf-vit pretrain --help` explains each field. The momentum rises to 1 along half a cosine. A hidden size of None is
-    4096, or 12 times the encoder's width below ViT-S. Batch norm sees the images of all processes; the other norms make
-    a batch's parts independent. Frozen patches keep their initial values: the paper found training stable then.
+    12 times the encoder's width, but at most 4096. Batch norm uses the images of all processes; with the other norms an
+    image does not depend on others. A frozen patch embedding keeps its initial values, which the paper found stable.
     """
 
     temperature: float = _contrast(0.2, "Temperature of the contrastive loss.", above=0)
@@ -515,14 +528,15 @@ class ContrastiveOptions:
 _CROPS = ("random_resized_crop", "random_crop", "scale_jitter")
 
 
-def _fields(settings: Any) -> Mapping[str, Field[Any]]:
-    return {each.name: each for each in fields(settings) if each.metadata}
+def _list_fields(settings: Any) -> Mapping[str, Field[Any]]:
+    """Return the fields of a dataclass that are options, by name."""
+    return {field.name: field for field in fields(settings) if field.metadata}
 
 
-RECIPE_FIELDS, AUGMENTATION_FIELDS, RUN_FIELDS = map(_fields, (Recipe, AugmentationConfig, FinetuneOptions))
-DISTILLATION_FIELDS, SELF_TRAINING_FIELDS = map(_fields, (DistillationOptions, SelfTrainingOptions))
-CONTRASTIVE_FIELDS = _fields(ContrastiveOptions)
-# What an option of `hf-vit finetune` may change in a recipe.
+RECIPE_FIELDS, AUGMENTATION_FIELDS, RUN_FIELDS = map(_list_fields, (Recipe, AugmentationConfig, FinetuneOptions))
+DISTILLATION_FIELDS, SELF_TRAINING_FIELDS = map(_list_fields, (DistillationOptions, SelfTrainingOptions))
+CONTRASTIVE_FIELDS = _list_fields(ContrastiveOptions)
+# The values of a recipe that options of `hf-vit finetune` can change.
 OVERRIDABLE = frozenset(RECIPE_FIELDS) | frozenset(AUGMENTATION_FIELDS)
 
 
@@ -532,15 +546,15 @@ def option_name(field: Field[Any]) -> str:
 
 
 def _check(settings: Any, command: str = "finetune") -> None:
-    """Give the fields of a data class values in their types and ranges, or refuse them."""
-    for each in fields(settings):
-        object.__setattr__(settings, each.name, _checked(each, getattr(settings, each.name), command))
+    """Convert the fields of a dataclass to their types, and raise a `UserError` for values out of range."""
+    for field in fields(settings):
+        object.__setattr__(settings, field.name, _convert(field, getattr(settings, field.name), command))
 
 
-def _checked(known: Field[Any], value: Any, command: str) -> Any:
-    """Return a value in the type of its field."""
-    kind: Any = known.type
-    parts, need = (kind, *get_args(kind)), ""
+def _convert(field: Field[Any], value: Any, command: str) -> Any:
+    """Convert a value to the type of its field; raise a `UserError` if it does not fit type or range."""
+    annotation: Any = field.type
+    parts, need = (annotation, *get_args(annotation)), ""
     if value is None and NoneType in parts:
         return value
     value = cast(Any, value)
@@ -557,9 +571,9 @@ def _checked(known: Field[Any], value: Any, command: str) -> Any:
             value = value if need else bool(value)
         elif int in parts or float in parts:
             number = float(value)
-            for limit, (words, holds) in _LIMITS.items():
-                edge = known.metadata[limit]
-                need = need or ("" if edge is None or holds(number, edge) else f"{words} {edge:g}")
+            for name, (words, is_within) in _LIMITS.items():
+                limit = field.metadata[name]
+                need = need or ("" if limit is None or is_within(number, limit) else f"{words} {limit:g}")
             if not math.isfinite(number):
                 need = "a finite number"
             elif int in parts and not number.is_integer():
@@ -568,7 +582,7 @@ def _checked(known: Field[Any], value: Any, command: str) -> Any:
     except (TypeError, ValueError):
         need = "a valid number"
     if need:
-        raise UserError(f"{option_name(known)} = {value!r}: Input should be {need}; see hf-vit {command} --help")
+        raise UserError(f"{option_name(field)} = {value!r}: Input should be {need}; see hf-vit {command} --help")
     return value
 
 

@@ -16,11 +16,11 @@ from hf_vit.comparison.measurement import (
     HEAD,
     PROBE,
     ProbedForImageClassification,
+    choose_classifier,
+    describe_inputs,
+    estimate_share,
     fit_probe,
-    inputs_of,
-    judged_by,
     measure_model,
-    share,
 )
 from hf_vit.cost import forward_flops
 from hf_vit.data import ImageData
@@ -146,7 +146,7 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
         (["vit", "vit"], "vit is given twice"),
         (["vit", "nowhere"], "there is no folder nowhere"),
         (["vit", "timm:nowhere"], "timm:nowhere cannot be loaded"),
-        (["vit", "igpt"], "igpt: it has no classification head; or fit a linear probe"),
+        (["vit", "igpt"], "igpt: it has no class names; or fit a linear probe"),
         (["vit", "other"], r"other: the data has classes that the model .* fit a linear probe \(--probe\)"),
     ],
 )  # fmt: skip
@@ -165,9 +165,9 @@ def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, da
     for changes, message in (
         ({"corruptions": ("rain",)}, "unknown corruption rain"),
         ({"severity": 6}, "severity 6 is out of range"),
-        ({"epsilons": (0.0,)}, "must be above 0"),
-        ({"batch_size": 0}, "batch_size 0 must be at least 1"),
-        ({"speed_turns": -1}, "speed_turns -1"),
+        ({"epsilons": (0.0,)}, "needs steps above 0"),
+        ({"batch_size": 0}, "batch_size is 0, but at least 1 is needed"),
+        ({"speed_turns": -1}, "speed_turns is -1"),
     ):
         with pytest.raises(UserError, match=message):
             ComparisonSettings(**changes)
@@ -235,7 +235,7 @@ def test_the_command(saved, class_folders, tmp_path, capsys):
     assert str(tmp_path) not in (folders[0] / "facts.json").read_text()
     # Nothing is left to do: nothing is recorded.
     assert typed("compare", *names, *options, *sizes) == 0
-    assert "a/model: kept, it was finished before" in capsys.readouterr().out
+    assert "a/model: already measured, the stored result is used" in capsys.readouterr().out
     assert len(Facts.load(folders[0]).records) == 1
 
 
@@ -260,7 +260,7 @@ def test_a_stopped_command_goes_on_by_model(saved, class_folders, capsys, tmp_pa
     assert set(contents(out)) == {"models/vit.json"}
     before, stops[:] = (out / "models/vit.json").stat().st_mtime_ns, []
     assert typed(*words) == 0
-    assert "vit: kept, it was finished before\nswin: measured\n" in capsys.readouterr().out
+    assert "vit: already measured, the stored result is used\nswin: measured\n" in capsys.readouterr().out
     assert (out / "models/vit.json").stat().st_mtime_ns == before
 
 
@@ -300,7 +300,7 @@ def answers(model, pixels):
 
 def measured(saved, data, kind, probe=False, **changes):
     subject, settings = load_model(saved.source(kind)), replace(SETTINGS, **changes)
-    inputs = inputs_of(subject, judged_by(subject, data, probe), data, "test", settings)
+    inputs = describe_inputs(subject, choose_classifier(subject, data, probe), data, "test", settings)
     return subject, measure_model(subject, data, inputs, settings, progress=False)
 
 
@@ -361,7 +361,7 @@ def test_wilsons_interval_in_closed_form(saved, data):
     z, images, hits = 1.959963984540054, 24, 3
     middle = (hits + z**2 / 2) / (images + z**2)
     half = z / (images + z**2) * math.sqrt(hits * (images - hits) / images + z**2 / 4)
-    found = share(hits, images)
+    found = estimate_share(hits, images)
     assert (found.value, found.low, found.high) == pytest.approx((hits / images, middle - half, middle + half))
 
 
@@ -383,11 +383,11 @@ def test_image_gpt_by_its_middle_layer_and_a_probe(saved, data, tmp_path):
     assert len(whole.h) == 4, "the model that was given is left as it was"
     _, result = measured(saved, data, "igpt", probe=True)
     assert (result.inputs.model.judged_by, result.fgsm, set(result.corruptions)) == (PROBE, None, {"contrast"})
-    assert result.notes[-1] == "not attacked: its color quantization has no gradient"
+    assert result.notes[-1] == "the model was not attacked, because its color quantization has no gradient"
     assert result.clean == result.top1.value
     folder = zoo.save_image_gpt(tmp_path / "small")
     AutoImageProcessor.from_pretrained(folder, size={"height": 16, "width": 16}).save_pretrained(folder)
-    with pytest.raises(UserError, match=r"makes 16x16 px, one token per pixel, but the ImageGPT takes 64"):
+    with pytest.raises(UserError, match=r"gives 16x16 px, one token per pixel, but the ImageGPT takes 64"):
         load_models([str(folder), saved.source("vit")])
 
 
@@ -424,7 +424,9 @@ def test_a_probe_that_never_saw_a_class_has_no_loss(knows_all, saved, data):
     data = ImageData("colours", "", {**data.splits, "train": train}, data.label_names)
     subject = load_model(saved.source("swin"))
     settings = replace(SETTINGS, corruptions=(), epsilons=())
-    found = measure_model(subject, data, inputs_of(subject, PROBE, data, "test", settings), settings, progress=False)
+    found = measure_model(
+        subject, data, describe_inputs(subject, PROBE, data, "test", settings), settings, progress=False
+    )
     assert (found.loss is not None) == knows_all
     assert found.loss is None or found.loss < 100
 
@@ -436,8 +438,8 @@ def test_timm_by_folder_and_by_file(saved, data):
     by_folder, by_file = load_models(sources)
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
-    with pytest.raises(UserError, match="it has no classification head; or fit a linear probe"):
-        judged_by(by_file, data, probe=False)
+    with pytest.raises(UserError, match="it has no class names; or fit a linear probe"):
+        choose_classifier(by_file, data, probe=False)
     for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):
         with pytest.raises(UserError, match="cannot be loaded"):
             load_models([f"timm:{mistake}", sources[0]])

@@ -518,7 +518,7 @@ def test_the_bytes_of_a_file(tmp_path: Path):
     assert verify(tmp_path / "out").holds()
 
 
-OF_ONE_SIZE = "the image processor makes images of 32x40 px, which the model does not take"
+ONE_SIZE_PROTOCOLS = "the image processor makes images of 32x40 px, which the model does not take"
 SLOW_FAMILIES = ("hybrid", "axial", "bit", "axial_resnet")
 
 
@@ -528,7 +528,7 @@ def test_every_family_with_its_processor(name: str, tmp_path: Path):
     other = ViTImageProcessor(size={"height": 32, "width": 40})
     model = saved(name, tmp_path / "model", processor=other)
     if name == "mixer":
-        with pytest.raises(UserError, match=OF_ONE_SIZE):
+        with pytest.raises(UserError, match=ONE_SIZE_PROTOCOLS):
             export(tmp_path / "model", tmp_path / "out", "onnx", preprocessing=True)
         height, width = model.config.nominal_size
         other = ViTImageProcessor(size={"height": height, "width": width})

@@ -220,7 +220,7 @@ def of_library(library: str) -> tuple[Shapes, dict[str, Any], dict[str, Any]]:
     return shapes, config, processor
 
 
-def refusal_of(shapes: Shapes, config: Any, processor: Any) -> str | None:
+def make_refusal(shapes: Shapes, config: Any, processor: Any) -> str | None:
     """The message, or None for what makes a model."""
     try:
         build_processor(conversion.plan(shapes, companions=Companions(config, processor or None)))
@@ -232,10 +232,10 @@ def refusal_of(shapes: Shapes, config: Any, processor: Any) -> str | None:
 @pytest.mark.parametrize("library", ["transformers", "timm"])
 def test_values_of_another_kind(library: str):
     shapes, config, processor = of_library(library)
-    assert refusal_of(shapes, config, processor) is None
+    assert make_refusal(shapes, config, processor) is None
     changed = [(with_value(config, place, bad), processor) for place in places(config) for bad in BAD]
     changed += [(config, with_value(processor, place, bad)) for place in places(processor) for bad in BAD]
-    refusals = [message for files in changed if (message := refusal_of(shapes, *files)) is not None]
+    refusals = [message for files in changed if (message := make_refusal(shapes, *files)) is not None]
     assert len(changed) // 4 < len(refusals) < len(changed)
     assert not any("\n" in message for message in refusals)
 
@@ -278,7 +278,7 @@ VALUES: tuple[tuple[str, str, Callable[[Any], Any], str], ...] = (
 def test_value_is_named(library: str, file: str, change: Callable[[Any], Any], told: str):
     shapes, config, processor = of_library(library)
     files = (config, change(processor)) if file == "processor" else (change(config), None)
-    message = refusal_of(shapes, *files)
+    message = make_refusal(shapes, *files)
     assert message
     assert re.search(told, message)
     assert len(message) < 1000

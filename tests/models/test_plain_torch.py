@@ -59,7 +59,7 @@ def logits(model: nn.Module, images: torch.Tensor, **weights: Any) -> torch.Tens
     return model(images, **kwargs).logits
 
 
-def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+def configure_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
@@ -68,7 +68,7 @@ def wanted(build: Build, images: torch.Tensor) -> Wanted:
     """Weights of a few models, and the logits of each."""
     models = [build(seed) for seed in range(NUM_WEIGHTS)]
     with torch.no_grad():
-        return [(weights_of(model), logits(model, images)) for model in models]
+        return [(configure_weights(model), logits(model, images)) for model in models]
 
 
 @torch.no_grad()

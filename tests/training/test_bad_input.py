@@ -19,10 +19,10 @@ from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.analysis import analyze
 from hf_vit.data import make_processor
 from hf_vit.errors import enough_memory, is_out_of_memory, refusal
-from hf_vit.evaluation.reading import finite_logits
+from hf_vit.evaluation.reading import compute_logits
 from hf_vit.models.modeling_hf_vit import HfViTLayer
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
-from hf_vit.training.run import is_complete, last_complete, need_space
+from hf_vit.training.run import is_complete, last_complete, require_space
 
 ONE_STEP = ("--steps", "1", "--evaluations", "1", "--batch-size", "4")
 
@@ -54,11 +54,11 @@ def refused(command, tmp_path, colours, monkeypatch):
     [
         (("--learning-rate", "0"), "learning_rate = 0.0: Input should be greater than 0"),
         (("--learning-rate", "nan"), "--learning-rate nan is not a finite number"),
-        (("--micro-batch-size", "0"), "micro batch size 0 must be at least 1"),
+        (("--micro-batch-size", "0"), "micro batch size is 0, but it must be at least 1"),
         (("--micro-batch-size", "3"), "3 does not divide the batch size 4"),
         (("--precision", "fp8"), "choose auto, fp32 or bf16"),
-        (("--image-size", "x8"), "--image-size 'x8' cannot be read"),
-        (("--image-size", "0"), "--image-size '0' cannot be read"),
+        (("--image-size", "x8"), "--image-size 'x8' is not a size"),
+        (("--image-size", "0"), "--image-size '0' is not a size"),
         (("--image-size", "2"), "Ti/4: image_size=2 does not fit patch_size=4"),
         (("--device", "nonsense"), "device 'nonsense' cannot be used"),
         (("--recipe", "default-smal"), "unknown recipe 'default-smal'; did you mean default-small"),
@@ -68,11 +68,11 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--data", "no-such-folder-here"), "no-such-folder-here"),
         (
             ("--data", "digits", "--repeated-augmentation", "3", "--streaming"),
-            "a stream gives each image once per epoch",
+            "a stream gives every image once per epoch",
         ),
         (
             ("--random-crop", "16", "--image-size", "16"),
-            "--random-crop 16 is larger than",
+            "--random-crop 16 is too large for",
         ),
         (("--distillation", "soft"), "need --teacher"),
         (("--teacher", "TINY", "--distillation", "loud"), "distillation = 'loud': Input should be 'hard', 'soft' or"),
@@ -181,15 +181,15 @@ USAGE = namedtuple("usage", "total used free")
 def test_full_disk_is_told_beforehand(refused, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: USAGE(2**30, 2**30 - 5 * 2**20, 5 * 2**20))
     message = refused()
-    assert "has 5.0 MiB free and training needs about" in message
-    assert message.endswith("; free some space or choose another folder\n")  # bench data has no --output
+    assert "has 5.0 MiB free, but training needs about" in message
+    assert message.endswith("; free some space, or choose another folder\n")  # bench data has no --output
 
 
 def test_needed_space_is_counted_in_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: USAGE(0, 0, 1000))
-    need_space(tmp_path / "not" / "yet" / "there", 1000)
+    require_space(tmp_path / "not" / "yet" / "there", 1000)
     with pytest.raises(UserError, match="free some space"):
-        need_space(tmp_path / "not" / "yet" / "there", 1001)
+        require_space(tmp_path / "not" / "yet" / "there", 1001)
 
 
 # As they were seen on a disk that was really full: of Python, safetensors and torch.save.
@@ -244,7 +244,7 @@ def test_disk_that_fills_up_with_the_finished_model(colours, tiny_config, tmp_pa
 
     with monkeypatch.context() as patched:
         patched.setattr("hf_vit.training.run.write_card", fail)
-        with pytest.raises(UserError, match="free some space there, then continue with --resume; the checkpoints"):
+        with pytest.raises(UserError, match=r"free some space there, then continue with --resume \(the checkpoints"):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]
     assert last_complete(output / "checkpoints").name == "checkpoint-1"
@@ -354,7 +354,7 @@ def test_evaluation_and_analysis_name_their_batches(tiny_config, monkeypatch):
     images = [Image.fromarray(np.zeros((8, 8, 3), np.uint8))] * 4
     monkeypatch.setattr(HfViTLayer, "forward", failing_forward)
     with pytest.raises(UserError, match="a batch of 5 images of 8x8 px; choose a smaller batch size"):
-        finite_logits(model, torch.zeros(5, 3, 8, 8))
+        compute_logits(model, torch.zeros(5, 3, 8, 8))
     with pytest.raises(UserError, match=r"memory for cka \(batches of 8 images, of 64 for CKA\); choose a smaller"):
         analyze((model, make_processor(model.config)), images, only=["cka"])
 

@@ -82,8 +82,10 @@ def test_images_that_are_added_make_no_training_image_a_test_image(trained, comm
         (data / name / "new.bmp").write_bytes(new_bitmap(name))
     code, _, err = command("evaluate", folder, "--data", data)
     assert code == 0
-    assert re.search(r"warning: colours has changed since the training \(fingerprint \w{16}, then \w{16}\)\n", err)
-    assert "were trained on" not in err
+    assert re.search(
+        r"warning: colours has changed since the training \(its fingerprint is \w{16}, and was \w{16}\)\n", err
+    )
+    assert "were in the training" not in err
     after = load_data(str(data))
     trained_on = {image.digest for image in before.seen["train"]}
     assert not trained_on & {image.digest for image in after.seen["test"]}
@@ -114,10 +116,10 @@ def test_training_images_in_a_test_folder_are_told(trained, command, tmp_path):
     code, _, err = command("evaluate", folder, "--data", tmp_path / "holdout")
     total = 5 + source.num_examples("test")
     assert code == 0
-    assert f"warning: 5 of the {total} images were trained on, so the result is too good\n" in err
+    assert f"warning: 5 of the {total} images were in the training, so the result is too good\n" in err
     record = Facts.load(folder).records[-1]
     assert record.values["trained_images"] == 5
-    assert f"5 of the {total} images were trained on" in (folder / "README.md").read_text()
+    assert f"5 of the {total} images were in the training" in (folder / "README.md").read_text()
     assert indexed(folder) == metadata, "no number for others to compare by"
 
 
@@ -130,7 +132,7 @@ def test_what_a_base_or_an_ingredient_learnt_from_is_told_of_its_heirs(trained, 
     count = load_data(str(data)).num_examples("train")
     for model in (heir, soup):
         _, _, err = command("evaluate", model, "--data", data, "--split", "train")
-        assert f"warning: {count} of the {count} images were trained on" in err
+        assert f"warning: {count} of the {count} images were in the training" in err
 
 
 def test_results_of_training_images_stay_out_of_the_card(trained, command):
@@ -138,7 +140,7 @@ def test_results_of_training_images_stay_out_of_the_card(trained, command):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".png", ".md")}
     code, out, err = command("evaluate", folder, "--data", data, "--split", "train")
     assert code == 0
-    assert "images were trained on" in err
+    assert "images were in the training" in err
     assert "plots were not made (add --output DIR)" in out
     assert Facts.load(folder).records[-1].data.split == "train"
     assert {name: (folder / name).read_bytes() for name in before} == before
@@ -246,7 +248,9 @@ def test_a_run_names_the_shard_that_changed(kind, streaming, shards, stopped, tr
     whole = one.read_bytes()
 
     one.unlink()
-    with pytest.raises(UserError, match=rf"data was data .*now data .*train/train-1\.{kind} is missing: put the data"):
+    with pytest.raises(
+        UserError, match=rf"data was data .*now data .*train/train-1\.{kind} is missing: restore the data"
+    ):
         train(data, output, streaming, resume=True)
     WRITERS[kind](one, encoded[0] + encoded[1])
     two.unlink()
@@ -267,7 +271,7 @@ def test_a_run_names_the_image_that_changed(make_colours, stopped, train, tmp_pa
     output = stopped(data, tmp_path / "out", streaming=False)
     shutil.copy(data / "red" / "03.png", data / "green" / "extra.png")
     (data / "red" / "07.png").unlink()
-    message = r"train/red/07\.png is missing, train/green/extra\.png is new: put the data back as it was"
+    message = r"train/red/07\.png is missing, train/green/extra\.png is new: restore the data"
     with pytest.raises(UserError, match=message):
         train(data, output, False, resume=True)
 
@@ -300,9 +304,7 @@ def test_a_shard_that_is_cut_off(part, kind, streaming, shards):
     shard = data / f"train-1.{kind}"
     content = shard.read_bytes()
     shard.write_bytes(content[: int(part * len(content))])
-    with pytest.raises(
-        UserError, match=rf"'data' cannot be read as \w+: the file train/train-1\.{kind} is damaged \(.*restore"
-    ):
+    with pytest.raises(UserError, match=rf"'data' cannot be read as \w+: train/train-1\.{kind} is damaged \(.*restore"):
         load_data(str(data), streaming=streaming)
 
 

@@ -132,7 +132,7 @@ def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path, monkeypatch: pyte
     differing = {name for name, value in larger.state_dict().items() if not torch.equal(value, old[name])}
     assert [name.rpartition(".")[2] for name in differing] == ["position_embeddings"]
     if head not in ("linear", "detr"):  # whose width follows from the backbone, or from the fields
-        with pytest.raises(UserError, match=r"has another shape .*leave --head-width"):
+        with pytest.raises(UserError, match=r"has another shape .*leave out --head-width"):
             build_dense_model(source, head, ["sky", "cat"], width=2 * SMALL[head]["width"])
     another = "linear" if head != "linear" else "detr"
     given = {} if another == "linear" else SMALL["detr"]
@@ -439,15 +439,15 @@ def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, capfd: p
             "unknown head 'linear' for detection.*mask-rcnn, detr, deformable-detr",
         ),
         (dict(task="classification", head="linear"), "need --task segmentation or detection"),
-        (dict(task="segmentation", head_width=0), "--head-width 0 must be at least 1"),
+        (dict(task="segmentation", head_width=0), "--head-width is 0, but a head needs at least 1 channel"),
         (dict(task="segmentation", streaming=True), "cannot be streamed"),
         (dict(task="segmentation", mixup_alpha=0.2), "mixup_alpha"),
         (dict(task="detection", rotation_degrees=5.0), "rotation_degrees"),
-        (dict(task="segmentation", label_smoothing=0.1), "has no --label-smoothing"),
-        (dict(task="detection", loss="bce"), "has no --loss"),
-        (dict(task="detection", tune="lora"), "has no --tune"),
-        (dict(task="segmentation", lr_sweep=True), "a learning-rate sweep compares accuracies"),
-        (dict(task="segmentation", sam_rho=0.05), "has no --sam-rho"),
+        (dict(task="segmentation", label_smoothing=0.1), "does not support --label-smoothing"),
+        (dict(task="detection", loss="bce"), "does not support --loss"),
+        (dict(task="detection", tune="lora"), "does not support --tune"),
+        (dict(task="segmentation", lr_sweep=True), "--lr-sweep compares accuracies"),
+        (dict(task="segmentation", sam_rho=0.05), "does not support --sam-rho"),
     ],
 )
 def test_refused_before_anything_is_read(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -178,12 +178,12 @@ def test_classes_are_matched_by_name(tiny_config, teacher_folder):
     """The teacher knows more classes, in another order: the answers are the data's, in the data's."""
     names = ["red", "cyan", "blue", "green"]
     model = make_teacher_model(tiny_config, names)
-    teacher = open_teacher((model, ViTImageProcessor.from_pretrained(teacher_folder))).for_classes(NAMES)
+    teacher = open_teacher((model, ViTImageProcessor.from_pretrained(teacher_folder))).select_classes(NAMES)
     pixels = torch.rand(2, 3, 8, 8)
     scale = PixelScale.from_processor(ViTImageProcessor.from_pretrained(teacher_folder))
     torch.testing.assert_close(teacher.answer(pixels, scale), model(pixels).logits[:, [2, 3, 0]], atol=1e-5, rtol=1e-4)
     with pytest.raises(UserError, match=r"teacher HfViTForImageClassification: the data has classes .*'black'"):
-        teacher.for_classes(["blue", "black"])
+        teacher.select_classes(["blue", "black"])
 
 
 def test_a_teacher_of_transformers(tmp_path, images):
@@ -192,7 +192,7 @@ def test_a_teacher_of_transformers(tmp_path, images):
     ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
     # It gives a shorter side only, and is fed squares.
     ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(tmp_path / "resnet")
-    teacher = open_teacher(tmp_path / "resnet", "cpu").for_classes(NAMES)
+    teacher = open_teacher(tmp_path / "resnet", "cpu").select_classes(NAMES)
     assert (teacher.subject.name, teacher.size) == ("resnet", (32, 32))
     seen = []
     teacher.subject.model.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
@@ -220,14 +220,14 @@ def test_a_teacher_of_timm(timm_folder):
     pixels = torch.rand(2, 3, 16, 16)
     expected = model((pixels - 0.5) / 0.5)[:, [2, 1, 0]]
     for source in (folder, f"timm:{folder}"):
-        teacher = open_teacher(source, "cpu").for_classes(NAMES)
+        teacher = open_teacher(source, "cpu").select_classes(NAMES)
         assert (teacher.subject.name, teacher.size) == ("timm:timm", (16, 16))
         torch.testing.assert_close(teacher.answer(pixels, PixelScale()), expected)
 
 
 def test_a_teacher_that_does_not_name_its_classes(timm_folder):
     with pytest.raises(UserError, match=r"has no class names.*add label_names"):
-        open_teacher(timm_folder()[0], "cpu").for_classes(NAMES)
+        open_teacher(timm_folder()[0], "cpu").select_classes(NAMES)
 
 
 def test_timm_knows_imagenet_by_number_and_by_word():
@@ -238,7 +238,7 @@ def test_timm_knows_imagenet_by_number_and_by_word():
     pixels, model = torch.rand(1, 3, 32, 32), timm.create_model("resnet10t").eval()
     teacher = Teacher(LoadedModel(model, torch.stack, "resnet"))
     for names in (["n01443537", "n01440764"], ["goldfish, Carassius auratus", "tench, Tinca tinca"]):
-        found = teacher.for_classes(names).answer(pixels, PixelScale())
+        found = teacher.select_classes(names).answer(pixels, PixelScale())
         torch.testing.assert_close(found, model(pixels)[:, [1, 0]])
 
 
@@ -331,7 +331,7 @@ def test_another_teacher_cannot_take_over(distil, killed, tmp_path, teacher_fold
     with torch.no_grad():
         model.classifier.bias[0] += 1
     model.save_pretrained(teacher_folder)
-    with pytest.raises(UserError, match=r"--resume needs the settings .* teacher_fingerprint was .*, now "):
+    with pytest.raises(UserError, match=r"--resume needs the same settings .* teacher_fingerprint was .*, now "):
         distil(again, kind="logit", resume=True, changes=dict(steps=2, evaluations=1))
 
 

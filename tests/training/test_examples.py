@@ -19,7 +19,7 @@ from hf_vit.data import make_processor
 from hf_vit.results.delivery import prepare_output
 from hf_vit.results.facts import Facts, append_record, new_record
 from hf_vit.results.writing import hidden_sibling
-from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, digits_config, look_afresh, train_digits
+from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, compare_fresh, digits_config, train_digits
 from hf_vit_cli.main import build_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -197,4 +197,4 @@ def test_a_full_disk_of_the_fresh_process_is_told_in_a_line(tmp_path, monkeypatc
     failed = subprocess.CompletedProcess([], 1, "", said)
     monkeypatch.setattr(subprocess, "run", lambda *arguments, **settings: failed)
     with pytest.raises(UserError, match="cannot be written: No space left on device; free some space there"):
-        look_afresh(tmp_path, result)
+        compare_fresh(tmp_path, result)

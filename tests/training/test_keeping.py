@@ -17,7 +17,7 @@ from hf_vit.data import make_processor
 from hf_vit.loading.start import build_classifier, find_model
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
-from hf_vit.training.tasks.classification import accuracy_of_chance, compute_metrics
+from hf_vit.training.tasks.classification import compute_chance_accuracy, compute_metrics
 from hf_vit.training.trainer.callbacks import Patience
 
 SHORT = ("--steps", "2", "--batch-size", "12", "--precision", "fp32", "--learning-rate", "1e-9")
@@ -82,7 +82,7 @@ def test_it_is_told_and_can_be_declined(saved, colours, command, tmp_path):
     folder, old = saved("red", "blue", "green")
     arguments = ("finetune", "--model", folder, "--data", colours, *SHORT)
     code, out, _ = command(*arguments, "--output", tmp_path / "kept")
-    assert (code, out.count("; the head for these classes is kept (--new-head")) == (0, 1)
+    assert (code, out.count("; the checkpoint's head for these classes is kept (--new-head")) == (0, 1)
     kept = AutoModelForImageClassification.from_pretrained(tmp_path / "kept")
     torch.testing.assert_close(kept.classifier.weight, old.classifier.weight[[1, 2, 0]], atol=1e-6, rtol=0)
     recipe = Facts.load(tmp_path / "kept").records[0].values["recipe"]
@@ -142,13 +142,13 @@ def test_no_run_is_stopped_while_it_warms_up(colours, tiny_config, tmp_path):
 def test_accuracy_of_chance(counts):
     """Guesses are right more often than that once in a hundred data sets or more rarely, by the binomial law."""
     images = sum(counts)
-    chance = accuracy_of_chance(np.repeat(np.arange(len(counts)), counts))
+    chance = compute_chance_accuracy(np.repeat(np.arange(len(counts)), counts))
     assert max(counts) / images < chance < 1
     assert 1e-5 < binom.sf(chance * images, images, max(counts) / images) < 0.02
 
 
 def test_of_few_images_chance_explains_not_all():
-    assert accuracy_of_chance(np.array([0, 1, 2] * 2)) == pytest.approx(2 / 3)
+    assert compute_chance_accuracy(np.array([0, 1, 2] * 2)) == pytest.approx(2 / 3)
 
 
 def test_a_model_that_has_hardly_learnt_is_told(colours, make_colours, command, tmp_path, tiny_checkpoint):

@@ -18,7 +18,7 @@ from hf_vit.results.facts import Facts, append_record, new_record
 from hf_vit.results.writing import hidden_sibling
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
 from hf_vit.training import run as output_module
-from hf_vit.training.run import is_complete, way_on
+from hf_vit.training.run import describe_resume, is_complete
 from hf_vit.training.trainer.callbacks import StopOnTermination
 from hf_vit.training.trainer.sampling import SeededDataset
 
@@ -196,9 +196,9 @@ def test_a_run_killed_before_it_was_entered_is_started_anew(left, train, tmp_pat
 
 def test_an_interrupt_after_the_model_was_delivered_says_that_it_is_complete(train, done, tmp_path):
     output = shutil.copytree(done.folder, tmp_path / "out")
-    assert way_on(output) == f"the model in {output} is complete; --resume tidies up beside it"
+    assert describe_resume(output) == f"the model in {output} is complete; --resume removes its checkpoints"
     train(output, resume=True)
-    assert way_on(output) == f"the model in {output} is complete"
+    assert describe_resume(output) == f"the model in {output} is complete"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_sigterm_writes_a_checkpoint_to_go_on_from(train, done, tmp_path, stop_a
     assert is_complete(tmp_path / "out" / "checkpoints" / "checkpoint-3")
     told = []
     again = train(tmp_path / "out", told.append, resume=True)
-    assert "going on from checkpoint-3" in told
+    assert "resuming from checkpoint-3" in told
     assert again.steps == 4
     assert same_weights(again.folder, done.folder)
     assert (again.validation, again.test.loss) == (done.validation, done.test.loss)

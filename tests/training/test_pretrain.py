@@ -33,11 +33,11 @@ from hf_vit.training.tasks.momentum_contrast import (
     MomentumUpdate,
     TwoViews,
     build_mlp,
+    compute_momentum,
     contrastive_loss,
-    momentum_at,
 )
 from hf_vit.training.tasks.patch_prediction import MaskingCollator, NextPatch, RandomMasking
-from hf_vit.training.trainer.distributed import synchronise_batch_norms
+from hf_vit.training.trainer.distributed import synchronize_batch_norms
 
 OBJECTIVES = ("masked-patch", "next-patch", "contrastive")
 SHORT = dict(steps=6, evaluations=3, batch_size=8, learning_rate=2e-3, shift_px=1)
@@ -164,7 +164,7 @@ REFUSED = [
     ({"objective": "jigsaw"}, "objective 'jigsaw' is unknown; choose masked-patch, next-patch, contrastive"),
     ({"target": "edges"}, "target 'edges' is unknown; choose mean_color, downsampled, pixels"),
     ({"objective": "contrastive", "micro_batch_size": 4}, "cannot be split into micro-batches of 4"),
-    ({"objective": "contrastive", "batch_size": 64}, "50 training images are fewer than the batch size 64"),
+    ({"objective": "contrastive", "batch_size": 64}, "needs a full batch of 64 images, but there are only 50"),
     ({"static_masks": True, "streaming": True}, "static masks.*stream.*leave"),
     ({"num_hidden_groups": 7}, "num_hidden_groups=7 exceeds num_hidden_layers=2"),
 ]
@@ -236,7 +236,7 @@ def test_next_patch_hides_nothing():
     masked, sources = NextPatch().draw(2, 5)
     assert masked.tolist() == [[False, True, True, True, True]] * 2
     assert sources.tolist() == [[0, 1, 2, 3, 4]] * 2
-    with pytest.raises(UserError, match="one patch has no next patch"):
+    with pytest.raises(UserError, match="at least two patches, but these have only one"):
         NextPatch().draw(2, 1)
 
 
@@ -371,7 +371,7 @@ def test_momentum_moves_the_copies_by_the_rest():
     fast = dict(model.encoder.named_parameters())
     for name, moved in model.momentum_encoder.named_parameters():
         torch.testing.assert_close(moved, 0.9 * before[name] + 0.1 * fast[name], rtol=0, atol=1e-14)
-    assert [round(momentum_at(step, 100, 0.99), 6) for step in (0, 50, 100)] == [0.99, 0.995, 1.0]
+    assert [round(compute_momentum(step, 100, 0.99), 6) for step in (0, 50, 100)] == [0.99, 0.995, 1.0]
     assert MomentumUpdate(model).model is model
 
 
@@ -404,7 +404,7 @@ LEARNERS = {"layer": lambda: learner("layer"), "batch": lambda: learner("batch")
 def one_of_two(kind):
     distributed.init_process_group("gloo")
     model, rank = LEARNERS[kind](), distributed.get_rank()
-    synchronise_batch_norms(model)
+    synchronize_batch_norms(model)
     loss = model(views(8)[rank * 4 : rank * 4 + 4])["loss"]
     loss.backward()
     found = [p.grad for p in model.parameters() if p.grad is not None]
@@ -441,7 +441,7 @@ def test_synchronised_batch_norms_keep_names_weights_and_judgement():
     model = learner("batch")
     twin = copy.deepcopy(model)
     twin.projector[1].weight.requires_grad_(False)
-    synchronise_batch_norms(twin)
+    synchronize_batch_norms(twin)
     assert {name: value.shape for name, value in twin.state_dict().items()} == {
         name: value.shape for name, value in model.state_dict().items()
     }
@@ -474,7 +474,7 @@ def test_two_views_are_a_function_of_seed_epoch_and_image():
         assert all(
             not torch.equal(one, two) for one, two in zip(another.flatten(0, 1), first.flatten(0, 1), strict=True)
         )
-    judged = TwoViews(processor, crops, seed=1, judged=True)
+    judged = TwoViews(processor, crops, seed=1, is_validation=True)
     assert torch.equal(look(judged, 3), look(judged, 4))
     assert (judged.mixable, other_order.mixable) == (False, True)
     state = torch.get_rng_state()

@@ -25,7 +25,7 @@ from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
 from hf_vit.training.plan import micro_batch_size
-from hf_vit.training.processes import REFUSALS, first_goes_first, missing_explained, wait_for_all
+from hf_vit.training.processes import REFUSALS, explain_lost_contact, main_process_first, wait_for_all
 from hf_vit.training.run import is_complete
 from hf_vit.training.trainer.distributed import check_sharding
 
@@ -115,7 +115,7 @@ def test_the_first_process_alone_tells_and_writes(pair):
 def test_an_interrupted_stream_goes_on_at_its_image_in_every_process(two):
     folder, read = two
     told, silent = ((folder / f"printed-later-{rank}.txt").read_text() for rank in (0, 1))
-    assert (told.count("going on from checkpoint-3"), silent) == (1, "")
+    assert (told.count("resuming from checkpoint-3"), silent) == (1, "")
     for same, epoch, again in read("resumed"):
         assert same
         assert epoch == again == 1
@@ -191,7 +191,7 @@ def test_sharded_weights_are_those_of_one_process_and_reload(two):
 
 def test_batches_that_processes_cannot_share(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match="3 processes do not divide the batch size 16"):
+    with pytest.raises(UserError, match="the batch size 16 cannot be divided among 3 processes"):
         micro_batch_size(16, None)
     assert micro_batch_size(12, None) == 4
     with pytest.raises(UserError, match="of which each of 3 processes has 4"):
@@ -317,7 +317,7 @@ def test_sharding_is_refused_before_the_first_step(two):
 def test_a_full_disk_of_one_process_ends_all_in_a_line(two):
     first, second = two[1]("full-disk")
     assert first.startswith(
-        "process 0 of 2 lost contact with another process, which ended or did not answer for 20 seconds"
+        "process 0 of 2 lost contact with another process, which ended or did not respond for 20 seconds"
     )
     assert "cannot be written: " in second
     assert "space" in second
@@ -340,7 +340,7 @@ def wait_for_the_first(seconds, timeout, late):
     if late and not first:
         torch.distributed.new_group = slow_to_join
     try:
-        with missing_explained(timeout), first_goes_first("cpu", timeout):
+        with explain_lost_contact(timeout), main_process_first("cpu", timeout):
             if first and seconds is None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             elif first:
@@ -366,8 +366,8 @@ def test_who_works_is_waited_for_and_who_is_silent_is_not(tmp_path, warm, second
         programs[0].kill()
         assert waited == [0, None]
         assert json.loads(told[1].read_text()) == (
-            "process 1 of 2 lost contact with another process, which ended or did not answer for 4 seconds "
-            "(--process-timeout); read that process's error, then continue with --resume"
+            "process 1 of 2 lost contact with another process, which ended or did not respond for 4 seconds "
+            "(--process-timeout); read the error of that process, then continue with --resume"
         )
     else:
         assert waited == [0, 0]

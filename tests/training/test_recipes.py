@@ -15,11 +15,11 @@ from hf_vit import UserError
 from hf_vit.data.augmentation import AugmentationConfig, open_policy
 from hf_vit.loading.start import find_model
 from hf_vit.training import pretrain
-from hf_vit.training.plan import Start, schedule_of
+from hf_vit.training.plan import Start, make_schedule_arguments
 from hf_vit.training.recipes.registry import OVERRIDABLE, RECIPES, find_recipe
 from hf_vit.training.tasks.classification import build_for_classes
 from hf_vit.training.tasks.patch_prediction import RandomMasking
-from hf_vit.training.trainer.optimizers import optimizer_of
+from hf_vit.training.trainer.optimizers import choose_optimizer
 from hf_vit_settings import ContrastiveOptions, DistillationOptions, SelfTrainingOptions
 
 
@@ -59,12 +59,12 @@ def test_override_changes_only_what_is_given():
         (dict(batch_size=0), "batch_size = 0"), (dict(dropout=1.0), "dropout = 1.0.*less than 1"),
         (dict(optimizer="adam"), "optimizer = 'adam'.*'adamw', 'sgd', 'lamb', 'lion' or 'muon'"),
         (dict(schedule="cosin"), "schedule"), (dict(horizontal_flip=2.0), "horizontal_flip"),
-        (dict(leaning_rate=1.0), "did you mean learning_rate"), (dict(steps=7, epochs=1), "not both"),
+        (dict(leaning_rate=1.0), "did you mean learning_rate"), (dict(steps=7, epochs=1), "only one of the two"),
         (dict(sam_micro_batches=True), "--sam-micro-batches needs --sam-rho"),
         (dict(tune="lora", average_decay=0.99), "^LoRA weights cannot be averaged"),
         (dict(bce_threshold=0.2), "bce only.*choose --loss bce"), (dict(tune="heads"), "'all', 'head' or 'lora'"),
         (dict(layer_decay=1.5), "less than or equal to 1"), (dict(sam_rho=-1.0), "sam_rho = -1.0"),
-        (dict(schedule="linear", min_learning_rate=1e-5), "linear has no min_learning_rate; choose"),
+        (dict(schedule="linear", min_learning_rate=1e-5), "linear ends at 0, not at min_learning_rate; choose"),
         (dict(min_learning_rate=1.0), "min_learning_rate 1 is above the learning rate 0.0003"),
         (dict(repeated_augmentation=0), "repeated_augmentation = 0"),
         (dict(auto_augment="rand-x9"), "auto_augment = rand-x9; needed: a policy"),
@@ -109,11 +109,11 @@ NAN = float("nan")
         (ContrastiveOptions, dict(projection_size=0), "projection_size = 0"),
         (ContrastiveOptions, dict(hidden_size=-1), "hidden_size = -1"),
         (ContrastiveOptions, dict(normalization="group"), "normalization = 'group': .*'batch', 'layer' or 'none'"),
-        (RandomMasking, dict(rate=0.0), "mask rate 0.0 must be above 0"),
-        (RandomMasking, dict(rate=1.1), "mask rate 1.1 must be above 0 and at most 1"),
-        (RandomMasking, dict(rate=NAN), "mask rate nan"),
-        (RandomMasking, dict(mask_share=0.8, swap_share=0.3), "0.8 are masked and 0.3 swapped; .*together at most 1"),
-        (RandomMasking, dict(mask_share=-0.1), "-0.1 are masked"),
+        (RandomMasking, dict(rate=0.0), "mask rate is 0.0, but it must be .* above 0"),
+        (RandomMasking, dict(rate=1.1), "mask rate is 1.1, but it must be .* above 0 and at most 1"),
+        (RandomMasking, dict(rate=NAN), "mask rate is nan"),
+        (RandomMasking, dict(mask_share=0.8, swap_share=0.3), "mask_share 0.8 and swap_share 0.3 .*together at most 1"),
+        (RandomMasking, dict(mask_share=-0.1), "mask_share -0.1"),
     ],
 )
 def test_bad_options_are_named(options, values, message):
@@ -193,7 +193,7 @@ def test_the_bias_of_a_binary_head_answers_every_class_as_often_as_it_comes():
 def test_every_optimizer_takes_a_step_of_its_recipe(name, kind):
     recipe = find_recipe(name)
     weight = torch.nn.Parameter(torch.tensor([3.0, -4.0]))
-    optimizer_class, settings = optimizer_of(recipe)
+    optimizer_class, settings = choose_optimizer(recipe)
     assert optimizer_class.__name__ == kind
     decay = 0.1 if kind == "Lamb" else 0.0
     optimizer = optimizer_class([{"params": [weight], "weight_decay": decay}], **settings)
@@ -221,7 +221,7 @@ def test_muon_takes_torchs_steps_on_matrices_and_adams_on_the_others():
     weight = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     ours, theirs, bias = (torch.nn.Parameter(value.clone()) for value in (weight, weight, weight[0]))
     recipe = find_recipe("muon")
-    optimizer_class, settings = optimizer_of(recipe)
+    optimizer_class, settings = choose_optimizer(recipe)
     group = {"params": [ours, bias], "weight_decay": recipe.weight_decay}
     optimizer = optimizer_class([group], **settings)
     muon = torch.optim.Muon(
@@ -243,7 +243,7 @@ def test_muon_takes_torchs_steps_on_matrices_and_adams_on_the_others():
 def rates(recipe, steps):
     """The learning rate before every step, as the Trainer sets it."""
     run = SimpleNamespace(recipe=recipe, steps=steps)
-    chosen = schedule_of(run)
+    chosen = make_schedule_arguments(run)
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=recipe.learning_rate)
     arguments = TrainingArguments(max_steps=steps, warmup_steps=recipe.warmup, use_cpu=True, report_to="none", **chosen)
@@ -297,7 +297,9 @@ def test_a_recipes_architecture_is_of_fresh_weights_alone(tiny_config, tiny_chec
     # An explicit field wins, and a family without it is told.
     other, _ = build_for_classes(Start(find_model(tiny_config()), data, None), recipe, layer_scale_init_value=0.5)
     assert other.config.layer_scale_init_value == 0.5
-    with pytest.raises(UserError, match="BiT-R50x1 has no layer_scale_init_value and position_on_class_token, which"):
+    with pytest.raises(
+        UserError, match="sets layer_scale_init_value and position_on_class_token, which BiT-R50x1 does not have"
+    ):
         build_for_classes(Start(find_model("BiT-R50x1"), data, None), recipe)
 
 
@@ -309,6 +311,6 @@ def test_values_for_classifiers_are_refused_by_pre_training(command, tmp_path):
     ):
         code, _, err = command(*arguments, "--recipe", recipe)
         assert code == 1
-        assert f"{names} of the recipe {recipe} works in hf-vit finetune only" in err
-    with pytest.raises(UserError, match=r"label_smoothing, mixup_alpha of the recipe .* works in hf-vit finetune only"):
+        assert f"hf-vit pretrain does not support {names} of the recipe {recipe}" in err
+    with pytest.raises(UserError, match=r"pretrain does not support label_smoothing, mixup_alpha of the recipe"):
         pretrain("Ti/16", "digits", tmp_path / "out", label_smoothing=0.1, mixup_alpha=0.2)

@@ -296,7 +296,7 @@ def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, tmp_path):
     shutil.rmtree(again / "checkpoints" / "rate-0.003" / "checkpoints" / "checkpoint-12")
     with pytest.raises(UserError, match="continue with --resume"):
         sweep(again)
-    with pytest.raises(UserError, match=r"begun with the learning rates to sweep: 1e-06,0\.003"):
+    with pytest.raises(UserError, match=r"started with the learning rates 1e-06,0\.003"):
         sweep(again, rates=(0.1, 0.2), resume=True)
     result = sweep(again, resume=True)
     assert not (again / "checkpoints").exists()
@@ -329,7 +329,7 @@ def test_a_sweep_by_command(command, tiny_checkpoint, colours, tmp_path):
     assert code == 0, err
     assert [line.partition(":")[0] for line in err.splitlines()] == ["step 4 of 4"] * 2
     assert "learning rates, validation split" in out
-    assert out.count("kept") == 1
+    assert sum("best" in line and "0.00" in line for line in out.splitlines()) == 1
     record = json.loads((output / "facts.json").read_text())[0]
     assert "--sweep-rates 0.001,0.003" in record["command"]
     for value, message in (("a,b", "cannot be read"), ("0.1,0.1", "duplicate learning rate"), ("-1", "greater than 0")):

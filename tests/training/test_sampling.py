@@ -15,8 +15,8 @@ from hf_vit.training.trainer.sampling import (
     SeededDataset,
     SeededStream,
     StreamCollator,
-    as_is,
     derive_seed,
+    return_unchanged,
     seeded,
     stream_loader,
 )
@@ -40,7 +40,9 @@ def batches(workers, epoch, seed=3, batch_size=4):
     sampler = EpochSampler(10, seed)
     sampler.set_epoch(epoch)
     dataset = SeededDataset(Noisy(), collate_noisy, seed)
-    return list(DataLoader(dataset, sampler=sampler, batch_size=batch_size, num_workers=workers, collate_fn=as_is))
+    return list(
+        DataLoader(dataset, sampler=sampler, batch_size=batch_size, num_workers=workers, collate_fn=return_unchanged)
+    )
 
 
 def test_batches_depend_on_seed_and_epoch_alone():
@@ -71,7 +73,7 @@ def test_variation_of_images_does_not_depend_on_the_batch_size():
     for size in (2, 5):
         dataset, sampler = SeededDataset(Told(), collate_noisy, 3), EpochSampler(10, 3)
         sampler.set_epoch(7)
-        loader = DataLoader(dataset, sampler=sampler, batch_size=size, num_workers=1, collate_fn=as_is)
+        loader = DataLoader(dataset, sampler=sampler, batch_size=size, num_workers=1, collate_fn=return_unchanged)
         examples = [example for batch, _ in loader for example in batch]
         assert sorted(examples) == [(index, (7, index)) for index in range(10)]
 
@@ -103,7 +105,9 @@ def test_repeated_augmentation_shows_few_images_in_several_variations(workers):
         sampler = EpochSampler(12, seed=3, repeats=3)
         sampler.set_epoch(epoch)
         assert len(sampler) == 12
-        batches = list(DataLoader(dataset, sampler=sampler, batch_size=6, num_workers=workers, collate_fn=as_is))
+        batches = list(
+            DataLoader(dataset, sampler=sampler, batch_size=6, num_workers=workers, collate_fn=return_unchanged)
+        )
         assert [len(batch) for batch in batches] == [6, 6]
         for batch in batches:
             for (image, _), (neighbour, _) in zip(batch, batch[-1:] + batch[:-1], strict=True):
@@ -298,7 +302,7 @@ def test_streams_that_cannot_be_split_are_read_by_all():
 def test_a_process_without_images_says_so(tmp_path):
     made = TransformedStream(rows(tmp_path, [1]), Varied(), 4)
     assert len(take(iter(loader(made, rank=0, world_size=2)), 2)) == 2
-    with pytest.raises(UserError, match="in the part of process 1 of 2, holds no image"):
+    with pytest.raises(UserError, match="holds no image in the part of process 1 of 2"):
         next(iter(loader(made, rank=1, world_size=2)))
 
 

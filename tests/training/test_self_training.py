@@ -30,15 +30,15 @@ from hf_vit.training.run import is_complete
 from hf_vit.training.tasks.distillation import Teacher, open_teacher
 from hf_vit.training.tasks.self_training import (
     UNLABELLED,
-    Join,
+    JoinPseudoLabeled,
     MetaPseudoLabelsTrainer,
     SelfTrainingOptions,
-    TeachersLesson,
-    UnlabelledCollator,
-    WithUnlabelled,
-    balanced_rows,
+    TeacherGradients,
+    UnlabeledCollator,
+    WithUnlabeled,
+    balance_rows,
     consistency_loss,
-    improvement,
+    estimate_improvement,
 )
 from hf_vit.training.trainer.sampling import SeededDataset
 
@@ -55,7 +55,7 @@ def test_classes_are_balanced_by_the_surest_and_by_repetition():
     random = np.random.RandomState(0)
     classes = np.repeat([0, 1, 3], [9, 4, 1])
     confidence = random.permutation(len(classes)) / len(classes)
-    rows = balanced_rows(torch.tensor(confidence), torch.tensor(classes), 6, seed=1)
+    rows = balance_rows(torch.tensor(confidence), torch.tensor(classes), 6, seed=1)
     times = Counter(rows)
     assert Counter(classes[rows].tolist()) == {0: 6, 1: 6, 3: 6}
     surest = sorted(range(9), key=lambda row: -confidence[row])[:6]
@@ -63,8 +63,8 @@ def test_classes_are_balanced_by_the_surest_and_by_repetition():
     assert all(times[row] == 1 for row in surest)
     assert sorted(times[row] for row in range(9, 13)) == [1, 1, 2, 2]
     assert times[13] == 6
-    assert rows == balanced_rows(torch.tensor(confidence), torch.tensor(classes), 6, seed=1)
-    others = [balanced_rows(torch.tensor(confidence), torch.tensor(classes), 6, seed=seed) for seed in range(2, 9)]
+    assert rows == balance_rows(torch.tensor(confidence), torch.tensor(classes), 6, seed=1)
+    others = [balance_rows(torch.tensor(confidence), torch.tensor(classes), 6, seed=seed) for seed in range(2, 9)]
     assert any(sorted(rows) != sorted(other) for other in others)  # which are repeated is a matter of chance
 
 
@@ -79,7 +79,7 @@ def digits_beside_digits(tiny_config):
         varied = AugmentationConfig(shift_px=2)
         labelled = TransformedImages(data.split("train").select(range(12)), train_transform(processor, varied, 1))
         others = TransformedImages(images.table, train_transform(processor, varied, 2))
-        return WithUnlabelled(labelled, others, [3, 8, 9, 20, 21, 22, 22], ratio=2, seed=seed)
+        return WithUnlabeled(labelled, others, [3, 8, 9, 20, 21, 22, 22], ratio=2, seed=seed)
 
     return make
 
@@ -119,10 +119,10 @@ def test_a_batch_of_a_noisy_student(hard, digits_beside_digits):
     """Labels are smoothed, and hard pseudo labels; the teacher's probabilities stay as they are."""
     dataset = digits_beside_digits()
     told = torch.rand(1257, 10, generator=torch.Generator().manual_seed(0)).softmax(1)
-    loader = SeededDataset(dataset, UnlabelledCollator(10, Join(told, 0.2, hard)), seed=3)
+    loader = SeededDataset(dataset, UnlabeledCollator(10, JoinPseudoLabeled(told, 0.2, hard)), seed=3)
     batch = loader.__getitems__([(4, 7), (4, 2), (4, 11)])
     dataset.set_epoch(4)
-    labelled = [dataset.labelled[index] for index in (7, 2, 11)]
+    labelled = [dataset.labeled[index] for index in (7, 2, 11)]
     others = [example for index in (7, 2, 11) for example in dataset[index][UNLABELLED]]
     assert torch.equal(batch["pixel_values"], torch.stack([e["pixel_values"] for e in labelled + others]))
     smooth = [[0.82 if k == e["label"] else 0.02 for k in range(10)] for e in labelled]
@@ -182,14 +182,14 @@ def learnt_by_feedback(teacher, student, known, unknown, guesses, rate):
     """The teacher's gradient by this package: first order, with a real step of the student in between."""
     teacher, student = copy.deepcopy(teacher), copy.deepcopy(student)
     weights = list(student.parameters())
-    lesson = TeachersLesson(list(teacher.parameters()))
+    lesson = TeacherGradients(list(teacher.parameters()))
     logits = teacher(unknown).logits
     lesson.add(0.0 * logits.sum(), F.cross_entropy(logits, guesses))
     before = [weight.detach().clone() for weight in weights]
     F.cross_entropy(student(unknown).logits, guesses).backward()
     torch.optim.SGD(weights, rate).step()
     images, labels = known
-    lesson.finish(improvement(F.cross_entropy(student(images).logits, labels), weights, before))
+    lesson.finish(estimate_improvement(F.cross_entropy(student(images).logits, labels), weights, before))
     return {name: weight.grad for name, weight in teacher.named_parameters()}
 
 
@@ -300,7 +300,7 @@ def test_steps_are_those_computed_by_hand(micro, accumulated, teacher_model, tin
     smoothed = dict(report_to="none", use_cpu=True, label_smoothing_factor=0.1)
     arguments = TrainingArguments(str(tmp_path), **step, **sizes, **smoothed)
     told = SelfTrainingOptions(None, "", "meta-pseudo-labels", uda_weight=3.0, uda_temperature=0.5, uda_threshold=0.4)
-    teacher = open_teacher((teacher_model, processor)).for_classes(NAMES)
+    teacher = open_teacher((teacher_model, processor)).select_classes(NAMES)
     before = {name: value.clone() for name, value in teacher_model.state_dict().items()}
     given = dict(train_dataset=data, data_collator=collate, processing_class=processor, callbacks=[Drawn()])
     trainer = MetaPseudoLabelsTrainer(copy.deepcopy(student), arguments, teacher=teacher, self_training=told, **given)
@@ -407,7 +407,7 @@ def test_a_student_is_saved_with_facts_and_resumes_exactly(kind, train, tmp_path
     done = train(tmp_path / "done", kind, keep_checkpoints=True, report=told.append)
     assert {path: path.read_bytes() for path in teacher_folder.iterdir()} == kept
     assert "taught by teacher) on colours" in "".join(told)
-    assert "30 unlabelled images of heap" in "".join(told)
+    assert "unlabeled images per labeled one, from 30 of heap" in "".join(told)
     values = Facts.load(done.folder).filter_kind("training")[-1].values
     assert (values["teacher"], values["self_training"]) == ("teacher", kind)
     assert values["unlabelled"].startswith("heap ")
@@ -523,7 +523,7 @@ META = (*HEAP, "--self-training", "meta-pseudo-labels")
         (("--teacher", "TEACHER", "--unlabeled", "no/such/folder"), "no/such/folder' does not exist"),
         (("--teacher", "TEACHER", "--unlabeled", "EMPTY"), "holds no files"),
         (("--teacher", "TEACHER", "--unlabeled", "JUDGED"), "are validation or test images of colours"),
-        ((*HEAP, "--confidence", "1"), "labels none of the 30 unlabeled images of heap confidently enough"),
+        ((*HEAP, "--confidence", "1"), "on the 30 unlabeled images of heap is"),
     ],
 )
 def test_refused_before_any_training(arguments, message, command, colours, teacher_folder, more, tiny_config, tmp_path):
@@ -553,7 +553,7 @@ def test_several_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = timm.create_model("test_vit", num_classes=3)
     task = MetaPseudoLabels(SelfTrainingOptions(Teacher(LoadedModel(model, torch.stack, "vit")), "", KINDS[1]))
-    with pytest.raises(UserError, match="runs in one process"):
+    with pytest.raises(UserError, match="works only in one process"):
         task.check(find_recipe("meta-pseudo-labels"))
 
 
@@ -561,5 +561,5 @@ def test_distillation_or_self_training(colours, teacher_folder, more, tmp_path):
     both = dict(
         distillation=DistillationOptions(teacher_folder), self_training=SelfTrainingOptions(teacher_folder, more)
     )
-    with pytest.raises(UserError, match="distillation and self_training exclude each other"):
+    with pytest.raises(UserError, match="distillation and self_training cannot be combined"):
         finetune("Ti/4", str(colours), tmp_path / "out", **both)

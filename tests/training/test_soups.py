@@ -166,7 +166,7 @@ def test_by_command(shelf, colours, tmp_path, command):
         "soup", shelf / "seed-0", shelf / "spoilt", "--output", output, "--data", colours, "--greedy"
     )
     assert (code, err) == (0, "")
-    assert "left out" in out
+    assert "not used" in out
     assert "test accuracy of the soup" in out
     assert Facts.load(output).records[0].command.startswith("hf-vit soup seed-0 spoilt --output soup")
 

@@ -23,7 +23,7 @@ from hf_vit import (
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
-from hf_vit.training.trainer.optimizers import layer_numbers, parameter_groups
+from hf_vit.training.trainer.optimizers import make_parameter_groups, number_layers
 from hf_vit.training.trainer.sampling import EpochSampler
 
 FORMS = {
@@ -138,13 +138,13 @@ def test_on_an_accelerator_a_loss_that_is_no_number_is_seen_when_it_is_logged(ma
     """No step waits for the device, and nothing is evaluated, saved or logged of what came after."""
     trainer = make_trainer(max_steps=9, logging_steps=4, save_strategy="no")
     trainer.train_dataset.pixels[:] = torch.nan
-    trainer._looks_later = True
+    trainer._checks_later = True
     with pytest.raises(UserError, match=r"became NaN or infinite at step 1 \(noticed at step 4"):
         trainer.train()
     assert not [entry for entry in trainer.state.log_history if "loss" in entry]
     trainer = make_trainer(max_steps=3, logging_steps=500, save_strategy="no")
     trainer.train_dataset.pixels[:] = torch.nan
-    trainer._looks_later = True
+    trainer._checks_later = True
     with pytest.raises(UserError, match=r"at step 1 \(noticed at step 3"):
         trainer.train()
 
@@ -190,7 +190,7 @@ def test_soft_labels_of_a_model_of_transformers(make_trainer, smoothing):
 
 
 def test_another_order_of_the_images_is_refused(make_trainer):
-    with pytest.raises(UserError, match="not train_sampling_strategy='sequential'; leave that out"):
+    with pytest.raises(UserError, match="train_sampling_strategy='sequential' does not work with HfViTTrainer"):
         make_trainer(train_sampling_strategy="sequential")
 
 
@@ -280,7 +280,7 @@ def models(tiny_config):
 def test_rates_of_every_family(tiny_config):
     for model in models(tiny_config):
         decaying = {name for name, parameter in model.named_parameters() if parameter.ndim > 1}
-        groups = parameter_groups(model, decaying, learning_rate=2.0, weight_decay=0.3, layer_decay=0.5)
+        groups = make_parameter_groups(model, decaying, learning_rate=2.0, weight_decay=0.3, layer_decay=0.5)
         found = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
         assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
         for name, parameter in model.named_parameters():
@@ -295,7 +295,7 @@ def test_rates_of_every_family(tiny_config):
 
 def test_shared_blocks_have_the_number_of_the_highest_layer(tiny_config):
     model = HfViTForImageClassification(tiny_config(num_hidden_layers=6, num_hidden_groups=2))
-    numbers = layer_numbers(model)
+    numbers = number_layers(model)
     by_block = {name.split(".")[2]: number for name, number in numbers.items() if ".layers." in name}
     blocks = list(model.vit.layers)
     order = [blocks.index(layer) for layer in model.vit.layer_sequence()]
@@ -306,7 +306,7 @@ def test_shared_blocks_have_the_number_of_the_highest_layer(tiny_config):
 def test_frozen_parameters_are_left_out(tiny_config):
     model = HfViTForImageClassification(tiny_config())
     model.vit.requires_grad_(False)
-    groups = parameter_groups(model, [], learning_rate=1.0, weight_decay=0.0, layer_decay=0.5)
+    groups = make_parameter_groups(model, [], learning_rate=1.0, weight_decay=0.0, layer_decay=0.5)
     assert [len(group["params"]) for group in groups] == [2]
 
 
@@ -314,7 +314,7 @@ def test_a_model_without_layers_is_refused():
     model = nn.Linear(2, 2)
     model.config = type("Config", (), {"num_hidden_layers": 2})()
     with pytest.raises(UserError, match="--layer-decay does not support Linear; leave it out"):
-        layer_numbers(model)
+        number_layers(model)
 
 
 def test_the_trainer_moves_lower_layers_less(tiny_config, make_trainer):
@@ -325,7 +325,7 @@ def test_the_trainer_moves_lower_layers_less(tiny_config, make_trainer):
     trainer = make_trainer(model, extras=dict(layer_decay=0.5), max_grad_norm=0.0, weight_decay=0.0, logging_steps=1)
     trainer.train()
     moved = {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}
-    numbers = layer_numbers(model)
+    numbers = number_layers(model)
 
     torch.manual_seed(0)
     plain = HfViTForImageClassification(tiny_config(num_hidden_layers=4))

@@ -1,4 +1,4 @@
-"""Image classifiers of any library side by side. Nothing is imported before it is used."""
+"""Comparison of image classifiers of any library. Nothing is imported before it is used."""
 
 from hf_vit.environment import lazy_names
 

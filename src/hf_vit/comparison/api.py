@@ -1,4 +1,7 @@
-"""`compare`: measure models one by one, keep what is finished, time them together, write tables and pictures."""
+"""`compare`: measure models one by one, time them together, and write tables and pictures.
+
+Finished measurements are stored and not repeated.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,16 +14,16 @@ from typing import Any, final
 import torch
 
 from hf_vit.comparison.measurement import (
-    check,
-    inputs_of,
-    judged_by,
+    check_measurable,
+    choose_classifier,
+    describe_inputs,
+    load_sample,
     measure_model,
     measure_named,
-    sample,
-    untrained,
+    prepare_timing,
 )
 from hf_vit.comparison.result_files import ComparisonInputs, ComparisonSettings, ModelResult, ModelSpeed, SpeedResult
-from hf_vit.comparison.tables import draw_comparison, html, markdown, plain_csv, plain_json
+from hf_vit.comparison.tables import draw_comparison, html, markdown, to_csv, to_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
 from hf_vit.data.sources import is_builtin
@@ -28,7 +31,7 @@ from hf_vit.display import Displayed, shortened
 from hf_vit.environment import hardware
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import refuse_output_in
-from hf_vit.evaluation.runners import running
+from hf_vit.evaluation.runners import open_runner
 from hf_vit.loading.model import LoadedModel, load_models
 from hf_vit.results.documents import differing_fields
 from hf_vit.results.facts import append_record, is_recorded, lock_folder, new_record
@@ -42,15 +45,15 @@ PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "sp
 @final
 @dataclass(repr=False)
 class Comparison(Displayed):
-    """What `compare` measured.
+    """The result of `compare`.
 
     Attributes:
         data: the images.
-        split: the one that judged.
+        split: the split on which the models were measured.
         subjects: the models, in the order they were given.
-        results: what was measured of each, in that order.
-        speed: of all in one process; None where it was left out.
-        measured: names of the models that were measured now; the others were found finished.
+        results: the result of every model, in that order.
+        speed: the speed of all models in one process; None if it was not measured.
+        measured: names of the models that this call measured; the others had finished results.
     """
 
     data: ImageData
@@ -61,7 +64,8 @@ class Comparison(Displayed):
     measured: list[str] = field(default_factory=list[str])
 
     def overview(self) -> dict[str, object]:
-        return {"models": shortened([each.name for each in self.subjects]), "data": self.data.name, "split": self.split}
+        names = [model.name for model in self.subjects]
+        return {"models": shortened(names), "data": self.data.name, "split": self.split}
 
 
 def compare(
@@ -83,86 +87,84 @@ def compare(
     progress: bool = True,
     report: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Put image classifiers side by side.
+    """Compare image classifiers by accuracy, calibration, robustness, size and speed.
 
     Args:
-        models: see `load_model`: folders, Hub ids, "timm:NAME", pairs (model, image processor); the first is what the
-            speed of the others is told by.
+        models: see `load_model`: folders, Hub ids, "timm:NAME", pairs (model, image processor); speeds are relative to
+            the first.
         data: see `load_data`; classes and heads are matched by name.
-        output: folder for models/NAME.json, speed.json and comparison.md, .csv, .json, .png, .html. Models that it
-            holds finished results of, with the same images and settings, are not measured again.
-        split: the images that judge.
-        probe: let a linear probe, trained on the train split, answer for models without a head for these classes.
+        output: folder for models/NAME.json, speed.json and comparison.md, .csv, .json, .png, .html. Models of which it
+            has finished results with the same images and settings are not measured again.
+        split: the split on which the models are measured.
+        probe: fit a linear probe on the train split for models without a head for these classes.
         settings: corruptions, attacks, numbers of images, turns, seed.
-        image_size: (height, width) px in which built-in data come; by default the models' own if they share one.
+        image_size: (height, width) px of built-in data; by default that of the models if they share one.
         skip_bad_images, image_column, label_column: see `load_data`.
-        device: torch device; by default a GPU where there is one.
-        optimize: have models of this package answer through what is fastest for so many images (`select_engine`); all
-            are attacked and timed as they were loaded.
-        runner: "ray" measures models that are given by their names at once: one on every GPU, or as many cores as here,
-            of machines that share models and data under these names; their speed is measured here.
-        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
-        progress: show bars on standard error; Ray shows none.
+        device: torch device; by default a GPU if there is one.
+        optimize: run hf_vit's models on the engine that is worthwhile for so many images (`select_engine`); attacks and
+            timings use the models as loaded.
+        runner: "ray" measures models given by name in parallel, each on a GPU or on as many cores as here, on machines
+            that have models and data under the same names; the speed is measured on this machine.
+        address: HOST:PORT of a Ray cluster; by default Ray is started on this machine.
+        progress: show progress bars on standard error, except with Ray.
         report: called with a line for every model.
 
     Raises:
-        UserError: a model or the data cannot be read, a model has no head for the classes and no probe was asked for,
-            the folder holds results of other inputs, or another comparison writes there. All that is found before any
-            work.
+        UserError: a model or the data cannot be read, a model has no head for the classes and `probe` is False, the
+            folder has results of other inputs, or another comparison uses it. All of this is checked before any work.
     """
-    settings, say, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
+    settings, report, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
     refuse_output_in(data, folder)
     if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
-        raise UserError("a model object runs in this process only; leave --runner ray out")
-    with ExitStack() as held:
-        with running(runner, address, device) as ray:
+        raise UserError("Ray cannot load a model object; give the name of every model, or leave --runner ray out")
+    with ExitStack() as lock:
+        with open_runner(runner, address, device) as ray:
             loaded, size = load_models(models, device), None
             if isinstance(data, str):
-                if is_builtin(data):  # in the size that all models want, up to what built-in data have
-                    sizes = {each.input_size for each in loaded}
+                if is_builtin(data):  # use the common input size of the models, up to the largest of built-in data
+                    sizes = {model.input_size for model in loaded}
                     common = sizes.pop() if len(sizes) == 1 else None
                     size = image_size or (common if common and max(common) <= MAX_PHOTO_SIDE else None)
                 columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
                 data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns)
             if data.readers:
                 raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
-            # What every result will depend on, and what would stop a measurement, before any work.
-            judges = [judged_by(each, data, probe) for each in loaded]
-            pairs = zip(loaded, judges, strict=True)
-            wanted = [inputs_of(each, judge, data, split, settings, size) for each, judge in pairs]
-            for each, inputs in zip(loaded, wanted, strict=True):
-                check(each, inputs, data, settings)
-            # No other comparison writes there: two at once could both find it empty, and mix their files.
+            classifiers = [choose_classifier(model, data, probe) for model in loaded]
+            pairs = zip(loaded, classifiers, strict=True)
+            all_inputs = [describe_inputs(model, kind, data, split, settings, size) for model, kind in pairs]
+            for model, inputs in zip(loaded, all_inputs, strict=True):
+                check_measurable(model, inputs, data, settings)
+            # Two comparisons in one folder could mix their files, so that the second is refused.
             reject_url(folder)
             with explain_write_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(lock_folder(folder, wait=False))
-            names = [re.sub(r"[^\w.-]", "--", inputs.model.name) for inputs in wanted]
+            lock.enter_context(lock_folder(folder, wait=False))
+            names = [re.sub(r"[^\w.-]", "--", inputs.model.name) for inputs in all_inputs]
             files = [folder / "models" / f"{name}.json" for name in names]
-            results = {number: _kept(*pair) for number, pair in enumerate(zip(files, wanted, strict=True))}
-            missing = [number for number, result in results.items() if result is None]
-            for number in sorted(results.keys() - missing):
-                say(f"{loaded[number].name}: kept, it was finished before")
+            results = {index: _read_result(*pair) for index, pair in enumerate(zip(files, all_inputs, strict=True))}
+            missing = [index for index, result in results.items() if result is None]
+            for index in sorted(results.keys() - missing):
+                report(f"{loaded[index].name}: already measured, the stored result is used")
             if ray is None:
                 options: Any = {"optimize": optimize, "progress": progress}
                 finished = (
-                    (place, measure_model(loaded[number], data, wanted[number], settings, **options))
-                    for place, number in enumerate(missing)
+                    (position, measure_model(loaded[index], data, all_inputs[index], settings, **options))
+                    for position, index in enumerate(missing)
                 )
             else:
-                from hf_vit.evaluation.ray_runner import independent
+                from hf_vit.evaluation.ray_runner import run_independent
 
-                named = [(str(models[number]), wanted[number]) for number in missing]
-                finished = independent(ray, measure_named, named, data, settings, device, optimize)
-            for place, result in finished:
-                number = missing[place]
-                result.write(files[number])
-                results[number] = result
-                say(f"{loaded[number].name}: measured")
+                tasks = [(str(models[index]), all_inputs[index]) for index in missing]
+                finished = run_independent(ray, measure_named, tasks, data, settings, device, optimize)
+            for position, result in finished:
+                index = missing[position]
+                result.write(files[index])
+                results[index] = result
+                report(f"{loaded[index].name}: measured")
         run = Comparison(data, split, loaded, [result for result in results.values() if result is not None])
-        run.measured = [loaded[number].name for number in missing]
-        run.speed = _speed(run, folder / SPEED_NAME, settings, say) if settings.speed_turns else None
-        for name, render in (("md", markdown), ("csv", plain_csv), ("json", plain_json)):
+        run.measured = [loaded[index].name for index in missing]
+        run.speed = _measure_speed(run, folder / SPEED_NAME, settings, report) if settings.speed_turns else None
+        for name, render in (("md", markdown), ("csv", to_csv), ("json", to_json)):
             write_atomically(folder / f"comparison.{name}", render(run.results, run.speed))
         save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
         write_atomically(folder / REPORT_NAME, html(run.results, run.speed, folder / PICTURE_NAME))
@@ -172,9 +174,9 @@ def compare(
 def save_comparison(
     run: Comparison, *, command: str | Sequence[str] | None = None, seed: int | None = None
 ) -> list[str]:
-    """Append to the facts of every model of this package that has a folder and was measured now.
+    """Record the results in the facts of every model of this package that is a folder and was measured now.
 
-    A model that was found finished is told of as well, if a run that was killed did not come to it.
+    A finished result that an interrupted run did not record is recorded as well.
 
     Returns:
         The names of these models.
@@ -199,20 +201,24 @@ def save_comparison(
     return recorded
 
 
-def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Callable[[str], None]) -> SpeedResult:
-    """Return the finished speed of the same models in the same order, or a new one."""
+def _measure_speed(
+    run: Comparison, path: Path, settings: ComparisonSettings, report: Callable[[str], None]
+) -> SpeedResult:
+    """Return the stored speed of the same models in the same order, or measure it."""
     models = [result.inputs.model for result in run.results]
-    kept = SpeedResult.read(path)
-    wanted = (models, settings.speed_batch_size, settings.speed_turns)
-    if kept is not None and (kept.models, kept.batch_size, kept.turns) == wanted:
-        say("speed: kept, it was finished before")
-        return kept
-    samples = {one.name: sample(one, run.data, run.split, settings.speed_batch_size) for one in run.subjects}
-    timed = {
-        one.name: untrained(one, model.judged_by, run.data, samples[one.name])
-        for one, model in zip(run.subjects, models, strict=True)
+    stored = SpeedResult.read(path)
+    inputs = (models, settings.speed_batch_size, settings.speed_turns)
+    if stored is not None and (stored.models, stored.batch_size, stored.turns) == inputs:
+        report("speed: already measured, the stored result is used")
+        return stored
+    samples = {
+        subject.name: load_sample(subject, run.data, run.split, settings.speed_batch_size) for subject in run.subjects
     }
-    speeds, load = measure_forwards(timed, samples, settings.speed_turns)
+    classifiers = {
+        subject.name: prepare_timing(subject, model.judged_by, run.data, samples[subject.name])
+        for subject, model in zip(run.subjects, models, strict=True)
+    }
+    speeds, load = measure_forwards(classifiers, samples, settings.speed_turns)
     result = SpeedResult(
         models=models,
         batch_size=settings.speed_batch_size,
@@ -221,23 +227,23 @@ def _speed(run: Comparison, path: Path, settings: ComparisonSettings, say: Calla
         hardware=hardware(str(run.subjects[0].device)),
         others_load=round(load, 2),
         quiet=load <= BUSY,
-        rows={name: ModelSpeed.of(speed) for name, speed in speeds.items()},
+        rows={name: ModelSpeed.from_speed(speed) for name, speed in speeds.items()},
     )
     result.write(path)
-    say("speed: measured")
+    report("speed: measured")
     return result
 
 
-def _kept(path: Path, wanted: ComparisonInputs) -> ModelResult | None:
-    """Return the finished result of a model.
+def _read_result(path: Path, inputs: ComparisonInputs) -> ModelResult | None:
+    """Read the finished result of a model, if there is one.
 
     Raises:
-        UserError: one of other inputs: a table must not mix them.
+        UserError: the result has other inputs, which must not be mixed in one table.
     """
     result = ModelResult.read(path)
-    if result is not None and result.inputs != wanted:
-        fields = ", ".join(differing_fields(result.inputs, wanted))
+    if result is not None and result.inputs != inputs:
+        fields = ", ".join(differing_fields(result.inputs, inputs))
         raise UserError(
-            f"{path} was measured with other inputs ({fields} differ); choose another --output or remove it"
+            f"{path} was measured with other inputs ({fields} differ); choose another --output, or delete the file"
         )
     return result

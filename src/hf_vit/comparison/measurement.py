@@ -1,8 +1,8 @@
-"""What is measured about one model: accuracy, calibration, robustness, parameters and FLOPs.
+"""The measurement of one model: accuracy, calibration, robustness, parameters and FLOPs.
 
-The model's head answers where it knows the data's classes, else a linear probe, which can be attacked too.
+The logits are those of the model's head if it has the data's classes, else of a linear probe, which has gradients too.
 
-Legend: B batch, C channels, H x W px, D features, K classes.
+Legend: B images, C channels, H x W px, K classes.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
 from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, best_probe
 from hf_vit.evaluation.protocols.robustness import corrupt_batch, count_right, fgsm
-from hf_vit.evaluation.reading import evaluating, finite_logits, largest, undecoded
-from hf_vit.evaluation.saving import EACH_BY_ITSELF
+from hf_vit.evaluation.reading import compute_logits, evaluation_mode, find_largest, undecode_images
+from hf_vit.evaluation.saving import MULTI_LABEL_WARNING
 from hf_vit.families import problem_type_of
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import copy_optimized, describe_engine
@@ -37,59 +37,69 @@ from hf_vit.results.facts import DataFact
 from hf_vit.speed.measuring import counted_flops
 
 HEAD, PROBE = "head", "linear probe"
-# The logit of a class without a training image, which is never the answer.
+# The logit of a class without a training image, so that it is never predicted.
 NEVER = -1e9
 _CONFIDENCE = 0.95
 
 
-def judged_by(loaded: LoadedModel, data: ImageData, probe: bool) -> str:
-    """Return `HEAD` where the model's own head knows the data's classes, else `PROBE`.
+def choose_classifier(loaded: LoadedModel, data: ImageData, probe: bool) -> str:
+    """Return `HEAD` if the model's head has the data's classes, else `PROBE`.
 
     Raises:
-        UserError: the model has no head for these classes, and no `probe` was asked for.
+        UserError: the head lacks a class, and `probe` is False.
     """
     try:
         loaded.classes_of(data.label_names)
     except UserError as error:
         if not probe:
-            raise UserError(f"{loaded.name}: {error}; or fit a linear probe (--probe)") from error
+            raise UserError(f"{loaded.name} cannot be compared: {error}; or fit a linear probe (--probe)") from error
         return PROBE
     return HEAD
 
 
-def inputs_of(
+def describe_inputs(
     loaded: LoadedModel,
-    judge: str,
+    classifier: str,
     data: ImageData,
     split: str,
     settings: ComparisonSettings,
     image_size: tuple[int, int] | None = None,
 ) -> ComparisonInputs:
-    """Return all that a model's result depends on; `image_size`: of built-in data, in no fingerprint."""
+    """Return everything on which a model's result depends, to recognize results of the same inputs.
+
+    `image_size` is that of built-in data, whose fingerprint does not contain it.
+    """
     fact = DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=data.num_examples(split))
-    kept = settings.kept() | {"image_size": list(image_size) if image_size else None}
-    described = loaded.describe()
-    # A picture with edges and colors shows how the processor resizes, crops and scales.
+    all_settings = settings.kept() | {"image_size": list(image_size) if image_size else None}
+    description = loaded.describe()
+    # How a processor prepares an image with edges and colors depends on its resizing, cropping and scaling.
     picture = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
     prepared = (loaded.prepare([picture]) * 100).round().to(torch.int32).numpy().tobytes()
-    fingerprint = hashlib.sha256(described["fingerprint"].encode() + prepared).hexdigest()[:16]
-    model = JudgedModel(name=loaded.name, kind=described["kind"], fingerprint=fingerprint, judged_by=judge)
-    return ComparisonInputs(model=model, data=fact, settings=kept)
+    fingerprint = hashlib.sha256(description["fingerprint"].encode() + prepared).hexdigest()[:16]
+    model = JudgedModel(name=loaded.name, kind=description["kind"], fingerprint=fingerprint, judged_by=classifier)
+    return ComparisonInputs(model=model, data=fact, settings=all_settings)
 
 
-def check(loaded: LoadedModel, inputs: ComparisonInputs, data: ImageData, settings: ComparisonSettings) -> None:
-    """Raise a UserError for what would stop the model's measurement later."""
+def check_measurable(
+    loaded: LoadedModel, inputs: ComparisonInputs, data: ImageData, settings: ComparisonSettings
+) -> None:
+    """Raise before any work the errors that would stop the measurement of a model later.
+
+    Raises:
+        UserError: the data have no split to fit a probe on, or the processor does more than scale pixels, so that its
+            input cannot be corrupted or attacked.
+    """
     examination = Examination(loaded, data, inputs.data.split or "")
     if inputs.model.judged_by == PROBE:
         for name in ("train", "validation"):
-            examination.learning_split(name)
+            examination.require_fit_split(name)
     if (settings.corruptions or settings.epsilons) and not loaded.resizes:
         PixelScale.measure(loaded)
 
 
 @final
 class ProbedForImageClassification(nn.Module):
-    """The frozen features of a model and a linear head: pixels [B, C, H, W] -> logits [B, K]."""
+    """A frozen model with a linear head on its features: pixels [B, C, H, W] -> logits [B, K]."""
 
     def __init__(self, body: nn.Module, head: nn.Linear, label_names: list[str]) -> None:
         super().__init__()
@@ -104,41 +114,45 @@ class ProbedForImageClassification(nn.Module):
         return self.head(pre_logits(self.body, pixel_values).to(self.head.weight.dtype))
 
 
-def untrained(loaded: LoadedModel, judge: str, data: ImageData, sample: torch.Tensor) -> LoadedModel:
-    """Return the model that answers, for timing alone: a probe has not learned anything; `sample` is [B, C, H, W]."""
-    if judge == HEAD:
+def prepare_timing(loaded: LoadedModel, classifier: str, data: ImageData, sample: torch.Tensor) -> LoadedModel:
+    """Return the classifier to time: the model, or the model with an untrained probe; `sample` is [B, C, H, W]."""
+    if classifier == HEAD:
         return loaded
     with torch.inference_mode():
-        size = pre_logits(loaded.model, sample).shape[1]
-    head = nn.Linear(size, len(data.label_names)).to(sample.device)
+        num_features = pre_logits(loaded.model, sample).shape[1]
+    head = nn.Linear(num_features, len(data.label_names)).to(sample.device)
     return replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
 
 
 def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[nn.Linear, float]:
-    """Return the logistic regression of scikit-learn on standardized training features as a linear layer, and its C.
+    """Fit scikit-learn's logistic regression to standardized training features; return a linear layer and C.
 
-    Its strength is the one of `STRENGTHS` that answers best on the validation images; of equals the smallest. It learns
-    from `num_images` at most, drawn by the examination's seed.
+    C is the value of `STRENGTHS` with the highest accuracy on the validation images, of equal ones the smallest. At
+    most `num_images` images are used, drawn by the examination's seed.
 
     Raises:
-        UserError: there is no train or validation split, or one of them judges.
+        UserError: the train or the validation split is missing or is the one to be measured, or all training images
+            have one class.
     """
-    train, validation = (examination.learning_split(name) for name in ("train", "validation"))
+    train, validation = (examination.require_fit_split(name) for name in ("train", "validation"))
     rows = np.random.default_rng(examination.seed).permutation(len(examination.labels(train)))[:num_images]
-    features, learned = examination.features(train, sorted(rows.tolist()))
-    if len(np.unique(learned)) < 2:
-        raise UserError(f"split '{train}' has images of one class only; a probe needs at least two")
-    best = best_probe([Probe.fit(features, learned, each) for each in STRENGTHS], *examination.features(validation))
+    features, labels = examination.features(train, sorted(rows.tolist()))
+    if len(np.unique(labels)) < 2:
+        raise UserError(
+            f"the split '{train}' has images of one class only, but a probe needs two or more; give other data"
+        )
+    probes = [Probe.fit(features, labels, strength) for strength in STRENGTHS]
+    best = best_probe(probes, *examination.features(validation))
     scaler, regression = cast(Any, best.pipeline)
-    slopes, offsets = regression.coef_, regression.intercept_
-    if len(slopes) == 1:  # two classes share one row: that of the second, against the first
-        slopes, offsets = np.concatenate([0 * slopes, slopes]), np.concatenate([0 * offsets, offsets])
-    head = nn.Linear(slopes.shape[1], len(examination.data.label_names))
+    weights, biases = regression.coef_, regression.intercept_
+    if len(weights) == 1:  # of two classes scikit-learn has one row, the second class against the first
+        weights, biases = np.concatenate([0 * weights, weights]), np.concatenate([0 * biases, biases])
+    head = nn.Linear(weights.shape[1], len(examination.data.label_names))
     with torch.no_grad():
         head.weight.zero_()
         head.bias.fill_(NEVER)
-        head.weight[regression.classes_] = torch.from_numpy(slopes / scaler.scale_).float()
-        head.bias[regression.classes_] = torch.from_numpy(offsets - (slopes / scaler.scale_) @ scaler.mean_).float()
+        head.weight[regression.classes_] = torch.from_numpy(weights / scaler.scale_).float()
+        head.bias[regression.classes_] = torch.from_numpy(biases - (weights / scaler.scale_) @ scaler.mean_).float()
     return head.to(next(examination.subject.model.parameters()).device), best.strength
 
 
@@ -151,14 +165,14 @@ def measure_model(
     optimize: bool = False,
     progress: bool = True,
 ) -> ModelResult:
-    """Judge a model by all images of a split, and corrupt and attack some of them; a probe is trained here.
+    """Measure a model on all images of a split, and on corrupted and attacked ones; fit its probe first if it has one.
 
-    With `optimize` a copy answers that is computed by what is fastest for so many images (`select_engine`); gradients
-    and FLOPs are those of the model as it was loaded.
+    With `optimize` a copy computes the predictions on the engine that is fastest for so many images (`select_engine`);
+    gradients and FLOPs are those of the model as it was loaded.
 
     Raises:
-        UserError: outputs that are not finite, an image processor that does more than scale pixels, no split to train
-            a probe on.
+        UserError: an output is not finite, the image processor does more than scale pixels, or a probe has no split to
+            be fitted on.
     """
     split = inputs.data.split or ""
     examination = Examination(loaded, data, split, None, settings.batch_size, settings.seed, progress)
@@ -167,91 +181,99 @@ def measure_model(
     if inputs.model.judged_by == PROBE:
         head, strength = fit_probe(examination, settings.probe_images)
         loaded = replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
-        notes.append(f"a linear probe (C = {strength:g}) of {head.in_features} features answers")
+        notes.append(f"a linear probe (C = {strength:g}) of {head.in_features} features classifies")
     elif problem_type_of(loaded.model) == "multi_label_classification":
-        notes.append(EACH_BY_ITSELF)
+        notes.append(MULTI_LABEL_WARNING)
     if is_graph:
-        unharmed = "not corrupted or attacked" if examination.subject.resizes else "not attacked"
-        notes.append(f"a graph: {unharmed}, parameters and FLOPs not counted")
+        omitted = "it was not corrupted or attacked" if examination.subject.resizes else "it was not attacked"
+        notes.append(f"the model is a graph: {omitted}, and parameters and FLOPs were not counted")
     elif not examination.subject.is_differentiable:
-        notes.append("not attacked: its color quantization has no gradient")
+        notes.append("the model was not attacked, because its color quantization has no gradient")
     faster, engine = copy_optimized(loaded, data.num_examples(split)) if optimize else (loaded, None)
     if engine is not None:
         notes.append(describe_engine(engine))
     examination = replace(examination, subject=faster)
-    pixel_values = sample(loaded, data, split, 1)
+    pixel_values = load_sample(loaded, data, split, 1)
     sizes: dict[str, Any] = {"parameters": None, "flops": None}
-    with evaluating(loaded.model):
-        measured = _judge(examination) | _robustness(
+    with evaluation_mode(loaded.model):
+        values = _measure_accuracy(examination) | _measure_robustness(
             replace(examination, num_images=settings.robustness_images), settings, attacks, loaded.model
         )
         if not is_graph:
             sizes["flops"] = counted_flops(loaded.model, lambda: loaded.model(pixel_values))
             sizes["parameters"] = sum(parameter.numel() for parameter in loaded.model.parameters())
     height, width = loaded.input_size if loaded.resizes else pixel_values.shape[-2:]
-    return ModelResult(inputs=inputs, image_size=(height, width), notes=notes, **sizes, **measured)
+    return ModelResult(inputs=inputs, image_size=(height, width), notes=notes, **sizes, **values)
 
 
 def measure_named(
-    named: tuple[str, ComparisonInputs],
+    name_and_inputs: tuple[str, ComparisonInputs],
     data: ImageData,
     settings: ComparisonSettings,
     device: str | None,
     optimize: bool,
 ) -> ModelResult:
-    """Measure a model that is opened by its name, on whichever machine.
+    """Load a model by its name and measure it, on any machine of a cluster.
 
     Raises:
-        UserError: it is another one there.
+        UserError: another model has this name on this machine.
     """
-    source, inputs = named
+    source, inputs = name_and_inputs
     loaded = replace(load_model(source, device), name=inputs.model.name)
-    if inputs_of(loaded, inputs.model.judged_by, data, inputs.data.split or "", settings).model != inputs.model:
-        raise UserError(f"another model has the name {source} there; give one that all nodes share")
+    if describe_inputs(loaded, inputs.model.judged_by, data, inputs.data.split or "", settings).model != inputs.model:
+        raise UserError(
+            f"the name {source} stands for another model on a node of the cluster; give a model that all nodes share"
+        )
     return measure_model(loaded, data, inputs, settings, optimize=optimize, progress=False)
 
 
-def sample(loaded: LoadedModel, data: ImageData, split: str, count: int) -> torch.Tensor:
-    """Return the first images of a split as the model takes them, [count, C, H, W]; a short split is repeated."""
-    table: Any = undecoded(data.split(split))
+def load_sample(loaded: LoadedModel, data: ImageData, split: str, count: int) -> torch.Tensor:
+    """Return the first images of a split as the model's input [count, C, H, W], repeatedly if there are too few."""
+    table: Any = undecode_images(data.split(split))
     return loaded.pixel_values([decode_image(table[index % len(table)]["image"]) for index in range(count)])
 
 
-def _judge(examination: Examination) -> dict[str, Any]:
-    """Return top1, top5 (from five classes on), loss (below `-NEVER`) and ece of one pass, for `ModelResult`."""
+def _measure_accuracy(examination: Examination) -> dict[str, Any]:
+    """Return top1, top5, loss and ece for `ModelResult`.
+
+    top5 is None for fewer than five classes, and the loss if the true class of an image has the logit `NEVER`.
+    """
     sums, hits, images, classes, is_finite = ReliabilitySums(), np.zeros(2, dtype=int), 0, 0, True
-    for logits, labels in examination.logits(examination.split):
+    for logits, labels in examination.iterate_logits(examination.split):
         is_finite &= bool((logits.gather(1, labels[:, None]) > NEVER / 2).all())
         sums.add(logits.double().numpy(), labels.numpy())
-        best = largest(logits, 5) == labels[:, None]
-        hits += int(best[:, 0].sum()), int(best.sum())
+        is_hit = find_largest(logits, 5) == labels[:, None]
+        hits += int(is_hit[:, 0].sum()), int(is_hit.sum())
         images, classes = images + len(labels), logits.shape[1]
-    top1, top5 = (share(int(count), images) for count in hits)
+    top1, top5 = (estimate_share(int(count), images) for count in hits)
     result = sums.result()
     loss = result.loss if is_finite else None
     return {"top1": top1, "top5": top5 if classes >= 5 else None, "loss": loss, "ece": result.ece}
 
 
-def _robustness(
-    examination: Examination, settings: ComparisonSettings, attacks: Sequence[float], attacked: nn.Module
+def _measure_robustness(
+    examination: Examination, settings: ComparisonSettings, attacks: Sequence[float], gradient_model: nn.Module
 ) -> dict[str, Any]:
-    """Return the accuracy of clean, corrupted and attacked images for `ModelResult`; `attacked` gives gradients."""
+    """Return the accuracy on clean, corrupted and attacked images for `ModelResult`.
+
+    `gradient_model` computes the gradients of the attacks, because an optimized model has none.
+    """
     if examination.subject.resizes or not (settings.corruptions or attacks):
         return {"clean": None, "corruptions": {}, "fgsm": None}
     scale, model = PixelScale.measure(examination.subject), examination.subject.model
     hits, images = Counter[tuple[str, str]](), 0
-    for values, labels in examination.judging(f"{examination.subject.name}: robustness"):
+    for values, labels in examination.iterate_pixels(f"{examination.subject.name}: robustness"):
         pixels = scale.pixels(values).clamp(0, 1)
 
-        def loss(moved: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
-            return F.cross_entropy(finite_logits(attacked, scale.values(moved)), labels, reduction="none")
+        def compute_loss(pixels: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
+            return F.cross_entropy(compute_logits(gradient_model, scale.values(pixels)), labels, reduction="none")
 
-        moved = {("clean", ""): pixels}
+        variants = {("clean", ""): pixels}
         for name in settings.corruptions:
-            moved["corruption", name] = corrupt_batch(pixels, name, settings.severity, settings.seed)
-        moved |= {("fgsm", f"{epsilon:g}"): fgsm(loss, pixels, epsilon / 255) for epsilon in attacks}
-        for key, changed in moved.items():
-            hits[key] += count_right(model, scale.values(changed), labels)
+            variants["corruption", name] = corrupt_batch(pixels, name, settings.severity, settings.seed)
+        variants |= {("fgsm", f"{epsilon:g}"): fgsm(compute_loss, pixels, epsilon / 255) for epsilon in attacks}
+        for key, variant in variants.items():
+            hits[key] += count_right(model, scale.values(variant), labels)
         images += len(labels)
     shares = {key: count / images for key, count in hits.items()}
     return {
@@ -261,8 +283,8 @@ def _robustness(
     }
 
 
-def share(hits: int, images: int) -> Share:
-    """Return a share of images with Wilson's 95% interval."""
+def estimate_share(hits: int, images: int) -> Share:
+    """Return the share `hits / images` with Wilson's 95% interval."""
     from scipy.stats import binomtest
 
     interval = binomtest(hits, images).proportion_ci(_CONFIDENCE, method="wilson")

@@ -1,8 +1,8 @@
-"""What a comparison keeps in files, and the choices that it was made with.
+"""The settings of a comparison and the files of its results.
 
 `models/NAME.json` is a `ModelResult`: the same model, images and settings give the same bytes. `speed.json` is a
-`SpeedResult`: what depends on the machine and its load. Accuracies and errors are fractions in [0, 1]. The JSON schemas
-are `ModelResult.model_json_schema()` and `SpeedResult.model_json_schema()`.
+`SpeedResult`, which depends on the machine and its load. Accuracies and errors are fractions in [0, 1]. The JSON
+schemas are `ModelResult.model_json_schema()` and `SpeedResult.model_json_schema()`.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,18 +20,18 @@ from hf_vit.speed.measuring import ForwardSpeed, Quartiles
 @final
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """Choices of a comparison; all but those of the speed are written into every result.
+    """The settings of a comparison; all but those of the speed are stored in every result.
 
     Attributes:
-        corruptions: names of common corruptions; none leaves them out.
-        severity: of the corruptions, 1 to 5.
-        epsilons: of FGSM, in 1/255 of the pixels' range; none leaves it out.
-        robustness_images: corrupt and attack so many images, drawn by `seed`; None for all.
-        probe_images: train a linear probe on so many images at most, drawn by `seed`; None for all.
-        batch_size: images a forward.
-        seed: of every draw and of noise.
-        speed_turns: turns in which every model is timed; 0 leaves speed and memory out.
-        speed_batch_size: images a forward while speed and memory are measured.
+        corruptions: names of common corruptions; an empty tuple omits them.
+        severity: severity of the corruptions, 1 to 5.
+        epsilons: step sizes of FGSM, in 1/255 of the range of pixels; an empty tuple omits it.
+        robustness_images: number of images to corrupt and attack, drawn by `seed`; None is all.
+        probe_images: largest number of images to fit a linear probe on, drawn by `seed`; None is all.
+        batch_size: images per forward pass.
+        seed: seed of draws and noise.
+        speed_turns: number of times that every model is timed; 0 omits speed and memory.
+        speed_batch_size: images per forward pass while speed and memory are measured.
     """
 
     corruptions: tuple[str, ...] = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")
@@ -47,25 +47,31 @@ class ComparisonSettings:
     def __post_init__(self) -> None:
         known_corruptions(self.corruptions)
         if not 1 <= self.severity <= 5:
-            raise UserError(f"severity {self.severity} is out of range; choose 1 to 5")
+            raise UserError(f"the severity {self.severity} is out of range; choose 1 to 5")
         if min(self.epsilons, default=1.0) <= 0:
-            raise UserError(f"epsilons {list(self.epsilons)} must be above 0 (1/255 of the pixels' range each)")
+            raise UserError(
+                f"the epsilons are {list(self.epsilons)}, but FGSM needs steps above 0; give them in 1/255 of the "
+                "range of pixels, such as 1 and 4"
+            )
         for name in ("robustness_images", "probe_images", "batch_size", "speed_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"{name} {value} must be at least 1")
+                raise UserError(f"{name} is {value}, but at least 1 is needed; choose a positive number")
         if self.speed_turns < 0:
-            raise UserError(f"speed_turns {self.speed_turns} must be 0 (none) or more")
+            raise UserError(
+                f"speed_turns is {self.speed_turns}, but it cannot be negative; choose a number of turns, or 0 to omit "
+                "the speed"
+            )
 
     def kept(self) -> dict[str, Any]:
-        """Return what a model's result depends on."""
+        """Return the settings on which the result of a model depends."""
         names = ("corruptions", "severity", "epsilons", "robustness_images", "probe_images", "batch_size", "seed")
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
 
 
 @final
 class Share(BaseModel):
-    """A share of images, and the 95% interval around it (Wilson's, for independent images)."""
+    """A share of images with its 95% interval (Wilson's, which assumes independent images)."""
 
     value: float
     low: float
@@ -74,14 +80,14 @@ class Share(BaseModel):
 
 @final
 class JudgedModel(ModelInput):
-    """A model that was measured; `judged_by` is "head" or "linear probe"."""
+    """A measured model; `judged_by` names its classifier, "head" or "linear probe"."""
 
     judged_by: str
 
 
 @final
 class ComparisonInputs(BaseModel):
-    """All that a result depends on."""
+    """Everything on which a result depends."""
 
     model: JudgedModel
     data: DataFact
@@ -90,20 +96,20 @@ class ComparisonInputs(BaseModel):
 
 @final
 class ModelResult(Document):
-    """What was measured about one model.
+    """The measurements of one model.
 
     Attributes:
-        image_size: (H, W) px that the model is fed with.
-        parameters: of the model with what answers; None of a graph.
-        flops: of one image's forward pass, 2 a multiply-add, as torch counts them; None of a graph.
+        image_size: (H, W) px of the model's input.
+        parameters: number of parameters, with those of a probe; None for a graph.
+        flops: FLOPs of the forward pass of one image as torch counts them, 2 per multiply-add; None for a graph.
         top1: share of images whose most likely class is right.
-        top5: share whose class is among the five most likely; None below five classes.
-        loss: mean negative log-likelihood of the true class, nats; None of a probe that never saw a class.
-        ece: expected calibration error, 15 bins (arXiv 1706.04599).
-        clean: top-1 accuracy on the images that are corrupted and attacked.
+        top5: share of images whose class is among the five most likely; None for fewer than five classes.
+        loss: mean negative log-likelihood of the true class in nats; None if a probe had no training image of a class.
+        ece: expected calibration error with 15 bins (arXiv 1706.04599).
+        clean: top-1 accuracy on the images that are then corrupted and attacked.
         corruptions: corruption -> top-1 accuracy.
-        fgsm: epsilon in 1/255 -> top-1 accuracy after FGSM; None where there is no gradient.
-        notes: what else must be said.
+        fgsm: epsilon in 1/255 -> top-1 accuracy after FGSM; None for a model without gradient.
+        notes: remarks about the measurement.
     """
 
     command: ClassVar[str] = "hf-vit compare"
@@ -123,34 +129,35 @@ class ModelResult(Document):
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """The name of the model."""
         return self.inputs.model.name
 
     @property
     def mean_corrupted(self) -> float | None:
-        """Accuracy averaged over the corruptions."""
+        """The accuracy averaged over the corruptions; None without corruptions."""
         return sum(self.corruptions.values()) / len(self.corruptions) if self.corruptions else None
 
 
 @final
 class Spread(BaseModel):
-    """Median and quartiles over the turns."""
+    """Median and quartiles of a value over the turns."""
 
     lower: float
     median: float
     upper: float
 
     @classmethod
-    def of(cls, quartiles: Quartiles) -> Self:
-        """Return a value rounded to its meaningful digits."""
+    def from_quartiles(cls, quartiles: Quartiles) -> Self:
+        """Round quartiles to four digits, which is finer than their noise."""
         return cls(**{name: float(f"{value:.4g}") for name, value in asdict(quartiles).items()})
 
 
 @final
 class ModelSpeed(BaseModel):
-    """One model's speed: images/s, how many times as fast as the first model (paired by turns), and memory.
+    """The speed of a model: images/s, the speed relative to the first model (paired by turns), and memory.
 
-    Memory is what torch holds at most in a forward pass beyond weights and input, bytes; None of a graph.
+    `peak_memory` is the most that torch allocates in a forward pass in addition to weights and input, in bytes; None
+    for a graph.
     """
 
     images_per_second: Spread
@@ -158,15 +165,19 @@ class ModelSpeed(BaseModel):
     peak_memory: int | None
 
     @classmethod
-    def of(cls, speed: ForwardSpeed) -> Self:
-        """Return it as files keep it."""
-        images_per_second, times_as_fast = Spread.of(speed.images_per_second), Spread.of(speed.times_as_fast)
+    def from_speed(cls, speed: ForwardSpeed) -> Self:
+        """Convert a measured speed to the form of the result file."""
+        images_per_second = Spread.from_quartiles(speed.images_per_second)
+        times_as_fast = Spread.from_quartiles(speed.times_as_fast)
         return cls(images_per_second=images_per_second, times_as_fast=times_as_fast, peak_memory=speed.peak_memory)
 
 
 @final
 class SpeedResult(Document):
-    """The models timed in turns in one process; `quiet` tells whether other processes kept the machine busy."""
+    """The speed of models that were timed in turns in one process.
+
+    `others_load` is the number of cores that other processes used; `quiet` is True if they hardly used any.
+    """
 
     command: ClassVar[str] = "hf-vit compare"
 

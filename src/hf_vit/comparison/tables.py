@@ -1,4 +1,4 @@
-"""A comparison as text and picture: Markdown, HTML and PNG for people, CSV for spreadsheets, JSON for programs."""
+"""The outputs of a comparison: Markdown, HTML and PNG for people, CSV for spreadsheets, JSON for programs."""
 
 import csv
 import io
@@ -29,18 +29,19 @@ _REPORT = """
 """
 
 
-def shown_rows(results: Sequence[ModelResult], speed: SpeedResult | None) -> list[dict[str, str]]:
-    """Return a row a model, header -> text; what was not measured is an empty text, a header without any is left
-    out.
+def make_rows(results: Sequence[ModelResult], speed: SpeedResult | None) -> list[dict[str, str]]:
+    """Make a row of texts for every model, header -> text.
+
+    A value that was not measured is an empty text, and a column without values is left out.
     """
-    rows = [_row(result, speed) for result in results]
+    rows = [_make_row(result, speed) for result in results]
     headers = [header for header in rows[0] if any(row.get(header) for row in rows)]
     headers += [header for row in rows for header in row if row[header] and header not in headers]
     return [{header: row.get(header, "") for header in dict.fromkeys(headers)} for row in rows]
 
 
-def sentences(results: Sequence[ModelResult], speed: SpeedResult | None) -> list[str]:
-    """Return what must be said beside the table."""
+def explain_table(results: Sequence[ModelResult], speed: SpeedResult | None) -> list[str]:
+    """Return the sentences that explain the table: data, settings, machine and the notes on models."""
     first = results[0].inputs
     settings, data = first.settings, first.data
     size = data.size or 0
@@ -48,8 +49,8 @@ def sentences(results: Sequence[ModelResult], speed: SpeedResult | None) -> list
     if results[0].clean is not None:
         images = min(settings["robustness_images"] or size, size)
         lines.append(
-            f"{images:,} images were corrupted (severity {settings['severity']}) and attacked (FGSM, 1/255); accuracy "
-            "on them as they are is in the column clean."
+            f"{images:,} images were corrupted (severity {settings['severity']}) and attacked (FGSM, 1/255); the "
+            "column clean is the accuracy on the unchanged images."
         )
     if speed is not None:
         machine = f"{speed.hardware.get('name')}, {speed.hardware.get('device')}, {speed.threads} threads of torch"
@@ -59,37 +60,37 @@ def sentences(results: Sequence[ModelResult], speed: SpeedResult | None) -> list
             else f"other processes used {speed.others_load:.1f} cores: compare ratios, not images/s"
         )
         lines.append(
-            f"Speed: forwards of {speed.batch_size} images on {machine}, {speed.turns} turns, every model once a turn; "
-            f"times as fast as {next(iter(speed.rows))}, median and quartiles of the turns; {load}. "
-            "Memory: what a forward holds beyond weights and input."
+            f"Speed: forward passes of {speed.batch_size} images on {machine}, every model once in each of "
+            f"{speed.turns} turns; times as fast as {next(iter(speed.rows))}, with median and quartiles of the turns; "
+            f"{load}. Memory: the peak of a forward pass in addition to weights and input."
         )
     return lines + [f"{result.name}: {note}." for result in results for note in result.notes]
 
 
 def markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
-    """Return the table and what must be said beside it."""
-    rows = shown_rows(results, speed)
+    """Return the table and its explanation as Markdown."""
+    rows = make_rows(results, speed)
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     lines += ["| " + " | ".join(value.replace("|", "\\|") for value in row.values()) + " |" for row in rows]
-    lines += [line for sentence in sentences(results, speed) for line in ("", sentence)]
+    lines += [line for sentence in explain_table(results, speed) for line in ("", sentence)]
     return "\n".join(lines) + "\n"
 
 
 def html(results: Sequence[ModelResult], speed: SpeedResult | None, picture: Path) -> str:
-    """Return a page of the table, the picture (a PNG file), and what must be said beside them."""
+    """Return an HTML page with the table, the picture (a PNG file), and the explanation."""
     return render_report(
         f"{len(results)} models on {results[0].inputs.data.name}",
         _REPORT,
         width=80,
-        rows=shown_rows(results, speed),
-        sentences=sentences(results, speed),
+        rows=make_rows(results, speed),
+        sentences=explain_table(results, speed),
         picture=picture,
     )
 
 
-def plain_csv(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
-    """One line a model with every number as it was measured; empty where there is none."""
-    rows = [_numbers(result, speed) for result in results]
+def to_csv(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
+    """Return a line per model with all unrounded numbers as CSV; a missing number is empty."""
+    rows = [_list_numbers(result, speed) for result in results]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
@@ -97,14 +98,15 @@ def plain_csv(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
     return text.getvalue()
 
 
-def plain_json(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
-    """`{"format": 1, "models": [ModelResult], "speed": SpeedResult or null}`."""
+def to_json(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
+    """Return `{"format": 1, "models": [ModelResult], "speed": SpeedResult or null}` as JSON."""
     models = [result.model_dump(mode="json") for result in results]
-    made = {"format": 1, "models": models, "speed": None if speed is None else speed.model_dump(mode="json")}
-    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+    document = {"format": 1, "models": models, "speed": None if speed is None else speed.model_dump(mode="json")}
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def _row(result: ModelResult, speed: SpeedResult | None) -> dict[str, str]:
+def _make_row(result: ModelResult, speed: SpeedResult | None) -> dict[str, str]:
+    """Make the row of a model, header -> text, with rounded values."""
     model = result.inputs.model
     row = {
         "model": result.name,
@@ -113,23 +115,24 @@ def _row(result: ModelResult, speed: SpeedResult | None) -> dict[str, str]:
         "px": "x".join(map(str, result.image_size)),
         "parameters": "" if result.parameters is None else amount(result.parameters),
         "FLOPs": "" if result.flops is None else amount(result.flops),
-        "top-1 (%)": _interval(result.top1),
-        "top-5 (%)": _interval(result.top5),
-        "calibration error (%)": _percent(result.ece),
-        "clean (%)": _percent(result.clean),
-        "corrupted, mean (%)": _percent(result.mean_corrupted),
+        "top-1 (%)": _format_interval(result.top1),
+        "top-5 (%)": _format_interval(result.top5),
+        "calibration error (%)": _format_percent(result.ece),
+        "clean (%)": _format_percent(result.clean),
+        "corrupted, mean (%)": _format_percent(result.mean_corrupted),
     }
-    row |= {f"FGSM {epsilon} (%)": _percent(value) for epsilon, value in (result.fgsm or {}).items()}
+    row |= {f"FGSM {epsilon} (%)": _format_percent(value) for epsilon, value in (result.fgsm or {}).items()}
     if speed is not None:
-        own = speed.rows[result.name]
-        ratio = own.times_as_fast
+        model_speed = speed.rows[result.name]
+        ratio = model_speed.times_as_fast
         row["times as fast"] = f"{ratio.median:.2f} ({ratio.lower:.2f} to {ratio.upper:.2f})"
-        row["images/s"] = f"{own.images_per_second.median:,.4g}"
-        row["memory (MB)"] = "" if own.peak_memory is None else f"{own.peak_memory / 1e6:,.4g}"
+        row["images/s"] = f"{model_speed.images_per_second.median:,.4g}"
+        row["memory (MB)"] = "" if model_speed.peak_memory is None else f"{model_speed.peak_memory / 1e6:,.4g}"
     return row
 
 
-def _numbers(result: ModelResult, speed: SpeedResult | None) -> dict[str, Any]:
+def _list_numbers(result: ModelResult, speed: SpeedResult | None) -> dict[str, Any]:
+    """Return all unrounded values of a model in one flat dictionary."""
     row: dict[str, Any] = result.inputs.model.model_dump()
     row |= dict(zip(("image_height", "image_width"), result.image_size, strict=True))
     row |= {"parameters": result.parameters, "flops": result.flops}
@@ -139,85 +142,91 @@ def _numbers(result: ModelResult, speed: SpeedResult | None) -> dict[str, Any]:
     row |= {f"corrupted_{name}": value for name, value in result.corruptions.items()}
     row |= {f"fgsm_{epsilon}": value for epsilon, value in (result.fgsm or {}).items()}
     if speed is not None:
-        own = speed.rows[result.name]
-        row |= {f"times_as_fast_{name}": value for name, value in own.times_as_fast.model_dump().items()}
-        row |= {f"images_per_second_{name}": value for name, value in own.images_per_second.model_dump().items()}
-        row["peak_memory"] = own.peak_memory
+        model_speed = speed.rows[result.name]
+        row |= {f"times_as_fast_{name}": value for name, value in model_speed.times_as_fast.model_dump().items()}
+        images_per_second = model_speed.images_per_second.model_dump()
+        row |= {f"images_per_second_{name}": value for name, value in images_per_second.items()}
+        row["peak_memory"] = model_speed.peak_memory
     return row
 
 
-def _interval(share: Share | None) -> str:
+def _format_interval(share: Share | None) -> str:
+    """Format a share with its interval in percent, None as an empty text."""
     return "" if share is None else f"{100 * share.value:.2f} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
-def _percent(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
+    """Format a fraction in percent, None as an empty text."""
     return "" if value is None else f"{100 * value:.2f}"
 
 
 def draw_comparison(results: Sequence[ModelResult], speed: SpeedResult | None) -> "Figure":
-    """Accuracy with its interval, calibration, robustness and speed by model; below, accuracy against FLOPs."""
-    robust = any(result.clean is not None for result in results)
-    panels = 2 + robust + (speed is not None)
+    """Draw accuracy with interval, calibration, robustness and speed per model; below them, accuracy against FLOPs."""
+    has_robustness = any(result.clean is not None for result in results)
+    panels = 2 + has_robustness + (speed is not None)
     figure = new_figure(3.1 * panels + 2, 1.2 + 0.32 * len(results) + 3.4)
     grid = figure.add_gridspec(2, panels, height_ratios=[0.8 + 0.32 * len(results), 3.4])
-    axes = [figure.add_subplot(grid[0, place]) for place in range(panels)]
+    axes = [figure.add_subplot(grid[0, column]) for column in range(panels)]
     shares = [result.top1 for result in results]
-    _intervals(axes[0], [(100 * one.low, 100 * one.value, 100 * one.high) for one in shares], "tab:blue")
+    _draw_intervals(axes[0], [(100 * top1.low, 100 * top1.value, 100 * top1.high) for top1 in shares], "tab:blue")
     axes[0].set_xlabel("top-1 accuracy (%), 95% interval")
     axes[1].barh(range(len(results)), [100 * result.ece for result in results], color="tab:gray", height=0.6)
     axes[1].set_xlabel("calibration error (%)")
-    if robust:
-        _robustness(axes[2], results)
+    if has_robustness:
+        _draw_robustness(axes[2], results)
     if speed is not None:
-        _speed(axes[-1], results, speed)
-    for place, one in enumerate(axes):
-        names = [result.name for result in results] if place == 0 else [""] * len(results)
-        one.set_yticks(range(len(results)), labels=names, parse_math=False)
-        one.set_ylim(len(results) - 0.5, -0.5)
-        one.grid(visible=True, axis="x", alpha=0.3)
-    below = figure.add_subplot(grid[1, :])
+        _draw_speed(axes[-1], results, speed)
+    for column, panel in enumerate(axes):
+        names = [result.name for result in results] if column == 0 else [""] * len(results)
+        panel.set_yticks(range(len(results)), labels=names, parse_math=False)
+        panel.set_ylim(len(results) - 0.5, -0.5)
+        panel.grid(visible=True, axis="x", alpha=0.3)
+    scatter = figure.add_subplot(grid[1, :])
     for result in results:
         if result.flops is not None:
             point = (result.flops, 100 * result.top1.value)
-            below.plot(*point, marker="o", color="tab:blue")
-            below.annotate(f" {result.name}", point, fontsize=8, va="center", parse_math=False)
-    _logarithmic(below)
-    below.margins(x=0.15)
-    below.set_xlabel("FLOPs of a forward, one image")
-    below.set_ylabel("top-1 accuracy (%)")
-    below.grid(visible=True, alpha=0.3)
+            scatter.plot(*point, marker="o", color="tab:blue")
+            scatter.annotate(f" {result.name}", point, fontsize=8, va="center", parse_math=False)
+    _set_logarithmic(scatter)
+    scatter.margins(x=0.15)
+    scatter.set_xlabel("FLOPs of the forward pass of an image")
+    scatter.set_ylabel("top-1 accuracy (%)")
+    scatter.grid(visible=True, alpha=0.3)
     return figure
 
 
-def _robustness(axes: "Axes", results: Sequence[ModelResult]) -> None:
+def _draw_robustness(axes: "Axes", results: Sequence[ModelResult]) -> None:
+    """Draw the accuracy of every model on clean, corrupted and attacked images as markers in its row."""
     series = {"clean": [result.clean for result in results], "corrupted": [result.mean_corrupted for result in results]}
     for epsilon in dict.fromkeys(epsilon for result in results for epsilon in result.fgsm or {}):
         series[f"FGSM {epsilon}/255"] = [(result.fgsm or {}).get(epsilon) for result in results]
     for name, marker in zip(series, "os<>v^dP*X", strict=False):
-        points = [(100 * value, place) for place, value in enumerate(series[name]) if value is not None]
+        points = [(100 * value, row) for row, value in enumerate(series[name]) if value is not None]
         if points:
             axes.plot(*zip(*points, strict=True), linestyle="", marker=marker, markersize=5, label=name)
     axes.set_xlabel("accuracy, corrupted and attacked (%)")
     axes.legend(fontsize=7)
 
 
-def _speed(axes: "Axes", results: Sequence[ModelResult], speed: SpeedResult) -> None:
+def _draw_speed(axes: "Axes", results: Sequence[ModelResult], speed: SpeedResult) -> None:
+    """Draw the speed of every model relative to the first with its quartiles."""
     ratios = [speed.rows[result.name].times_as_fast for result in results]
-    _intervals(axes, [(ratio.lower, ratio.median, ratio.upper) for ratio in ratios], "tab:orange")
+    _draw_intervals(axes, [(ratio.lower, ratio.median, ratio.upper) for ratio in ratios], "tab:orange")
     axes.axvline(1, color="black", linewidth=0.6)
-    _logarithmic(axes)
+    _set_logarithmic(axes)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("times as fast as the first" + ("" if speed.quiet else " (busy machine)"))
 
 
-def _intervals(axes: "Axes", rows: Sequence[tuple[float, float, float]], color: str) -> None:
-    for place, (low, middle, high) in enumerate(rows):
-        axes.plot([low, high], [place, place], color=color)
-        axes.plot(middle, place, marker="o", color=color)
+def _draw_intervals(axes: "Axes", intervals: Sequence[tuple[float, float, float]], color: str) -> None:
+    """Draw intervals (low, middle, high), one per row, as a line with a marker."""
+    for row, (low, middle, high) in enumerate(intervals):
+        axes.plot([low, high], [row, row], color=color)
+        axes.plot(middle, row, marker="o", color=color)
 
 
-def _logarithmic(axes: "Axes") -> None:
-    """Ticks at 1, 2 and 5 of every decade, as people read them: 500 k, 2 M."""
+def _set_logarithmic(axes: "Axes") -> None:
+    """Make the x axis logarithmic, with labels such as 500 k and 2 M at 1, 2 and 5 of every decade."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")

@@ -1,4 +1,4 @@
-"""Training as the papers did it: recipes as data, `HfViTTrainer`, `finetune`, the main job, and `pretrain`."""
+"""Train models as in the papers: `finetune`, `pretrain`, `HfViTTrainer`, and recipes as data."""
 
 from hf_vit.environment import lazy_names
 

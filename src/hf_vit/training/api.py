@@ -1,4 +1,4 @@
-"""The main jobs: `finetune` on labels, masks or boxes, a sweep over learning rates included, and `pretrain` without."""
+"""`finetune` on labels, masks or boxes, with an optional learning-rate sweep, and `pretrain` without labels."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.errors import DivergedError, UserError
-from hf_vit.evaluation.runners import running
+from hf_vit.evaluation.runners import open_runner
 from hf_vit.hub.card import refresh_card
 from hf_vit.loading.start import find_dense_head
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.training.plan import Job, Run, Start, use_bf16
-from hf_vit.training.processes import is_first, report_on_first, world_size
+from hf_vit.training.processes import is_main, report_on_main, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.run import Say, read_run, run_job, seconds_of, train_once, write_run
+from hf_vit.training.run import Say, get_seconds, read_run, run_job, train_once, write_run
 from hf_vit.training.tasks.classification import Classification
 from hf_vit.training.tasks.dense import Detection, Segmentation
 from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
 from hf_vit.training.tasks.momentum_contrast import Contrast, ContrastiveOptions
 from hf_vit.training.tasks.patch_prediction import NextPatch, PatchPrediction, RandomMasking
 from hf_vit.training.tasks.self_training import MetaPseudoLabels, NoisyStudent, SelfTrainingOptions
-from hf_vit.training.tasks.task import FinetuneResult, PretrainResult, Task, best_evaluation
+from hf_vit.training.tasks.task import FinetuneResult, PretrainResult, Task, find_best_evaluation
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sharing import share_finished
 from hf_vit_settings import RUN_FIELDS, FinetuneOptions
@@ -63,91 +63,91 @@ def finetune(
     report: Callable[[str], None] | None = None,
     **settings: object,
 ) -> FinetuneResult:
-    """Fine-tune a checkpoint, or train a variant from scratch, and leave a complete model folder.
+    """Fine-tune a checkpoint, or train a variant from scratch, and write a complete model folder.
 
-    Bad input raises before any training. A killed run leaves its last complete checkpoint in OUTPUT/checkpoints, and
-    with `resume` goes on to the numbers that it would have had. Under torchrun or accelerate launch all processes train
-    together; every one returns the result, and the first alone writes, reports and pushes.
+    Input is checked before training. A killed run leaves its last complete checkpoint in OUTPUT/checkpoints, and with
+    `resume` it continues to the same results. Under torchrun or accelerate launch all processes train together and
+    return the result; only the main process writes, reports and pushes.
 
     Args:
         model: a folder, a variant such as "S/16" or "Ti/4" (fresh weights), a Hub id, or a configuration.
         data: see `hf_vit.data.load_data`.
-        output: a new or empty folder, or with `resume` that of the run.
-        task: "classification", "segmentation" (of masks) or "detection" (of boxes).
-        head: of segmentation "linear" (the default), "upernet" or "mask2former"; of detection "mask-rcnn" (the
-            default), "detr" or "deformable-detr". A checkpoint for this task is trained on with its own by default.
-        head_width: channels of that head; None is what its library takes.
-        recipe: a name of `RECIPES`, or a recipe; None: "default-small", with `self_training` that of its kind's name,
-            and "segmentation-small" or "detection-small".
-        distillation: a teacher, and what is learned from it beside the labels.
-        self_training: a teacher, and images that it labels.
-        lr_sweep: True tries every learning rate of the recipe's grid on the validation split, a sequence those; the
-            best run is kept, and it alone looks at the test split.
-        runner: "ray" trains the rates of a sweep at once: one on every GPU, or as many cores as here, of machines that
-            share model, data and output under these names.
-        address: HOST:PORT of a cluster of Ray; by default Ray is started on this machine.
-        options: how to run it, if not by keyword.
-        command: what was typed, for the facts.
-        report: gets a line at a time about what is being done.
-        **settings: fields of `FinetuneOptions` (`image_size=32`, `seed=1`, `resume=True`), and values of the recipe or
-            its augmentation (`epochs=5`, `mixup_alpha=0.2`); None changes nothing.
+        output: a new or empty folder, or with `resume` the folder of the run.
+        task: "classification", "segmentation" (masks) or "detection" (boxes).
+        head: for segmentation "linear" (default), "upernet" or "mask2former"; for detection "mask-rcnn" (default),
+            "detr" or "deformable-detr". A checkpoint for the task keeps its head by default.
+        head_width: channels of the head; None for its library's default.
+        recipe: a name in `RECIPES` or a recipe; by default "default-small", "segmentation-small" or "detection-small",
+            or with `self_training` the recipe of its kind.
+        distillation: a teacher, and the kind of distillation.
+        self_training: a teacher, and the images that it labels.
+        lr_sweep: True tries every learning rate of the recipe's grid, a sequence tries its rates. The run with the best
+            validation score is kept, and only that one is evaluated on the test split.
+        runner: "ray" trains the learning rates of a sweep together, each on a GPU or with as many cores as here. All
+            machines need model, data and output under the same names.
+        address: HOST:PORT of a Ray cluster; by default Ray is started on this machine.
+        options: options of the run, if not given by keyword.
+        command: the command line for the record.
+        report: called with every progress message.
+        **settings: fields of `FinetuneOptions` (`image_size=32`, `seed=1`, `resume=True`), of the recipe and of its
+            augmentation (`epochs=5`, `mixup_alpha=0.2`); None changes nothing.
 
     Raises:
-        UserError: bad input, a full disk, too little memory, a loss that is not a number, or a push that failed (the
-            model is complete then).
+        UserError: the input is wrong, disk or memory are too small, the loss is NaN or infinite, or a push failed (in
+            which case the model is complete).
     """
-    say, name = report_on_first(report), _task_name(task, head, head_width, distillation, self_training)
-    job = _job(name, model, data, output, recipe, options, command, settings)
+    say, name = report_on_main(report), _find_task(task, head, head_width, distillation, self_training)
+    job = _make_job(name, model, data, output, recipe, options, command, settings)
     options = job.options
     if runner == "ray" and (lr_sweep is False or world_size() > 1):
         raise UserError(
-            "--runner ray needs --lr-sweep and does not work under torchrun; add --lr-sweep, or leave the runner out"
+            "--runner ray needs --lr-sweep and does not work under torchrun; add --lr-sweep, or leave --runner out"
         )
     if lr_sweep is not False and task != "classification":
-        raise UserError(f"a learning-rate sweep compares accuracies, which {task} does not have; leave it out")
-    rates = None if lr_sweep is False else _sweep_rates(job.recipe, lr_sweep)
+        raise UserError(f"--lr-sweep compares accuracies, which {task} does not have; leave it out")
+    rates = None if lr_sweep is False else _check_rates(job.recipe, lr_sweep)
     if task != "classification":
-        learner = TASKS[task](head or find_dense_head(job.model_name, task), head_width)
+        training_task = TASKS[task](head or find_dense_head(job.model_name, task), head_width)
     elif self_training is not None:
-        learner = TASKS[name](self_training, options.device, options.skip_bad_images)
+        training_task = TASKS[name](self_training, options.device, options.skip_bad_images)
     else:
-        learner = Classification() if distillation is None else Distillation(distillation, options.device)
-    with running(runner, address, options.device) as ray:
+        training_task = Classification() if distillation is None else Distillation(distillation, options.device)
+    with open_runner(runner, address, options.device) as ray:
         train = train_once if rates is None else partial(_sweep, rates, ray)
-        result: FinetuneResult = run_job(learner, job, say, train)
-    if options.push is None or not is_first():
+        result: FinetuneResult = run_job(training_task, job, say, train)
+    if options.push is None or not is_main():
         return result
     refresh_card(result.folder, license=options.license)
-    shared = share_finished(
+    push_result = share_finished(
         result.folder, options.push, say, private=options.private, share_images=options.share_images
     )
-    return replace(result, pushed=shared)
+    return replace(result, pushed=push_result)
 
 
-def _task_name(
+def _find_task(
     task: str,
     head: str | None,
     head_width: int | None,
     distillation: DistillationOptions | None,
     self_training: SelfTrainingOptions | None,
 ) -> str:
-    """Return the line of `TASKS` that `finetune` was asked for."""
+    """Return the key in `TASKS` for the arguments of `finetune`; raise UserError if they do not go together."""
     if task not in FINETUNED:
         raise UserError(f"unknown task '{task}'; choose {', '.join(FINETUNED)}")
     if task == "classification" and (head or head_width) is not None:
         raise UserError("--head and --head-width need --task segmentation or detection; add it, or leave them out")
     if task != "classification" and (distillation is not None or self_training is not None):
-        raise UserError(f"a teacher works for classification only, not {task}; leave one of the two out")
+        raise UserError(f"a teacher works only for classification, not for {task}; leave the teacher out")
     if task != "classification":
         return task
     if distillation is not None and self_training is not None:
-        raise UserError("distillation and self_training exclude each other; give one of them")
+        raise UserError("distillation and self_training cannot be combined; give only one of them")
     if self_training is not None:
         return self_training.kind
     return "classification" if distillation is None else "distillation"
 
 
-def _job(
+def _make_job(
     task: str,
     model: str | Path | HfViTBaseConfig,
     data: str | Path,
@@ -157,11 +157,11 @@ def _job(
     command: str | Sequence[str] | None,
     settings: Mapping[str, Any],
 ) -> Job:
-    """Return a job with the `settings` of a caller: fields of the options, the others of the recipe."""
-    chosen = {name: value for name, value in settings.items() if name in RUN_FIELDS and value is not None}
-    if isinstance(chosen.get("image_size"), int):
-        chosen["image_size"] = as_pair(chosen["image_size"])
-    options = replace(options or FinetuneOptions(), **chosen)
+    """Build a job; `settings` are fields of the options or of the recipe."""
+    run_fields = {name: value for name, value in settings.items() if name in RUN_FIELDS and value is not None}
+    if isinstance(run_fields.get("image_size"), int):
+        run_fields["image_size"] = as_pair(run_fields["image_size"])
+    options = replace(options or FinetuneOptions(), **run_fields)
     base = recipe or TASKS[task].recipe
     base = find_recipe(base) if isinstance(base, str) else base
     base = base.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
@@ -187,29 +187,29 @@ def pretrain(
     report: Callable[[str], None] | None = None,
     **settings: object,
 ) -> PretrainResult:
-    """Pre-train a variant or a checkpoint on images, whose labels are not looked at, and leave a complete model folder.
+    """Pre-train a variant or a checkpoint on images without labels, and write a complete model folder.
 
-    Bad input raises before any training; a killed run goes on with `resume`, as `finetune`'s does.
+    Input is checked before training, and a killed run continues with `resume`, as in `finetune`.
 
     Args:
         model: a variant such as "S/16" or "Ti/4" (fresh weights), a folder, a Hub id, or a configuration.
-        data, output, options, command, report, **settings: as of `finetune`.
-        objective: a name of `OBJECTIVES`.
-        recipe: a name of `RECIPES`, or a recipe; None takes the objective's small one.
-        target: of patch prediction: "mean_color", "downsampled" or "pixels" (arXiv 2010.11929, B.1.2).
-        masking: of "masked-patch"; by default the paper's.
-        static_masks: every image keeps the mask it got first.
-        contrastive: of "contrastive"; by default the paper's (arXiv 2104.02057).
-        class_token: False: none, and the mean of the patches instead; None keeps the model's.
-        num_hidden_groups: layers share weights in so many groups; None keeps the model's.
-        causal: masked prediction with causal attention ("next-patch" always has it).
+        data, output, options, command, report, **settings: see `finetune`.
+        objective: a name in `OBJECTIVES`.
+        recipe: a name in `RECIPES` or a recipe; by default the objective's small recipe.
+        target: of patch prediction, "mean_color", "downsampled" or "pixels" (arXiv 2010.11929, B.1.2).
+        masking: for "masked-patch"; by default the paper's.
+        static_masks: mask every image in the same way in all epochs.
+        contrastive: for "contrastive"; by default the paper's (arXiv 2104.02057).
+        class_token: False replaces the class token by the mean of the patches; None keeps the model's setting.
+        num_hidden_groups: number of groups of layers that share weights; None keeps the model's setting.
+        causal: use causal attention in masked prediction ("next-patch" always does).
 
     Raises:
-        UserError: bad input, a full disk, too little memory, or a loss that is not a number.
+        UserError: the input is wrong, disk or memory are too small, or the loss is NaN or infinite.
     """
     if objective not in OBJECTIVES:
-        raise UserError(f"objective '{objective}' is unknown; choose {', '.join(OBJECTIVES)}")
-    job = _job(objective, model, data, output, recipe, options, command, settings)
+        raise UserError(f"unknown objective '{objective}'; choose {', '.join(OBJECTIVES)}")
+    job = _make_job(objective, model, data, output, recipe, options, command, settings)
     fields: dict[str, Any] = {}
     if class_token is not None:
         fields |= {"pooling": "token" if class_token else "gap", "use_class_token": None}
@@ -222,46 +222,46 @@ def pretrain(
     else:
         policy = NextPatch() if objective == "next-patch" else masking or RandomMasking()
         task = PatchPrediction(target, policy, static_masks, fields)
-    return run_job(task, job, report_on_first(report), train_once)
+    return run_job(task, job, report_on_main(report), train_once)
 
 
-def _sweep_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, ...]:
-    """Return the grid that was asked for, else the recipe's; each rate must be positive and come once."""
+def _check_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, ...]:
+    """Return the given learning rates, or the recipe's grid; raise UserError for bad or repeated ones."""
     rates = recipe.learning_rates if isinstance(rates, bool) else tuple(float(rate) for rate in rates)
     if not rates:
         raise UserError(f"the recipe {recipe.name} has no grid of learning rates; give --sweep-rates 0.001,0.003,0.01")
     for rate in rates:
         recipe.override(learning_rate=rate)
     if len({f"{rate:g}" for rate in rates}) < len(rates):
-        raise UserError(f"duplicate learning rate in {', '.join(map(str, rates))}; give each once")
+        raise UserError(f"duplicate learning rate in {', '.join(map(str, rates))}; give every rate once")
     return rates
 
 
 def _sweep(
     rates: Sequence[float], runner: "RayRunner | None", task: Task[Any], job: Job, start: Start, say: Say
 ) -> tuple[Run, HfViTTrainer]:
-    """Train a job once for every rate, and take up the best one again (arXiv 2010.11929, section B.1.1).
+    """Train a job with every learning rate, and return the best run with its trainer (arXiv 2010.11929, B.1.1).
 
-    Every trial is a run of its own in OUTPUT/checkpoints, so a sweep that was killed continues where it was. Without a
-    runner one rate comes after the other in this process. The run that is returned has all trials.
+    Every trial is a separate run in OUTPUT/checkpoints, so that a killed sweep can be resumed. The best trial is loaded
+    again at the end. Without a runner the trials run one after the other in this process.
     """
     if start.data.multi_label:
-        raise UserError("a learning-rate sweep compares accuracies, which multi-label data does not have; leave it out")
-    settings, started = {"sweep_rates": list(rates)}, read_run(job.work)
-    if started is not None and started != settings:
-        begun = ",".join(f"{rate:g}" for rate in started.get("sweep_rates", [])) or "none"
+        raise UserError("--lr-sweep compares accuracies, which multi-label data does not have; leave it out")
+    settings, old_settings = {"sweep_rates": list(rates)}, read_run(job.work)
+    if old_settings is not None and old_settings != settings:
+        old_rates = ",".join(f"{rate:g}" for rate in old_settings.get("sweep_rates", [])) or "none"
         raise UserError(
-            f"{job.output} was begun with the learning rates to sweep: {begun}; resume with the same, or "
-            "choose another output folder"
+            f"{job.output} was started with the learning rates {old_rates}; resume with the same rates, or choose "
+            "another output folder"
         )
-    if started is None and is_first():
+    if old_settings is None and is_main():
         write_run(job.work, settings)
     jobs = [
         replace(job, output=job.work / f"rate-{rate:g}", recipe=job.recipe.override(learning_rate=rate))
         for rate in rates
     ]
     trials: dict[int, dict[str, Any]] = {}
-    for number, trial in _try_all(jobs, runner, task, start, say):
+    for number, trial in _run_trials(jobs, runner, task, start, say):
         trials[number] = trial
         is_finite = trial["score"] is not None
         results = f"validation accuracy {trial['accuracy']:.2%}, loss {trial['loss']:.4f}" if is_finite else "diverged"
@@ -269,41 +269,43 @@ def _sweep(
     finished = [number for number in sorted(trials) if trials[number]["score"] is not None]
     if not finished:
         raise UserError(
-            f"the loss became infinite at every learning rate ({', '.join(map(str, rates))}); try lower ones"
+            f"the loss became NaN or infinite at every learning rate ({', '.join(map(str, rates))}); try lower rates"
         )
     best = jobs[max(finished, key=lambda number: trials[number]["score"])]
-    say(f"resuming learning rate {best.recipe.learning_rate:g}")
+    say(f"loading the best trial (learning rate {best.recipe.learning_rate:g})")
     run, trainer = train_once(task, replace(best, options=replace(job.options, resume=True)), start, say)
     return replace(run, output=job.output, trials=[trials[number] for number in sorted(trials)]), trainer
 
 
-def _try_all(
+def _run_trials(
     jobs: list[Job], runner: "RayRunner | None", task: Task[Any], start: Start, say: Say
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and results on the validation split of every job, as they are done."""
+    """Yield the number and the results of every trial when it ends; with a runner in any order."""
     if runner is None:
-        yield from ((number, _try(job, task, start, say)) for number, job in enumerate(jobs))
+        yield from ((number, _run_trial(job, task, start, say)) for number, job in enumerate(jobs))
         return
-    from hf_vit.evaluation.ray_runner import independent
+    from hf_vit.evaluation.ray_runner import run_independent
 
-    # What a lost machine began continues elsewhere, in the precision of this one, which takes the best up again.
+    # `resume`: another machine continues the trial of a lost one. The precision is fixed to that of this machine, which
+    # loads the best trial at the end.
     options = jobs[0].options
     precision = "bf16" if use_bf16(options, cast(HfViTBaseConfig, start.source.config)) else "fp32"
     jobs = [replace(job, options=replace(options, resume=True, precision=precision)) for job in jobs]
-    yield from independent(runner, _try, jobs, task, start, _silent)
+    yield from run_independent(runner, _run_trial, jobs, task, start, _ignore)
 
 
-def _silent(line: str) -> None:
-    """Drop what a process on another machine reports."""
+def _ignore(line: str) -> None:
+    """Ignore a progress message of another machine."""
 
 
-def _try(job: Job, task: Task[Any], start: Start, say: Say) -> dict[str, Any]:
+def _run_trial(job: Job, task: Task[Any], start: Start, say: Say) -> dict[str, Any]:
+    """Train a job and return its validation results; those of a diverged training are None."""
     names = ("accuracy", "loss", "score", "best_step", "seconds")
     trial: dict[str, Any] = {"learning_rate": job.recipe.learning_rate, **dict.fromkeys(names)}
     try:
         _, trainer = train_once(task, job, start, say)
     except DivergedError:
         return trial
-    best = best_evaluation(trainer.state)
+    best = find_best_evaluation(trainer.state)
     trial |= {name: best[f"eval_{name}"] for name in ("accuracy", "loss", "score")}
-    return trial | {"best_step": int(best["step"]), "seconds": round(seconds_of(trainer), 2)}
+    return trial | {"best_step": int(best["step"]), "seconds": round(get_seconds(trainer), 2)}

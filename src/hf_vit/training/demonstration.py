@@ -1,4 +1,4 @@
-"""The demonstration: a small Hybrid-ViT learns handwritten digits, and plain transformers code loads what was saved."""
+"""The demonstration: train a small hybrid ViT on handwritten digits, and load it with plain transformers code."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from hf_vit.training.api import finetune
 from hf_vit.training.tasks.task import FinetuneResult
 from hf_vit_settings import FinetuneOptions
 
-# What the fresh process runs: transformers alone. hf_vit is installed in this environment, so its import is barred.
+# Program of the new process, which uses only transformers; importing hf_vit raises an error.
 FRESH_PROGRAM = """\
 import json, sys
 
@@ -57,8 +57,15 @@ print(json.dumps({
 
 
 @dataclass(frozen=True)
-class FreshLook:
-    """Predictions of this process and of a fresh one without the package, on the same images."""
+class FreshComparison:
+    """Predictions of this process and of a new one without hf_vit, on the same images.
+
+    Attributes:
+        barred: the error of importing hf_vit in the new process.
+        truth: true classes.
+        here, fresh: predicted classes of this and of the new process.
+        largest_difference: largest difference of the probabilities.
+    """
 
     barred: str
     truth: list[str]
@@ -68,7 +75,7 @@ class FreshLook:
 
 
 def digits_config() -> HfHybridViTConfig:
-    """Return the demonstration's model; like its recipe, "digits-hybrid", it was chosen without the test images."""
+    """Return the config of the demonstration; like its recipe "digits-hybrid" it was selected without test images."""
     return HfHybridViTConfig(
         image_size=32,
         stage_depths=(2,),
@@ -85,22 +92,25 @@ def digits_config() -> HfHybridViTConfig:
 
 def demonstrate(
     output: Path, seeds: int, *, command: str, report: Callable[[str], None], **overrides: Any
-) -> Iterator[tuple[Path, FinetuneResult, FreshLook]]:
-    """Train with seeds 0, 1, ..., and yield each folder and result after a fresh process has loaded the model."""
+) -> Iterator[tuple[Path, FinetuneResult, FreshComparison]]:
+    """Train with seeds 0, 1, ..., and yield folder, result and the comparison with a new process for every seed."""
     folders = [output] if seeds == 1 else [output / f"seed-{seed}" for seed in range(seeds)]
     for folder in folders:
         claim_output(folder)
     for seed, folder in enumerate(folders):
         result = train_digits(folder, seed=seed, command=command, report=report, **overrides)
-        report("loading the model in a new Python process without hf_vit (trust_remote_code=True) ...")
-        look = look_afresh(folder, result)
-        yield folder, result, look
-        if look.here != look.fresh or look.largest_difference > 1e-4:
-            raise UserError(f"the new process gave different probabilities (by up to {look.largest_difference:.2g})")
+        report("loading the model in a new Python process without hf_vit (trust_remote_code=True)")
+        comparison = compare_fresh(folder, result)
+        yield folder, result, comparison
+        if comparison.here != comparison.fresh or comparison.largest_difference > 1e-4:
+            raise UserError(
+                f"the probabilities of the new process differ by up to {comparison.largest_difference:.2g}; report "
+                "this with your versions (hf-vit env)"
+            )
 
 
 def claim_output(output: Path) -> None:
-    """Check that the output is free, or holds an earlier demonstration, which will be replaced."""
+    """Raise UserError if the output holds anything but an earlier demonstration, which will be replaced."""
     remove_leftovers(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
@@ -112,9 +122,8 @@ def claim_output(output: Path) -> None:
 def train_digits(
     output: Path, *, seed: int, command: str, report: Callable[[str], None], **overrides: Any
 ) -> FinetuneResult:
-    """Train, evaluate and save beside the output, then move it there in place of an earlier demonstration."""
-    # So small a model gains nothing from a second thread, and loses much when anything else runs on the machine; and
-    # one thread gives the same digits everywhere.
+    """Train and evaluate in a temporary folder, then move it to the output."""
+    # One thread gives the same results everywhere, and is not slower for so small a model.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     claim_output(output)
@@ -134,8 +143,8 @@ def train_digits(
         torch.set_num_threads(threads)
 
 
-def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
-    """Predict one test image a class here and in a fresh Python process in which hf_vit cannot be imported."""
+def compare_fresh(folder: Path, result: FinetuneResult) -> FreshComparison:
+    """Predict one test image of every class here and in a new Python process that cannot import hf_vit."""
     data: Any = load_data("digits")
     test = data.splits["test"]
     rows = [test["label"].index(label) for label in range(len(data.label_names))]
@@ -148,7 +157,7 @@ def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
         files = [str(scratch / f"{index}.png") for index in range(len(images))]
         for image, file in zip(images, files, strict=True):
             image.save(file)
-        # The code that travels with the model is copied where HF_MODULES_CACHE says: not into the user's own cache.
+        # Remote code is copied to HF_MODULES_CACHE, which should not be the user's cache.
         settings = {"HF_MODULES_CACHE": str(scratch / "modules"), "HF_HUB_OFFLINE": "1"}
         settings["TRANSFORMERS_VERBOSITY"] = "error"
         program = [sys.executable, "-c", FRESH_PROGRAM, str(folder.absolute()), *files]
@@ -160,13 +169,13 @@ def look_afresh(folder: Path, result: FinetuneResult) -> FreshLook:
         if number := re.match(r"\w+Error: \[Errno (\d+)\]", problem.rpartition("\n")[2]):
             with explain_write_errors(scratch.parent):
                 raise OSError(int(number[1]), os.strerror(int(number[1])))
-        raise RuntimeError(f"the fresh process failed:\n{problem}")
+        raise RuntimeError(f"the new process failed:\n{problem}")
     answer = json.loads(process.stdout.strip().splitlines()[-1])
     pairs = zip(best.values.tolist(), answer["probabilities"], strict=True)
-    return FreshLook(
+    return FreshComparison(
         barred=answer["barred"],
         truth=data.label_names,
         here=[names[index] for index in best.indices.tolist()],
         fresh=answer["labels"],
-        largest_difference=max(abs(one - other) for one, other in pairs),
+        largest_difference=max(abs(probability - fresh_probability) for probability, fresh_probability in pairs),
     )

@@ -1,6 +1,6 @@
-"""A model for dense prediction: the backbone of a variant or a checkpoint, with a new head on its maps.
+"""Models for dense prediction: the backbone of a variant or a checkpoint with a new head on its feature maps.
 
-Legend: B batch, H x W px, n objects.
+Legend: B images, H x W px, n objects of an image.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,21 +23,21 @@ from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 
 
-class _Reads(NamedTuple):
-    """The maps that a head reads: their strides in px, the fewest it takes; and the fields that its width sets."""
+class _HeadInput(NamedTuple):
+    """The feature maps that a head reads, and the fields of its configuration that `width` sets."""
 
-    strides: tuple[int, ...]  # empty: the last map alone
-    fewest: int
-    widths: tuple[str, ...]
+    strides: tuple[int, ...]  # in px; empty if the head reads the last map only
+    min_maps: int
+    width_fields: tuple[str, ...]
 
 
 _HEADS = {
-    "linear": _Reads((), 0, ()),
-    "upernet": _Reads((4, 8, 16, 32), 2, ("hidden_size", "auxiliary_channels")),
-    "mask2former": _Reads((4, 8, 16, 32), 4, ("feature_size", "mask_feature_size", "hidden_dim")),
-    "mask-rcnn": _Reads((4, 8, 16, 32), 2, ("fpn_hidden_size",)),
-    "detr": _Reads((), 0, ("d_model",)),
-    "deformable-detr": _Reads((8, 16, 32), 1, ("d_model",)),
+    "linear": _HeadInput((), 0, ()),
+    "upernet": _HeadInput((4, 8, 16, 32), 2, ("hidden_size", "auxiliary_channels")),
+    "mask2former": _HeadInput((4, 8, 16, 32), 4, ("feature_size", "mask_feature_size", "hidden_dim")),
+    "mask-rcnn": _HeadInput((4, 8, 16, 32), 2, ("fpn_hidden_size",)),
+    "detr": _HeadInput((), 0, ("d_model",)),
+    "deformable-detr": _HeadInput((8, 16, 32), 1, ("d_model",)),
 }
 
 
@@ -53,54 +53,62 @@ def build_dense_model(
     drop_path: float | None = None,
     **fields: Any,
 ) -> tuple[PreTrainedModel, Any]:
-    """Build a model in float32 with a new head, and its image processor; of a checkpoint with this head with that one.
+    """Build a model in float32 with a head, and its image processor.
 
-    A head that reads maps of several strides gets them from a plain, axial or local backbone by ViTDet's pyramid
-    (arXiv 2203.16527), from a hybrid by the stages of its stem and its last block, from a ResNet by its stages.
+    The head is new, unless the source is a checkpoint with this head: then its weights are used, except for those that
+    depend on the classes if the classes differ. A head that reads maps of several strides gets them from a plain, axial
+    or local backbone by ViTDet's pyramid (arXiv 2203.16527), from a hybrid by the stages of its stem and its last
+    block, and from a ResNet by its stages.
 
     Args:
-        source: from `find_model`; a checkpoint's weights go into the backbone. What its own head decides about classes
-            by starts anew where they are others.
+        source: from `find_model`; the weights of a checkpoint are used in the backbone.
         head: a key of `hf_vit.families.DENSE_HEADS`.
         label_names: the classes, in the order of their numbers.
-        width: channels of the head and of the pyramid; None is the checkpoint's, or what the head's library takes.
-        use_masks: of "mask-rcnn": whether it has a branch for masks.
-        **fields: of the head's configuration. None of the others keeps the source's.
+        image_size: (height, width) px; None keeps the source's, as it does for the rates.
+        width: channels of the head and of the pyramid; None is the checkpoint's or the default of the head's library.
+        use_masks: for "mask-rcnn": whether it has a branch for masks.
+        **fields: fields of the head's configuration.
+
+    Raises:
+        UserError: the head is unknown, lacks one of the fields, or does not work with this source.
     """
     kind = DENSE_HEADS.get(head)
     if kind is None:
         raise UserError(f"unknown head '{head}'; choose from {', '.join(DENSE_HEADS)}")
-    own = dense_model(source) if source.dense_head is kind else None
-    maps = {} if own is not None else _maps(source, head)
+    checkpoint = dense_model(source) if source.dense_head is kind else None
+    maps = {} if checkpoint is not None else _make_map_fields(source, head)
     maps |= {} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width}
     rates = {"dropout": backbone_dropout, "drop_path": drop_path}
     backbone: Any = build_model(source, "backbone", image_size=image_size, **rates, **maps)
-    stored = {} if own is None else own.config.to_dict()
-    given = _fields(head, backbone, use_masks)
-    given = {name: value for name, value in given.items() if name not in stored or name == "use_masks"}
-    given |= dict.fromkeys(_HEADS[head].widths if width else (), width) | fields
-    unknown = sorted(set(given) - set(kind.config_class().to_dict()))
+    stored = {} if checkpoint is None else checkpoint.config.to_dict()
+    changes = _make_head_fields(head, backbone, use_masks)
+    changes = {name: value for name, value in changes.items() if name not in stored or name == "use_masks"}
+    changes |= dict.fromkeys(_HEADS[head].width_fields if width else (), width) | fields
+    unknown = sorted(set(changes) - set(kind.config_class().to_dict()))
     if unknown:
-        raise UserError(f"the head '{head}' has no {', '.join(unknown)}")
+        raise UserError(
+            f"the configuration of the head '{head}' has no {', '.join(unknown)}; choose another recipe or head"
+        )
     names = {"id2label": dict(enumerate(label_names)), "label2id": {name: i for i, name in enumerate(label_names)}}
     try:
         config_class: Any = kind.config_class
-        config = config_class.from_dict({**stored, "backbone_config": backbone.config.to_dict(), **names, **given})
+        config = config_class.from_dict({**stored, "backbone_config": backbone.config.to_dict(), **names, **changes})
         model = getattr(transformers, kind.auto_class).from_config(config, dtype=torch.float32)
     except (StrictDataclassError, ValueError) as error:
         reason = strict_reason(error) if isinstance(error, StrictDataclassError) else error
-        raise UserError(f"{source.name} with the head '{head}': {reason}") from error
-    if own is not None:
-        _take_head(model, own, source.name)
-    _take_weights(model, backbone)
-    return model, _processor(kind, source, backbone.config)
+        raise UserError(f"{source.name} does not work with the head '{head}': {reason}") from error
+    if checkpoint is not None:
+        _load_head(model, checkpoint, source.name)
+    _load_backbone(model, backbone)
+    return model, _make_processor(kind, source, backbone.config)
 
 
 def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the model's forward takes of a collator's batch: pixel_values, and labels in the form that it learns.
+    """Convert a collator's batch to the arguments of the model's forward, with labels in the format of its loss.
 
-    Labels are class maps [B, H, W] with 255 where a pixel does not count, or for every image a dictionary with "boxes"
-    [n, 4] (x1, y1, x2, y2 in px), "class_labels" [n] and maybe "masks" and "iscrowd" [n], whose crowds are left out.
+    The batch has "pixel_values" [B, C, H, W] and possibly "labels": class maps [B, H, W] with 255 for ignored pixels,
+    or per image a dictionary of "boxes" [n, 4] (x1, y1, x2, y2 in px), "class_labels" [n] and possibly "masks" and
+    "iscrowd" [n]. DETRs do not learn crowds.
     """
     pixel_values, labels = batch["pixel_values"], batch.get("labels")
     if labels is None:
@@ -108,64 +116,72 @@ def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
     config: Any = model.config
     model_type = config.model_type
     if model_type == DENSE_HEADS["mask2former"].model_type:
-        classes = [each.unique() for each in labels]
-        classes = [each[each != config.ignore_value] for each in classes]
-        masks = [(each[None] == of[:, None, None]).float() for each, of in zip(labels, classes, strict=True)]
+        classes = [class_map.unique() for class_map in labels]
+        classes = [numbers[numbers != config.ignore_value] for numbers in classes]
+        masks = [
+            (class_map[None] == numbers[:, None, None]).float()
+            for class_map, numbers in zip(labels, classes, strict=True)
+        ]
         return {"pixel_values": pixel_values, "mask_labels": masks, "class_labels": classes}
     if model_type in (DENSE_HEADS["detr"].model_type, DENSE_HEADS["deformable-detr"].model_type):
         height, width = pixel_values.shape[2:]
         scale = torch.tensor([width, height, width, height], device=pixel_values.device)
-        learnt = [each["iscrowd"] == 0 if "iscrowd" in each else slice(None) for each in labels]
+        not_crowd = [image["iscrowd"] == 0 if "iscrowd" in image else slice(None) for image in labels]
         labels = [
             {
-                "class_labels": each["class_labels"][kept],
-                "boxes": box_convert(each["boxes"][kept], "xyxy", "cxcywh") / scale,
+                "class_labels": image["class_labels"][selected],
+                "boxes": box_convert(image["boxes"][selected], "xyxy", "cxcywh") / scale,
             }
-            for each, kept in zip(labels, learnt, strict=True)
+            for image, selected in zip(labels, not_crowd, strict=True)
         ]
     return {"pixel_values": pixel_values, "labels": labels}
 
 
 def _has_pyramid(source: Source) -> bool:
+    """Return whether the backbone of the source makes maps of several strides by ViTDet's pyramid."""
     return hasattr(source.config, "use_feature_pyramid") and not isinstance(source.config, HfHybridViTConfig)
 
 
-def _maps(source: Source, head: str) -> dict[str, Any]:
-    """Return the fields of the backbone's configuration that give the maps that a head reads, if it has them."""
+def _make_map_fields(source: Source, head: str) -> dict[str, Any]:
+    """Return the fields of the backbone's configuration for the maps that a head reads.
+
+    Raises a `UserError` if the backbone makes fewer maps than the head needs.
+    """
     config: HfBaseConfig = source.config
     strides = _HEADS[head].strides
     if isinstance(config, HfResNetBaseConfig):
         stages = range(1, len(config.stage_depths) + 1)
-        known = [f"stage{stage}" for stage in stages if 4 * 2 ** (stage - 1) in strides]
-        several = {"out_features": known or [f"stage{stage}" for stage in stages]}
-        _refuse_few(source, head, len(several["out_features"]))
-        return several if strides or head == "linear" else {"out_features": None}
-    plain: dict[str, Any] = {"out_features": None}
+        matching = [f"stage{stage}" for stage in stages if 4 * 2 ** (stage - 1) in strides]
+        features = {"out_features": matching or [f"stage{stage}" for stage in stages]}
+        _require_maps(source, head, len(features["out_features"]))
+        return features if strides or head == "linear" else {"out_features": None}
+    last_map: dict[str, Any] = {"out_features": None}
     if isinstance(config, HfMixerConfig):
-        _refuse_few(source, head, 1)
-        return plain
-    plain |= {"use_feature_pyramid": False, "reshape_hidden_states": True, "apply_layernorm": True}
+        _require_maps(source, head, 1)
+        return last_map
+    last_map |= {"use_feature_pyramid": False, "reshape_hidden_states": True, "apply_layernorm": True}
     if isinstance(config, HfHybridViTConfig):
         stages = [i for i in range(1, len(config.stage_depths) + 1) if 4 * 2 ** (i - 1) in strides]
-        _refuse_few(source, head, len(stages) + 1)
-        return plain | {"stem_stages": tuple(stages)}
-    return plain | ({"use_feature_pyramid": True, "pyramid_strides": strides} if strides else {})
+        _require_maps(source, head, len(stages) + 1)
+        return last_map | {"stem_stages": tuple(stages)}
+    return last_map | ({"use_feature_pyramid": True, "pyramid_strides": strides} if strides else {})
 
 
-def _refuse_few(source: Source, head: str, maps: int) -> None:
-    if maps < (fewest := _HEADS[head].fewest):
+def _require_maps(source: Source, head: str, maps: int) -> None:
+    """Raise a `UserError` if the head needs more maps than the backbone makes."""
+    if maps < (min_maps := _HEADS[head].min_maps):
         family = family_of(source.config.model_type)
-        kind = "it" if family is None else family.label.lower()
+        backbone = "model" if family is None else family.label.lower()
         raise UserError(
-            f"{source.name}: the head '{head}' reads {fewest} maps of different strides, and {kind} of these "
-            f"stages gives {maps}; use another head, such as linear or detr"
+            f"the head '{head}' needs {min_maps} maps of different strides, but the {backbone} {source.name} makes "
+            f"{maps}; choose another head, such as linear or detr"
         )
 
 
-def _fields(head: str, backbone: Any, use_masks: bool) -> dict[str, Any]:
-    """Fields of the head's configuration that follow from the maps."""
+def _make_head_fields(head: str, backbone: Any, use_masks: bool) -> dict[str, Any]:
+    """Return the fields of the head's configuration that depend on the backbone's maps."""
     strides = backbone.strides
-    # One anchor size a map, of eight of its places, as torchvision's; two maps may share a stride.
+    # One anchor size per map, eight times its stride as in torchvision; maps of equal stride get different sizes too.
     sizes = [8 * strides[0] * 2**index for index in range(len(strides))]
     fields: dict[str, dict[str, Any]] = {
         "linear": {"use_norm": isinstance(backbone.config, HfResNetBaseConfig | HfMixerConfig)},
@@ -177,33 +193,35 @@ def _fields(head: str, backbone: Any, use_masks: bool) -> dict[str, Any]:
     return fields.get(head, {})
 
 
-def _take_head(model: Any, own: Any, name: str) -> None:
-    """Go on with a checkpoint's head, but for what is new: a branch, or what decides about classes that are others."""
-    mine, theirs = model.state_dict(), own.state_dict()
-    if list(own.config.id2label.values()) != list(model.config.id2label.values()):
-        more = type(own.config).from_dict({**own.config.to_dict(), "num_labels": own.config.num_labels + 1})
-        wider = type(own)(more).state_dict()
-        theirs = {key: value for key, value in theirs.items() if wider[key].shape == value.shape}
-    inside = next(key for key, module in model.named_modules() if isinstance(module, HfBaseBackbone))
-    theirs = {key: value for key, value in theirs.items() if key in mine and not key.startswith(f"{inside}.")}
-    if other := next((key for key, value in theirs.items() if mine[key].shape != value.shape), None):
+def _load_head(model: Any, checkpoint: Any, name: str) -> None:
+    """Load the head's weights of a checkpoint, except for those that a model of other classes cannot use."""
+    weights, stored = model.state_dict(), checkpoint.state_dict()
+    if list(checkpoint.config.id2label.values()) != list(model.config.id2label.values()):
+        # Weights whose shape depends on the number of classes belong to the classes of the checkpoint.
+        fields = {**checkpoint.config.to_dict(), "num_labels": checkpoint.config.num_labels + 1}
+        larger = type(checkpoint)(type(checkpoint.config).from_dict(fields)).state_dict()
+        stored = {key: value for key, value in stored.items() if larger[key].shape == value.shape}
+    prefix = next(key for key, module in model.named_modules() if isinstance(module, HfBaseBackbone))
+    stored = {key: value for key, value in stored.items() if key in weights and not key.startswith(f"{prefix}.")}
+    if different := next((key for key, value in stored.items() if weights[key].shape != value.shape), None):
         raise UserError(
-            f"the head of {name} has another shape ({other}); leave --head-width and the fields of the "
-            "recipe's architecture out, or choose another --head"
+            f"the head of {name} has another shape ({different}) than the one to build; leave out --head-width and the "
+            "fields of the recipe's architecture, or choose another --head"
         )
-    model.load_state_dict(theirs, strict=False)
+    model.load_state_dict(stored, strict=False)
 
 
-def _take_weights(model: Any, backbone: Any) -> None:
+def _load_backbone(model: Any, backbone: Any) -> None:
+    """Load the weights of a backbone into that of the model."""
     report = find_backbone(model).load_state_dict(backbone.state_dict(), strict=False)
-    # DETRs replace batch norms by frozen ones, which count nothing.
-    wrong = [*report.missing_keys, *(key for key in report.unexpected_keys if "num_batches_tracked" not in key)]
-    assert not wrong, wrong
+    # DETRs replace batch norms by frozen ones, which do not count batches.
+    unmatched = [*report.missing_keys, *(key for key in report.unexpected_keys if "num_batches_tracked" not in key)]
+    assert not unmatched, unmatched
 
 
-def _processor(kind: DenseHead, source: Source, config: HfBaseConfig) -> Any:
-    """Return the image processor for this size, of the class that post-processes the head's outputs."""
-    plain = build_processor(source, config).to_dict()
-    fields = {name: plain[name] for name in ("size", "image_mean", "image_std", "resample", "do_convert_rgb")}
+def _make_processor(kind: DenseHead, source: Source, config: HfBaseConfig) -> Any:
+    """Make the image processor of the class that post-processes the head's outputs, with the backbone's settings."""
+    settings = build_processor(source, config).to_dict()
+    fields = {name: settings[name] for name in ("size", "image_mean", "image_std", "resample", "do_convert_rgb")}
     unpadded = {"do_pad": False} if kind.name in ("detr", "deformable-detr", "mask2former") else {}
     return getattr(transformers, kind.processor)(**fields, **unpadded)

@@ -1,4 +1,4 @@
-"""Measure whether the images come as fast as the model trains on them: both, and the two together, in images/s."""
+"""Measure the throughput of the data loader, of training steps, and of both together, in images/s."""
 
 import time
 from collections.abc import Callable
@@ -17,21 +17,21 @@ from hf_vit.training.run import Job, check, open_start, prepare
 from hf_vit.training.tasks.classification import Classification
 from hf_vit_settings import FinetuneOptions
 
-# Turns of each measurement; the median counts.
+# Turns of every measurement, of which the median is reported.
 _TURNS = 3
 
 
 @dataclass(frozen=True)
 class InputSpeed:
-    """Medians of what was measured, in images/s of one process.
+    """Median throughput in images/s of one process.
 
     Attributes:
-        data: the training loader alone: read, decode, vary, collate, move to the device.
-        model: training steps on one batch that is there already: forward, backward, optimizer.
-        together: training steps on what the loader gives.
-        micro_batch_size: images a step.
+        data: the training loader (read, decode, augment, collate, move to the device).
+        model: training steps (forward, backward, optimizer) on one batch.
+        together: training steps on batches of the loader.
+        micro_batch_size: images per step.
         num_workers: processes that prepare images.
-        is_cached: prepared images are kept in memory, so nothing is read or decoded after the first epoch.
+        is_cached: prepared images are in memory, so nothing is read or decoded after the first epoch.
     """
 
     data: float
@@ -43,7 +43,7 @@ class InputSpeed:
 
     @property
     def limit(self) -> str:
-        """What a faster one of would make training faster: "data" or "model"."""
+        """The bottleneck of the training: "data" or "model"."""
         return "data" if self.data < self.model else "model"
 
 
@@ -56,43 +56,43 @@ def measure_input(
     seconds: float = 5.0,
     report: Callable[[str], None] | None = None,
 ) -> InputSpeed:
-    """Measure the input of a training beside the training itself, as `finetune` would run both; nothing is written.
+    """Measure the loader and the training steps that `finetune` would use; nothing is written.
 
-    `seconds` are of each of the three measurements, which take turns.
+    `seconds` is the duration of each of the three measurements, which alternate.
     """
     if seconds <= 0:
-        raise UserError(f"{seconds} seconds are too short to measure; give 5 or more")
-    chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1)
+        raise UserError(f"--seconds is {seconds}, which is too short to measure; give 5 or more")
+    one_step_recipe = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1)
     options = options or FinetuneOptions()
     say = report or (lambda line: None)
     with scratch_folder("input_speed") as scratch, quiet_transformers():
-        task, job = Classification(), Job(model, data, scratch / "run", chosen, options)
+        task, job = Classification(), Job(model, data, scratch / "run", one_step_recipe, options)
         check(task, job, say)
         run = prepare(task, job, open_start(job, say), say)
         trainer = task.build_trainer(run)
         loader = trainer.get_train_dataloader()
-        learner, optimizer = trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
-        # What the Trainer divides a loss by when it does not count the images.
+        prepared_model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
+        # The Trainer divides the loss by this when it does not count images.
         trainer.current_gradient_accumulation_steps = 1
         batches = chain.from_iterable(repeat(loader))
-        one = next(batches)
+        first_batch = next(batches)
 
         def step(batch: dict[str, Any]) -> int:
-            trainer.training_step(learner, batch)
+            trainer.training_step(prepared_model, batch)
             optimizer.step()
             optimizer.zero_grad()
             return len(batch["labels"])
 
-        works: dict[str, Callable[[], int]] = {
+        functions: dict[str, Callable[[], int]] = {
             "data": lambda: len(next(batches)["labels"]),
-            "model": lambda: step(one),
+            "model": lambda: step(first_batch),
             "together": lambda: step(next(batches)),
         }
-        step(one)
-        rates: dict[str, list[float]] = {name: [] for name in works}
+        step(first_batch)
+        rates: dict[str, list[float]] = {name: [] for name in functions}
         for _ in range(_TURNS):
-            for name, work in works.items():
-                if name != "model" and loader.num_workers:  # batches that were prepared while nobody asked
+            for name, work in functions.items():
+                if name != "model" and loader.num_workers:  # skip batches that were prepared during the last turn
                     for _ in range(2 * loader.num_workers + 2):
                         next(batches)
                 rates[name].append(_images_per_second(work, seconds / _TURNS))
@@ -104,6 +104,7 @@ def measure_input(
 
 
 def _images_per_second(work: Callable[[], int], seconds: float) -> float:
+    """Repeat a function that returns its number of images, and return the throughput."""
     images, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds or not images:
         images += work()

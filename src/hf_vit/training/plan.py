@@ -1,4 +1,4 @@
-"""The plan of a run: everything decided before its first step, and the same in the words of transformers' Trainer."""
+"""The plan of a run: everything that is decided before the first step, and the arguments of transformers' Trainer."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.loading.folders import WORK_FOLDER
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
-from hf_vit.training.processes import refusal_of, world_size
+from hf_vit.training.processes import make_refusal, world_size
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.weights import LoraAdapter, train_head_only
@@ -29,12 +29,12 @@ _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with
 
 
 def work_folder(output: Path) -> Path:
-    """Return OUTPUT/checkpoints as an absolute path: checkpoints remember where the best one is."""
+    """Return OUTPUT/checkpoints as an absolute path, which checkpoints store."""
     return output.absolute() / WORK_FOLDER
 
 
 def log_folder(output: Path) -> Path:
-    """Return OUTPUT/runs, where TensorBoard's files stay; of a trial in a sweep a folder in there."""
+    """Return OUTPUT/runs for TensorBoard's files; for a trial of a sweep a folder in it."""
     output = output.absolute()
     work = output.parent
     return work.parent / "runs" / output.name if work.name == WORK_FOLDER else output / "runs"
@@ -42,7 +42,7 @@ def log_folder(output: Path) -> Path:
 
 @dataclass(frozen=True)
 class Start:
-    """What every run of a job starts from, opened once: the model's source, the images, (height, width) px."""
+    """The model's source, the data and the image size (height, width) px, which all runs of a job share."""
 
     source: Source
     data: ImageData
@@ -51,7 +51,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Job:
-    """A training as it was asked for, see `finetune`: names of model and data, the folder of the finished model."""
+    """The arguments of a training, see `finetune`."""
 
     model_name: str | HfViTBaseConfig
     data_name: str
@@ -71,11 +71,14 @@ class Run(Job, Start):
     """A job with everything that is decided before its first step.
 
     Attributes:
-        model: the module that is trained.
-        task: everything that decides what is learned beside recipe and model, see `Task.settings`.
-        micro_batch_size: images a forward pass of one process.
-        checkpoint: where it goes on from; None from the beginning.
-        trials: the learning rates of a sweep, whose best this run is.
+        model: the module to train.
+        processor: its image processor.
+        task: settings of the task, see `Task.settings`.
+        steps: number of optimizer steps.
+        micro_batch_size: images per forward pass of one process.
+        bf16: compute in bfloat16.
+        checkpoint: the checkpoint to resume from, or None.
+        trials: results of all trials of a sweep, of which this run is the best.
     """
 
     model: nn.Module
@@ -89,11 +92,11 @@ class Run(Job, Start):
 
     @property
     def config(self) -> HfViTBaseConfig:
-        """The configuration of the vision model, which is the backbone of a model for masks or boxes."""
+        """The configuration of the vision model, or of the backbone of a segmentation or detection model."""
         return vision_config(self.model)
 
     def describe(self) -> str:
-        """Return what is about to be trained, in one line."""
+        """Describe the run in one line."""
         height, width = as_pair(self.config.image_size)
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         images = self.data.num_examples("train")
@@ -107,41 +110,50 @@ class Run(Job, Start):
 
 
 def vision_config(model: nn.Module) -> HfViTBaseConfig:
-    """Return the configuration of a model, or of the backbone in it."""
+    """Return the configuration of the backbone if a model has one, else that of the model."""
     return cast(HfViTBaseConfig, getattr(model.config, "backbone_config", None) or model.config)
 
 
-def micro_batch_size(batch_size: int, asked: int | None, accumulates: bool = True) -> int:
-    """Return the images a forward pass of one process; unless a batch `accumulates`, all of the process' share."""
+def micro_batch_size(batch_size: int, requested: int | None, accumulates: bool = True) -> int:
+    """Return the images per forward pass of one process.
+
+    Args:
+        batch_size: images per step of all processes.
+        asked: the requested number, or None for the largest divisor up to 128.
+        accumulates: whether gradients may be accumulated; otherwise a process runs its whole share at once.
+
+    Raises:
+        UserError: the batch cannot be divided among the processes or into micro-batches of this size.
+    """
     share, rest = divmod(batch_size, world_size())
     if rest:
-        raise refusal_of("batch", processes=world_size(), batch_size=batch_size)
+        raise make_refusal("batch", processes=world_size(), batch_size=batch_size)
     if not accumulates:
-        if asked not in (None, share):
-            raise refusal_of("contrastive parts", share=share, parts=asked)
+        if requested not in (None, share):
+            raise make_refusal("contrastive parts", share=share, parts=requested)
         return share
-    if asked is None:
+    if requested is None:
         return next(size for size in range(min(share, _LARGEST_MICRO_BATCH), 0, -1) if share % size == 0)
-    if share % asked:
-        of_each = "" if world_size() == 1 else f" of which each of {world_size()} processes has {share}"
+    if share % requested:
+        shares = "" if world_size() == 1 else f" of which each of {world_size()} processes has {share}"
         raise UserError(
-            f"micro batch size {asked} does not divide the batch size {batch_size}{of_each}; choose a divisor of it"
+            f"the micro batch size {requested} does not divide the batch size {batch_size}{shares}; choose a divisor"
         )
-    return asked
+    return requested
 
 
 def total_steps(recipe: Recipe, images: int | None) -> int:
-    """Return the optimizer steps of a recipe; epochs of a stream of unknown length are refused."""
+    """Return the optimizer steps of a recipe; raise UserError for epochs of a stream of unknown length."""
     if recipe.steps is not None:
         return recipe.steps
     assert recipe.epochs is not None
     if images is None:
-        raise UserError("the length of this stream is unknown, so epochs cannot be counted; give --steps instead")
+        raise UserError("the length of the stream is unknown, so epochs cannot be counted; give --steps instead")
     return max(1, math.ceil(recipe.epochs * math.ceil(images / recipe.batch_size)))
 
 
 def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
-    """Return whether to compute in bfloat16; a GPU without it refuses it."""
+    """Return whether to compute in bfloat16; raise UserError if it is requested on a GPU without it."""
     device = pick_device(options.device)
     if options.precision == "fp32":
         return False
@@ -151,14 +163,14 @@ def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
         return torch.cuda.is_bf16_supported()
     if options.precision == "bf16":
         return True
-    # CPUs without matrix units are slower in bf16, and narrow models lose more by casts than products gain.
+    # bf16 is slower on CPUs without matrix units, and in narrow models, where casts cost more than products gain.
     return bool(cpu_capabilities().get("amx_bf16")) and config.hidden_size >= _BF16_FROM_WIDTH
 
 
 def choose_attention(run: Run, model: PreTrainedModel) -> None:
-    """Choose eager attention on CPUs under autocast: torch's fused one is slow backwards (2.5 times the whole step).
+    """Use eager attention for bfloat16 on CPUs, where the backward pass of torch's fused one is slow (2.5x per step).
 
-    Where bfloat16 is emulated the fused one takes an eighth less memory for at most a sixteenth more time.
+    On CPUs that emulate bfloat16 the fused one needs 1/8 less memory and at most 1/16 more time, so it is kept.
     """
     if (family := family_of(run.config.model_type)) is None or not family.is_vit:
         return
@@ -167,10 +179,10 @@ def choose_attention(run: Run, model: PreTrainedModel) -> None:
 
 
 def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
-    """Return a run's settings as arguments of transformers' Trainer; `changes` are what a task needs otherwise."""
+    """Return a run's settings as arguments of transformers' Trainer; a task may replace some with `changes`."""
     recipe, options = run.recipe, run.options
     interval = max(1, -(-run.steps // recipe.evaluations))
-    settings: dict[str, Any] = schedule_of(run) | dict(
+    settings: dict[str, Any] = make_schedule_arguments(run) | dict(
         output_dir=str(run.work),
         max_steps=run.steps,
         per_device_train_batch_size=run.micro_batch_size,
@@ -198,32 +210,33 @@ def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         seed=options.seed,
         report_to=options.report_to,
         log_level="error",
-        # Its default follows the log level.
-        disable_tqdm=False,
+        disable_tqdm=False,  # its default depends on the log level
     )
     arguments = TrainingArguments(**(settings | changes))
-    # Several visible GPUs would silently multiply the batch (DataParallel); torchrun is the way to use them.
+    # Otherwise DataParallel would multiply the batch by the number of visible GPUs.
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # pyright: ignore[reportPrivateUsage]
     return arguments
 
 
-def schedule_of(run: Run) -> dict[str, Any]:
-    """Return the recipe's schedule of the learning rate as arguments of the Trainer, beside its warm-up."""
+def make_schedule_arguments(run: Run) -> dict[str, Any]:
+    """Return the recipe's learning-rate schedule, except its warm-up, as arguments of the Trainer."""
     recipe = run.recipe
-    lowest = recipe.min_learning_rate / recipe.learning_rate
-    if recipe.schedule == "cosine" and lowest:
-        return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": lowest}}
+    min_ratio = recipe.min_learning_rate / recipe.learning_rate
+    if recipe.schedule == "cosine" and min_ratio:
+        return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": min_ratio}}
     if recipe.schedule != "warmup_stable_decay":
         return {"lr_scheduler_type": _SCHEDULES[recipe.schedule]}
-    warmup, cooldown = (math.ceil(each * run.steps if each < 1 else each) for each in (recipe.warmup, recipe.cooldown))
+    warmup, cooldown = (
+        math.ceil(value * run.steps if value < 1 else value) for value in (recipe.warmup, recipe.cooldown)
+    )
     decay_steps = min(cooldown, max(1, run.steps - warmup))
-    settings = {"num_decay_steps": decay_steps, "decay_type": "1-sqrt", "min_lr_ratio": lowest}
+    settings = {"num_decay_steps": decay_steps, "decay_type": "1-sqrt", "min_lr_ratio": min_ratio}
     return {"lr_scheduler_type": recipe.schedule, "lr_scheduler_kwargs": settings}
 
 
-def weights_of(run: Run) -> dict[str, Any]:
-    """Return which weights learn and are released, as keywords of `HfViTTrainer`; an adapter is put into the model."""
+def configure_weights(run: Run) -> dict[str, Any]:
+    """Return keywords of `HfViTTrainer` for weights, loss and sampling; freeze weights or add an adapter in place."""
     recipe = run.recipe
     settings: dict[str, Any] = {
         "layer_decay": recipe.layer_decay,
@@ -235,7 +248,7 @@ def weights_of(run: Run) -> dict[str, Any]:
     if recipe.loss == "bce":
         settings["compute_loss_func"] = BinaryCrossEntropy(recipe.bce_threshold)
     if recipe.class_weights or recipe.balanced_sampling:
-        # Of all training images; a stream's are not known (see `hf_vit.training.run.check`).
+        # `hf_vit.training.run.check` has refused streams, whose labels are unknown.
         labels = list(cast(Any, run.data.split("train"))["label"])
         balanced = WeightedCrossEntropy.balanced(labels, len(run.data.label_names))
         if recipe.class_weights:

@@ -1,7 +1,7 @@
-"""Distributed training (torchrun, accelerate launch): which process this is, and what only the first may do.
+"""Distributed training (torchrun, accelerate launch): the rank of this process, and coordination of all processes.
 
-The first alone writes, prints and pushes. When one fails the launcher stops the others, or they miss it themselves.
-What several processes cannot do together is refused.
+Only the main process (rank 0) writes, prints and pushes. When one process fails, the launcher stops the others, or they
+lose contact. Settings that do not work with several processes are refused.
 """
 
 import os
@@ -13,160 +13,170 @@ from typing import Any
 
 from hf_vit.errors import UserError
 
-# What the first tells the others.
+# Messages of the main process to the others.
 _FAILED, _DONE, _AT_WORK = range(3)
-# What several processes cannot do together; the reasons stand in docs/combinations.md.
+# Errors of settings that do not work with several processes; docs/combinations.md has the reasons.
 REFUSALS = {
-    "device": "{processes} processes cannot share --device {device}; leave it out (one GPU each), or give cpu",
-    "batch": ("{processes} processes do not divide the batch size {batch_size}; choose a multiple of their number"),
-    "contrastive parts": (
-        "a contrastive batch of {share} images cannot be split into micro-batches of {parts}: its images "
-        "are each other's negatives; leave --micro-batch-size out, or choose a smaller --batch-size"
+    "device": (
+        "{processes} processes cannot share --device {device}; leave it out (a GPU for every process), or give cpu"
     ),
-    "meta pseudo labels": "meta-pseudo-labels runs in one process; start it without torchrun",
-    "fsdp1": "FSDP of version 1 is not supported; set fsdp_version: 2 (examples/accelerate/fsdp2.yaml)",
+    "batch": (
+        "the batch size {batch_size} cannot be divided among {processes} processes; choose a multiple of {processes}"
+    ),
+    "contrastive parts": (
+        "a contrastive batch of {share} images cannot be split into micro-batches of {parts}, because its images are "
+        "each other's negatives; leave --micro-batch-size out, or choose a smaller --batch-size"
+    ),
+    "meta pseudo labels": "meta-pseudo-labels works only in one process; start it without torchrun",
+    "fsdp1": "FSDP version 1 is not supported; set fsdp_version: 2 (examples/accelerate/fsdp2.yaml)",
     "sam micro-batches": (
-        "--sam-micro-batches needs the whole weights in every process, and FSDP divides them; leave it out, or use DDP"
+        "--sam-micro-batches needs all weights in every process, but FSDP divides them; leave it out, or use DDP"
     ),
     "checkpointing dropout": (
-        "fsdp_activation_checkpointing computes every block twice, with other dropout the second time; choose "
-        "--dropout 0 --drop-path 0, or set it to false"
+        "fsdp_activation_checkpointing computes every block twice with different dropout; choose --dropout 0 "
+        "--drop-path 0, or set it to false"
     ),
 }
 
 
-def refusal_of(name: str, **values: object) -> UserError:
-    """Return the error of a line of the table, to be raised."""
+def make_refusal(name: str, **values: object) -> UserError:
+    """Build the error of an entry of `REFUSALS`."""
     return UserError(REFUSALS[name].format(**values))
 
 
 def world_size() -> int:
-    """Return how many processes train together, as the launcher sets it."""
+    """Return the number of processes that train together, which the launcher sets."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def is_first() -> bool:
-    """Return whether this process is the one that writes and reports."""
+def is_main() -> bool:
+    """Return whether this is the main process (rank 0), which writes and reports."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def report_on_first(report: Callable[[str], None] | None) -> Callable[[str], None]:
-    """Return `report` in the first process, silence in the others."""
-    return report if report is not None and is_first() else lambda line: None
+def report_on_main(report: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Return `report` in the main process, and a function that does nothing in the others."""
+    return report if report is not None and is_main() else lambda line: None
 
 
 @contextmanager
-def first_goes_first(device: str | None, timeout: int) -> Generator[None]:
-    """The first process runs the block alone; the others follow, or end without a word if it failed.
+def main_process_first(device: str | None, timeout: int) -> Generator[None]:
+    """Run the block in the main process first, and then in the others, which exit silently if it failed.
 
-    Errors are then found once, and what is loaded or built is in the caches when the others come. It may take long:
-    the first reports that it is still at work. `timeout`: seconds that processes wait for each other, here and later.
+    So errors are reported once, and caches are filled when the other processes run. While the main process works it
+    sends signs of life. `timeout` is the number of seconds that processes wait for each other, here and later.
     """
     if world_size() == 1:
         yield
         return
     if device not in (None, "cpu", "cuda"):
-        raise refusal_of("device", processes=world_size(), device=device)
+        raise make_refusal("device", processes=world_size(), device=device)
     group = _join(device, timeout)
-    if not is_first():
-        while (word := _first_word(_FAILED, group)) == _AT_WORK:
+    if not is_main():
+        while (message := _broadcast_message(_FAILED, group)) == _AT_WORK:
             pass
-        if word == _FAILED:
+        if message == _FAILED:
             raise SystemExit(1)
         yield
         return
     ended = threading.Event()
-    heartbeat = threading.Thread(target=_tell_of_work, args=(ended, timeout / 3, group), daemon=True)
+    heartbeat = threading.Thread(target=_send_heartbeats, args=(ended, timeout / 3, group), daemon=True)
     heartbeat.start()
-    word = _FAILED
+    message = _FAILED
     try:
         yield
-        word = _DONE
+        message = _DONE
     finally:
         ended.set()
         heartbeat.join()
-        with suppress(RuntimeError) if word == _FAILED else nullcontext():
-            _first_word(word, group)
+        with suppress(RuntimeError) if message == _FAILED else nullcontext():
+            _broadcast_message(message, group)
 
 
 @contextmanager
-def missing_explained(timeout: int) -> Generator[None]:
-    """Turn the errors of torch.distributed that another process' silence raises into one line."""
+def explain_lost_contact(timeout: int) -> Generator[None]:
+    """Turn errors of torch.distributed that another process caused by ending or hanging into a UserError."""
     try:
         yield
     except Exception as error:
         from torch import distributed
 
-        is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)  # which has no class of its own
-        is_silence = is_of_gloo or isinstance(error, distributed.DistError)
-        if world_size() == 1 or not is_silence:
+        is_gloo_error = isinstance(error, RuntimeError) and "gloo" in str(error)  # gloo has no class of errors
+        is_lost_contact = is_gloo_error or isinstance(error, distributed.DistError)
+        if world_size() == 1 or not is_lost_contact:
             raise
         raise UserError(
             f"process {os.environ.get('RANK')} of {world_size()} lost contact with another process, which "
-            f"ended or did not answer for {timeout} seconds (--process-timeout); read that process's error, "
+            f"ended or did not respond for {timeout} seconds (--process-timeout); read the error of that process, "
             "then continue with --resume"
         ) from error
 
 
 def wait_for_all() -> None:
-    """Continue when every process has come here."""
+    """Wait until every process has called this function."""
     if world_size() > 1:
         from accelerate import PartialState
 
         PartialState().wait_for_everyone()
 
 
-def need_same(what: str, value: str | int) -> None:
-    """Raise in every process if `value` differs between them; `what` names it, such as "training data"."""
+def require_same(name: str, value: str | int) -> None:
+    """Raise UserError in every process if `value` differs between them; `name` is for the message."""
     if world_size() == 1:
         return
     from accelerate.utils import gather_object
 
     values: list[str | int] = gather_object([value])
     if len(set(values)) > 1:
-        raise UserError(f"the processes have different {what}: {', '.join(map(str, values))}; give the same to all")
+        raise UserError(
+            f"the processes have different {name}: {', '.join(map(str, values))}; give the same to all processes"
+        )
 
 
 def _join(device: str | None, timeout: int) -> object:
+    """Connect this process to the others, and return a gloo group for messages on the CPU."""
     import torch
     from accelerate import PartialState
 
     from hf_vit.environment import pick_device
 
-    patience = timedelta(seconds=timeout)
-    PartialState(cpu=pick_device(device).type == "cpu", timeout=patience, **_place_to_meet(patience))
-    group = torch.distributed.new_group(backend="gloo", timeout=patience)
-    # torch waits without end for the store by which all join, and the first may hold it: it works when all are through.
+    time_limit = timedelta(seconds=timeout)
+    PartialState(cpu=pick_device(device).type == "cpu", timeout=time_limit, **_make_store(time_limit))
+    group = torch.distributed.new_group(backend="gloo", timeout=time_limit)
+    # torch waits forever for the store through which processes join and which the main process may host; after this
+    # barrier all have joined.
     torch.distributed.barrier(group)  # pyright: ignore[reportArgumentType]
     return group
 
 
-def _place_to_meet(patience: timedelta) -> dict[str, Any]:
-    """Return torchrun's store with keys of this start alone.
+def _make_store(timeout: timedelta) -> dict[str, Any]:
+    """Return torchrun's store with a key prefix for this restart.
 
-    It outlives the processes, and torch 2.15 gives those that torchrun starts again the same keys (its issue 135712): a
-    process may read where one waited that is gone.
+    The store outlives the processes, and torch 2.15 uses the same keys after a restart (its issue 135712), so that a
+    process could read messages of an ended one.
     """
     from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
-    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], TCPStore(*place, is_master=False, timeout=patience))
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], TCPStore(*address, is_master=False, timeout=timeout))
     return {"store": store, "rank": int(os.environ["RANK"]), "world_size": world_size()}
 
 
-def _tell_of_work(ended: threading.Event, interval: float, group: object) -> None:
+def _send_heartbeats(ended: threading.Event, interval: float, group: object) -> None:
+    """Tell the other processes that the main process is still at work, until `ended` is set."""
     while not ended.wait(interval):
         try:
-            _first_word(_AT_WORK, group)
-        except RuntimeError:  # the others are gone: the first is told when it is done
+            _broadcast_message(_AT_WORK, group)
+        except RuntimeError:  # the others have ended; the main process notices when its work is done
             return
 
 
-def _first_word(word: int, group: object) -> int:
+def _broadcast_message(message: int, group: object) -> int:
+    """Send a message of the main process to all others, or receive it there; return the message."""
     import torch
 
-    held = torch.tensor([word])
-    torch.distributed.broadcast(held, src=0, group=group)  # pyright: ignore[reportArgumentType]
-    return int(held)
+    tensor = torch.tensor([message])
+    torch.distributed.broadcast(tensor, src=0, group=group)  # pyright: ignore[reportArgumentType]
+    return int(tensor)

@@ -1,13 +1,13 @@
-"""One run of a training, from its checks to its finished folder: check, prepare, train, resume, deliver.
+"""One run of a training: check, prepare, train or resume, and write the finished folder.
 
     OUTPUT/                                the finished model, config.json last
-    OUTPUT/checkpoints/run.json            how the run was started
+    OUTPUT/checkpoints/run.json            the settings of the run
     OUTPUT/checkpoints/data_files.json     the files of its data, with hashes or sizes
     OUTPUT/checkpoints/checkpoint-<step>/  weights, optimizer, random states
-    OUTPUT/.lock                           while a run lives, and after one that was killed
+    OUTPUT/.lock                           during a run, and after a killed one
 
-The checkpoints are removed when the model is there, unless they are to be kept. What is learned is a `Task`'s; how, a
-recipe's.
+Checkpoints are removed when the model is complete, unless they are kept on request. A `Task` defines the model and the
+loss, a recipe the optimization.
 """
 
 import json
@@ -46,10 +46,17 @@ from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import remove_leftovers, write_atomically
 from hf_vit.training.plan import Job, Run, Start, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
-from hf_vit.training.processes import first_goes_first, is_first, missing_explained, need_same, wait_for_all, world_size
+from hf_vit.training.processes import (
+    explain_lost_contact,
+    is_main,
+    main_process_first,
+    require_same,
+    wait_for_all,
+    world_size,
+)
 from hf_vit.training.tasks.task import Result, Task, TrainingResult
-from hf_vit.training.trainer.callbacks import Clock, LiveProgress, StopOnTermination, callbacks_of
-from hf_vit.training.trainer.distributed import whole_model
+from hf_vit.training.trainer.callbacks import Clock, LiveProgress, StopOnTermination, find_callbacks
+from hf_vit.training.trainer.distributed import gather_model
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import import_timm_optim
 from hf_vit.training.trainer.sharing import check_before
@@ -62,42 +69,47 @@ _STATE_NAME = "trainer_state.json"
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
 _LOCK, _REMOVED = ".lock", ".checkpoints-removed"
-_AT_ONCE = 0.1  # seconds: a lock that is free is taken within; 0 would be none
-# What is logged of the validation split -> the label of the axis.
+_LOCK_TIMEOUT = 0.1  # seconds; with 0 even a free lock fails
+# Logged metrics of the validation split -> axis label of the plot.
 _SCORES = {
     "eval_accuracy": "accuracy",
     "eval_mean_iou": "mean intersection over union",
     "eval_ap50": "AP50",
 }
-# What trains a job to its end, once or for every learning rate of a sweep; the trainer has the released weights.
+# Trains a job, once or for every learning rate of a sweep, and returns a trainer with the released weights.
 TrainJob = Callable[[Task[Any], Job, Start, Say], tuple[Run, HfViTTrainer]]
 
 
 def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
-    """Do a job from its checks to its finished folder, which no other run can enter meanwhile.
+    """Run a job from its checks to its finished folder, which is locked against other runs.
 
-    Bad input raises before anything is written, cheapest first. A run that is resumed and is finished is tidied up.
-    `say` gets a line at a time about what is being done; `train` is `train_once`, or more often.
+    Checks run before anything is written, the cheapest first. Resuming a finished run only removes its checkpoints.
+
+    Args:
+        task: defines the model and the loss.
+        job: the arguments of the training.
+        say: called with every progress message.
+        train: `train_once`, or a function that trains several times.
     """
     output, options = job.output, job.options
-    with quiet_transformers(), missing_explained(options.process_timeout), ExitStack() as stack:
-        with first_goes_first(options.device, options.process_timeout):
+    with quiet_transformers(), explain_lost_contact(options.process_timeout), ExitStack() as stack:
+        with main_process_first(options.device, options.process_timeout):
             check(task, job, say)
             stack.enter_context(lock_output(output))
             start = None
             if not (options.resume and is_finished(output)):
-                refuse_taken(output, options.resume)
+                check_output(output, options.resume)
                 start = open_start(job, say, multi_label=task.multi_label, target=task.target)
         if start is None:
             result = task.recall(output, job.recipe)
-            say(f"{output} holds a finished model; there is nothing to resume")
+            say(f"{output} holds a finished model, so there is nothing to resume")
             wait_for_all()
-            if is_first():
+            if is_main():
                 _tidy(output, options.keep_checkpoints)
             return result
-        need_same("training data", start.data.fingerprint)
+        require_same("training data", start.data.fingerprint)
         result = _complete(task, *train(task, job, start, say))
-        if (remark := task.remark(result)) is not None:
+        if (remark := task.make_warning(result)) is not None:
             say(remark)
         return result
 
@@ -106,23 +118,25 @@ def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
 
 
 def check(task: Task[Any], job: Job, say: Say) -> None:
-    """Refuse what can be refused without opening anything."""
+    """Raise UserError for arguments that cannot work, without opening model or data."""
     recipe, options = job.recipe, job.options
     task.check(recipe)
     micro_batch_size(recipe.batch_size, options.micro_batch_size, task.accumulates)
     if options.streaming and not task.streams:
         raise UserError("segmentation and detection data cannot be streamed; leave --streaming out")
     if options.streaming and (recipe.class_weights or recipe.balanced_sampling):
-        raise UserError("a stream cannot be balanced by class; leave --streaming or --balanced-sampling out")
+        raise UserError(
+            "a stream cannot be balanced by class; leave --streaming out, or --class-weights and --balanced-sampling"
+        )
     if options.streaming and recipe.repeated_augmentation > 1:
         raise UserError(
-            "a stream gives each image once per epoch; use --repeated-augmentation 1, or leave --streaming out"
+            "a stream gives every image once per epoch; use --repeated-augmentation 1, or leave --streaming out"
         )
     if recipe.optimizer in ("lamb", "lion", "muon"):
         import_timm_optim(recipe.optimizer)
     if recipe.augmentation.auto_augment is not None:
         open_policy(recipe.augmentation.auto_augment)
-    if options.push is not None and is_first():
+    if options.push is not None and is_main():
         check_repo_id(options.push)
         require_license(options.license, job.model_name if isinstance(job.model_name, str) else None)
         check_before(options.push, say, private=options.private)
@@ -130,11 +144,12 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
 
 @contextmanager
 def lock_output(output: Path) -> Generator[None]:
-    """Hold an output folder against other runs; it is made if need be, and removed again if nothing was written.
+    """Lock the output folder against other runs (in the main process); create it, and remove it if it stays empty.
 
-    The first process does it for all. A folder of another run, a file and a place that cannot be written are refused.
+    Raises:
+        UserError: the output is a file, cannot be written, or is in use by another run.
     """
-    if not is_first():
+    if not is_main():
         yield
         return
     if output.exists() and not output.is_dir():
@@ -144,7 +159,7 @@ def lock_output(output: Path) -> Generator[None]:
         with ExitStack() as stack:
             try:
                 output.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(WeakFileLock(output / _LOCK, timeout=_AT_ONCE))
+                stack.enter_context(WeakFileLock(output / _LOCK, timeout=_LOCK_TIMEOUT))
             except TimeoutError as error:
                 raise UserError(
                     f"another run is using {output}; wait until it ends, or choose another --output"
@@ -156,7 +171,7 @@ def lock_output(output: Path) -> Generator[None]:
             try:
                 yield
             finally:
-                # Removed while it is held: who opened it meanwhile sees that it has no name any more, and tries again.
+                # Removed while it is locked: a process that has opened it meanwhile notices that and tries again.
                 with suppress(OSError):
                     (output / _LOCK).unlink()
     finally:
@@ -166,37 +181,37 @@ def lock_output(output: Path) -> Generator[None]:
 
 
 def is_finished(output: Path) -> bool:
-    """Return whether a folder holds a complete model, whatever lies beside it."""
+    """Return whether a folder holds a complete model, whatever else is in it."""
     return (output / "config.json").is_file() and (output / "facts.json").is_file()
 
 
-def refuse_taken(output: Path, resume: bool) -> None:
-    """Make sure that an output folder is free, or holds a run to be resumed; the first process does it for all."""
-    if not is_first():
+def check_output(output: Path, resume: bool) -> None:
+    """Raise UserError (in the main process) unless the output is empty, or holds an unfinished run to resume."""
+    if not is_main():
         return
     work = work_folder(output)
     remove_leftovers(work)
     with suppress(OSError):
-        work.rmdir()  # empty: a run was killed before it was entered
-    inside = sorted(path.name for path in output.iterdir() if path.name != _LOCK) if output.exists() else []
-    if not inside:
+        work.rmdir()  # empty if a run was killed before it was recorded
+    existing = sorted(path.name for path in output.iterdir() if path.name != _LOCK) if output.exists() else []
+    if not existing:
         return
     if is_finished(output):
-        raise UserError(f"the output folder {output} holds a finished model; choose a new or empty one")
+        raise UserError(f"the output folder {output} holds a finished model; choose a new or empty folder")
     if not (work / RUN_NAME).is_file():
-        held = f"other files ({', '.join(inside[:3])})"
-        raise UserError(f"the output folder {output} holds {held}; choose a new or empty one")
+        files = f"other files ({', '.join(existing[:3])})"
+        raise UserError(f"the output folder {output} holds {files}; choose a new or empty folder")
     if not resume:
         raise UserError(f"{output} holds an unfinished run; continue with --resume, or delete the folder")
 
 
 def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
-    """Find the model, load all three splits of the images, and look at every image unless it is a stream."""
+    """Find the model, load all three splits, and check every image unless it is streamed."""
     source, options, crop = find_model(job.model_name), job.options, job.recipe.augmentation.random_crop
     size = options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
     if (crop or 0) >= min(size):
         raise UserError(
-            f"--random-crop {crop} is larger than images of {size[0]}x{size[1]} px; choose less than {min(size)}"
+            f"--random-crop {crop} is too large for images of {size[0]}x{size[1]} px; choose less than {min(size)}"
         )
     images = load_data(
         job.data_name,
@@ -208,7 +223,6 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target 
         multi_label=multi_label,
         target=target,
     )
-    # An image has at least a patch.
     images = check_images(images, source.config.patch_stride, options.skip_bad_images)
     for note in (*images.notes, *note_imbalance(images)):
         say(f"note: {note}")
@@ -223,7 +237,7 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target 
 
 
 def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
-    """Decide everything, build the model, make sure of space on the disk, and enter the run into its folder."""
+    """Decide all settings, build the model, check the free space on the disk, and record the run."""
     checkpoint = _find_checkpoint(job, say)
     keep_freed_memory()
     set_seed(job.options.seed)
@@ -242,44 +256,44 @@ def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
     weights = sum(parameter.numel() * 4 for parameter in model.parameters())
     state = weights * {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1, "muon": 2}[job.recipe.optimizer]
     if job.recipe.average_decay is not None or job.recipe.tune == "lora":
-        state += weights  # what training continues from, beside what is released
-    # The model, three checkpoints (one being written), and 16 MiB for processor, code, plots and the files' overhead.
-    need_space(run.output, weights + 3 * (weights + state + task.kept_bytes()) + (16 << 20))
-    enter_run(run)
+        state += weights  # checkpoints have training weights besides the released ones
+    # The model, three checkpoints (one being written), and 16 MiB for processor, code, plots and file overhead.
+    require_space(run.output, weights + 3 * (weights + state + task.count_extra_bytes()) + (16 << 20))
+    record_run(run)
     say(task.describe(run))
     return run
 
 
 def _find_checkpoint(job: Job, say: Say) -> Path | None:
-    """Return the checkpoint to continue from, None to start; what was not written to its end is removed."""
+    """Return the checkpoint to resume from, or None; remove incomplete checkpoints."""
     if not job.options.resume:
         return None
-    if is_first():
+    if is_main():
         if not (job.work / RUN_NAME).is_file():
-            say(f"{job.output} holds no run to resume; starting a new one")
+            say(f"{job.output} holds no run to resume; starting a new run")
             return None
-        for name in _remove_incomplete(job.work):
-            say(f"removed {name}, which is incomplete")
+        for removed in _remove_incomplete(job.work):
+            say(f"removed {removed}, which is incomplete")
     checkpoint = last_complete(job.work)
-    say(f"going on from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet: starting from step 0")
+    say(f"resuming from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet; starting from step 0")
     return checkpoint
 
 
-def need_space(folder: Path, needed: int) -> None:
-    """Make sure that `needed` bytes fit on the disk of a folder that may not exist yet."""
+def require_space(folder: Path, needed: int) -> None:
+    """Raise UserError if the disk of a folder, which need not exist, has fewer than `needed` free bytes."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     sizes = shutil.disk_usage(existing).free, needed
     if sizes[0] < needed:
         free, need = (f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB" for size in sizes)
         raise UserError(
-            f"the disk of {folder} has {free} free and training needs about {need} (model and three checkpoints); free "
-            "some space or choose another folder"
+            f"the disk of {folder} has {free} free, but training needs about {need} (model and three checkpoints); "
+            "free some space, or choose another folder"
         )
 
 
-def enter_run(run: Run) -> None:
-    """Record how the run is started, or refuse to resume it with other settings: the result would be neither run's."""
-    if not is_first():
+def record_run(run: Run) -> None:
+    """Write the settings of the run, or raise UserError if it is resumed with other settings."""
+    if not is_main():
         return
     settings = {
         **run.task,
@@ -294,35 +308,35 @@ def enter_run(run: Run) -> None:
         "streaming": run.options.streaming,
         "world_size": world_size(),
     }
-    if run.data.cut:  # another rule would train on images that the run is to be judged by
+    if run.data.cut:  # another way to cut splits could put test images into the training
         settings["splits"] = f"{' and '.join(run.data.cut)} cut by content"
     if run.options.streaming:
         settings["num_workers"] = run.options.num_workers
     settings = cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))
-    started = read_run(run.work)
-    if started is None or run.checkpoint is None:  # nothing is lost by other settings
+    old_settings = read_run(run.work)
+    if old_settings is None or run.checkpoint is None:  # without a checkpoint other settings do no harm
         write_run(run.work, settings)
-        if 0 < len(run.data.files) <= _MOST_FILES:  # so that a change can be told by name
+        if 0 < len(run.data.files) <= _MOST_FILES:  # for the names of changed files in a later error
             write_atomically(run.work / _FILES_NAME, json.dumps(run.data.files, indent=1, sort_keys=True) + "\n")
         return
-    names = sorted({*started, *settings})
-    pairs = {name: [values.get(name, "(not set)") for values in (started, settings)] for name in names}
-    different = [f"{name} was {before}, now {now}" for name, (before, now) in pairs.items() if before != now]
+    names = sorted({*old_settings, *settings})
+    pairs = {name: [values.get(name, "(not set)") for values in (old_settings, settings)] for name in names}
+    different = [f"{name} was {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
     if not different:
         return
     changes = ""
-    if started.get("data") != settings["data"]:
+    if old_settings.get("data") != settings["data"]:
         with suppress(OSError, ValueError):
             changes = describe_changes(json.loads((run.work / _FILES_NAME).read_text(encoding="utf-8")), run.data.files)
-    files = f" ({changes}: put the data back as it was)" if changes else ""
+    files = f" ({changes}: restore the data)" if changes else ""
     raise UserError(
-        f"--resume needs the settings that {run.output} was started with, but "
+        f"--resume needs the same settings with which {run.output} was started, but "
         f"{'; '.join(different)}{files}; give the same settings, or another output folder"
     )
 
 
 def read_run(work: Path) -> dict[str, Any] | None:
-    """Return how a run was started; None when the folder holds no run. A damaged record is refused."""
+    """Read the settings of a run; None if the folder has no run. Raise UserError if they are damaged."""
     try:
         return json.loads((work / RUN_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -332,7 +346,7 @@ def read_run(work: Path) -> dict[str, Any] | None:
 
 
 def write_run(work: Path, settings: Mapping[str, Any]) -> None:
-    """Record how a run is started."""
+    """Write the settings of a run."""
     work.mkdir(parents=True, exist_ok=True)
     write_atomically(work / RUN_NAME, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
@@ -341,40 +355,40 @@ def write_run(work: Path, settings: Mapping[str, Any]) -> None:
 
 
 def train_once(task: Task[Any], job: Job, start: Start, say: Say) -> tuple[Run, HfViTTrainer]:
-    """Prepare the run of a job and train it to its end, from its checkpoint if it has one."""
-    with first_goes_first(job.options.device, job.options.process_timeout):
+    """Prepare a run and train it, from its checkpoint if it has one."""
+    with main_process_first(job.options.device, job.options.process_timeout):
         run = prepare(task, job, start, say)
     trainer = task.build_trainer(run)
     try:
-        with _explained(run, task.accumulates):
+        with _explain_errors(run, task.accumulates):
             if run.checkpoint is None:
                 trainer.train()
             else:
                 _resume(trainer, run.checkpoint, say)
     finally:
         for kind in (LiveProgress, StopOnTermination):
-            for callback in callbacks_of(trainer, kind):
+            for callback in find_callbacks(trainer, kind):
                 callback.close()
     return run, trainer
 
 
-def seconds_of(trainer: HfViTTrainer) -> float:
+def get_seconds(trainer: HfViTTrainer) -> float:
     """Return the seconds spent training."""
-    return callbacks_of(trainer, Clock)[0].seconds
+    return find_callbacks(trainer, Clock)[0].seconds
 
 
 @contextmanager
-def _explained(run: Run, accumulates: bool) -> Generator[None]:
-    """Turn the errors of torch, the system and the data libraries into one line that says how to continue."""
+def _explain_errors(run: Run, accumulates: bool) -> Generator[None]:
+    """Turn errors of torch, the system and data libraries into a UserError that says how to continue."""
     try:
         yield
     except UserError as error:
-        if why := refusal(error.__cause__ or error, elsewhere=False):
-            raise UserError(_unwritable(run, why)) from error
-        # From a loader's worker it arrives wrapped in the worker's traceback.
+        if reason := refusal(error.__cause__ or error, elsewhere=False):
+            raise UserError(_explain_unwritable(run, reason)) from error
+        # An error of a loader's worker contains the worker's traceback.
         message = str(error).rpartition("UserError: ")[2].strip()
         if isinstance(error, DivergedError):
-            raise DivergedError(f"{message}; with other settings, choose another --output") from error
+            raise DivergedError(f"{message}; choose another --output for other settings") from error
         raise UserError(message) from error
     except Exception as error:
         if (message := _explain(run, error, accumulates)) is None:
@@ -383,41 +397,44 @@ def _explained(run: Run, accumulates: bool) -> Generator[None]:
 
 
 def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
+    """Return a message for an error with a known cause and remedy, else None."""
     if is_out_of_memory(error):
-        size, smaller = run.micro_batch_size, "smaller images or a smaller model"
+        size, alternatives = run.micro_batch_size, "smaller images or a smaller model"
         if size > 1:
             flag, same = ("--micro-batch-size", " (the result stays the same)") if accumulates else ("--batch-size", "")
-            smaller = f"a smaller {flag} than {size}{same}, {smaller}"
-        again = ", and start again with --resume" if last_complete(run.work) is None else ", in another --output"
-        return f"out of memory for {size} images at once; choose {smaller}{again}"
-    if why := refusal(error, elsewhere=False):
-        return _unwritable(run, why)
+            alternatives = f"a smaller {flag} than {size}{same}, {alternatives}"
+        restart = ", and start again with --resume" if last_complete(run.work) is None else ", in another --output"
+        return f"out of memory for {size} images at once; choose {alternatives}{restart}"
+    if system_reason := refusal(error, elsewhere=False):
+        return _explain_unwritable(run, system_reason)
     if "DataLoader worker (pid" in str(error):
-        # Most often by the system, where memory ran out; a stream's workers cannot be fewer when it is resumed.
+        # The number of workers of a stream must stay the same when it is resumed.
         reason = " ".join(str(error).split()).rstrip(".")
         fewer = "" if run.options.streaming and last_complete(run.work) else " or choose a smaller --num-workers"
         return (
-            f"a data loading process was killed, probably for lack of memory ({reason}); free some{fewer}, then "
+            f"a data loading process was killed, probably for lack of memory ({reason}); free some memory{fewer}, then "
             f"{_how_to_resume(run)}"
         )
-    if "Batch does not contain any data" in str(error):  # accelerate's, of a stream without rows
+    if "Batch does not contain any data" in str(error):  # accelerate's error for a stream without rows
         return (
-            f"{run.data.name} has no image for the validation or test split, which get about 10% each of a stream; "
-            "give more images, or leave --streaming out"
+            f"{run.data.name} has no image in the validation or test split, which get about 10% of a stream; give more "
+            "images, or leave --streaming out"
         )
-    # An error that came of files which were removed or changed while they were read.
+    # Any error may be caused by files that were removed or changed during the training.
     changes = run.data.changed_files()
     return f"the training data has changed: {changes}; restore it, then {_how_to_resume(run)}" if changes else None
 
 
-def _unwritable(run: Run, why: str) -> str:
+def _explain_unwritable(run: Run, reason: str) -> str:
+    """Remove incomplete checkpoints, which may free space, and return the error of an output that cannot be written."""
     with suppress(OSError):
-        if is_first():
+        if is_main():
             _remove_incomplete(run.work)
-    return f"the output {run.output} cannot be written: {why}, then {_how_to_resume(run)}"
+    return f"the output {run.output} cannot be written: {reason}, then {_how_to_resume(run)}"
 
 
 def _how_to_resume(run: Run) -> str:
+    """Return the remedy of an error after which the run can be resumed."""
     last = last_complete(run.work)
     return f"continue from {last.name} with --resume" if last else "start again with --resume"
 
@@ -426,20 +443,20 @@ def _how_to_resume(run: Run) -> str:
 
 
 def _resume(trainer: HfViTTrainer, checkpoint: Path, say: Say) -> None:
-    """Continue a training from a checkpoint; of one that had ended take its log, its clock and its best weights."""
+    """Resume a training from a checkpoint; if it had ended, only load its log, its time and its best weights."""
     state = read_state(checkpoint)
-    # The best checkpoint lies beside it, wherever the run's folder was moved to.
-    best = checkpoint.with_name(f"checkpoint-{state.get('best_global_step')}")
-    state["best_model_checkpoint"] = str(best.resolve()) if is_complete(best) else None
+    # The stored path of the best checkpoint is wrong if the run's folder was moved.
+    best_checkpoint = checkpoint.with_name(f"checkpoint-{state.get('best_global_step')}")
+    state["best_model_checkpoint"] = str(best_checkpoint.resolve()) if is_complete(best_checkpoint) else None
     write_atomically(checkpoint / _STATE_NAME, json.dumps(state, indent=2, sort_keys=True) + "\n")
     if not has_ended(checkpoint):
         trainer.train(resume_from_checkpoint=str(checkpoint))
         return
-    say("training was already finished")
+    say("the training was already finished")
     trainer.state = TrainerState(**state)
     clock = (state.get("stateful_callbacks") or {}).get("Clock")
     if clock:
-        for callback in callbacks_of(trainer, Clock):
+        for callback in find_callbacks(trainer, Clock):
             callback.earlier = float(clock["attributes"]["earlier"])
     trainer.load_released(state["best_model_checkpoint"] or str(checkpoint))
 
@@ -450,31 +467,30 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def has_ended(checkpoint: Path) -> bool:
-    """Return whether training was over at this checkpoint: all steps done, or stopped early."""
+    """Return whether the training ended at this checkpoint, by its last step or early."""
     control = (read_state(checkpoint).get("stateful_callbacks") or {}).get("TrainerControl") or {}
     return bool((control.get("args") or {}).get("should_training_stop"))
 
 
 def last_complete(work: Path) -> Path | None:
-    """Return the newest checkpoint that can be resumed from; None when there is none."""
+    """Return the newest complete checkpoint, or None."""
     return next((path for path in reversed(list_checkpoints(work)) if is_complete(path)), None)
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return whether a checkpoint was written to its end: every file is there and none is cut off.
+    """Return whether all files of a checkpoint exist and none is truncated.
 
-    The Trainer writes its state last, but for what other processes write; archives carry their directory at the end,
-    a safetensors header says how long the file must be, and folders of sharded weights get their metadata last.
+    The Trainer writes its state last, except for files of other processes. Archives have their directory at the end,
+    safetensors headers contain the length of the file, and folders of sharded weights get their metadata last.
     """
-
     processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
     try:
         state: Any = read_state(checkpoint)
         json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
         random_states = list(checkpoint.glob("rng_state*.pth"))
-        # "optimizer.bin" is that of sharded weights, brought together; "optimizer_0" holds the shards.
+        # Of sharded weights "optimizer.bin" is the full optimizer, and "optimizer_0" has its shards.
         optimizer = [path for name in _OPTIMIZERS if (path := checkpoint / name).exists()]
-        others = [path for name in _ARCHIVES for path in checkpoint.glob(name)]
+        archives = [path for name in _ARCHIVES for path in checkpoint.glob(name)]
         sharded, sharded_optimizer = (list(checkpoint.glob(name)) for name in ("pytorch_model_fsdp_?", "optimizer_?"))
         weights = list(checkpoint.glob("*.safetensors"))
         for path in weights:
@@ -486,7 +502,7 @@ def is_complete(checkpoint: Path) -> bool:
             and bool(weights or sharded)
             and bool(optimizer or sharded_optimizer)
             and len(random_states) == processes
-            and all(map(zipfile.is_zipfile, (checkpoint / "scheduler.pt", *optimizer, *random_states, *others)))
+            and all(map(zipfile.is_zipfile, (checkpoint / "scheduler.pt", *optimizer, *random_states, *archives)))
             and all((folder / ".metadata").is_file() for folder in (*sharded, *sharded_optimizer))
         )
     except (OSError, ValueError, SafetensorError):
@@ -494,18 +510,18 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def _remove_incomplete(work: Path) -> list[str]:
-    """Delete what a killed process or a full disk left half-written; return the names."""
+    """Delete incomplete checkpoints, and return their names."""
     broken = [path for path in list_checkpoints(work) if not is_complete(path)]
     for path in broken:
         shutil.rmtree(path)
     return [path.name for path in broken]
 
 
-def way_on(output: Path) -> str:
-    """Return what is left of a run that was stopped, and how to resume it; a sweep's runs lie one folder deeper."""
+def describe_resume(output: Path) -> str:
+    """Describe the state of an interrupted run or sweep, and how to resume it."""
     work = work_folder(output)
     if is_finished(output):
-        return f"the model in {output} is complete" + ("; --resume tidies up beside it" if work.exists() else "")
+        return f"the model in {output} is complete" + ("; --resume removes its checkpoints" if work.exists() else "")
     if not (work / RUN_NAME).is_file():
         return "nothing was written yet; run the same command again"
     if (last := last_complete(work)) is not None:
@@ -519,41 +535,40 @@ def way_on(output: Path) -> str:
 
 
 def _complete(task: Task[Result], run: Run, trainer: HfViTTrainer) -> Result:
-    """Evaluate the finished model, write everything beside the checkpoints, move it into the output, and tidy up.
+    """Evaluate the finished model, write the model folder in the main process, and remove the checkpoints.
 
-    The first process writes, when no other reads the checkpoints any more; all return when it has. Where the system
-    refuses to write, the checkpoints stay.
+    Everything is written beside the checkpoints and then moved into the output. If that fails, the checkpoints remain.
     """
     module = trainer.bare_model()
-    for name in ("forward", "_original_forward"):  # accelerate's bfloat16 autocast, which the saved model lacks
+    for name in ("forward", "_original_forward"):  # set by accelerate for bfloat16 autocast
         module.__dict__.pop(name, None)
-    model = whole_model(task.released(module))
+    model = gather_model(task.get_released(module))
     model.eval()
     if (family := family_of(vision_config(model).model_type)) is not None and family.is_vit:
-        # The attention that the saved model is loaded with; a head without sdpa keeps its own.
+        # The default attention of a loaded model; a head without sdpa keeps its attention.
         model.set_attn_implementation("sdpa" if model._supports_sdpa else {"backbone_config": "sdpa"})  # pyright: ignore[reportPrivateUsage]
-    result = task.conclude(run, model, trainer.state, seconds_of(trainer))
+    result = task.conclude(run, model, trainer.state, get_seconds(trainer))
     wait_for_all()
-    if is_first():
-        # Of the same name as the output, which is the model's name in the card.
-        parcel = run.work / "finished" / run.output.absolute().name
+    if is_main():
+        # With the name of the output, which is the model's name in the card.
+        finished_folder = run.work / "finished" / run.output.absolute().name
         try:
-            shutil.rmtree(parcel, ignore_errors=True)
-            parcel.mkdir(parents=True)
-            _write(task, run, result, parcel)
-            # config.json comes last, it makes a model loadable.
-            for path in sorted(parcel.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
+            shutil.rmtree(finished_folder, ignore_errors=True)
+            finished_folder.mkdir(parents=True)
+            _write(task, run, result, finished_folder)
+            # config.json comes last, because it makes the model loadable.
+            for path in sorted(finished_folder.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
                 os.replace(path, run.output / path.name)
-            parcel.rmdir()
-        except Exception as error:  # of safetensors, torch or the system
-            why = refusal(error.__cause__ or error, elsewhere=False)
-            if why is None:
+            finished_folder.rmdir()
+        except Exception as error:  # safetensors, torch and the system raise different errors
+            reason = refusal(error.__cause__ or error, elsewhere=False)
+            if reason is None:
                 raise
             with suppress(OSError):
-                shutil.rmtree(parcel)
+                shutil.rmtree(finished_folder)
             raise UserError(
-                f"the output {run.output} cannot be written: {why}, then continue with --resume; the "
-                "checkpoints are complete"
+                f"the output {run.output} cannot be written: {reason}, then continue with --resume (the checkpoints "
+                "are complete)"
             ) from error
         _tidy(run.output, run.options.keep_checkpoints)
     wait_for_all()
@@ -561,6 +576,7 @@ def _complete(task: Task[Result], run: Run, trainer: HfViTTrainer) -> Result:
 
 
 def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
+    """Write model, image processor, plot, record and model card into a folder."""
     result.model.save_pretrained(folder)
     run.processor.save_pretrained(folder)
     plot_learning_curve(result.history, folder / "learning_curve.png")
@@ -576,13 +592,13 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
     )
     append_record(folder, record)
     base = run.source.path if run.source.family else None
-    write_trained(folder, task.learnt_from(run), [base] if base else [])
+    write_trained(folder, task.list_training_digests(run), [base] if base else [])
     task.write(run, result, folder)
     write_card(folder, share_images=run.options.share_images)
 
 
 def _tidy(output: Path, keep_checkpoints: bool) -> None:
-    """Remove what a finished model does not need; renamed first, so that a kill leaves no half of a run behind."""
+    """Remove the checkpoints of a finished model; they are renamed first, so that a kill leaves no partial run."""
     work, removed = work_folder(output), output / _REMOVED
     if not keep_checkpoints and work.exists():
         shutil.rmtree(removed, ignore_errors=True)
@@ -591,21 +607,27 @@ def _tidy(output: Path, keep_checkpoints: bool) -> None:
 
 
 def run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
-    """Return the values that every task's record has; what the recipe left to the model is the model's."""
-    batch, images, beside = run.recipe.batch_size, run.data.num_examples("train"), run.task.get("unlabelled_ratio", 0)
-    images_seen = result.steps * batch * (1 + beside)
-    if images and not beside and run.task.get("objective") != "contrastive":  # an epoch's last batch is smaller
-        epochs, rest = divmod(result.steps, math.ceil(images / batch))
-        images_seen = epochs * images + rest * batch
-    of_the_model = {
+    """Return the values that the record of every task has, with settings of the model that the recipe leaves open."""
+    batch, images, unlabeled_ratio = (
+        run.recipe.batch_size,
+        run.data.num_examples("train"),
+        run.task.get("unlabelled_ratio", 0),
+    )
+    images_seen = result.steps * batch * (1 + unlabeled_ratio)
+    if (
+        images and not unlabeled_ratio and run.task.get("objective") != "contrastive"
+    ):  # the last batch of an epoch is smaller
+        epochs, remaining_steps = divmod(result.steps, math.ceil(images / batch))
+        images_seen = epochs * images + remaining_steps * batch
+    model_values = {
         "image_size": run.config.image_size,
-        "dropout": getattr(run.config, "hidden_dropout_prob", None),  # a ResNet has none
+        "dropout": getattr(run.config, "hidden_dropout_prob", None),  # ResNets have none
         "drop_path": getattr(run.config, "drop_path_rate", None),
         "architecture": {name: getattr(run.config, name, None) for name in run.recipe.architecture},
     }
-    logged = [entry["loss"] for entry in result.history if "loss" in entry]
+    losses = [entry["loss"] for entry in result.history if "loss" in entry]
     values: dict[str, Any] = {
-        "recipe": run.recipe.settings() | of_the_model,
+        "recipe": run.recipe.settings() | model_values,
         "steps": result.steps,
         "planned_steps": run.steps,
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
@@ -615,10 +637,10 @@ def run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
         "images_seen": images_seen,
         "images_per_second": round(images_seen / result.seconds, 2) if result.seconds else None,
     }
-    if logged:
-        values["training_loss"] = logged[-1]
+    if losses:
+        values["training_loss"] = losses[-1]
     values["base_model" if run.source.has_weights else "variant"] = run.source.name
-    if run.bf16:  # while training; the test split is judged in the precision of the saved weights
+    if run.bf16:  # the test split is evaluated in the precision of the saved weights
         values["validation_precision"] = "bf16"
     if run.source.has_weights and (license := find_license(run.source.name)):
         values["base_license"] = license
@@ -632,7 +654,7 @@ def run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
 
 
 def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Draw loss and score over the epochs from a log; return False, without a file, where there is no loss."""
+    """Draw loss and score over the epochs; return False and write no file if the log has no loss."""
 
     def series(key: str) -> list[tuple[float, float]]:
         return [(entry["epoch"], entry[key]) for entry in log_history if key in entry and "epoch" in entry]

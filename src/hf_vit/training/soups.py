@@ -23,8 +23,8 @@ from hf_vit.results.delivery import new_folder, prepare_output
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import explain_write_errors
-from hf_vit.training.trainer.distributed import local_parts
-from hf_vit.training.trainer.weights import wide
+from hf_vit.training.trainer.distributed import get_local_parts
+from hf_vit.training.trainer.weights import widen
 
 # Fields of a config that do not change the function that is computed.
 _IRRELEVANT = {
@@ -35,7 +35,13 @@ _IRRELEVANT = {
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A model of a soup: its name, numbered (vit #1) where several have the same, and its validation accuracy."""
+    """A model considered for a soup.
+
+    Attributes:
+        name: name of the model, with a number if several have the same name ("vit #1").
+        accuracy: validation accuracy, if there is data.
+        is_in: whether the soup contains it.
+    """
 
     name: str
     accuracy: float | None = None
@@ -44,7 +50,14 @@ class Ingredient:
 
 @dataclass(frozen=True)
 class Soup:
-    """A finished soup: folder, ingredients in the order in which they were considered, accuracy on both splits."""
+    """A finished soup.
+
+    Attributes:
+        folder: its folder.
+        ingredients: in the order in which they were considered.
+        accuracy: validation accuracy, if there is data.
+        test: result on the test split, if there is data.
+    """
 
     folder: Path
     ingredients: list[Ingredient]
@@ -56,9 +69,9 @@ class Soup:
 def average_weights(models: Sequence[nn.Module]) -> nn.Module:
     """Return a copy of the first model with the mean of all models' weights and running statistics."""
     averaged = copy.deepcopy(models[0])
-    for mean, *values in zip(*map(local_parts, (averaged, *models)), strict=True):
+    for mean, *values in zip(*map(get_local_parts, (averaged, *models)), strict=True):
         if mean.is_floating_point():
-            first = wide(mean)  # what all have in common stays to the bit
+            first = widen(mean)  # averaging differences keeps equal weights exact
             mean.copy_(first + (torch.stack(values) - first).mean(0))
     return averaged
 
@@ -77,31 +90,41 @@ def make_soup(
     command: str | Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Soup:
-    """Average the weights of fine-tuned classifiers and leave a complete model folder.
+    """Average the weights of fine-tuned classifiers and write a complete model folder.
 
     Args:
-        models: two or more folders or Hub ids of one architecture and the same classes.
+        models: two or more folders or Hub ids of one architecture with the same classes.
         output: a new or empty folder.
-        greedy: add the models by falling validation accuracy, and keep each that does not make the soup worse (recipe 1
-            of the paper); otherwise all are averaged (uniform).
-        data: see `hf_vit.data.load_data`; greedy chooses by its validation split, the test split measures the soup.
+        greedy: add models in the order of their validation accuracy, and keep those that do not make the soup worse
+            (recipe 1 of the paper); otherwise all models are averaged (uniform soup).
+        data: see `hf_vit.data.load_data`; its validation split selects the models of a greedy soup, and the soup is
+            evaluated on its test split.
+        batch_size, device, skip_bad_images, image_column, label_column: see `evaluate_protocol`.
+        command: the command line for the record.
+        report: called with every progress message.
+
+    Raises:
+        UserError: there are fewer than two models, or they differ in more than their weights.
     """
     say, output = report or (lambda line: None), Path(output)
     if len(models) < 2:
-        raise UserError(f"a soup needs two or more models, not {len(models)}")
+        raise UserError(f"a soup needs two or more models, but {len(models)} was given; add another model")
     if greedy and data is None:
         raise UserError("a greedy soup needs validation accuracy; give --data")
     prepare_output(output)
     with quiet_transformers():
         loaded = [load_model(model, device, as_classifier=True) for model in models]
-        names = [each.name for each in loaded]
-        for place, each in enumerate(loaded):
-            if each.processor is None:
-                raise UserError(f"{each.name} is a timm model; a soup needs classifiers of hf_vit or transformers")
-            if names.count(each.name) > 1:
-                loaded[place] = replace(each, name=f"{each.name} #{place + 1}")
+        names = [model.name for model in loaded]
+        for index, model in enumerate(loaded):
+            if model.processor is None:
+                raise UserError(
+                    f"{model.name} is a timm model, which a soup cannot contain; give classifiers of hf_vit or "
+                    "transformers"
+                )
+            if names.count(model.name) > 1:
+                loaded[index] = replace(model, name=f"{model.name} #{index + 1}")
         for other in loaded[1:]:
-            _need_same(loaded[0], other)
+            _require_same_config(loaded[0], other)
         reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
         reading |= dict(image_size=loaded[0].image_size, skip_bad_images=skip_bad_images)
         images = None if data is None else load_data(data, **reading)
@@ -109,71 +132,82 @@ def make_soup(
         def measure(model: nn.Module, split: str) -> ProtocolRun | None:
             if images is None:
                 return None
-            judged = Examination(replace(loaded[0], model=model), images, split, batch_size=batch_size, progress=False)
-            result = top1(judged)
-            return ProtocolRun("top1", result, judged, {}, result.seconds)
+            examination = Examination(
+                replace(loaded[0], model=model), images, split, batch_size=batch_size, progress=False
+            )
+            result = top1(examination)
+            return ProtocolRun("top1", result, examination, {}, result.seconds)
 
         def accuracy(model: nn.Module) -> float | None:
             run = measure(model, "validation")
             return None if run is None else cast(ClassificationResult, run.result).top1
 
-        shelf = [(Ingredient(each.name, accuracy(each.model)), each.model) for each in loaded]
-        for ingredient, _ in shelf:
+        candidates = [(Ingredient(model.name, accuracy(model.model)), model.model) for model in loaded]
+        for ingredient, _ in candidates:
             if ingredient.accuracy is not None:
                 say(f"{ingredient.name}: validation accuracy {ingredient.accuracy:.2%}")
         if greedy:
-            ingredients, mixed = _greedy(shelf, accuracy)
+            ingredients, soup_model = _select_greedily(candidates, accuracy)
         else:
-            ingredients, mixed = [ingredient for ingredient, _ in shelf], average_weights([model for _, model in shelf])
-        test = measure(mixed, "test")
-        soup = Soup(output, ingredients, accuracy(mixed), None if test is None else cast(Any, test.result))
-        used = [ingredient.name for ingredient in ingredients if ingredient.is_in]
+            ingredients, soup_model = (
+                [ingredient for ingredient, _ in candidates],
+                average_weights([model for _, model in candidates]),
+            )
+        test = measure(soup_model, "test")
+        soup = Soup(output, ingredients, accuracy(soup_model), None if test is None else cast(Any, test.result))
+        used_names = [ingredient.name for ingredient in ingredients if ingredient.is_in]
         recipe = {"soup": "greedy" if greedy else "uniform", "source": "arXiv 2203.05482"}
-        recipe["ingredients"] = ", ".join(used)
+        recipe["ingredients"] = ", ".join(used_names)
         values: dict[str, Any] = {"recipe": recipe, "tried": len(ingredients)}
         if (license := find_common_license([*map(str, models)])) is not None:
             values["base_license"] = license
         if soup.accuracy is not None:
             values["validation_accuracy"] = soup.accuracy
-            values["validation_accuracies"] = {each.name: each.accuracy for each in ingredients}
-        chosen_by = None if test is None else replace(test.examination, split="validation").fact()
-        place = prepare_output(output)
-        with new_folder(place) as folder, explain_write_errors(place):
-            cast(Any, mixed).save_pretrained(folder)
+            values["validation_accuracies"] = {ingredient.name: ingredient.accuracy for ingredient in ingredients}
+        validation_fact = None if test is None else replace(test.examination, split="validation").fact()
+        free_output = prepare_output(output)
+        with new_folder(free_output) as folder, explain_write_errors(free_output):
+            cast(Any, soup_model).save_pretrained(folder)
             loaded[0].processor.save_pretrained(folder)
-            write_trained(folder, [], [each.folder for each in loaded if each.folder is not None and each.name in used])
-            append_record(folder, new_record("training", command=command, data=chosen_by, device=device, values=values))
+            used_folders = [model.folder for model in loaded if model.folder is not None and model.name in used_names]
+            write_trained(folder, [], used_folders)
+            append_record(
+                folder, new_record("training", command=command, data=validation_fact, device=device, values=values)
+            )
             if test is not None:
                 save_protocol(test, folder=folder, command=command, device=device)
             write_card(folder)
     return soup
 
 
-def _need_same(first: LoadedModel, other: LoadedModel) -> None:
+def _require_same_config(first: LoadedModel, other: LoadedModel) -> None:
+    """Raise UserError if the configs of two models differ in fields that change the computed function."""
     configs: list[Any] = [subject.model.config for subject in (first, other)]
-    one, two = (
+    first_fields, other_fields = (
         {name: value for name, value in config.to_dict().items() if name not in _IRRELEVANT} for config in configs
     )
-    different = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
+    different = sorted(
+        name for name in first_fields.keys() | other_fields.keys() if first_fields.get(name) != other_fields.get(name)
+    )
     if different:
-        shown = ", ".join("classes" if name == "id2label" else name for name in different)
+        names = ", ".join("classes" if name == "id2label" else name for name in different)
         raise UserError(
-            f"{first.name} and {other.name} differ in {shown}; a soup needs models fine-tuned from one "
+            f"{first.name} and {other.name} differ in {names}; give models that were fine-tuned from the same "
             "checkpoint on the same classes"
         )
 
 
-def _greedy(
-    shelf: Sequence[tuple[Ingredient, nn.Module]], judge: Callable[[nn.Module], float | None]
+def _select_greedily(
+    candidates: Sequence[tuple[Ingredient, nn.Module]], judge: Callable[[nn.Module], float | None]
 ) -> tuple[list[Ingredient], nn.Module]:
-    """Follow recipe 1: the best model first; each later one stays if the soup is then as good or better."""
-    (first, model), *others = sorted(shelf, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
-    kept, soup, best, ingredients = [model], copy.deepcopy(model), first.accuracy or 0.0, [first]
+    """Follow recipe 1: start with the best model, and keep every further one that does not make the soup worse."""
+    (first, model), *others = sorted(candidates, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
+    selected, soup, best, ingredients = [model], copy.deepcopy(model), first.accuracy or 0.0, [first]
     for ingredient, other in others:
-        trial = average_weights([*kept, other])
+        trial = average_weights([*selected, other])
         accuracy = judge(trial) or 0.0
         is_in = accuracy >= best
         if is_in:
-            kept, soup, best = [*kept, other], trial, accuracy
+            selected, soup, best = [*selected, other], trial, accuracy
         ingredients.append(replace(ingredient, is_in=is_in))
     return ingredients, soup

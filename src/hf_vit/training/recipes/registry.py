@@ -1,10 +1,10 @@
-"""The table of recipes: complete sets of training settings as data, each with its source.
+"""The table of recipes: complete training settings as data, each with its source.
 
-`hf-vit recipes` shows it, `--recipe NAME` chooses from it, and a flag overrides one value; facts record the values
-that were used. A row has the name, the source, the purpose, and the values in up to three groups: how weights are
-learned, for how long, and from which images. What a source does and this package does not is said in the source.
-RandAugment is named in timm's words. Steps down of the learning rate are one cooldown that begins at the first of
-them; where a source trains a backbone at a tenth of the rate, --layer-decay does that layer by layer.
+`hf-vit recipes` shows the table, `--recipe NAME` selects a recipe, and flags override single values; facts record the
+values of a training. A row has the name, the source, the purpose, and the values in up to three groups: optimization,
+length, and images. The text of the source also says what this package does differently. RandAugment is written as in
+timm. Several steps of the learning rate downwards are replaced by one cooldown that starts at the first of them; a
+source's lower rate for the backbone is replaced by --layer-decay.
 """
 
 import difflib
@@ -20,9 +20,12 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def _recipe(name: str, source: str, summary: str, *groups: dict[str, Any]) -> None:
+    """Add a recipe to the table."""
     values = {key: value for group in groups for key, value in group.items()}
-    varied = {key: values.pop(key) for key in list(values) if key in AugmentationConfig.__dataclass_fields__}
-    recipe = Recipe(name=name, source=source, summary=summary, augmentation=AugmentationConfig(**varied), **values)
+    augmentation = {key: values.pop(key) for key in list(values) if key in AugmentationConfig.__dataclass_fields__}
+    recipe = Recipe(
+        name=name, source=source, summary=summary, augmentation=AugmentationConfig(**augmentation), **values
+    )
     RECIPES[name] = recipe
 
 
@@ -347,12 +350,12 @@ _recipe(
 
 # --- segmentation and detection ---
 
-for _task, _what, _evaluations in (("segmentation", "masks", 10), ("detection", "boxes", 5)):
+for _task, _target, _evaluations in (("segmentation", "masks", 10), ("detection", "boxes", 5)):
     _recipe(
         f"{_task}-small",
         "this package: customary values, not tuned; on generated scenes benchmarks/dense.py "
         "takes Muon, at rates chosen on their validation split",
-        f"{_what}: a thousand images or so, from scratch or from a checkpoint, on one machine",
+        f"{_target}: about a thousand images, from scratch or from a checkpoint, on one machine",
         dict(learning_rate=1e-3, weight_decay=0.05),
         dict(warmup=0.1, epochs=30, batch_size=16, evaluations=_evaluations),
         _HALF_CROP,
@@ -425,12 +428,12 @@ _recipe(
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return a recipe by name.
+    """Return the recipe with this name.
 
     Raises:
-        UserError: there is none; the message names the nearest.
+        UserError: the name is unknown; the message suggests similar ones.
     """
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=2, cutoff=0.3) or list(RECIPES)
-        raise UserError(f"unknown recipe '{name}'; did you mean {' or '.join(near)}? (hf-vit recipes lists all)")
+        similar = difflib.get_close_matches(name, RECIPES, n=2, cutoff=0.3) or list(RECIPES)
+        raise UserError(f"unknown recipe '{name}'; did you mean {' or '.join(similar)}? (hf-vit recipes lists all)")
     return RECIPES[name]

@@ -1,1 +1,1 @@
-"""What a training learns: classes, a teacher, hidden patches, contrast."""
+"""Tasks of a training: classification, distillation, self-training, dense prediction and pre-training objectives."""

@@ -12,24 +12,24 @@ from transformers import AutoModelForImageClassification, EvalPrediction, PreTra
 
 from hf_vit.data import ImageCollator, ImageData
 from hf_vit.errors import UserError
-from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, judge
+from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, compute_multi_label_metrics
 from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult
 from hf_vit.loading.model import get_label_names
 from hf_vit.loading.start import build_classifier, build_processor, match_head_rows
 from hf_vit.results.facts import Record
-from hf_vit.training.plan import Run, Start, weights_of
+from hf_vit.training.plan import Run, Start, configure_weights
 from hf_vit.training.tasks.task import FinetuneResult, MeasuredTask
 from hf_vit_settings import Recipe
 
-# Decides between two checkpoints of equal accuracy; below the smallest difference of accuracies.
+# Decides between checkpoints of equal accuracy; it is too small to outweigh a difference of accuracies.
 _LOSS_WEIGHT = 1e-6
 
 
 class ClassifierTask(MeasuredTask):
-    """Abstract: a classifier of the data's classes, whatever it learns from."""
+    """Abstract: a task that trains a classifier of the data's classes."""
 
     auto_class = AutoModelForImageClassification
-    measured = ("accuracy", "mean_average_precision")
+    metrics = ("accuracy", "mean_average_precision")
 
     def protocol(self, data: ImageData) -> str:
         return "multi-label" if data.multi_label else "top1"
@@ -41,42 +41,43 @@ class ClassifierTask(MeasuredTask):
         )
 
     def describe(self, run: Run) -> str:
-        kept = "; the head for these classes is kept (--new-head starts a new one)" if _keeps_head(run) else ""
-        return run.describe() + kept
+        note = "; the checkpoint's head for these classes is kept (--new-head starts a new one)"
+        return run.describe() + (note if _keeps_head(run) else "")
 
-    def remark(self, result: FinetuneResult) -> str | None:
+    def make_warning(self, result: FinetuneResult) -> str | None:
         if "accuracy" not in result.validation or result.validation["accuracy"] > result.chance:
             return None
         return (
-            f"the model has hardly learned: its validation accuracy of {result.validation['accuracy']:.2%} "
-            f"is within chance (up to {result.chance:.2%}); train longer, or with another learning rate"
+            f"the model has hardly learned: its validation accuracy of {result.validation['accuracy']:.2%} could be "
+            f"chance (up to {result.chance:.2%}); train longer, or with another learning rate"
         )
 
-    def trainer_values(self, run: Run) -> dict[str, Any]:
+    def prepare_trainer(self, run: Run) -> dict[str, Any]:
         if run.data.multi_label:
-            return {"compute_metrics": multi_label_metrics, **weights_of(run)}
+            return {"compute_metrics": compute_multi_label_scores, **configure_weights(run)}
         metrics = {"compute_metrics": compute_metrics, "preprocess_logits_for_metrics": summarize_logits}
-        return metrics | weights_of(run)
+        return metrics | configure_weights(run)
 
     def values(self, run: Run, result: FinetuneResult, shared: dict[str, Any]) -> dict[str, Any]:
-        values, is_kept = super().values(run, result, shared), _keeps_head(run)
-        head_bias = None if is_kept else run.recipe.initial_head_bias(len(run.data.label_names))
-        values["recipe"] |= {"new_head": not is_kept, "head_bias": head_bias}
+        values, keeps_head = super().values(run, result, shared), _keeps_head(run)
+        head_bias = None if keeps_head else run.recipe.initial_head_bias(len(run.data.label_names))
+        values["recipe"] |= {"new_head": not keeps_head, "head_bias": head_bias}
         if run.data.multi_label:
             values["recipe"]["label_smoothing"] = 0.0
         else:
             values["chance_accuracy"] = result.chance
         return values
 
-    def recalled_test(self, judged: Record, model: PreTrainedModel) -> ClassificationResult | MultiLabelResult:
-        return _recalled_test(judged, get_label_names(model))
+    def restore_test(self, evaluation: Record, model: PreTrainedModel) -> ClassificationResult | MultiLabelResult:
+        return _restore_test(evaluation, get_label_names(model))
 
 
-def _recalled_test(judged: Record, label_names: list[str]) -> ClassificationResult | MultiLabelResult:
-    test, size = cast(dict[str, Any], judged.values), (judged.data and judged.data.size) or 0
+def _restore_test(evaluation: Record, label_names: list[str]) -> ClassificationResult | MultiLabelResult:
+    """Restore the result of the test split from its record, without confusion matrix and wrong images."""
+    test, size = cast(dict[str, Any], evaluation.values), (evaluation.data and evaluation.data.size) or 0
     if "top1" not in test:
-        known = {name: test[name] for name in ("thresholds", "f1_micro", "loss")}
-        return MultiLabelResult(size, **test["classes"], **known, seconds=judged.seconds or 0.0)
+        scores = {name: test[name] for name in ("thresholds", "f1_micro", "loss")}
+        return MultiLabelResult(size, **test["classes"], **scores, seconds=evaluation.seconds or 0.0)
     return ClassificationResult(
         num_images=size,
         label_names=label_names,
@@ -86,7 +87,7 @@ def _recalled_test(judged: Record, label_names: list[str]) -> ClassificationResu
         ece=test["ece"],
         per_class=test.get("per_class", {}),
         confusion_matrix=None,
-        seconds=judged.seconds or 0.0,
+        seconds=evaluation.seconds or 0.0,
         num_wrong=round((1 - test["top1"]) * size),
         wrong=[],
         **{name: test[name] for name in OF_CLASSES if name in test},
@@ -95,7 +96,7 @@ def _recalled_test(judged: Record, label_names: list[str]) -> ClassificationResu
 
 @final
 class Classification(ClassifierTask):
-    """Learn from the labels alone."""
+    """Supervised classification: learns from the labels only."""
 
     multi_label = True
 
@@ -107,20 +108,23 @@ class Classification(ClassifierTask):
             return build_for_classes(start, recipe)
         augmentation = recipe.augmentation
         if recipe.class_weights or recipe.balanced_sampling or augmentation.mixup_alpha or augmentation.cutmix_alpha:
-            raise UserError("multi-label data cannot be balanced or mixed; leave that out")
+            raise UserError(
+                "multi-label data support no class weights, balanced sampling, mixup or cutmix; leave them out"
+            )
         return build_for_classes(start, recipe, problem_type="multi_label_classification")
 
 
 def build_for_classes(start: Start, recipe: Recipe, **fields: Any) -> tuple[PreTrainedModel, ViTImageProcessor]:
     """Build a classifier of the data's classes, and its image processor.
 
-    `fields` of the classifier's configuration win over the recipe's architecture, which is for fresh weights alone.
+    `fields` of the configuration have precedence over the recipe's architecture, which applies to new weights only.
     """
     source, label_names = start.source, start.data.label_names
     if not source.has_weights:
-        if absent := [name for name in recipe.architecture if not hasattr(source.config, name)]:
+        if missing := [name for name in recipe.architecture if not hasattr(source.config, name)]:
             raise UserError(
-                f"{source.name} has no {' and '.join(absent)}, which the recipe {recipe.name} sets; choose another"
+                f"the recipe {recipe.name} sets {' and '.join(missing)}, which {source.name} does not have; choose "
+                "another recipe or model"
             )
         fields = recipe.architecture | fields
     classifier = build_classifier(
@@ -137,45 +141,47 @@ def build_for_classes(start: Start, recipe: Recipe, **fields: Any) -> tuple[PreT
 
 
 def _keeps_head(run: Run) -> bool:
+    """Return whether training continues with the head of the checkpoint, whose classes match those of the data."""
     return not run.recipe.new_head and match_head_rows(run.source, run.data.label_names) is not None
 
 
 def summarize_logits(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Return [B, 2] for the metrics of logits [B, K]: whether the first guess is right, and the loss."""
-    first: torch.Tensor = logits[0] if isinstance(logits, tuple) else logits
-    right = (first.argmax(-1) == labels).float()
-    return torch.stack([right, F.cross_entropy(first.float(), labels, reduction="none")], dim=-1)
+    """Reduce logits [B, K] to [B, 2] for `compute_metrics`: 1 if the most likely class is right, else 0; the loss."""
+    scores: torch.Tensor = logits[0] if isinstance(logits, tuple) else logits
+    is_right = (scores.argmax(-1) == labels).float()
+    return torch.stack([is_right, F.cross_entropy(scores.float(), labels, reduction="none")], dim=-1)
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Return accuracy, loss, and the score that chooses the best checkpoint: accuracy first, then the smaller loss.
+    """Compute accuracy, loss, and the score that chooses the best checkpoint: accuracy first, then the smaller loss.
 
-    The loss counts every image once: the Trainer's own is a mean over batches that several processes have filled up.
+    This loss counts every image once. The Trainer's is a mean over batches, which several processes pad by repetition.
     """
-    right, losses = np.asarray(prediction.predictions).T
-    accuracy, loss = float(right.mean()), float(losses.mean())
+    is_right, losses = np.asarray(prediction.predictions).T
+    accuracy, loss = float(is_right.mean()), float(losses.mean())
     return {
         "accuracy": accuracy,
         "loss": loss,
         "score": accuracy - _LOSS_WEIGHT * loss,
-        "chance": accuracy_of_chance(np.asarray(prediction.label_ids)),
+        "chance": compute_chance_accuracy(np.asarray(prediction.label_ids)),
     }
 
 
-def multi_label_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Return mean average precision, loss and score of logits [n, K] for labels [n, K]."""
+def compute_multi_label_scores(prediction: EvalPrediction) -> dict[str, float]:
+    """Compute mean average precision, loss and score of logits [n, K] for labels [n, K]: n images, K classes."""
     logits, truth = np.asarray(prediction.predictions, np.float64), np.asarray(prediction.label_ids) > 0
     names = [str(number) for number in range(truth.shape[1])]
-    result = judge(logits, truth, names, dict.fromkeys(names, 0.5))
+    result = compute_multi_label_metrics(logits, truth, names, dict.fromkeys(names, 0.5))
     precision = result.mean_average_precision
     score = precision - _LOSS_WEIGHT * result.loss
     return {"mean_average_precision": precision, "loss": result.loss, "score": score}
 
 
-def accuracy_of_chance(labels: NDArray[np.int64]) -> float:
-    """Return the highest accuracy on images with these labels [B] that chance explains, in 0..1.
+def compute_chance_accuracy(labels: NDArray[np.int64]) -> float:
+    """Compute the highest accuracy, in 0..1, that chance explains on n images with these labels [n].
 
-    The share p of the most frequent class and three standard errors, sqrt(p (1 - p) / B); at most half of the rest.
+    It is the share p of the most frequent class plus three standard errors sqrt(p (1 - p) / n), and at most p plus half
+    of the remaining 1 - p.
     """
     share = float(np.bincount(labels).max()) / len(labels)
     return min(share + 3 * math.sqrt(share * (1 - share) / len(labels)), (1 + share) / 2)

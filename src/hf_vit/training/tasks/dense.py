@@ -1,4 +1,4 @@
-"""Segmentation from masks and detection from boxes: a head on a backbone, joint transforms, one protocol."""
+"""The tasks of segmentation, from masks, and detection, from boxes: a new head on a backbone."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast, final
@@ -15,80 +15,86 @@ from hf_vit.evaluation.protocols.dense import (
     DetectionResult,
     SegmentationMeter,
     SegmentationResult,
-    need_metrics,
+    require_metrics,
 )
 from hf_vit.families import DENSE_HEADS, DenseTask
 from hf_vit.loading.outputs import class_maps, detections
 from hf_vit.results.facts import Record
 from hf_vit.training.dense_model import build_dense_model
 from hf_vit.training.plan import Run, Start
-from hf_vit.training.tasks.task import MeasuredTask, active_settings
+from hf_vit.training.tasks.task import MeasuredTask, find_active_settings
 from hf_vit.training.trainer.dense_trainer import DenseTrainer, Judge, Judged
 from hf_vit_settings import Recipe
 
-_OF_LABELS = (
+# Settings of a recipe that apply to class labels only.
+_LABEL_SETTINGS = (
     *("loss", "class_weights", "balanced_sampling", "label_smoothing", "new_head", "head_bias"),
     *("tune", "sam_rho", "repeated_augmentation"),
 )
-_ANSWER = ("boxes", "scores", "labels")
-_TRUTH = {"boxes": "boxes", "labels": "class_labels", "iscrowd": "iscrowd"}
+_DETECTION_KEYS = ("boxes", "scores", "labels")
+# The meter's key -> the key in the labels of a batch.
+_TRUTH_KEYS = {"boxes": "boxes", "labels": "class_labels", "iscrowd": "iscrowd"}
 
 
-def _sizes(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _list_sizes(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return (height, width) px of every image of a batch."""
     count, _, height, width = batch["pixel_values"].shape
     return [(int(height), int(width))] * count
 
 
 def segmentation_judge(processor: Any, names: list[str]) -> Judge:
-    """Return what counts pixels."""
+    """Make the judge of segmentation, which counts the pixels of every class and computes the mean IoU."""
     meter = SegmentationMeter(len(names))
 
-    def answers(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        maps = class_maps(outputs, processor, _sizes(batch))
-        return [(answer.cpu(), truth.cpu()) for answer, truth in zip(maps, batch["labels"], strict=True)]
+    def pair_maps(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
+        maps = class_maps(outputs, processor, _list_sizes(batch))
+        return [(class_map.cpu(), truth.cpu()) for class_map, truth in zip(maps, batch["labels"], strict=True)]
 
-    def metrics() -> dict[str, float]:
+    def compute_scores() -> dict[str, float]:
         values = meter.values(names)
         return {name: values[name] for name in ("mean_iou", "pixel_accuracy")} | {"score": values["mean_iou"]}
 
-    return Judge(meter.update, answers, metrics)
+    return Judge(meter.update, pair_maps, compute_scores)
 
 
 def detection_judge(processor: Any, names: list[str]) -> Judge:
-    """Return what measures the average precision of boxes."""
+    """Make the judge of detection, which computes the average precision of boxes."""
     meter = DetectionMeter()
 
-    def answers(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        boxes = [{name: each[name].cpu() for name in _ANSWER} for each in detections(outputs, processor, _sizes(batch))]
-        truths = [{name: each[key].cpu() for name, key in _TRUTH.items() if key in each} for each in batch["labels"]]
+    def pair_boxes(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
+        found = detections(outputs, processor, _list_sizes(batch))
+        boxes = [{name: image[name].cpu() for name in _DETECTION_KEYS} for image in found]
+        truths = [
+            {name: image[key].cpu() for name, key in _TRUTH_KEYS.items() if key in image} for image in batch["labels"]
+        ]
         return list(zip(boxes, truths, strict=True))
 
-    def metrics() -> dict[str, float]:
+    def compute_scores() -> dict[str, float]:
         values = meter.values(names)
         return {"ap": values["ap"] or 0.0, "ap50": values["ap50"] or 0.0, "score": values["ap"] or 0.0}
 
-    return Judge(meter.update, answers, metrics)
+    return Judge(meter.update, pair_boxes, compute_scores)
 
 
 class HeadTask(MeasuredTask):
-    """Abstract: a head of `DENSE_HEADS`, by default the task's first, of `width` channels on one of the backbones."""
+    """Abstract: trains a head of `DENSE_HEADS`, by default the task's first, with `width` channels on a backbone."""
 
     trainer_class = DenseTrainer
     streams = False
-    # Without objects in a batch a box head has no gradient; nor has the last norm of a BiT, which no map passes.
+    # Some parameters get no gradient: those of a box head in a batch without objects, the last norm of a BiT always.
     arguments: ClassVar[dict[str, Any]] = {"ddp_find_unused_parameters": True}
-    task: ClassVar[DenseTask]  # pyright: ignore[reportIncompatibleVariableOverride] - of these never None
-    # What makes the judge of the validation split.
+    task: ClassVar[DenseTask]  # pyright: ignore[reportIncompatibleVariableOverride] - never None in subclasses
+    # The function that makes the judge of the validation split.
     judge: ClassVar[Callable[[Any, list[str]], Judge]]
 
     def __init__(self, head: str | None = None, width: int | None = None) -> None:
-        heads = [name for name, each in DENSE_HEADS.items() if each.task == self.task]
+        heads = [name for name, kind in DENSE_HEADS.items() if kind.task == self.task]
         self.head, self.width = heads[0] if head is None else head, width
         if self.head not in heads:
             raise UserError(f"unknown head '{head}' for {self.task}; choose {', '.join(heads)}")
         self.auto_class = getattr(transformers, DENSE_HEADS[self.head].auto_class)
         if width is not None and width < 1:
-            raise UserError(f"--head-width {width} must be at least 1")
+            raise UserError(f"--head-width is {width}, but a head needs at least 1 channel; choose a positive width")
 
     def protocol(self, data: ImageData) -> str:
         return self.task
@@ -97,10 +103,12 @@ class HeadTask(MeasuredTask):
         return {"task": self.task, "head": self.head, "head_width": self.width}
 
     def check(self, recipe: Recipe) -> None:
-        need_metrics()
-        for name, value in active_settings(recipe, _OF_LABELS).items():
+        require_metrics()
+        for name, value in find_active_settings(recipe, _LABEL_SETTINGS).items():
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{self.task} has no {flag} ({value}); leave that out, or choose its own recipe")
+            raise UserError(
+                f"{self.task} does not support {flag} ({value}); leave it out, or choose a recipe for {self.task}"
+            )
         refuse_image_only(recipe.augmentation)
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
@@ -126,7 +134,7 @@ class HeadTask(MeasuredTask):
     def describe(self, run: Run) -> str:
         return f"{run.describe()}; {self.task}, head {self.head}"
 
-    def trainer_values(self, run: Run) -> dict[str, Any]:
+    def prepare_trainer(self, run: Run) -> dict[str, Any]:
         return {
             "new_judge": lambda: type(self).judge(run.processor, run.data.label_names),
             "layer_decay": run.recipe.layer_decay,
@@ -136,40 +144,40 @@ class HeadTask(MeasuredTask):
 
 @final
 class Segmentation(HeadTask):
-    """Masks."""
+    """Segmentation: learns a class for every pixel from masks."""
 
     recipe = "segmentation-small"
     target = "mask"
     task = "segmentation"
-    measured = ("mean_iou", "pixel_accuracy")
+    metrics = ("mean_iou", "pixel_accuracy")
     judge = segmentation_judge
 
-    def recalled_test(self, judged: Record, model: PreTrainedModel) -> SegmentationResult:
-        test: dict[str, Any] = dict(judged.values)
-        known = {name: test[name] for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")}
-        size = (judged.data and judged.data.size) or 0
-        return SegmentationResult(size, **known, **test["classes"], seconds=judged.seconds or 0.0)
+    def restore_test(self, evaluation: Record, model: PreTrainedModel) -> SegmentationResult:
+        test: dict[str, Any] = dict(evaluation.values)
+        scores = {name: test[name] for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")}
+        size = (evaluation.data and evaluation.data.size) or 0
+        return SegmentationResult(size, **scores, **test["classes"], seconds=evaluation.seconds or 0.0)
 
 
 @final
 class Detection(HeadTask):
-    """Boxes, and outlines of the objects where there are masks and the head has a branch for them."""
+    """Detection: learns boxes, and outlines of the objects if the data have masks and the head a branch for them."""
 
     recipe = "detection-small"
     target = "objects"
     task = "detection"
-    measured = ("ap", "ap50")
+    metrics = ("ap", "ap50")
     judge = detection_judge
 
-    def recalled_test(self, judged: Record, model: PreTrainedModel) -> DetectionResult:
-        test: dict[str, Any] = dict(judged.values)
+    def restore_test(self, evaluation: Record, model: PreTrainedModel) -> DetectionResult:
+        test: dict[str, Any] = dict(evaluation.values)
         classes = cast(dict[str, dict[str, float]], test.pop("classes"))
         objects = int(test.pop("objects"))
         return DetectionResult(
-            (judged.data and judged.data.size) or 0,
+            (evaluation.data and evaluation.data.size) or 0,
             objects,
             {name: value for name, value in test.items() if isinstance(value, float)},
             classes["ap"],
             classes.get("mask_ap", {}),
-            seconds=judged.seconds or 0.0,
+            seconds=evaluation.seconds or 0.0,
         )

@@ -1,6 +1,6 @@
-"""Teachers, and distillation: DeiT's token (arXiv 2012.12877), or any student's logits (arXiv 1503.02531).
+"""Teachers and distillation, by DeiT's token (arXiv 2012.12877) or by the logits of any student (arXiv 1503.02531).
 
-Legend: B images, C channels, H x W px, K the data's classes, T temperature.
+Legend: B images, C channels, H x W px, K classes of the data, T temperature.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit_settings import DistillationOptions, Recipe
 
 _PROBE_PX = 64
-# Pillow's filters that torch's resize has; the others come closest to bicubic.
+# Pillow's filters that torch's resize supports; bicubic is the best approximation of the others.
 _MODES = {"nearest": "nearest-exact", "bilinear": "bilinear"}
 
 
 @final
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier of transformers or timm that answers to a student's images; only meta pseudo labels train it.
+    """A classifier of transformers or timm that computes targets for a student; only meta pseudo labels train it.
 
     Attributes:
         subject: the model.
-        scale: of its pixel values.
-        size: (height, width) px of its input; None takes every size.
-        mode: of the resize to that size.
-        columns: its class for each of the data's, once they are matched.
+        scale: the scale of its pixel values.
+        size: (height, width) px of its input; None accepts every size.
+        mode: the interpolation of the resize to that size.
+        columns: the index of its output for every class of the data; None before the classes are matched.
     """
 
     subject: LoadedModel
@@ -46,11 +46,14 @@ class Teacher:
     mode: str = "bicubic"
     columns: tuple[int, ...] | None = None
 
-    def for_classes(self, data_names: Sequence[str]) -> "Teacher":
-        """Return the teacher with logits of the data's classes alone, in their order; all must be its own."""
+    def select_classes(self, data_names: Sequence[str]) -> "Teacher":
+        """Return a copy of the teacher whose logits are those of the data's classes, in their order.
+
+        Raises a `UserError` if the teacher lacks one of the classes.
+        """
         if not self.subject.label_sets:
             raise UserError(
-                f"teacher {self.subject.name} has no class names to match with the data's; add label_names "
+                f"teacher {self.subject.name} has no class names to match with those of the data; add label_names "
                 "(timm) or id2label (transformers), in the order of its outputs, to its config.json"
             )
         try:
@@ -60,47 +63,52 @@ class Teacher:
 
     @torch.no_grad()
     def answer(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
-        """Return logits [B, K], float32, of images [B, C, H, W] as a student of this `scale` takes them."""
+        """Return the teacher's logits [B, K], float32, for a student's input [B, C, H, W] of this `scale`."""
         return self.logits(values, scale)
 
     @torch.no_grad()
     def classify(self, images: Sequence[Image.Image]) -> torch.Tensor:
-        """Return logits [B, K], float32 on the CPU, of images as its own processor prepares them."""
-        return self._of(self.subject.pixel_values(images)).cpu()
+        """Return logits [B, K], float32 on the CPU, of images that its own processor prepares."""
+        return self._compute(self.subject.pixel_values(images)).cpu()
 
     def logits(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
         """Return the logits of `answer`, with gradients."""
         pixels = scale.pixels(values.float())
         if self.size is not None and tuple(pixels.shape[2:]) != self.size:
             smooth: dict[str, Any] = {} if self.mode == "nearest-exact" else {"antialias": True}
-            # Bicubic overshoots; an image does not.
+            # Bicubic interpolation leaves the range of pixels.
             pixels = F.interpolate(pixels, self.size, mode=self.mode, **smooth).clamp(0, 1)
-        return self._of(self.scale.values(pixels).to(self.subject.dtype))
+        return self._compute(self.scale.values(pixels).to(self.subject.dtype))
 
-    def _of(self, values: torch.Tensor) -> torch.Tensor:
+    def _compute(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the data's classes, float32, for input that the teacher's processor could have made."""
         output = self.subject.model(values)
         logits: torch.Tensor = getattr(output, "logits", output)
         return logits.float() if self.columns is None else logits[:, list(self.columns)].float()
 
 
 def open_teacher(source: Any, device: str | None = None) -> Teacher:
-    """Load or wrap a teacher: an image classifier of one class an image, see `load_model`, or a `Teacher`.
+    """Load a teacher from a source of `load_model`, or check a given `Teacher`, and freeze it.
 
-    It computes on a GPU where there is one, if no `device` is given; models made in Python stay where they are.
+    A loaded teacher is on `device`, by default on a GPU if there is one; models made in Python are not moved.
+
+    Raises:
+        UserError: it is not a classifier with one class per image.
     """
-    teacher = source if isinstance(source, Teacher) else _as_teacher(load_model(source, device, as_classifier=True))
+    teacher = source if isinstance(source, Teacher) else _make_teacher(load_model(source, device, as_classifier=True))
     model, name = teacher.subject.model, teacher.subject.name
     refuse_regression(model, name, "a teacher's place")
     if problem_type_of(model) == "multi_label_classification":
         raise UserError(
-            f"{name} is a multi-label model, and distillation needs a softmax over classes; give a teacher "
-            "trained with one class per image"
+            f"teacher {name} is a multi-label model, but distillation needs a softmax over classes; give a teacher "
+            "that was trained with one class per image"
         )
     model.eval().requires_grad_(False)
     return teacher
 
 
-def _as_teacher(subject: LoadedModel) -> Teacher:
+def _make_teacher(subject: LoadedModel) -> Teacher:
+    """Make a teacher of a loaded model, with scale and size of its processor or timm's configuration."""
     if subject.processor is None:
         from timm.data.config import resolve_model_data_config
 
@@ -110,14 +118,14 @@ def _as_teacher(subject: LoadedModel) -> Teacher:
         return Teacher(subject, scale, (height, width), _MODES.get(config["interpolation"], "bicubic"))
     resample = getattr(subject.processor, "resample", None) or Image.Resampling.BILINEAR
     mode = _MODES.get(Image.Resampling(resample).name.lower(), "bicubic")
-    # It has a size if images of every size become one.
-    other = subject.prepare([Image.new("RGB", (_PROBE_PX // 2, _PROBE_PX // 2))])
-    size = subject.input_size if tuple(other.shape[2:]) == subject.input_size else None
+    # The model has a fixed size if its processor resizes a small image to it as well.
+    probe = subject.prepare([Image.new("RGB", (_PROBE_PX // 2, _PROBE_PX // 2))])
+    size = subject.input_size if tuple(probe.shape[2:]) == subject.input_size else None
     return Teacher(subject, PixelScale.measure(subject), size, mode)
 
 
 class TaughtTask(ClassifierTask):
-    """Abstract: a classifier that learns from a teacher, too, which computes on `device`."""
+    """Abstract: a task whose classifier learns from labels and from a teacher, which computes on `device`."""
 
     def __init__(self, options: Any, device: str | None = None) -> None:
         self.options = options
@@ -131,44 +139,44 @@ class TaughtTask(ClassifierTask):
 def distillation_loss(
     outputs: Any,
     labels: torch.Tensor,
-    taught: torch.Tensor,
+    teacher_logits: torch.Tensor,
     options: DistillationOptions,
     *,
     problem_type: str | None = None,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Return (1 - weight) * loss on the labels + weight * mean loss on the teacher's logits `taught` [B, K].
+    """Return (1 - weight) * loss on the labels + weight * mean loss on the teacher's logits [B, K].
 
-    The latter is the cross-entropy with the teacher's first guess, or KL(teacher || student) * T^2 of probabilities
-    at T (arXiv 2012.12877, equations 3 and 2). With a token the class token's head learns the labels, and the
-    distillation token's head the teacher's answers. `num_items_in_batch`: label elements of all accumulated batches,
-    over which both means are taken.
+    The latter is the cross-entropy with the teacher's most likely class, or KL(teacher || student) * T^2 of the
+    probabilities at temperature T (arXiv 2012.12877, equations 3 and 2). With a distillation token the head of the
+    class token learns the labels, and the head of the distillation token the teacher's logits. Both means are over
+    `num_items_in_batch`, the label elements of all accumulated batches, if given.
     """
     settings = options.settings()
     weight, temperature = settings["distillation_weight"], settings.get("temperature")
-    own, learner = (
+    class_logits, student_logits = (
         (outputs.cls_logits, outputs.distillation_logits) if options.uses_token else (outputs.logits, outputs.logits)
     )
-    from_labels = classification_loss(own, labels, problem_type, num_items_in_batch)
-    wide = learner if learner.dtype == torch.float64 else learner.float()
+    label_loss = classification_loss(class_logits, labels, problem_type, num_items_in_batch)
+    logits = student_logits if student_logits.dtype == torch.float64 else student_logits.float()
     if temperature is None:
-        each = F.cross_entropy(wide, taught.argmax(dim=1), reduction="none")
+        losses = F.cross_entropy(logits, teacher_logits.argmax(dim=1), reduction="none")
     else:
-        student = F.log_softmax(wide / temperature, dim=1)
-        teacher = F.log_softmax(taught.to(wide.dtype) / temperature, dim=1)
-        each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1) * temperature**2
-    images = len(each) if num_items_in_batch is None else num_items_in_batch / labels[0].numel()
-    return (1 - weight) * from_labels + weight * each.sum() / images
+        student = F.log_softmax(logits / temperature, dim=1)
+        teacher = F.log_softmax(teacher_logits.to(logits.dtype) / temperature, dim=1)
+        losses = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1) * temperature**2
+    images = len(losses) if num_items_in_batch is None else num_items_in_batch / labels[0].numel()
+    return (1 - weight) * label_loss + weight * losses.sum() / images
 
 
 @final
 class DistillationTrainer(HfViTTrainer):
-    """An `HfViTTrainer` whose student learns from labels and a teacher; evaluation uses the labels alone.
+    """An `HfViTTrainer` whose student learns from labels and a teacher; evaluation uses the labels only.
 
-    The teacher sees the very images that the student is trained on, varied and mixed, in its own scale and size.
+    The teacher gets the student's images, augmented and mixed, converted to its own scale and size.
 
     Args:
-        teacher: see `open_teacher`; it must answer in the student's classes (`Teacher.for_classes`).
+        teacher: see `open_teacher`; its logits must be those of the student's classes (`Teacher.select_classes`).
         distillation: kind, weight and temperature.
     """
 
@@ -176,7 +184,7 @@ class DistillationTrainer(HfViTTrainer):
         super().__init__(*args, compute_loss_func=self._loss, **kwargs)
         self.teacher, self.distillation = teacher, distillation
         self._scale = PixelScale.from_processor(self.processing_class)
-        self._taught: torch.Tensor | None = None
+        self._teacher_logits: torch.Tensor | None = None
         teacher.subject.model.to(self.args.device)
 
     def compute_loss(
@@ -187,42 +195,43 @@ class DistillationTrainer(HfViTTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """Return the loss from labels and teacher while the student trains."""
-        self._taught = None
+        self._teacher_logits = None
         if model.training:
             with self.accelerator.autocast():
-                self._taught = self.teacher.answer(inputs["pixel_values"], self._scale)
+                self._teacher_logits = self.teacher.answer(inputs["pixel_values"], self._scale)
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
+        """Return the loss from labels and teacher in training, from the labels only in evaluation."""
         problem = self.accelerator.unwrap_model(self.model).config.problem_type
-        if self._taught is None:
+        if self._teacher_logits is None:
             return classification_loss(outputs.logits, labels, problem, num_items_in_batch)
-        items: dict[str, Any] = {"problem_type": problem, "num_items_in_batch": num_items_in_batch}
-        return distillation_loss(outputs, labels, self._taught, self.distillation, **items)
+        options: dict[str, Any] = {"problem_type": problem, "num_items_in_batch": num_items_in_batch}
+        return distillation_loss(outputs, labels, self._teacher_logits, self.distillation, **options)
 
 
 @final
 class Distillation(TaughtTask):
-    """Learn from the labels and a teacher."""
+    """Classification that learns from the labels and a teacher."""
 
     options: DistillationOptions
     trainer_class = DistillationTrainer
 
     def check(self, recipe: Recipe) -> None:
         if recipe.loss == "bce":
-            raise UserError("distillation needs the softmax cross-entropy; choose --loss ce")
+            raise UserError("distillation does not support --loss bce, it needs the cross-entropy; choose --loss ce")
         if recipe.class_weights:
-            raise UserError("distillation does not support class weights; use --balanced-sampling")
+            raise UserError("distillation does not support --class-weights; use --balanced-sampling instead")
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
-        self.teacher, source = self.teacher.for_classes(start.data.label_names), start.source
+        self.teacher, source = self.teacher.select_classes(start.data.label_names), start.source
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
         has_token = getattr(source.config, "use_distillation_token", None)
-        no_place = UserError(f"{source.name} does not support a distillation token; use --distillation logit")
+        no_token = UserError(f"{source.name} does not support a distillation token; use --distillation logit")
         if tokens and has_token is None:
-            raise no_place
+            raise no_token
         if tokens and source.has_weights and not has_token:
             raise UserError(
                 f"{source.name} has no distillation token, which --distillation {self.options.kind} trains; "
@@ -230,8 +239,8 @@ class Distillation(TaughtTask):
             )
         student, processor = build_for_classes(start, recipe, **tokens)
         if tokens and not student.config.has_distillation_head:
-            raise no_place
+            raise no_token
         return student, processor
 
-    def trainer_values(self, run: Run) -> dict[str, Any]:
-        return {**super().trainer_values(run), "teacher": self.teacher, "distillation": self.options}
+    def prepare_trainer(self, run: Run) -> dict[str, Any]:
+        return {**super().prepare_trainer(run), "teacher": self.teacher, "distillation": self.options}

@@ -1,7 +1,7 @@
-"""Momentum contrast (MoCo v3, arXiv 2104.02057) around any family's encoder, which alone is saved.
+"""Momentum contrast (MoCo v3, arXiv 2104.02057) for the encoder of any family; only the encoder is saved.
 
-Legend: B images, D width of the pooled output, E projection width. The model has to find the other view of an image
-among all views of the batch: the batch, over all processes, is the dictionary.
+The model has to find the other view of an image among all views of the batch, over all processes.
+Legend: B images, D width of the pooled output, E width of the projection, n images.
 """
 
 import copy
@@ -26,56 +26,57 @@ from hf_vit.loading.start import build_model, build_processor
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.processes import world_size
-from hf_vit.training.tasks.task import PretextTask, Views, validation_images
-from hf_vit.training.trainer.distributed import gather, synchronise_batch_norms
+from hf_vit.training.tasks.task import PretextTask, Views, load_validation_images
+from hf_vit.training.trainer.distributed import gather, synchronize_batch_norms
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
 from hf_vit_settings import ContrastiveOptions, Recipe
 
-_MAPPED = 1000  # images in the map of embeddings
+_PICTURE_IMAGES = 1000  # in the picture of the embeddings
 _MAX_NAMED_CLASSES = 20
 
 
 def build_mlp(sizes: Sequence[int], normalization: str) -> nn.Sequential:
-    """Build dense layers without bias, each followed by a norm; ReLU between them. [B, sizes[0]] -> [B, sizes[-1]].
+    """Build dense layers with norms, and ReLU between them: [B, sizes[0]] -> [B, sizes[-1]].
 
-    The last norm has no scale and shift, as in the authors' code (`_build_mlp` in github.com/facebookresearch/moco-v3).
+    Layers without norm have a bias. The last norm has no scale and shift, as in the authors' code (`_build_mlp` in
+    github.com/facebookresearch/moco-v3).
     """
     layers = nn.Sequential()
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
-        last = index == len(sizes) - 2
+        is_last = index == len(sizes) - 2
         layers.append(nn.Linear(inputs, outputs, bias=normalization == "none"))
         if normalization == "batch":
-            layers.append(nn.BatchNorm1d(outputs, affine=not last))
+            layers.append(nn.BatchNorm1d(outputs, affine=not is_last))
         elif normalization == "layer":
-            layers.append(nn.LayerNorm(outputs, elementwise_affine=not last))
-        if not last:
+            layers.append(nn.LayerNorm(outputs, elementwise_affine=not is_last))
+        if not is_last:
             layers.append(nn.ReLU())
     return layers
 
 
 def gather_rows(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return rows [B, E] of all processes, one after the other, and where this one's begin; no gradient flows."""
+    """Concatenate the rows [B, E] of all processes, without gradient; also return the index of this process' first."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return rows, 0
     return gather(rows).flatten(0, 1), distributed.get_rank() * len(rows)
 
 
-def contrastive_loss(queries: torch.Tensor, keys: torch.Tensor, temperature: float, first: int = 0) -> torch.Tensor:
-    """Return InfoNCE: which key [of the whole batch, E] belongs to each query [B, E]? (algorithm 1)
+def contrastive_loss(queries: torch.Tensor, keys: torch.Tensor, temperature: float, first_key: int = 0) -> torch.Tensor:
+    """Return InfoNCE, the cross-entropy of finding the key of each query [B, E] among all keys [n, E] (algorithm 1).
 
-    Scaled by 2 * temperature, so that its gradient does not grow as the temperature shrinks. Key number `first` is of
-    the first query's image; the others follow in the same order.
+    It is scaled by 2 * temperature, so that its gradient does not grow as the temperature shrinks. Query i belongs to
+    key `first_key` + i. It is computed in float32, or in float64 if the queries are.
     """
     queries = F.normalize(queries.float() if queries.dtype != torch.float64 else queries, dim=1)
     keys = F.normalize(keys.detach().to(queries.dtype), dim=1)
-    labels = torch.arange(first, first + len(queries), device=queries.device)
+    labels = torch.arange(first_key, first_key + len(queries), device=queries.device)
     return 2 * temperature * F.cross_entropy(queries @ keys.T / temperature, labels)
 
 
 @final
 class MomentumContrast(nn.Module):
-    """Encoder with pooling layer, projector and predictor, and a momentum copy of the first two for the keys."""
+    """An encoder with pooling layer, projector and predictor, and momentum copies of the first two for the keys."""
 
     def __init__(self, encoder: Any, options: ContrastiveOptions | None = None) -> None:
         super().__init__()
@@ -87,18 +88,21 @@ class MomentumContrast(nn.Module):
         self.encoder = encoder
         self.projector = build_mlp([width, hidden, hidden, size], norm)
         self.predictor = build_mlp([size, hidden, size], norm)
-        if self.options.freeze_patches and hasattr(encoder, "embeddings"):  # a ResNet cuts no patches
+        if self.options.freeze_patches and hasattr(encoder, "embeddings"):  # a ResNet has no patch embedding
             encoder.embeddings.patch_embeddings.requires_grad_(False)
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.momentum_projector = copy.deepcopy(self.projector).requires_grad_(False)
 
     def forward(self, views: torch.Tensor, count: int | None = None) -> dict[str, torch.Tensor]:
-        """Views [B, 2, C, H, W] -> the symmetric loss: each view is the query once, and once the key.
+        """Compute the symmetric loss of two views per image, [B, 2, C, H, W]: each view is query once and key once.
 
-        In evaluation mode that of the first `count` images of all processes, or of all.
+        In evaluation mode the loss is over the first `count` images of all processes; None is all images.
         """
         if views.ndim != 5 or views.shape[1] != 2:
-            raise ValueError(f"views of shape {tuple(views.shape)}; momentum contrast needs [B, 2, C, H, W]")
+            raise ValueError(
+                f"the views have the shape {tuple(views.shape)}, but momentum contrast needs [B, 2, C, H, W]: two "
+                "views of every image"
+            )
         images = views.transpose(0, 1)
         queries = [self.predictor(self.projector(self.encoder(image).pooler_output)) for image in images]
         with torch.no_grad():
@@ -106,30 +110,31 @@ class MomentumContrast(nn.Module):
         return {"loss": self._loss(queries[0], keys[1], count) + self._loss(queries[1], keys[0], count)}
 
     def _loss(self, queries: torch.Tensor, keys: torch.Tensor, count: int | None) -> torch.Tensor:
-        everyone, first = gather_rows(keys)
+        """Return the loss of this process' queries among the keys of all processes; in evaluation of all queries."""
+        all_keys, first_key = gather_rows(keys)
         if not self.training:
-            queries, everyone, first = gather_rows(queries)[0][:count], everyone[:count], 0
-        return contrastive_loss(queries, everyone, self.options.temperature, first)
+            queries, all_keys, first_key = gather_rows(queries)[0][:count], all_keys[:count], 0
+        return contrastive_loss(queries, all_keys, self.options.temperature, first_key)
 
     @torch.no_grad()
     def update_momentum(self, share: float) -> None:
-        """Move the momentum copies: `share` of their own weights, the rest of the learning ones'."""
-        for slow, fast in ((self.momentum_encoder, self.encoder), (self.momentum_projector, self.projector)):
-            for own, learning in zip(slow.parameters(), fast.parameters(), strict=True):
-                own.lerp_(learning.detach(), 1 - share)
+        """Update the momentum copies to `share` * their weights + (1 - share) * the trained weights."""
+        for copied, trained in ((self.momentum_encoder, self.encoder), (self.momentum_projector, self.projector)):
+            for average, weight in zip(copied.parameters(), trained.parameters(), strict=True):
+                average.lerp_(weight.detach(), 1 - share)
 
 
-def momentum_at(step: int, steps: int, start: float) -> float:
-    """Return the momentum after `step` of `steps`: from `start` to 1 along half a cosine."""
+def compute_momentum(step: int, steps: int, start: float) -> float:
+    """Return the momentum after `step` of `steps` steps, which rises from `start` to 1 along half a cosine."""
     return 1 - (1 - start) * (1 + math.cos(math.pi * min(step / max(steps, 1), 1))) / 2
 
 
 @final
 class ContrastTrainer(HfViTTrainer):
-    """An `HfViTTrainer` whose validation loss counts every image once, by how many processes it ever is computed."""
+    """An `HfViTTrainer` whose validation loss counts every image once, with any number of processes."""
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Run transformers' prediction step, without the images that were repeated to fill the last batch."""
+        """Run transformers' prediction step without the images that accelerate repeats to fill the last batch."""
         state = self.accelerator.gradient_state
         count = state.remainder if state.end_of_dataloader and state.remainder > 0 else None
         return super().prediction_step(model, {**inputs, "count": count}, *args, **kwargs)
@@ -137,46 +142,47 @@ class ContrastTrainer(HfViTTrainer):
 
 @final
 class MomentumUpdate(TrainerCallback):
-    """Moves the momentum encoder once an optimizer step, whatever the accumulation."""
+    """Updates the momentum copies once per optimizer step, also if gradients are accumulated."""
 
     def __init__(self, model: MomentumContrast) -> None:
         self.model = model
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.model.update_momentum(momentum_at(state.global_step, state.max_steps, self.model.options.momentum))
+        self.model.update_momentum(compute_momentum(state.global_step, state.max_steps, self.model.options.momentum))
 
 
 @final
 class TwoViews(Views):
-    """Two variations of every image, [2, 3, H, W]; the same at every evaluation if `judged`.
+    """Makes two views of every image, [2, 3, H, W], which are the same at every evaluation if `is_validation`.
 
-    The crops and flips of `augmentation`, then BYOL's colors (arXiv 2006.07733, table 6): jitter and gray for both,
-    blur always for the first and rarely for the second, solarization sometimes for the second.
+    Crops and flips of `augmentation` are followed by BYOL's changes of color (arXiv 2006.07733, table 6): jitter and
+    gray in both views, blur always in the first and rarely in the second, solarization sometimes in the second.
     """
 
     def __init__(
-        self, processor: ViTImageProcessor, augmentation: AugmentationConfig, seed: int = 0, judged: bool = False
+        self, processor: ViTImageProcessor, augmentation: AugmentationConfig, seed: int = 0, is_validation: bool = False
     ) -> None:
         side = min(processor.size["height"], processor.size["width"])
         views = [
-            TrainTransform(processor, augmentation, derive_seed(seed, view), distort=_colours(side, blur, solarize))
+            TrainTransform(processor, augmentation, derive_seed(seed, view), distort=_distort(side, blur, solarize))
             for view, (blur, solarize) in enumerate(((1.0, 0.0), (0.1, 0.2)))
         ]
         super().__init__(*views)
-        self.mixable = not judged
-        if judged:
+        self.mixable = not is_validation
+        if is_validation:
             super().set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Augment as in this epoch from now on; validation never changes."""
+        """Use the augmentations of this epoch from now on, except for validation, which never changes."""
         if self.mixable:
             super().set_epoch(epoch)
 
 
-def _colours(side: int, blur: float, solarize: float) -> Any:
+def _distort(side: int, blur: float, solarize: float) -> Any:
+    """Make BYOL's changes of color for images of `side` px, with the probabilities of blur and solarization."""
     from torchvision.transforms import v2
 
-    kernel = max(3, side // 10 | 1)  # a tenth of the image, odd
+    kernel = max(3, side // 10 | 1)  # a tenth of the image, made odd
     return v2.Compose(
         [
             v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
@@ -188,13 +194,13 @@ def _colours(side: int, blur: float, solarize: float) -> Any:
 
 
 def collate_views(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Examples of `TwoViews` to one batch, `views` [B, 2, C, H, W]."""
+    """Combine examples of `TwoViews` to a batch, `views` [B, 2, C, H, W]."""
     return {"views": torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])}
 
 
 @torch.no_grad()
 def embed(encoder: nn.Module, images: Sequence[torch.Tensor], batch_size: int = 64) -> NDArray[np.float32]:
-    """Return pooled outputs [n, D] of an encoder in evaluation mode, of images [C, H, W]."""
+    """Compute the pooled outputs [n, D] of an encoder in evaluation mode for n images [C, H, W]."""
     device = next(encoder.parameters()).device
     starts = range(0, len(images), batch_size)
     batches = (torch.stack(list(images[start : start + batch_size])).to(device) for start in starts)
@@ -203,7 +209,7 @@ def embed(encoder: nn.Module, images: Sequence[torch.Tensor], batch_size: int = 
 
 @final
 class Contrast(PretextTask):
-    """Learn by `MomentumContrast`; the encoder is saved. `fields` are of its configuration."""
+    """Pre-training by `MomentumContrast`, which saves the encoder; `fields` replace those of its configuration."""
 
     recipe = "contrastive-small"
     accumulates = False  # the images of a batch are each other's negatives
@@ -226,25 +232,26 @@ class Contrast(PretextTask):
         source, images = start.source, start.data.num_examples("train")
         if images is not None and images < recipe.batch_size:
             raise UserError(
-                f"{images} training images are fewer than the batch size {recipe.batch_size}; choose a "
-                "smaller --batch-size"
+                f"momentum contrast needs a full batch of {recipe.batch_size} images, but there are only {images} "
+                "training images; choose a smaller --batch-size"
             )
         rates: dict[str, Any] = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
         encoder = build_model(source, "model", image_size=start.image_size, **rates, **self.fields)
         module = MomentumContrast(encoder, self.options)
-        if world_size() > 1:  # as the authors' code does
-            synchronise_batch_norms(module)
+        if world_size() > 1:  # as in the authors' code
+            synchronize_batch_norms(module)
         return module, build_processor(source, encoder.config)
 
-    def learners(self, module: MomentumContrast) -> Sequence[PreTrainedModel]:
+    def list_models(self, module: MomentumContrast) -> Sequence[PreTrainedModel]:
         return [module.encoder, module.momentum_encoder]
 
-    def released(self, module: MomentumContrast) -> PreTrainedModel:
+    def get_released(self, module: MomentumContrast) -> PreTrainedModel:
         return module.encoder
 
     def transforms(self, run: Run) -> tuple[Any, Any]:
         augmentation, seed = run.recipe.augmentation, run.options.seed
-        return TwoViews(run.processor, augmentation, seed), TwoViews(run.processor, augmentation, seed, judged=True)
+        validation = TwoViews(run.processor, augmentation, seed, is_validation=True)
+        return TwoViews(run.processor, augmentation, seed), validation
 
     def collator(self, run: Run) -> Any:
         return collate_views
@@ -254,23 +261,23 @@ class Contrast(PretextTask):
         return [MomentumUpdate(run.model)]
 
     def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
-        images, labels = zip(*validation_images(run, _MAPPED), strict=True)
+        images, labels = zip(*load_validation_images(run, _PICTURE_IMAGES), strict=True)
         draw_embeddings(embed(model, images), list(labels), run.data.label_names, path)
 
 
 def draw_embeddings(
     embeddings: NDArray[np.float32], labels: Sequence[int], label_names: Sequence[str], path: Path
 ) -> None:
-    """Draw the first two principal components of embeddings [n, D], colored by class, which training did not see."""
-    centred = embeddings.astype(np.float64) - embeddings.mean(axis=0)
-    _, values, axes_of = np.linalg.svd(centred, full_matrices=False)
-    places, shares = centred @ axes_of[:2].T, values**2 / max(float((values**2).sum()), 1e-30)
+    """Plot the first two principal components of embeddings [n, D], colored by class; training used no classes."""
+    centered = embeddings.astype(np.float64) - embeddings.mean(axis=0)
+    _, values, directions = np.linalg.svd(centered, full_matrices=False)
+    points, shares = centered @ directions[:2].T, values**2 / max(float((values**2).sum()), 1e-30)
     figure = new_figure(6, 5)
     axes = figure.add_subplot()
-    numbers = np.asarray(labels)
+    classes = np.asarray(labels)
     for label, name in enumerate(label_names):
-        own = places[numbers == label]
-        axes.scatter(own[:, 0], own[:, 1], s=12, label=name, color=f"C{label}" if label < 10 else None)
+        members = points[classes == label]
+        axes.scatter(members[:, 0], members[:, 1], s=12, label=name, color=f"C{label}" if label < 10 else None)
     axes.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
     axes.set_ylabel(f"second ({shares[1]:.0%})")
     if len(label_names) <= _MAX_NAMED_CLASSES:

@@ -1,6 +1,7 @@
-"""Prediction of patches: corrupted ones from the rest (arXiv 2010.11929, B.1.2), or each from those before it.
+"""Pre-training by predicting corrupted patches from the rest (arXiv 2010.11929, B.1.2), or every patch from those
+before it.
 
-Legend: B images, C channels, H x W px, N patches, h x w patch grid.
+Legend: B images, C channels, H x W px, N patches in a grid h x w.
 """
 
 import zlib
@@ -19,26 +20,27 @@ from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.models.pretraining_hf_vit import image_patches, join_patches
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training.plan import Run, Start
-from hf_vit.training.tasks.task import PretextTask, validation_images
+from hf_vit.training.tasks.task import PretextTask, load_validation_images
 from hf_vit.training.trainer.sampling import derive_seed
 from hf_vit_settings import Recipe
 
 TARGETS = ("mean_color", "downsampled", "pixels")
-_PICTURED = 8  # images
-# bool_masked_pos [B, N], the patches to be predicted; patch_sources [B, N] int64, what the model sees there: -1 the
-# [mask] embedding, else the embedding of the patch of that number.
+_PICTURE_IMAGES = 8
+# bool_masked_pos [B, N]: whether a patch is to be predicted; patch_sources [B, N], int64: the number of the patch whose
+# embedding the model gets there, or -1 for the [mask] embedding.
 Plan = tuple[torch.Tensor, torch.Tensor]
 
 
 @final
 @dataclass(frozen=True)
 class RandomMasking:
-    """Corrupt a share of the patches of every image: the same number in each, at least one (arXiv 2010.11929, B.1.2).
+    """Corrupts the same number of patches of every image, at least one (arXiv 2010.11929, B.1.2).
 
     Attributes:
-        rate: share of the patches that are corrupted; .5 is the paper's, .15 BERT's (slightly worse there).
-        mask_share: share of the corrupted ones that become [mask].
-        swap_share: share of them that show another patch of the image, drawn evenly; the rest is unchanged.
+        rate: the share of the patches that are corrupted; .5 is the paper's, .15 BERT's (slightly worse there).
+        mask_share: the share of the corrupted patches that become [mask].
+        swap_share: the share of the corrupted patches that become another random patch of the image; the rest is
+            unchanged.
     """
 
     rate: float = 0.5
@@ -47,37 +49,43 @@ class RandomMasking:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise UserError(f"mask rate {self.rate} must be above 0 and at most 1: a share of the patches")
+            raise UserError(
+                f"the mask rate is {self.rate}, but it must be a share of the patches, above 0 and at most 1; choose "
+                "another --mask-rate"
+            )
         if min(self.mask_share, self.swap_share) < 0 or self.mask_share + self.swap_share > 1:
             raise UserError(
-                f"of the corrupted patches {self.mask_share} are masked and {self.swap_share} swapped; both "
-                "are shares, together at most 1"
+                f"mask_share {self.mask_share} and swap_share {self.swap_share} must be shares of the corrupted "
+                "patches, 0 or more and together at most 1; choose others"
             )
 
     def draw(self, batch: int, num_patches: int, generator: torch.Generator | None = None) -> Plan:
-        """Draw the plan of a batch of B images of N patches; by default from torch's own generator."""
-        corrupted = max(1, round(self.rate * num_patches))
+        """Draw the plan of a batch of B images of N patches, by default with torch's global generator."""
+        num_corrupted = max(1, round(self.rate * num_patches))
         order = torch.rand(batch, num_patches, generator=generator).argsort(dim=1)
-        masked = torch.zeros(batch, num_patches, dtype=torch.bool).scatter(1, order[:, :corrupted], True)
-        fate = torch.rand(batch, num_patches, generator=generator)
-        own = torch.arange(num_patches).expand(batch, -1)
-        step = torch.randint(1, max(num_patches, 2), (batch, num_patches), generator=generator)
-        other = (own + step) % num_patches  # never its own number, but for an image of one patch
-        sources = torch.where(fate < self.mask_share + self.swap_share, other, own)
-        return masked, torch.where(fate < self.mask_share, -1, sources)
+        masked = torch.zeros(batch, num_patches, dtype=torch.bool).scatter(1, order[:, :num_corrupted], True)
+        chance = torch.rand(batch, num_patches, generator=generator)
+        numbers = torch.arange(num_patches).expand(batch, -1)
+        offset = torch.randint(1, max(num_patches, 2), (batch, num_patches), generator=generator)
+        swapped = (numbers + offset) % num_patches  # another patch, unless the image has only one
+        sources = torch.where(chance < self.mask_share + self.swap_share, swapped, numbers)
+        return masked, torch.where(chance < self.mask_share, -1, sources)
 
 
 @final
 @dataclass(frozen=True)
 class NextPatch:
-    """Predict every patch but the first from those before it; nothing is hidden."""
+    """Predicts every patch but the first from those before it, and corrupts none."""
 
     def draw(self, batch: int, num_patches: int, generator: torch.Generator | None = None) -> Plan:
-        """Draw masks without randomness; see `RandomMasking.draw`."""
+        """Return the plan of a batch, which has nothing random; see `RandomMasking.draw`."""
         if num_patches < 2:
-            raise UserError("an image of one patch has no next patch; choose a smaller patch or a larger image")
-        own = torch.arange(num_patches).repeat(batch, 1)
-        return own > 0, own
+            raise UserError(
+                "next patch prediction needs images of at least two patches, but these have only one; choose a "
+                "smaller patch or a larger image"
+            )
+        numbers = torch.arange(num_patches).repeat(batch, 1)
+        return numbers > 0, numbers
 
 
 Masking = RandomMasking | NextPatch
@@ -85,11 +93,11 @@ Masking = RandomMasking | NextPatch
 
 @final
 class MaskingCollator:
-    """Collates examples to `pixel_values` [B, C, H, W], `bool_masked_pos` and `patch_sources` [B, N].
+    """Combines examples to `pixel_values` [B, C, H, W] with a plan: `bool_masked_pos` and `patch_sources` [B, N].
 
-    Dynamic masks come from torch's generator, which `HfViTTrainer` seeds for every batch. Static ones depend on the
-    seed and the image's index alone; validation images ("mixable": False) always have those, so that every evaluation
-    asks for the same patches; without an index (streams) their content decides.
+    Dynamic masks come from torch's generator, which `HfViTTrainer` seeds for every batch. Static masks depend on the
+    seed and the image's index only. Validation images ("mixable": False) always have static masks, so that every
+    evaluation predicts the same patches; images of a stream have no index, and their content replaces it.
     """
 
     def __init__(
@@ -100,29 +108,30 @@ class MaskingCollator:
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         pixel_values = torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
         h, w = self.config.grid_of(*pixel_values.shape[2:])
-        judged = not all(example.get("mixable", True) for example in examples)
-        if self.static or judged:
-            plans = [self._static_plan(example, h * w, judged) for example in examples]
+        is_validation = not all(example.get("mixable", True) for example in examples)
+        if self.static or is_validation:
+            plans = [self._draw_static(example, h * w, is_validation) for example in examples]
             masked, sources = (torch.cat(parts) for parts in zip(*plans, strict=True))
         else:
             masked, sources = self.policy.draw(len(examples), h * w)
         return {"pixel_values": pixel_values, "bool_masked_pos": masked, "patch_sources": sources}
 
-    def _static_plan(self, example: dict[str, Any], num_patches: int, judged: bool) -> Plan:
+    def _draw_static(self, example: dict[str, Any], num_patches: int, is_validation: bool) -> Plan:
+        """Draw the static plan of one image."""
         if "index" in example:
             key = int(example["index"])
-        elif judged:
+        elif is_validation:
             key = zlib.crc32(torch.as_tensor(example["pixel_values"]).contiguous().numpy().tobytes())
         else:
-            raise UserError("static masks do not work on a stream; leave --static-masks or --streaming out")
-        # Another number than 0 for judged images: image 7 of validation need not have the mask of image 7 of train.
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, int(judged), key))
+            raise UserError("static masks do not work with a stream; leave out --static-masks or --streaming")
+        # The split is part of the seed, so that image 7 of validation does not get the mask of training image 7.
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, int(is_validation), key))
         return self.policy.draw(1, num_patches, generator)
 
 
 @final
 class PatchPrediction(PretextTask):
-    """Predict corrupted patches, or each patch from those before it; `fields` are of the model's configuration."""
+    """Pre-training by prediction of corrupted or of next patches; `fields` replace those of the configuration."""
 
     picture = "predictions.png"
     auto_class = AutoModelForMaskedImageModeling
@@ -133,8 +142,8 @@ class PatchPrediction(PretextTask):
             raise UserError(f"target '{target}' is unknown; choose {', '.join(TARGETS)}")
         self.is_next = isinstance(policy, NextPatch)
         causal = {"is_causal": True} if self.is_next else {}
-        chosen = {**fields, "prediction_target": target, "predict_next_patch": self.is_next, **causal}
-        super().__init__("next-patch" if self.is_next else "masked-patch", chosen)
+        all_fields = {**fields, "prediction_target": target, "predict_next_patch": self.is_next, **causal}
+        super().__init__("next-patch" if self.is_next else "masked-patch", all_fields)
         self.policy, self.static = policy, static
 
     def settings(self) -> dict[str, Any]:
@@ -144,16 +153,16 @@ class PatchPrediction(PretextTask):
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         source = start.source
         if self.static and start.data.readers:
-            raise UserError("static masks do not work on a stream; leave --static-masks or --streaming out")
-        scale = build_processor(source, source.config)
+            raise UserError("static masks do not work with a stream; leave out --static-masks or --streaming")
+        processor = build_processor(source, source.config)
         model = build_model(
             source,
             "masked_prediction",
             image_size=start.image_size,
             dropout=recipe.dropout,
             drop_path=recipe.drop_path,
-            image_mean=tuple(scale.image_mean),
-            image_std=tuple(scale.image_std),
+            image_mean=tuple(processor.image_mean),
+            image_std=tuple(processor.image_std),
             **self.fields,
         )
         return model, build_processor(source, model.config)
@@ -163,46 +172,47 @@ class PatchPrediction(PretextTask):
 
     @torch.no_grad()
     def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
-        images = torch.stack([image for image, _ in validation_images(run, _PICTURED)])
+        images = torch.stack([image for image, _ in load_validation_images(run, _PICTURE_IMAGES)])
         h, w = model.config.grid_of(*images.shape[2:])
         generator = torch.Generator().manual_seed(derive_seed(run.options.seed, h, w))
         masked, sources = self.policy.draw(len(images), h * w, generator)
-        predicted = model(*(tensor.to(model.device) for tensor in (images, masked, sources)))
-        shown = None if self.is_next else masked
-        draw_predictions(images, predicted.reconstruction.float().cpu(), shown, model.config, path)
+        output = model(*(tensor.to(model.device) for tensor in (images, masked, sources)))
+        corrupted = None if self.is_next else masked
+        draw_predictions(images, output.reconstruction.float().cpu(), corrupted, model.config, path)
 
 
 def draw_predictions(
     images: torch.Tensor, predictions: torch.Tensor, masked: torch.Tensor | None, config: PreTrainedConfig, path: Path
 ) -> None:
-    """Draw a column per image: itself, without the corrupted patches (gray), and with the predictions in their place.
+    """Draw a column per image: the image, the same with gray for corrupted patches, and with their predictions.
 
-    Of images and predictions [B, C, H, W]; without `masked` [B, h*w] (next patch prediction) these two alone.
+    Images and predictions are [B, C, H, W]. Without `masked` [B, h*w], for next patch prediction, the rows are image
+    and prediction.
     """
-    colours = [_colours(values, config) for values in (images, predictions)]
-    rows = {"image": colours[0], "prediction": colours[1]}
+    colors = [_to_colors(values, config) for values in (images, predictions)]
+    rows = {"image": colors[0], "prediction": colors[1]}
     if masked is not None:
         grid = config.grid_of(*images.shape[2:])
-        visible, predicted = (image_patches(values, config.patch_stride) for values in colours)
-        hidden = masked[:, :, None, None, None]
+        true_patches, predicted_patches = (image_patches(values, config.patch_stride) for values in colors)
+        is_masked = masked[:, :, None, None, None]
         rows = {
-            "image": colours[0],
-            "not corrupted": join_patches(torch.where(hidden, 0.5, visible), grid),
-            "predicted": join_patches(torch.where(hidden, predicted, visible), grid),
+            "image": colors[0],
+            "not corrupted": join_patches(torch.where(is_masked, 0.5, true_patches), grid),
+            "predicted": join_patches(torch.where(is_masked, predicted_patches, true_patches), grid),
         }
     figure = new_figure(1.4 * len(images) + 0.6, 1.5 * len(rows))
-    grid_of_axes = figure.subplots(len(rows), len(images), squeeze=False)
-    for (name, values), line in zip(rows.items(), grid_of_axes, strict=True):
-        line[0].set_ylabel(name)
-        for axes, image in zip(line, values, strict=True):
+    axes_grid = figure.subplots(len(rows), len(images), squeeze=False)
+    for (name, values), axes_row in zip(rows.items(), axes_grid, strict=True):
+        axes_row[0].set_ylabel(name)
+        for axes, image in zip(axes_row, values, strict=True):
             pixels = image.permute(1, 2, 0).squeeze(-1).numpy()
             axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
     save_figure(figure, path)
 
 
-def _colours(pixel_values: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
-    """[B, C, H, W] in [0, 1]; of other than 1 or 3 channels the first."""
-    mean, std = (pixel_values.new_tensor(each).reshape(-1, 1, 1) for each in (config.image_mean, config.image_std))
-    colours = (pixel_values * std + mean).clamp(0, 1)
-    return colours if colours.shape[1] in (1, 3) else colours[:, :1]
+def _to_colors(pixel_values: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
+    """Convert model input [B, C, H, W] to colors in [0, 1]; of other than 1 or 3 channels only the first is shown."""
+    mean, std = (pixel_values.new_tensor(value).reshape(-1, 1, 1) for value in (config.image_mean, config.image_std))
+    colors = (pixel_values * std + mean).clamp(0, 1)
+    return colors if colors.shape[1] in (1, 3) else colors[:, :1]

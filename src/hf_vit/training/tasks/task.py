@@ -1,7 +1,7 @@
-"""What a training learns: the abstract `Task`, which the driver (`hf_vit.training.run`) carries out, and its results.
+"""The tasks of training: the abstract `Task`, which `hf_vit.training.run` executes, and its results.
 
 A task learns from labels, masks or boxes and is measured on the test split (`MeasuredTask`), or from images alone
-(`PretextTask`). A new one is a class and a line of `hf_vit.training.api.TASKS`.
+(`PretextTask`). A new task needs a class and a line in `hf_vit.training.api.TASKS`.
 """
 
 from abc import ABC, abstractmethod
@@ -35,21 +35,21 @@ from hf_vit.hub.push import PushResult
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.plan import Run, Start, choose_attention, log_folder, training_arguments
-from hf_vit.training.trainer.callbacks import Clock, Patience, StopOnTermination, callbacks_of
+from hf_vit.training.trainer.callbacks import Clock, Patience, StopOnTermination, find_callbacks
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
-from hf_vit.training.trainer.optimizers import optimizer_of
+from hf_vit.training.trainer.optimizers import choose_optimizer
 from hf_vit_settings import Recipe
 
-# Settings of a recipe that only classifiers have.
-_OF_CLASSIFIERS = (
+# The settings of a recipe that apply to classifiers only.
+_CLASSIFIER_SETTINGS = (
     *("loss", "tune", "class_weights", "balanced_sampling", "repeated_augmentation", "new_head", "architecture"),
     *("layer_decay", "average_decay", "sam_rho", "label_smoothing", "head_bias", "mixup_alpha", "cutmix_alpha"),
 )
 
 
-def active_settings(recipe: Recipe, names: Sequence[str] = _OF_CLASSIFIERS) -> dict[str, Any]:
-    """Return those of a recipe's settings for classifiers that differ from their defaults, which switch them off."""
-    defaults = {each.name: each.default for each in (*fields(Recipe), *fields(AugmentationConfig))} | {
+def find_active_settings(recipe: Recipe, names: Sequence[str] = _CLASSIFIER_SETTINGS) -> dict[str, Any]:
+    """Return the named settings of a recipe that are switched on, which is to say differ from their defaults."""
+    defaults = {field.name: field.default for field in (*fields(Recipe), *fields(AugmentationConfig))} | {
         "architecture": {}
     }
     values = recipe.settings()
@@ -64,9 +64,9 @@ class TrainingResult(Displayed):
         folder: holds model, processor, facts.json, learning_curve.png, README.md and the pictures of the task.
         model: the saved model, in evaluation mode.
         processor: its image processor.
-        steps: optimizer steps done.
-        seconds: spent training, evaluations and checkpoints included.
-        history: the Trainer's log, one entry a logging or evaluation; empty where the run had already finished.
+        steps: the number of optimizer steps.
+        seconds: the duration of the training, with evaluations and checkpoints.
+        history: the Trainer's log, an entry per report or evaluation; empty if the run had already finished.
     """
 
     folder: Path
@@ -91,44 +91,44 @@ Result = TypeVar("Result", bound=TrainingResult)
 
 
 class Task(ABC, Generic[Result]):
-    """Abstract: what a model learns, from which images, in which module, and what the finished folder holds."""
+    """Abstract: defines what a model learns, from which images and in which module, and the files of the result."""
 
-    # The name of its default recipe, and whether it learns from labels, masks or boxes (and is fine-tuned).
+    # The name of the default recipe, and whether the task learns from labels, masks or boxes (and is fine-tuning).
     recipe: ClassVar[str] = "default-small"
     has_labels: ClassVar[bool] = True
-    # Of masks and boxes: what stands in the record as the task, whose protocol has this name as well.
+    # For masks and boxes: the name of the task in the record, which is also the name of the protocol.
     task: ClassVar[str | None] = None
     # The Auto class that loads the saved model.
     auto_class: Any
-    # Whether a batch can be accumulated from micro-batches, and images may have several classes each.
+    # Whether a batch can be accumulated from micro-batches, and whether an image may have several classes.
     accumulates: bool = True
     multi_label: bool = False
     # The kind of annotation, see `ImageData`; and whether images can be streamed.
     target: Target = "label"
     streams: bool = True
-    # The trainer, and its arguments that differ from a classifier's.
+    # The trainer, and the training arguments that differ from those of a classifier.
     trainer_class: type[HfViTTrainer] = HfViTTrainer
     arguments: ClassVar[dict[str, Any]] = {}
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return everything beside recipe and model that decides what is learned: for the facts, and for resuming."""
+        """Return the settings that influence the result besides recipe and model, for the facts and for resuming."""
 
     @abstractmethod
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
-        """Build the module that is trained, and its image processor; or refuse model, data or recipe."""
+        """Build the module to train and its image processor, or raise a `UserError` if model or data do not fit."""
 
     @abstractmethod
     def collator(self, run: Run) -> Any:
-        """Return the function that makes a batch of examples."""
+        """Return the function that combines examples to a batch."""
 
     @abstractmethod
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> Result:
-        """Return the result, from the finished model in evaluation mode."""
+        """Make the result of the finished model, which is in evaluation mode."""
 
     @abstractmethod
     def values(self, run: Run, result: Result, shared: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of the training record in facts.json: the `shared` ones of `run_values`, and the task's."""
+        """Return the values of the training record in facts.json: those of every task (`shared`) and of this one."""
 
     @abstractmethod
     def write(self, run: Run, result: Result, folder: Path) -> None:
@@ -138,12 +138,17 @@ class Task(ABC, Generic[Result]):
     def recall(self, folder: Path, recipe: Recipe) -> Result:
         """Read the result of a finished run from its folder, which must hold a model of this task."""
 
-    def recalled(self, folder: Path, recipe: Recipe, mark: str) -> tuple[dict[str, Any], dict[str, Any], list[Record]]:
-        """Return the fields of `TrainingResult`, the values of its record, which have a `mark`, and later records."""
+    def read_shared(
+        self, folder: Path, recipe: Recipe, key: str
+    ) -> tuple[dict[str, Any], dict[str, Any], list[Record]]:
+        """Read the fields of `TrainingResult`, the values of the training record, and the records after it.
+
+        Raises a `UserError` unless the record has the `key` by which the task recognizes its own runs.
+        """
         records = Facts.load(folder).records
         last = max((index for index, record in enumerate(records) if record.kind == "training"), default=0)
         values = cast(dict[str, Any], records[last].values) if records else {}
-        if mark not in values or values.get("task") != self.task:
+        if key not in values or values.get("task") != self.task:
             raise UserError(f"the output folder {folder} holds a model for another task; choose a new or empty folder")
         shared = {
             "folder": folder,
@@ -157,13 +162,13 @@ class Task(ABC, Generic[Result]):
         return shared, values, records[last + 1 :]
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a recipe with settings that the task does not have, by a `UserError`."""
+        """Raise a `UserError` if a recipe has settings that the task does not support."""
 
-    def learners(self, module: Any) -> Sequence[PreTrainedModel]:
+    def list_models(self, module: Any) -> Sequence[PreTrainedModel]:
         """Return the vision transformers in the module that is trained."""
         return [module]
 
-    def released(self, module: Any) -> PreTrainedModel:
+    def get_released(self, module: Any) -> PreTrainedModel:
         """Return the part of the trained module that is saved."""
         return module
 
@@ -172,36 +177,36 @@ class Task(ABC, Generic[Result]):
         return train_transform(run.processor, run.recipe.augmentation, run.options.seed), eval_transform(run.processor)
 
     def training_images(self, run: Run, transform: Any) -> Any:
-        """Return the data set that is trained on."""
+        """Return the training split as a data set of transformed images."""
         return transform_split(run.data, "train", transform, seed=run.options.seed)
 
-    def learnt_from(self, run: Run) -> list[str]:
-        """Return the SHA-256 of every image that was trained on, as far as they are known."""
+    def list_training_digests(self, run: Run) -> list[str]:
+        """Return the SHA-256 of the training images, without those of a stream, which are not read beforehand."""
         return [image.digest for image in run.data.seen.get("train", ())]
 
-    def kept_bytes(self) -> int:
-        """Return the bytes of a checkpoint beside weights and optimizer of the module that is trained."""
+    def count_extra_bytes(self) -> int:
+        """Return the bytes that a checkpoint needs in addition to weights and optimizer of the trained module."""
         return 0
 
     def describe(self, run: Run) -> str:
-        """Describe the training that is about to begin, in one line."""
+        """Describe the training that is about to begin in one line."""
         return run.describe()
 
-    def remark(self, result: Result) -> str | None:
-        """Return a warning about the finished training, in one line."""
+    def make_warning(self, result: Result) -> str | None:
+        """Return a warning of one line about the finished training, if there is a reason for one."""
         return None
 
     def callbacks(self, run: Run) -> list[TrainerCallback]:
-        """Return callbacks beside those of every training."""
+        """Return the callbacks that the task needs in addition to those of every training."""
         return []
 
-    def trainer_values(self, run: Run) -> dict[str, Any]:
-        """Return keywords of the trainer; an adapter is put into the model here."""
+    def prepare_trainer(self, run: Run) -> dict[str, Any]:
+        """Return further keywords of the trainer, after putting an adapter into the model if the recipe has one."""
         return {}
 
     def build_trainer(self, run: Run) -> HfViTTrainer:
-        """Build the trainer of a run."""
-        for model in self.learners(run.model):
+        """Build the trainer of a run, with data sets, optimizer and callbacks."""
+        for model in self.list_models(run.model):
             choose_attention(run, model)
         training, validation = self.transforms(run)
         trainer = self.trainer_class(
@@ -211,12 +216,13 @@ class Task(ABC, Generic[Result]):
             eval_dataset=transform_split(run.data, "validation", validation),
             data_collator=self.collator(run),
             processing_class=run.processor,
-            optimizer_cls_and_kwargs=optimizer_of(run.recipe),
+            optimizer_cls_and_kwargs=choose_optimizer(run.recipe),
             callbacks=[Clock(), StopOnTermination(), *self.callbacks(run)],
-            **self.trainer_values(run),
+            **self.prepare_trainer(run),
         )
-        for callback in callbacks_of(trainer, TensorBoardCallback):
-            callback.logging_dir = callback.logging_dir or str(log_folder(run.output))  # or as its environment says
+        for callback in find_callbacks(trainer, TensorBoardCallback):
+            # An environment variable may have set another folder.
+            callback.logging_dir = callback.logging_dir or str(log_folder(run.output))
         return trainer
 
 
@@ -226,11 +232,11 @@ class FinetuneResult(TrainingResult):
 
     Attributes:
         validation: accuracy (mIoU, AP) and loss of that checkpoint on the validation split.
-        test: measured once, on the test split; without pictures and matrix where the run had already finished.
-        chance: the highest accuracy on the validation split that chance explains (see `accuracy_of_chance`).
-        best_step: the optimizer step the best checkpoint was taken after.
-        trials: every learning rate of a sweep and its results on the validation split.
-        pushed: what was shared on the Hub, if that was asked for.
+        test: the single measurement on the test split; without pictures and matrix if the run had already finished.
+        chance: the highest accuracy on the validation split that chance explains (see `compute_chance_accuracy`).
+        best_step: the optimizer step after which the best checkpoint was written.
+        trials: every learning rate of a sweep with its results on the validation split.
+        pushed: the result of sharing on the Hub, if that was requested.
     """
 
     validation: dict[str, float]
@@ -241,43 +247,43 @@ class FinetuneResult(TrainingResult):
     pushed: PushResult | None = None
 
     def overview(self) -> dict[str, object]:
-        (score, validated), *_ = self.validation.items()
-        (measure, reached), *_ = self.test.headline().items()
-        judged = {
-            f"validation {score.replace('_', ' ')}": f"{validated:.2%}",
-            f"test {measure.removeprefix('top-1 ')}": f"{reached:.2%} of {self.test.num_images:,} images",
+        (metric, validation), *_ = self.validation.items()
+        (test_metric, test), *_ = self.test.headline().items()
+        scores = {
+            f"validation {metric.replace('_', ' ')}": f"{validation:.2%}",
+            f"test {test_metric.removeprefix('top-1 ')}": f"{test:.2%} of {self.test.num_images:,} images",
             "best checkpoint": f"step {self.best_step:,}",
         }
-        return {**super().overview(), **judged, **({} if self.pushed is None else {"shared at": self.pushed.url})}
+        return {**super().overview(), **scores, **({} if self.pushed is None else {"shared at": self.pushed.url})}
 
 
 class MeasuredTask(Task[FinetuneResult]):
-    """Abstract: a model that learns from annotations and is measured by one protocol, once, on the test split."""
+    """Abstract: a task that learns from annotations; one protocol measures its model once on the test split."""
 
-    # The metrics of the validation split that are kept, the one that chooses the best checkpoint first.
-    measured: ClassVar[tuple[str, ...]]
+    # The metrics of the validation split for the record; the first one chooses the best checkpoint.
+    metrics: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def protocol(self, data: ImageData) -> str:
         """Return the name of the protocol that measures the test split."""
 
     @abstractmethod
-    def recalled_test(self, judged: Record, model: PreTrainedModel) -> Any:
-        """Return the protocol's result from its record, without pictures."""
+    def restore_test(self, evaluation: Record, model: PreTrainedModel) -> Any:
+        """Restore the protocol's result from its record, without pictures."""
 
     def callbacks(self, run: Run) -> list[TrainerCallback]:
         return [] if run.recipe.patience is None else [Patience(run.recipe.patience)]
 
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> FinetuneResult:
         cast(nn.Module, model).to(pick_device(run.options.device))
-        best = best_evaluation(state)
+        best = find_best_evaluation(state)
         return FinetuneResult(
             folder=run.output,
             model=model,
             processor=run.processor,
             recipe=run.recipe,
-            validation={name: best[f"eval_{name}"] for name in (*self.measured, "loss") if f"eval_{name}" in best},
-            test=cast(Any, PROTOCOLS[self.protocol(run.data)](_test_images(run, model))),
+            validation={name: best[f"eval_{name}"] for name in (*self.metrics, "loss") if f"eval_{name}" in best},
+            test=cast(Any, PROTOCOLS[self.protocol(run.data)](_open_test(run, model))),
             steps=state.global_step,
             best_step=int(best["step"]),
             chance=best.get("eval_chance", 0.0),
@@ -296,42 +302,43 @@ class MeasuredTask(Task[FinetuneResult]):
         }
 
     def write(self, run: Run, result: FinetuneResult, folder: Path) -> None:
-        images = _test_images(run, result.model)
+        images = _open_test(run, result.model)
         test = ProtocolRun(self.protocol(run.data), result.test, images, {}, result.test.seconds)
         save_protocol(test, folder=folder, command=run.command, device=run.options.device)
 
     def recall(self, folder: Path, recipe: Recipe) -> FinetuneResult:
-        shared, values, later = self.recalled(folder, recipe, "best_step")
-        judged = next(record for record in later if record.kind == "evaluation")
-        names = (*self.measured, "loss")
+        shared, values, later_records = self.read_shared(folder, recipe, "best_step")
+        evaluation = next(record for record in later_records if record.kind == "evaluation")
+        names = (*self.metrics, "loss")
         return FinetuneResult(
             **shared,
             validation={name: values[f"validation_{name}"] for name in names if f"validation_{name}" in values},
-            test=self.recalled_test(judged, shared["model"]),
+            test=self.restore_test(evaluation, shared["model"]),
             best_step=values["best_step"],
             chance=values.get("chance_accuracy", 0.0),
             trials=values.get("learning_rate_sweep", ()),
         )
 
 
-def _test_images(run: Run, model: PreTrainedModel) -> Examination:
+def _open_test(run: Run, model: PreTrainedModel) -> Examination:
+    """Return the examination of a model on the test split of a run."""
     subject = load_model((model, run.processor))
     return Examination(subject, run.data, batch_size=run.micro_batch_size, progress=False)
 
 
-def best_evaluation(state: TrainerState) -> dict[str, Any]:
-    """Return the log entry of the evaluation that chose the best checkpoint."""
+def find_best_evaluation(state: TrainerState) -> dict[str, Any]:
+    """Return the log entry of the evaluation at the best checkpoint, or of the last one."""
     entries = [entry for entry in state.log_history if "eval_score" in entry]
     return next((entry for entry in entries if entry["step"] == state.best_global_step), entries[-1])
 
 
 @dataclass(frozen=True, repr=False)
 class PretrainResult(TrainingResult):
-    """A finished pre-training: the model after the last step, of a contrastive training the encoder alone.
+    """A finished pre-training: the model after the last step, for momentum contrast its encoder only.
 
     Attributes:
         picture: a file in `folder` with predictions or embeddings of validation images.
-        validation_loss: on the validation split, after the last step; None without an evaluation.
+        validation_loss: the loss on the validation split after the last step; None without an evaluation.
     """
 
     picture: Path
@@ -348,7 +355,7 @@ class PretextTask(Task[PretrainResult]):
     recipe = "pretrain-small"
     has_labels = False
     picture: str
-    # The last weights are kept: a lower loss of the pretext is no better model.
+    # The last weights are saved, because a lower loss of the pretext does not mean a better model.
     arguments: ClassVar[dict[str, Any]] = {
         "load_best_model_at_end": False,
         "metric_for_best_model": None,
@@ -364,10 +371,10 @@ class PretextTask(Task[PretrainResult]):
         """Draw predictions or embeddings of validation images."""
 
     def check(self, recipe: Recipe) -> None:
-        if active := active_settings(recipe):
-            wrong = [f"loss {recipe.loss}" if name == "loss" else name for name in active]
+        if active := find_active_settings(recipe):
+            names = [f"loss {recipe.loss}" if name == "loss" else name for name in active]
             raise UserError(
-                f"{', '.join(wrong)} of the recipe {recipe.name} works in hf-vit finetune only; leave it out, or "
+                f"hf-vit pretrain does not support {', '.join(names)} of the recipe {recipe.name}; leave it out, or "
                 "choose another recipe"
             )
 
@@ -392,12 +399,15 @@ class PretextTask(Task[PretrainResult]):
         self.draw(run, result.model, folder / self.picture)
 
     def recall(self, folder: Path, recipe: Recipe) -> PretrainResult:
-        shared, values, _ = self.recalled(folder, recipe, "objective")
+        shared, values, _ = self.read_shared(folder, recipe, "objective")
         return PretrainResult(**shared, picture=folder / self.picture, validation_loss=values["validation_loss"])
 
 
-def validation_images(run: Run, count: int) -> list[tuple[torch.Tensor, int]]:
-    """Return validation images [C, H, W] as the model sees them, with labels: evenly spread, of a stream the first."""
+def load_validation_images(run: Run, count: int) -> list[tuple[torch.Tensor, int]]:
+    """Return `count` validation images [C, H, W] as the model's input with their labels.
+
+    They are spread evenly over the split; of a stream they are the first ones.
+    """
     split = transform_split(run.data, "validation", eval_transform(run.processor), cache_bytes=0)
     if isinstance(split, TransformedImages):
         examples = (split[index] for index in range(0, len(split), max(1, len(split) // count)))
@@ -407,7 +417,7 @@ def validation_images(run: Run, count: int) -> list[tuple[torch.Tensor, int]]:
 
 
 class Views:
-    """n variations of every image, [n, 3, H, W], as a transform; they are not mixed."""
+    """A transform that makes n views of every image, [n, 3, H, W], by n training transforms; they are never mixed."""
 
     mixable = False
 
@@ -415,20 +425,20 @@ class Views:
         self.views = views
 
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the images after the part without chance."""
+        """Apply the part of the transforms that is not random, and therefore the same for all views."""
         return self.views[0].prepare(images)
 
     def finish(self, prepared: Sequence[torch.Tensor], indices: NDArray[np.uint64]) -> list[torch.Tensor]:
-        """Return all views of each image."""
+        """Apply the random part of every transform and stack the views of each image."""
         views = (view.finish(prepared, indices) for view in self.views)
         return [torch.stack(views_of_one) for views_of_one in zip(*views, strict=True)]
 
     def set_epoch(self, epoch: int) -> None:
-        """Augment as in this epoch from now on."""
+        """Use the augmentations of this epoch from now on."""
         for view in self.views:
             view.set_epoch(epoch)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         batches = [view(batch) for view in self.views]
-        together = zip(*(each["pixel_values"] for each in batches), strict=True)
-        return {"pixel_values": [torch.stack(views) for views in together], "label": batches[0]["label"]}
+        grouped = zip(*(batch_of_view["pixel_values"] for batch_of_view in batches), strict=True)
+        return {"pixel_values": [torch.stack(views) for views in grouped], "label": batches[0]["label"]}

@@ -1,1 +1,1 @@
-"""`HfViTTrainer` and its parts: order, streams, averages, adapters, losses."""
+"""`HfViTTrainer` and its parts: order of the data, streams, EMA, LoRA, losses."""

@@ -1,4 +1,4 @@
-"""Callbacks of a training: progress on a terminal or in a log, a clock that survives a kill, patience, and SIGTERM."""
+"""Callbacks of a training: progress on a terminal or in a log, training time, early stopping, and SIGTERM."""
 
 import signal
 import sys
@@ -18,7 +18,7 @@ from transformers.trainer_callback import ExportableState
 from hf_vit.training.processes import world_size
 
 _Kind = TypeVar("_Kind", bound=TrainerCallback)
-# What an evaluation logs -> what it is called.
+# Logged metrics -> text for people.
 _SCORES = {
     "eval_accuracy": "validation accuracy {:.2%}",
     "eval_mean_iou": "validation mIoU {:.2%}",
@@ -26,13 +26,13 @@ _SCORES = {
 }
 
 
-def callbacks_of(trainer: Trainer, kind: type[_Kind]) -> list[_Kind]:
-    """Return the callbacks of one kind that a trainer has."""
+def find_callbacks(trainer: Trainer, kind: type[_Kind]) -> list[_Kind]:
+    """Return the callbacks of a trainer that are instances of a class."""
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
 
 
 class LiveProgress(ProgressCallback):
-    """transformers' bar on a terminal, with epoch, loss and the newest evaluation behind it."""
+    """transformers' progress bar with epoch, loss and the latest evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,15 +50,15 @@ class LiveProgress(ProgressCallback):
             self.training_bar.set_postfix_str(", ".join(self._news.values()))
 
     def close(self) -> None:
-        """Give the terminal back; also after an error."""
+        """Close the bar, also after an error."""
         if self.training_bar is not None:
             self.training_bar.close()
 
 
 class LoggedProgress(TrainerCallback):
-    """A line for every evaluation and, between them, one a minute, on standard error: for logs, where no bar lives.
+    """Writes a line on standard error for every evaluation and every minute, for logs without a progress bar.
 
-    `step_loss` returns the loss of the last step; `say` gets a line at a time.
+    `step_loss` returns the loss of the last step; `say` is called with every line.
     """
 
     interval = 60.0  # seconds
@@ -80,31 +80,34 @@ class LoggedProgress(TrainerCallback):
         self._logged |= logs or {}
 
     def on_step_end(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        # A step that is evaluated gets its line with the results.
+        # An evaluation writes its own line.
         if time.perf_counter() - self._last >= self.interval and not control.should_evaluate:
             rate = kwargs["lr_scheduler"].get_last_lr()[0]
-            self._tell(args, state, [f"loss {self._step_loss():.4f}", f"learning rate {rate:.2e}"])
+            self._report(args, state, [f"loss {self._step_loss():.4f}", f"learning rate {rate:.2e}"])
 
     def on_evaluate(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
         texts = {"loss": "loss {:.4f}", "learning_rate": "learning rate {:.2e}", "eval_loss": "validation loss {:.4f}"}
         texts |= _SCORES
-        self._tell(args, state, [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged])
-        self._logged.clear()  # what is not logged again is old
+        self._report(
+            args, state, [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged]
+        )
+        self._logged.clear()
 
-    def _tell(self, args: Arguments, state: State, news: list[str]) -> None:
+    def _report(self, args: Arguments, state: State, news: list[str]) -> None:
+        """Write a line with step, news, throughput and remaining time."""
         self._last = time.perf_counter()
         steps = state.global_step - self._first_step
-        if not state.is_world_process_zero or not steps:  # before or after a training there is no pace
+        if not state.is_world_process_zero or not steps:  # without steps there is no throughput
             return
         seconds = self._last - self._begin
         images = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        left = round(seconds / steps * (state.max_steps - state.global_step))
-        pace = f"{images / seconds:,.1f} images/s, {timedelta(seconds=left)} left"
-        self._say(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*news, pace])}")
+        remaining = round(seconds / steps * (state.max_steps - state.global_step))
+        throughput = f"{images / seconds:,.1f} images/s, {timedelta(seconds=remaining)} left"
+        self._say(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*news, throughput])}")
 
 
 class Clock(TrainerCallback, ExportableState):
-    """Seconds spent training, those before an interruption (up to the resumed checkpoint) included."""
+    """Measures the training time, including that before an interruption (up to the resumed checkpoint)."""
 
     def __init__(self) -> None:
         self.earlier = 0.0
@@ -112,7 +115,7 @@ class Clock(TrainerCallback, ExportableState):
 
     @property
     def seconds(self) -> float:
-        """Seconds so far."""
+        """Training time until now."""
         return self.earlier + (0.0 if self._begin is None else time.perf_counter() - self._begin)
 
     def state(self) -> dict[str, Any]:
@@ -126,10 +129,10 @@ class Clock(TrainerCallback, ExportableState):
 
 
 class Patience(EarlyStoppingCallback):
-    """Stops after so many evaluations in which neither the score nor the loss on the validation split got better.
+    """Stops a training after a number of evaluations without a better validation score or a lower validation loss.
 
-    Accuracy alone would give up a model that still learns: on few images it stands still while the loss falls.
-    Evaluations during the warm-up of the learning rate do not count.
+    The loss counts too, because accuracy on few images may stay constant while the loss falls. Evaluations during the
+    warm-up of the learning rate do not count.
     """
 
     def __init__(self, early_stopping_patience: int) -> None:
@@ -139,7 +142,7 @@ class Patience(EarlyStoppingCallback):
     def on_evaluate(  # pyright: ignore[reportIncompatibleMethodOverride] - the Trainer always gives the metrics
         self, args: Arguments, state: State, control: Control, metrics: dict[str, float], **kwargs: Any
     ) -> None:
-        loss = metrics.get("eval_loss")  # some detectors have none on a validation split
+        loss = metrics.get("eval_loss")  # some detectors have no validation loss
         is_lower = loss is not None and (self.lowest_loss is None or loss < self.lowest_loss)
         if is_lower:
             self.lowest_loss = loss
@@ -151,43 +154,44 @@ class Patience(EarlyStoppingCallback):
         super().on_evaluate(args, state, control, metrics, **kwargs)
 
     def state(self) -> dict[str, Any]:
-        counted = {"early_stopping_patience_counter": self.early_stopping_patience_counter}
+        attributes = {"early_stopping_patience_counter": self.early_stopping_patience_counter}
         patience = {"early_stopping_patience": self.early_stopping_patience}
-        return {"args": patience, "attributes": counted | {"lowest_loss": self.lowest_loss}}
+        return {"args": patience, "attributes": attributes | {"lowest_loss": self.lowest_loss}}
 
 
 @final
 class StopOnTermination(TrainerCallback):
-    """After SIGTERM the running step is finished, a checkpoint written, and `KeyboardInterrupt` raised.
+    """After SIGTERM, finishes the step, writes a checkpoint and raises `KeyboardInterrupt`.
 
-    transformers' `enable_jit_checkpoint` waits three seconds first, and writes a training that has ended. Several
-    processes would have to agree on the step: theirs end at once.
+    transformers' `enable_jit_checkpoint` waits for three seconds, and marks the training as ended. Several processes
+    would have to agree on a step, so they end at once.
     """
 
     def __init__(self) -> None:
-        self._is_asked = False
-        self._before: Any = None
+        self._is_requested = False
+        self._previous_handler: Any = None
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
         if world_size() == 1 and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._ask)
-            # Calls of the system go on after it: torch takes an interrupted opening of a file for a failed one.
+            self._previous_handler = signal.signal(signal.SIGTERM, self._request_stop)
+            # Restart interrupted system calls, because torch reports an interrupted opening of a file as a failure.
             signal.siginterrupt(signal.SIGTERM, False)
 
     def on_step_end(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        if self._is_asked:
+        if self._is_requested:
             control.should_save = True
 
     def on_save(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        if self._is_asked:
+        if self._is_requested:
             raise KeyboardInterrupt
 
     def close(self) -> None:
-        """Give the signal back; also after an error."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        """Restore the previous signal handler, also after an error."""
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGTERM, self._previous_handler)
+            self._previous_handler = None
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._is_asked = True
-        self.close()  # a second one ends the process at once
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGTERM; a second signal ends the process at once."""
+        self._is_requested = True
+        self.close()

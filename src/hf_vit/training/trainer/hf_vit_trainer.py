@@ -30,63 +30,66 @@ from transformers.utils.import_utils import is_in_notebook
 from hf_vit.errors import DivergedError, UserError
 from hf_vit.families import family_of, problem_type_of
 from hf_vit.results.facts import DataFact
-from hf_vit.training.processes import need_same
+from hf_vit.training.processes import require_same
 from hf_vit.training.trainer.callbacks import LiveProgress, LoggedProgress
-from hf_vit.training.trainer.distributed import check_sharding, divide_again
+from hf_vit.training.trainer.distributed import check_sharding, reshard
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy, smooth_labels, soft_cross_entropy
-from hf_vit.training.trainer.optimizers import parameter_groups
+from hf_vit.training.trainer.optimizers import make_parameter_groups
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.sampling import (
     EpochBatches,
     EpochSampler,
     SeededDataset,
     SeededStream,
-    as_is,
+    return_unchanged,
     stream_loader,
 )
 from hf_vit.training.trainer.sharing import check_trainer, share_training
 from hf_vit.training.trainer.weights import LoraAdapter, WeightAverage
 
 TRAINING_WEIGHTS = "training_weights.safetensors"
-_RELEASED = 1  # accelerate's number of the second model in a checkpoint of sharded weights
+_RELEASED = 1  # accelerate's index of the second model, the released one, in a checkpoint of sharded weights
 
 
 class HfViTTrainer(Trainer):
-    """A `Trainer` for image classifiers. Use it as transformers' own; what differs:
+    """A `Trainer` for image classifiers, used like transformers' own. The differences are:
 
-    - No weight decay on biases, norms, tokens, position tables, LayerScale or probes: only on matrices and kernels.
-    - Labels may be class indices [B] or probabilities [B, K] (mixup, cutmix); `label_smoothing_factor` goes with both,
-      and shapes the training loss only: `eval_loss` is the plain cross-entropy.
-    - Order, augmentation and mixing of the images depend on (seed, epoch, position) alone (see `sampling`), so that a
-      resumed training repeats an unbroken one step by step; several processes see what a single one would, and of a
-      stream each its own part.
-    - With `average_decay`, evaluations judge and checkpoints release the average of the weights; with `adapter`, the
-      weights with the adapter merged: model.safetensors of a checkpoint is a model that loads. What a resumed training
-      continues from lies beside it, in training_weights.safetensors, of sharded weights (FSDP2) where accelerate puts
-      it. After the training the model has the released weights and no adapter.
-    - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no a class, `WeightedCrossEntropy` with weights.
-    - A loss that is not a number stops the training with step, learning rate and remedy, before it spoils the weights;
-      on an accelerator, which would have to wait for every step, when it is logged.
-    - `save_model` writes no pickle (`training_args.bin`); only checkpoints to resume from hold optimizer state.
-    - Live progress on a terminal and in notebooks; elsewhere, on standard error, a line for every evaluation and one a
+    - Weight decay applies to matrices and kernels only, not to biases, norms, tokens, position tables, LayerScale or
+      probes.
+    - Labels may be class indices [B] or probabilities [B, K] (mixup, cutmix). `label_smoothing_factor` works with both
+      and changes the training loss only: `eval_loss` is the plain cross-entropy.
+    - Order, augmentation and mixing of the images depend on (seed, epoch, position) alone (see `sampling`). A resumed
+      training therefore repeats an uninterrupted one step by step, and several processes train on the same batches as
+      a single one; of a stream every process reads its own part.
+    - With `average_decay`, the average of the weights is evaluated and written into checkpoints; with `adapter`, the
+      weights with the adapter merged. model.safetensors of a checkpoint is thus a model that loads. The weights from
+      which a resumed training continues are in training_weights.safetensors beside it, sharded ones (FSDP2) in the
+      files of accelerate. After the training the model has the released weights and no adapter.
+    - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no per class, `WeightedCrossEntropy` with weights.
+    - A loss that is not a number stops the training before it spoils the weights; the error names step, learning rate
+      and remedy. On an accelerator this happens when the loss is logged, because reading it would delay every step.
+    - `save_model` writes no pickle (`training_args.bin`); only checkpoints hold the optimizer's state.
+    - Progress is live on a terminal and in notebooks. Elsewhere standard error gets a line per evaluation and one per
       minute.
-    - `push_to_hub=True` checks token and repository before the training, and at its end shares what
-      `hf_vit.push_to_hub` shares, in one commit: no checkpoints, no pickle, a card with facts. A failure raises. (The
-      stock Trainer uploads its whole folder with every checkpoint, and swallows failures.)
+    - `push_to_hub=True` checks token and repository before the training. At its end it shares in one commit what
+      `hf_vit.push_to_hub` shares: no checkpoints, no pickle, a card with facts. A failure raises. (The stock Trainer
+      uploads its whole folder with every checkpoint, and ignores failures.)
 
     Args:
-        layer_decay: factor on the learning rate from each layer to the one below (see `parameter_groups`); None: 1.
-        sampling_weights: [images] how often each is drawn, relative to the others, with repetition; None: all once.
-        repeated_augmentation: how often an image comes in its batch, each time varied anew; not of streams.
-        sharpness: makes every step one of sharpness-aware minimization.
-        average_decay: of a `WeightAverage`; None: none.
-        adapter: that was put into the model; None: none.
-        data_fact: name of the training data, for the card of a shared model; by default what the data set says.
-        license: of a shared model; by default that of the checkpoint it began with.
+        layer_decay: factor on the learning rate from each layer to the one below (see `make_parameter_groups`); None
+            is 1.
+        sampling_weights: [images], the relative probability of drawing each image, with repetition; None uses every
+            image once.
+        repeated_augmentation: number of differently augmented copies of an image in its batch; not for streams.
+        sharpness: if given, every step is one of sharpness-aware minimization.
+        average_decay: decay of a `WeightAverage`; None averages nothing.
+        adapter: the adapter that was put into the model, if any.
+        data_fact: name of the training data for the card of a shared model; by default that of the data set.
+        license: license of a shared model; by default that of the checkpoint the training started from.
 
     Raises:
         UserError: the loss of a step is NaN or infinite; the model cannot be shared; another order of the images was
-            asked for; both `average_decay` and `adapter`.
+            requested; both `average_decay` and `adapter` were given.
     """
 
     def __init__(
@@ -110,25 +113,25 @@ class HfViTTrainer(Trainer):
         self.data_fact, self.license = data_fact, license
         self.average: WeightAverage | None = None
         self.stream: Any = None  # the loader of a training stream
-        self._checkpoint: Path | None = None  # that a training is resumed from
-        self._step_loss: torch.Tensor | float = 0.0  # of the micro-batches of one step
-        self._mean_count: torch.Tensor | float | None = None  # of the micro-batches of one step, see `_count`
-        self._diverged_at: torch.Tensor | None = None  # the first step whose loss was no number, or 0, on the device
+        self._checkpoint: Path | None = None  # the one from which the training is resumed
+        self._step_loss: torch.Tensor | float = 0.0  # sum over the micro-batches of one step
+        self._mean_count: torch.Tensor | float | None = None  # mean of `_count` over the micro-batches of one step
+        self._diverged_at: torch.Tensor | None = None  # on the device: the first step without a finite loss, or 0
         self._flops_per_value: int | None = None
         super().__init__(*args, **kwargs)
-        # An accelerator would wait for every loss that is read: there it is read when it is logged.
-        self._looks_later = self.args.device.type != "cpu"
+        # Reading a loss makes an accelerator wait, so that there it is read only when it is logged.
+        self._checks_later = self.args.device.type != "cpu"
         if (strategy := self.args.train_sampling_strategy) != "random":
             raise UserError(
-                f"HfViTTrainer uses its own seeded order, not train_sampling_strategy={strategy!r}; leave "
-                "that out, or use transformers' Trainer"
+                f"train_sampling_strategy={strategy!r} does not work with HfViTTrainer, which uses its own seeded "
+                "order; leave it out, or use transformers' Trainer"
             )
         if self.compute_loss_func is None and _is_of_transformers(self.model) and self._takes_probabilities():
             self.compute_loss_func = soft_cross_entropy
         climbs_alone = sharpness is not None and sharpness.micro_batches
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         check_sharding(plugin, getattr(self.model, "config", None), climbs_alone)
-        self.label_smoother = None  # Trainer's own knows no soft labels
+        self.label_smoother = None  # the Trainer's does not support soft labels
         self.args.remove_unused_columns = False  # the transforms need the images, which are no argument of the model
         self.args.hub_strategy = HubStrategy.END  # a model is shared once, when it is complete
         self.remove_callback(PrinterCallback)
@@ -154,21 +157,21 @@ class HfViTTrainer(Trainer):
         if self.optimizer is None and self.layer_decay is not None:
             learner = cast(nn.Module, self.model if model is None else model)
             kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
-            groups = parameter_groups(
+            groups = make_parameter_groups(
                 learner,
                 self.get_decay_parameter_names(learner),
                 learning_rate=self.args.learning_rate,
                 weight_decay=self.args.weight_decay,
                 layer_decay=self.layer_decay,
             )
-            # What the Trainer takes instead of its own groups.
+            # The Trainer uses these groups instead of its own.
             self.optimizer_cls_and_kwargs = kind, {**settings, "params": groups}
         return super().create_optimizer(model)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return batches in a seeded order, each transformed and collated under a seed of its own."""
         if self.train_dataset is None:
-            raise ValueError("training needs a train_dataset")
+            raise ValueError("HfViTTrainer has no images to train on; give train_dataset")
         self._flops_per_value = None
         args, device, workers = self.args, self.accelerator.device, self.args.dataloader_num_workers
         seed = args.seed if args.data_seed is None else args.data_seed
@@ -178,33 +181,30 @@ class HfViTTrainer(Trainer):
             "prefetch_factor": args.dataloader_prefetch_factor,
             "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
         }
-        rank, world, drop_last, size = (
-            args.process_index,
-            args.world_size,
-            args.dataloader_drop_last,
-            self._train_batch_size,
-        )
-        # datasets.IterableDataset is one of torch's only when torch was imported first: both are told by their name.
+        rank, world, drop_last = args.process_index, args.world_size, args.dataloader_drop_last
+        size = self._train_batch_size
+        # datasets.IterableDataset is a subclass of torch's only if torch was imported first; its lack of a length
+        # identifies it in any case.
         if isinstance(self.train_dataset, IterableDataset) or not hasattr(self.train_dataset, "__len__"):
             stream = SeededStream(self.train_dataset, seed, rank, world)
             options |= {"batch_size": size, "drop_last": drop_last}
             self.stream = stream_loader(stream, self.data_collator, device, **options)
-            if self._checkpoint is not None and (place := self._stream_place(self._checkpoint)).is_file():
-                self.stream.load_state_dict(torch.load(place, weights_only=True))
-                args.ignore_data_skip = True  # it begins at the right image
+            if self._checkpoint is not None and (path := self._stream_file(self._checkpoint)).is_file():
+                self.stream.load_state_dict(torch.load(path, weights_only=True))
+                args.ignore_data_skip = True  # the stream itself continues at the right image
             return self.stream
         dataset = SeededDataset(self.train_dataset, self.data_collator, seed)
-        need_same("numbers of training images", len(dataset))
+        require_same("numbers of training images", len(dataset))
         sampler = EpochSampler(len(dataset), seed, self.sampling_weights, self.repeated_augmentation)
         batches = EpochBatches(sampler, size, drop_last, rank, world)
-        loader = DataLoader(dataset, batch_sampler=batches, collate_fn=as_is, **options)
-        # As for a single process: the batches are dealt out already.
+        loader = DataLoader(dataset, batch_sampler=batches, collate_fn=return_unchanged, **options)
+        # One process is stated here because `EpochBatches` has already divided the batches.
         return prepare_data_loader(
             loader, device, num_processes=1, process_index=0, put_on_device=True, non_blocking=options["pin_memory"]
         )
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
-        """Return batches of every image, whatever training drops at the end of an epoch."""
+        """Return batches of all images, also where training drops the last incomplete batch."""
         dropped, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(eval_dataset)
@@ -220,29 +220,29 @@ class HfViTTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Return the model's own loss, on smoothed labels while it trains."""
+        """Return the model's loss, on smoothed labels while it trains."""
         labels = inputs.get("labels")
         if labels is not None and model.training:
             soft = self._training_labels(labels)
             if num_items_in_batch is not None:
-                # It counts label elements: a row of probabilities has K of them.
+                # The Trainer counts label elements, and a row of probabilities has K of them.
                 num_items_in_batch = num_items_in_batch * (soft.numel() // labels.numel())
             inputs = {**inputs, "labels": soft}
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training and num_items_in_batch is None:
-            loss = self._weighed(loss, inputs)
+            loss = self._weight_loss(loss, inputs)
         return (loss, outputs) if return_outputs else loss
 
-    def _weighed(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-        """Return a micro-batch's share of the step's mean: the Trainer takes all for as large, the last is smaller."""
+    def _weight_loss(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        """Weight a micro-batch's loss by its size, because the Trainer averages as if all were equally large."""
         return loss if self._mean_count is None else loss * (self._count(batch) / self._mean_count)
 
     def _count(self, batch: dict[str, Any]) -> torch.Tensor | int:
-        """Return what the loss of a micro-batch is a mean of, where the Trainer does not count labels: images."""
+        """Return the number of images in a micro-batch, for tasks in which the Trainer does not count labels."""
         return next((len(value) for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim), 1)
 
     def _training_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return class indices [B] or probabilities [B, K] as the loss wants them."""
+        """Convert class indices [B] or probabilities [B, K] to the targets of the loss, smoothed if requested."""
         smoothing = self.args.label_smoothing_factor
         if isinstance(self.compute_loss_func, BinaryCrossEntropy | WeightedCrossEntropy):
             return self.compute_loss_func.targets(labels, self._num_labels(), smoothing)
@@ -253,7 +253,7 @@ class HfViTTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Return the micro-batches of a step, which sharpness-aware minimization must know beforehand."""
+        """Return the micro-batches of a step, and pass them to sharpness-aware minimization, which needs them all."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._step_loss = 0.0
         self._mean_count = None
@@ -269,40 +269,45 @@ class HfViTTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Run one forward and backward pass; two with sharpness-aware minimization. A loss must be finite."""
+        """Run a forward and a backward pass, two with sharpness-aware minimization; check that the loss is finite."""
         learn = super().training_step
 
         def run(batch: dict[str, Any]) -> torch.Tensor:
-            return self._checked(learn(model, batch, num_items_in_batch))
+            return self._check_loss(learn(model, batch, num_items_in_batch))
 
         loss = run(inputs) if self.sharpness is None else self.sharpness.backward(model, inputs, run)
         self._step_loss = self._step_loss + loss
         return loss
 
-    def _checked(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return a loss that is a number, or raise; on an accelerator remember the step for `_refuse_diverged`."""
+    def _check_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss if it is finite, and raise otherwise.
+
+        On an accelerator only the step is noted, for `_raise_if_diverged`.
+        """
         is_finite, step = torch.isfinite(loss).all(), self.state.global_step + 1
-        if self._looks_later:
-            now = step * ~is_finite
-            before = self._diverged_at
-            self._diverged_at = now if before is None else torch.where(before > 0, before, now)
+        if self._checks_later:
+            current = step * ~is_finite
+            earlier = self._diverged_at
+            self._diverged_at = current if earlier is None else torch.where(earlier > 0, earlier, current)
         elif not bool(is_finite):
             rate = cast(torch.optim.Optimizer, self.optimizer).param_groups[0]["lr"]
-            self._diverge(f"{float(loss.mean())} at step {step} (learning rate {rate:.3g}")
+            self._raise_diverged(f"{float(loss.mean())} at step {step} (learning rate {rate:.3g}")
         return loss
 
-    def _refuse_diverged(self) -> None:
+    def _raise_if_diverged(self) -> None:
+        """Raise if the loss of an earlier step was not finite."""
         if self._diverged_at is not None and (step := int(self._diverged_at)):
-            self._diverge(f"NaN or infinite at step {step} (noticed at step {self.state.global_step}")
+            self._raise_diverged(f"NaN or infinite at step {step} (noticed at step {self.state.global_step}")
 
-    def _diverge(self, what: str) -> NoReturn:
+    def _raise_diverged(self, description: str) -> NoReturn:
+        """Raise the error of a loss that is not finite; the description leaves a bracket open."""
         raise DivergedError(
-            f"the loss became {what}, gradients clipped at {self.args.max_grad_norm:g}); lower the learning rate, "
-            "lengthen the warm-up, or clip gradients (1.0)"
+            f"the loss became {description}, gradients clipped at {self.args.max_grad_norm:g}); lower the learning "
+            "rate, lengthen the warm-up, or clip gradients (1.0)"
         )
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return what the Trainer's own does, which would count the model's parameters anew at every step."""
+        """Return the Trainer's count for these inputs, but count the model's parameters only once per training."""
         values = inputs.get(getattr(self.model, "main_input_name", ""))
         if values is None:
             return super().floating_point_ops(inputs)
@@ -313,15 +318,15 @@ class HfViTTrainer(Trainer):
     # Released weights, checkpoints, resuming
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train, leave the released weights in the model, and with `push_to_hub=True` share it."""
+        """Train, put the released weights into the model, and share it if `push_to_hub=True`."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(str(self.args.output_dir)) or True
         self._checkpoint = None if isinstance(resume_from_checkpoint, bool | None) else Path(resume_from_checkpoint)
-        skips = self.args.ignore_data_skip
+        ignores_skip = self.args.ignore_data_skip
         try:
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
-            self.args.ignore_data_skip, self._checkpoint = skips, None
+            self.args.ignore_data_skip, self._checkpoint = ignores_skip, None
         best = self.state.best_model_checkpoint if self.args.load_best_model_at_end else None
         if best is not None and (self.average is not None or self.adapter is not None):
             self.load_released(best)
@@ -333,7 +338,7 @@ class HfViTTrainer(Trainer):
         return output
 
     def _begin_training(self) -> None:
-        """Continue from the weights that the checkpoint keeps beside the released ones, or begin to average."""
+        """Load the training weights of the checkpoint to resume from, or start a new average."""
         if self._checkpoint is not None and (self.average_decay is not None or self.adapter is not None):
             self._load_training_weights(self._checkpoint)
         elif self.average_decay is not None:
@@ -344,8 +349,11 @@ class HfViTTrainer(Trainer):
         return self.average
 
     def _load_training_weights(self, checkpoint: Path) -> None:
-        """Load what `_save_training_state` wrote; the Trainer has loaded the released weights into the model."""
-        if self.is_fsdp_enabled:  # but of sharded ones those that it continues from
+        """Load the weights that `_save_training_state` wrote.
+
+        The Trainer has already loaded the released weights into the model, or of sharded ones the training weights.
+        """
+        if self.is_fsdp_enabled:
             if self.average_decay is not None:
                 load_fsdp_model(*self._sharded(), str(checkpoint), model_index=_RELEASED)
                 self._start_average()
@@ -353,19 +361,22 @@ class HfViTTrainer(Trainer):
             return
         weights = checkpoint / TRAINING_WEIGHTS
         if not weights.is_file():
-            raise UserError(f"{checkpoint} lacks {weights.name}; it was written with other settings")
+            raise UserError(
+                f"the checkpoint {checkpoint} has no {weights.name}, because it was written with other settings; "
+                "resume with the settings it was started with"
+            )
         state = load_file(weights)
         if self.average_decay is not None:
             self._start_average().take(state)
         self.bare_model().load_state_dict(state)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate as transformers does, the weights that are released."""
+        """Evaluate the weights that would be released, as transformers does."""
         with self._released():
             return super().evaluate(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the weights that are released; of sharded ones that stay divided the configuration."""
+        """Save the weights that would be released; of weights that stay sharded, save the configuration only."""
         folder = Path(output_dir or str(self.args.output_dir))
         plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
         stays_divided = plugin is not None and "SHARDED" in str(plugin.state_dict_type)
@@ -383,18 +394,18 @@ class HfViTTrainer(Trainer):
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             is_saved = isinstance(model, PreTrainedModel) and not stays_divided
             if not is_saved and isinstance(getattr(model, "config", None), PreTrainedConfig):
-                model.config.save_pretrained(folder)  # Trainer itself saves the weights alone
+                model.config.save_pretrained(folder)  # the Trainer saves the weights only
         if _internal_call and output_dir is not None and not self.args.save_only_model:  # into a checkpoint
             self._save_training_state(folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub("Model save", revision=self.args.hub_revision)
 
     def _save_training_state(self, checkpoint: Path) -> None:
-        """Save what a resumed training continues from, beside the released weights and what the Trainer saves."""
+        """Save the state that resuming needs in addition to the released weights and the Trainer's files."""
         if self.stream is not None:
-            checkpoint.mkdir(parents=True, exist_ok=True)  # the first process may be late
-            torch.save(self.stream.state_dict(), self._stream_place(checkpoint))
-        if self.is_fsdp_enabled:  # the Trainer itself saves the weights that training continues from
+            checkpoint.mkdir(parents=True, exist_ok=True)  # the main process may not have created it yet
+            torch.save(self.stream.state_dict(), self._stream_file(checkpoint))
+        if self.is_fsdp_enabled:  # the Trainer saves sharded training weights itself
             if self.average is not None:
                 with self._released():
                     save_fsdp_model(*self._sharded(), str(checkpoint), model_index=_RELEASED)
@@ -405,10 +416,10 @@ class HfViTTrainer(Trainer):
             save_file(state, checkpoint / TRAINING_WEIGHTS)
 
     def load_released(self, checkpoint: str) -> None:
-        """End the training with the weights that a checkpoint releases."""
+        """Replace the training weights by the released weights of a checkpoint."""
         if self.is_fsdp_enabled:
-            number = 0 if self.average_decay is None else _RELEASED
-            load_fsdp_model(*self._sharded(), checkpoint, model_index=number)
+            index = 0 if self.average_decay is None else _RELEASED
+            load_fsdp_model(*self._sharded(), checkpoint, model_index=index)
             self._drop_training_weights(merge=True)
             return
         self._drop_training_weights(merge=False)
@@ -416,25 +427,27 @@ class HfViTTrainer(Trainer):
             self.bare_model().load_state_dict(load_file(path), strict=False)
 
     def _drop_training_weights(self, merge: bool) -> None:
-        """Drop the training weights, so that the model holds the released ones."""
+        """Discard average and adapter, so that the model holds one set of complete weights."""
         self.average = None
-        divide_again(cast(nn.Module, self.model))
+        reshard(cast(nn.Module, self.model))
         if self.adapter is not None:
             self.adapter.remove(merge)
             self.adapter = None
 
     def _released(self) -> AbstractContextManager[None]:
+        """Put the released weights into the model inside a `with` block."""
         return nullcontext() if self.average is None else self.average.in_place()
 
     def bare_model(self) -> nn.Module:
-        """Return the model without what several processes or compiling have put around it."""
+        """Return the model without the wrappers of distributed training and compilation."""
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def _sharded(self) -> tuple[Any, Any, nn.Module]:
+        """Return the leading arguments of accelerate's functions for sharded weights."""
         return self.accelerator.state.fsdp_plugin, self.accelerator, cast(nn.Module, self.model)
 
-    def _stream_place(self, checkpoint: Path) -> Path:
-        """Return the file that keeps where this process' part of a stream stood."""
+    def _stream_file(self, checkpoint: Path) -> Path:
+        """Return the file with the position of this process in its part of a stream."""
         return checkpoint / f"stream_{self.args.process_index}.pt"
 
     def _num_labels(self) -> int:
@@ -446,7 +459,7 @@ class HfViTTrainer(Trainer):
     # The Hub
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Find out before the training whether its result can be shared; the repository is made when it is."""
+        """Check before the training that its result can be shared; the repository is created when it is shared."""
         if self.is_world_process_zero():
             self.hub_model_id = check_trainer(self, token, private)
 
@@ -461,10 +474,10 @@ class HfViTTrainer(Trainer):
     ) -> Any:
         """Save the model into the output folder, record the training, and share both; see `hf_vit.push_to_hub`.
 
-        Returns a `PushResult` on the first process, None on others. The model stays where sharing fails, which raises.
+        Returns a `PushResult` on the main process, None on others. A failure raises and leaves the saved model.
         """
         if not blocking:
-            raise UserError("push_to_hub(blocking=False) would hide errors; leave it out")
+            raise UserError("push_to_hub(blocking=False) would hide errors of the upload; leave blocking out")
         if not self.hub_model_id:
             self.init_hf_repo(token=token, private=private)
         self.save_model(_internal_call=True)
@@ -475,7 +488,7 @@ class HfViTTrainer(Trainer):
 
 @final
 class _BetweenSteps(TrainerCallback):
-    """What an `HfViTTrainer` does between the steps."""
+    """Updates the average, the epoch of a stream and the check of the loss of an `HfViTTrainer` between steps."""
 
     def __init__(self, trainer: HfViTTrainer) -> None:
         self.trainer = trainer
@@ -486,18 +499,19 @@ class _BetweenSteps(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.trainer.average is not None:
             self.trainer.average.update()
-        if self.trainer.stream is not None:  # endless: without epochs, the share of the training that is done
+        if self.trainer.stream is not None:  # a stream has no epochs: this is the share of the training done so far
             state.epoch = state.global_step / state.max_steps
         self.on_epoch_end(args, state, control)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
-            self.trainer._refuse_diverged()
+            self.trainer._raise_if_diverged()
 
 
 def _is_of_transformers(model: Any) -> bool:
-    """Return whether it is a classifier of transformers' own, which takes probabilities for a multi-label image."""
-    if hasattr(model, "get_base_model"):  # peft's
+    """Return whether transformers defines the classifier; its loss would treat probabilities as multi-label targets."""
+    if hasattr(model, "get_base_model"):  # a model wrapped by peft
         model = model.get_base_model()
-    known = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values()
-    return any(each.__name__ in known for each in type(model).__mro__) and family_of(model.config.model_type) is None
+    class_names = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values()
+    is_classifier = any(base.__name__ in class_names for base in type(model).__mro__)
+    return is_classifier and family_of(model.config.model_type) is None

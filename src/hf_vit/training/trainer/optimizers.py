@@ -1,4 +1,4 @@
-"""A recipe's optimizer, torch's or one of timm's, and learning rates that fall from layer to layer."""
+"""The optimizer of a recipe, from torch or timm, and learning rates that decay from layer to layer."""
 
 import re
 from collections.abc import Collection
@@ -14,8 +14,8 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")
 
 
-def optimizer_of(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Return class and settings of a recipe's optimizer; weight decay comes with the parameter groups."""
+def choose_optimizer(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Return the class and the settings of a recipe's optimizer; weight decay is set by the parameter groups."""
     betas = (recipe.beta1, recipe.beta2)
     if recipe.optimizer == "sgd":
         return torch.optim.SGD, {"lr": recipe.learning_rate, "momentum": recipe.momentum}
@@ -25,61 +25,64 @@ def optimizer_of(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str,
     if recipe.optimizer == "lion":
         return timm_optim.Lion, {"lr": recipe.learning_rate, "betas": betas}
     if recipe.optimizer == "muon":
-        # The coefficients of the source; timm's default are others.
+        # The paper's coefficients, which are not timm's default.
         muon = {"momentum": recipe.momentum, "nesterov": True, "ns_coefficients": "original"}
         return timm_optim.Muon, {"lr": recipe.learning_rate, "betas": betas, "adjust_lr_fn": "match_rms_adamw", **muon}
-    # Its own clipping is off: the recipe's `clip` is the only one.
+    # Only the recipe's `clip` clips gradients, not the optimizer itself.
     return timm_optim.Lamb, {"lr": recipe.learning_rate, "betas": betas, "max_grad_norm": None}
 
 
 def import_timm_optim(optimizer: str) -> Any:
-    """Return timm's optimizers, or refuse where timm is not installed."""
+    """Return the module of timm's optimizers, or raise a `UserError` if timm is not installed."""
     try:
         from timm import optim
     except ImportError as error:
         raise UserError(
-            f"the optimizer {optimizer} needs timm: pip install 'hf-vit[timm]'; or choose --optimizer adamw"
+            f"the optimizer {optimizer} needs timm, which is not installed; pip install 'hf-vit[timm]', or choose "
+            "--optimizer adamw"
         ) from error
     return optim
 
 
-def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """Return parameter name -> layer: 0 the embeddings (a hybrid's stem too), 1..L the blocks, L + 1 norm and head.
+def number_layers(model: nn.Module) -> dict[str, int]:
+    """Map every parameter name to its layer: 0 the embeddings and a hybrid's stem, 1..L the blocks, L + 1 the rest.
 
-    A block that several layers share has the number of the highest. Of a model for masks or boxes the layers are those
-    of its backbone, and everything else is head. A model without numbered layers is refused.
+    A block that several layers share gets the highest of their numbers. In a model for masks or boxes the layers are
+    those of the backbone, and everything else is L + 1. Raises a `UserError` for a model without numbered layers.
     """
     names = [name for name, _ in model.named_parameters()]
     backbone: Any = getattr(model.config, "backbone_config", None)
-    inside = [name for name in names if backbone is None or "backbone." in name]
-    indices = {int(match[1]) for name in inside if (match := _LAYER.search(name))}
+    backbone_names = [name for name in names if backbone is None or "backbone." in name]
+    indices = {int(match[1]) for name in backbone_names if (match := _LAYER.search(name))}
     depth: int | None = getattr(backbone or model.config, "num_hidden_layers", None)
     if not indices or depth is None:
         raise UserError(f"--layer-decay does not support {type(model).__name__}; leave it out")
     groups = max(indices) + 1
     highest = {index * groups // depth: index + 1 for index in range(depth)}
     numbers: dict[str, int] = {}
-    for name in inside:
+    for name in backbone_names:
         block = _LAYER.search(name)
         numbers[name] = highest[int(block[1])] if block else 0 if _EMBEDDINGS.search(name) else depth + 1
     return dict.fromkeys(names, depth + 1) | numbers
 
 
-def parameter_groups(
+def make_parameter_groups(
     model: nn.Module, decaying: Collection[str], *, learning_rate: float, weight_decay: float, layer_decay: float
 ) -> list[dict[str, Any]]:
-    """Return an optimizer's groups: the rate of layer l is learning_rate * layer_decay ** (L + 1 - l), highest first.
+    """Divide the parameters into an optimizer's groups, by layer and weight decay, the highest rate first.
 
-    BEiT, arXiv 2106.08254, appendix. Not timm's `param_groups_layer_decay`, whose scales only timm's schedules read.
-    `decaying` names the parameters with weight decay.
+    The rate of layer l is learning_rate * layer_decay ** (L + 1 - l) (BEiT, arXiv 2106.08254, appendix). `decaying`
+    names the parameters with weight decay. timm's `param_groups_layer_decay` does not fit, because its scales take
+    effect in timm's schedules only.
     """
-    numbers = layer_numbers(model)
-    top = max(numbers.values())
+    numbers = number_layers(model)
+    last_layer = max(numbers.values())
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        key = top - numbers[name], name not in decaying
-        settings = {"lr": learning_rate * layer_decay ** key[0], "weight_decay": 0.0 if key[1] else weight_decay}
+        distance, is_exempt = last_layer - numbers[name], name not in decaying
+        key = distance, is_exempt
+        settings = {"lr": learning_rate * layer_decay**distance, "weight_decay": 0.0 if is_exempt else weight_decay}
         groups.setdefault(key, {"params": [], **settings})["params"].append(parameter)
     return [groups[key] for key in sorted(groups)]

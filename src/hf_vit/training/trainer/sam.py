@@ -1,4 +1,4 @@
-"""Sharpness-aware minimization (arXiv 2010.01412): descend by the gradient at the worst point nearby."""
+"""Sharpness-aware minimization (arXiv 2010.01412): use the gradient at the worst point nearby."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -7,75 +7,77 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
-from hf_vit.training.trainer.distributed import local_part, synchronise_gradients, whole
+from hf_vit.training.trainer.distributed import gather_tensor, get_local_part, synchronize_gradients
 
-# One forward and backward pass of a micro-batch: adds to the gradients, returns the loss.
+# Runs a forward and backward pass of a micro-batch, which adds to the gradients, and returns the loss.
 Backward = Callable[[Any], torch.Tensor]
 
 
 @final
 class SharpnessAware:
-    """Makes the gradient of a step that at w + rho * g / |g| (equation 2).
+    """Replaces the gradient of a step by that at w + rho * g / |g| (equation 2), where g is the gradient at w.
 
-    Both passes of a micro-batch draw the same dropout, and the first alone changes buffers: batch norm's running
-    statistics. g is the gradient at the weights w of the whole step, over all processes; `micro_batches` makes it a
-    micro-batch's of one process, as the paper's accelerators do: m-sharpness (section 4.1). rho: 0.05 in the paper.
+    Both passes of a micro-batch have the same dropout, and only the first changes buffers such as the running
+    statistics of batch norms. g is the gradient of the whole step over all processes; with `micro_batches` it is that
+    of a micro-batch of one process, as on the paper's accelerators (m-sharpness, section 4.1). The paper's rho is 0.05.
     """
 
     def __init__(self, rho: float = 0.05, micro_batches: bool = False) -> None:
         if not rho > 0:
-            raise UserError(f"rho {rho} of sharpness-aware minimization must be above 0")
+            raise UserError(f"the rho of sharpness-aware minimization is {rho}; give a number above 0")
         self.rho, self.micro_batches = rho, micro_batches
         self._batches: list[Any] = []
         self._losses: list[torch.Tensor] = []
         self._done = 0
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._stored: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def begin(self, batches: Sequence[Any]) -> None:
-        """The micro-batches of the next step."""
+        """Set the micro-batches of the next step."""
         self._batches, self._losses, self._done = list(batches), [], 0
 
     def backward(self, model: nn.Module, inputs: dict[str, Any], run: Backward) -> torch.Tensor:
-        """Add a micro-batch's part to the gradient, in the order of the step; return its loss at the weights."""
+        """Add the gradient of the next micro-batch of the step, and return its loss at the original weights."""
         self._done += 1
         is_last = self._done == len(self._batches)
         if self.micro_batches:
-            kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+            old_gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
             loss = self._climb(model, [inputs], run, together=False)[0]
-            for parameter, gradient in kept:
+            for parameter, gradient in old_gradients:
                 parameter.grad = gradient
         else:
             if self._done == 1:
                 self._losses = self._climb(model, self._batches, run, together=True)
             loss = self._losses[self._done - 1]
-        synchronise_gradients(model, is_last)
+        synchronize_gradients(model, is_last)
         run(inputs)
         if self.micro_batches or is_last:
-            self._return()
+            self._restore()
         return loss
 
     def _climb(self, model: nn.Module, batches: list[Any], run: Backward, together: bool) -> list[torch.Tensor]:
-        """Go to the perturbed weights, with all gradients cleared; returns the losses at the weights themselves."""
+        """Move to the perturbed weights and clear all gradients; return the losses at the original weights."""
         model.zero_grad(set_to_none=True)
         device = next(model.parameters()).device
         losses: list[torch.Tensor] = []
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for number, batch in enumerate(batches, start=1):
-                synchronise_gradients(model, together and number == len(batches))
+                synchronize_gradients(model, together and number == len(batches))
                 losses.append(run(batch))
         with torch.no_grad():
-            slopes = [(weight, weight.grad) for weight in model.parameters() if weight.grad is not None]
-            norm = whole(torch.nn.utils.get_total_norm([slope for _, slope in slopes]))
-            pairs = [(local_part(weight), local_part(slope)) for weight, slope in slopes]
-            self._kept = [(tensor, tensor.clone()) for tensor in (*(weight for weight, _ in pairs), *model.buffers())]
-            for weight, slope in pairs:
-                weight.add_(slope * (self.rho / norm.clamp(min=1e-12)))
+            gradients = [(weight, weight.grad) for weight in model.parameters() if weight.grad is not None]
+            norm = gather_tensor(torch.nn.utils.get_total_norm([gradient for _, gradient in gradients]))
+            local_pairs = [(get_local_part(weight), get_local_part(gradient)) for weight, gradient in gradients]
+            self._stored = [
+                (tensor, tensor.clone()) for tensor in (*(weight for weight, _ in local_pairs), *model.buffers())
+            ]
+            for weight, gradient in local_pairs:
+                weight.add_(gradient * (self.rho / norm.clamp(min=1e-12)))
         model.zero_grad(set_to_none=True)
         return losses
 
     @torch.no_grad()
-    def _return(self) -> None:
-        """Back to the weights themselves, and to the buffers that the first passes left, to the bit."""
-        for tensor, value in self._kept:
+    def _restore(self) -> None:
+        """Restore the exact original weights, and the buffers after the first passes."""
+        for tensor, value in self._stored:
             tensor.copy_(value)
-        self._kept = []
+        self._stored = []

@@ -1,8 +1,8 @@
-"""Order and randomness of the training data as functions of (seed, epoch, position), not of what ran before.
+"""Order and random numbers of the training data as functions of (seed, epoch, position).
 
-A training that was killed and resumed then sees the same images, in the same order, with the same augmentation as an
-unbroken one, at any step and with any number of workers. Of a stream every checkpoint keeps the place, a file a
-process, by torchdata's StatefulDataLoader.
+So a resumed training sees the same images in the same order with the same augmentation as an uninterrupted one, with
+any number of workers. For a stream, torchdata's StatefulDataLoader stores the position in every checkpoint, in one file
+for every process.
 """
 
 import hashlib
@@ -22,21 +22,21 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from hf_vit.errors import UserError
 
 Collator = Callable[[list[Any]], Any]
-# How an example of a stream carries the seed of its batch to the collator.
+# Key of the seed of a stream's example, which the collator uses for the batch.
 _SEED_KEY = "hf_vit_random_seed"
 
 
 def derive_seed(*numbers: int) -> int:
-    """Return a 32-bit seed from several numbers, without the collisions of adding them."""
+    """Hash several numbers to a 32-bit seed, without the collisions of a sum."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Seed the CPU generators of torch, Python and numpy, and put their old states back at the end."""
+    """Seed the CPU generators of torch, Python and numpy for a block of code, and restore their states afterwards."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    # Not torch.manual_seed: that one also resets the accelerator's generator, from which dropout draws.
+    # Not torch.manual_seed, which also resets the accelerator's generator, from which dropout draws.
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
@@ -49,12 +49,12 @@ def seeded(seed: int) -> Generator[None]:
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """Every example once an epoch, in an order fixed by (seed, epoch). Yields (pass, index); passes are epochs.
+    """Yields (pass, index) for every example once per epoch, in an order that depends on (seed, epoch).
 
-    With `weights` [size] as many are drawn, with repetition; one that is drawn again comes in a pass of its own, 2**32
-    later, so that it is varied anew. With `repeats` every example comes so often in a row, in as many passes (pass =
-    epoch * repeats + copy), and the epoch ends after `size` of them: repeated augmentation, as arXiv 2012.12877's
-    sampler does it.
+    The pass is the epoch of the augmentation. With `weights` [size], `size` examples are drawn with replacement; an
+    example that is drawn again gets a pass 2**32 higher, so that its augmentation differs. With `repeats`, every
+    example is repeated in a row with different passes (epoch * repeats + copy), and the epoch ends after `size`
+    examples, as in repeated augmentation (arXiv 2012.12877).
     """
 
     def __init__(self, size: int, seed: int, weights: Sequence[float] | None = None, repeats: int = 1) -> None:
@@ -63,7 +63,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration runs through."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -76,22 +76,23 @@ class EpochSampler(Sampler[tuple[int, int]]):
             order = torch.randperm(self.size, generator=generator)
         else:
             order = torch.multinomial(self.weights, self.size, replacement=True, generator=generator)
-        yield from islice(self._copies(order.tolist()), self.size)
+        yield from islice(self._repeat(order.tolist()), self.size)
 
-    def _copies(self, order: list[int]) -> Iterator[tuple[int, int]]:
-        drawn: Counter[int] = Counter()
+    def _repeat(self, order: list[int]) -> Iterator[tuple[int, int]]:
+        """Yield the repetitions of every index with their passes."""
+        draws: Counter[int] = Counter()
         for index in order:
-            first = self.epoch * self.repeats + (drawn[index] << 32)
-            drawn[index] += 1
+            first = self.epoch * self.repeats + (draws[index] << 32)
+            draws[index] += 1
             yield from ((first + copy, index) for copy in range(self.repeats))
 
 
 class EpochBatches(BatchSampler):
-    """One process' batches of an `EpochSampler`: together, the processes see what a single one would.
+    """The batches of one process from an `EpochSampler`; all processes together see what a single one would see.
 
-    Batch i goes to process i modulo `world_size`. The rest of an epoch is dealt out evenly, so that every process has
-    as many batches and every example comes once; examples are repeated only where fewer are left than there are
-    processes. `drop_last` leaves out what does not fill a batch of every process.
+    Batch i goes to process i modulo `world_size`. The rest of an epoch is divided evenly, so that all processes have
+    the same number of batches and every example occurs once; examples are repeated only if fewer remain than there are
+    processes. `drop_last` drops examples that do not fill a batch of every process.
     """
 
     def __init__(
@@ -101,27 +102,27 @@ class EpochBatches(BatchSampler):
         self.keys, self.rank, self.world_size = sampler, rank, world_size
 
     def __len__(self) -> int:
-        whole, left = divmod(len(self.keys), self.batch_size * self.world_size)
-        return whole if self.drop_last or not left else whole + 1
+        complete, remaining = divmod(len(self.keys), self.batch_size * self.world_size)
+        return complete if self.drop_last or not remaining else complete + 1
 
     def __iter__(self) -> Iterator[list[Any]]:
         keys = list(self.keys)
         together = self.batch_size * self.world_size
         for start in range(0, len(keys) - together + 1, together):
-            own = start + self.rank * self.batch_size
-            yield keys[own : own + self.batch_size]
-        left = keys[len(keys) - len(keys) % together :]
-        if left and not self.drop_last:
-            left += islice(cycle(keys), max(0, self.world_size - len(left)))
-            size, more = divmod(len(left), self.world_size)
-            begin = self.rank * size + min(self.rank, more)
-            yield left[begin : begin + size + (self.rank < more)]
+            first = start + self.rank * self.batch_size
+            yield keys[first : first + self.batch_size]
+        remaining = keys[len(keys) - len(keys) % together :]
+        if remaining and not self.drop_last:
+            remaining += islice(cycle(keys), max(0, self.world_size - len(remaining)))
+            size, larger_parts = divmod(len(remaining), self.world_size)
+            first_of_part = self.rank * size + min(self.rank, larger_parts)
+            yield remaining[first_of_part : first_of_part + size + (self.rank < larger_parts)]
 
 
 class SeededDataset(Dataset[Any]):
-    """Serves the keys of `EpochSampler`: batches whose transforms and collator draw from a seed of their own.
+    """Returns collated batches for the keys of `EpochSampler`, with a seed for every batch.
 
-    `set_epoch` of a data set that varies images is called with the pass before its examples are fetched.
+    If the data set has `set_epoch`, it is called with the pass before examples are fetched.
     """
 
     def __init__(self, dataset: Any, collator: Collator, seed: int) -> None:
@@ -134,33 +135,33 @@ class SeededDataset(Dataset[Any]):
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
-        """Return a collated batch, fetched pass after pass: mixup must not mix an image with a copy of its own."""
+        """Return a collated batch, ordered by pass, so that mixup does not mix an image with its own copy."""
         with seeded(derive_seed(self.seed, *keys[0])):
             examples: list[Any] = []
             for number in dict.fromkeys(number for number, _ in keys):
-                examples += self._pass(number, [index for each, index in keys if each == number])
+                examples += self._fetch(number, [index for pass_number, index in keys if pass_number == number])
             return self.collator(examples)
 
-    def _pass(self, number: int, indices: list[int]) -> list[Any]:
-        """Examples as they are varied in this pass over the data."""
+    def _fetch(self, number: int, indices: list[int]) -> list[Any]:
+        """Return examples with the augmentation of a pass."""
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(number)
         fetch = getattr(self.dataset, "__getitems__", None)
         return fetch(indices) if fetch is not None else [self.dataset[index] for index in indices]
 
 
-def as_is(batch: object) -> object:
-    """Return the collator of batches that are already collated."""
+def return_unchanged(batch: object) -> object:
+    """Return a batch that is already collated, in place of a collator."""
     return batch
 
 
 class SeededStream(IterableDataset[Any]):
-    """An endless stream over an iterable data set, epoch after epoch; every example is read under its own seed.
+    """An endless stream over the epochs of an iterable data set, in which every example has its own seed.
 
-    Every process and worker begins the next epoch of its own part when it has seen all of it, and waits for nobody. A
-    data set with `split` and `examples` (see `TransformedStream`) is divided by shards and continues where it was left;
-    any other is read by every process, which keeps every n-th example, and read again up to that place. A part without
-    examples is refused.
+    Every process and worker starts the next epoch of its part without waiting for others. A data set with `split` and
+    `examples` (see `TransformedStream`) is divided by shards, and resumes at its position. Any other data set is read
+    by all processes, of which each takes every n-th example, and is read again up to the position. A part without
+    examples raises UserError.
     """
 
     def __init__(self, dataset: Any, seed: int, rank: int = 0, world_size: int = 1) -> None:
@@ -171,87 +172,95 @@ class SeededStream(IterableDataset[Any]):
 
     @property
     def num_shards(self) -> int | None:
-        """Parts that workers can read side by side, where the data set tells."""
+        """Number of parts that workers can read in parallel, or None if it is unknown."""
         return getattr(self.dataset, "num_shards", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the stream stands: epoch, examples before it and in it, and the data set's own place."""
+        """Return the position: epoch, examples before the epoch and in it, and the data set's own position."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Resume at a position."""
         self._state = dict(state)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         lane = self.rank if worker is None else self.rank * worker.num_workers + worker.id
-        epoch, first, done, place = (self._state[name] for name in ("epoch", "first", "done", "place"))
+        epoch, first, resume_position, dataset_position = (
+            self._state[name] for name in ("epoch", "first", "done", "place")
+        )
         while True:
-            examples = self._pass(epoch, place)
-            position = 0 if place is None else done
+            examples = self._iterate_epoch(epoch, dataset_position)
+            position = 0 if dataset_position is None else resume_position
             while True:
                 number = derive_seed(self.seed, lane, first + position)
                 with seeded(number):
-                    example, place = next(examples, (None, None))
+                    example, dataset_position = next(examples, (None, None))
                 if example is None:
                     break
                 position += 1
-                if position > done:
-                    self._state = {"epoch": epoch, "first": first, "done": position, "place": place}
+                if position > resume_position:
+                    self._state = {"epoch": epoch, "first": first, "done": position, "place": dataset_position}
                     yield {**example, _SEED_KEY: number}
             if first + position == 0:
-                self._refuse_nothing(worker)
+                self._refuse_empty_part(worker)
                 return
-            epoch, first, done, place = epoch + 1, first + position, 0, None
+            epoch, first, resume_position, dataset_position = epoch + 1, first + position, 0, None
 
-    def _pass(self, epoch: int, place: Any) -> Iterator[tuple[Any, Any]]:
+    def _iterate_epoch(self, epoch: int, dataset_position: Any) -> Iterator[tuple[Any, Any]]:
+        """Iterate over (example, position after it) of this process in an epoch.
+
+        A data set that splits itself starts at a position; of any other the positions are None, and all examples of
+        the process are read from the beginning of the epoch.
+        """
         if self._splits:
-            return self.dataset.examples(epoch, place)
+            return self.dataset.examples(epoch, dataset_position)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
         return ((example, None) for example in islice(iter(self.dataset), self.rank, None, self.world_size))
 
-    def _refuse_nothing(self, worker: Any) -> None:
+    def _refuse_empty_part(self, worker: Any) -> None:
+        """Raise UserError for a part without images, unless a stream has fewer shards than workers."""
         if worker is not None and worker.id > 0:
-            return  # fewer shards than workers: this one has nothing to read
-        part = "" if self.world_size == 1 else f", in the part of process {self.rank} of {self.world_size},"
+            return
+        part = "" if self.world_size == 1 else f" in the part of process {self.rank} of {self.world_size}"
         raise UserError(
-            f"the training stream{part} holds no image; check the data files and their split names"
+            f"the training stream holds no image{part}; check the data files and their split names"
             + ("" if self.world_size == 1 else ", or use fewer processes")
         )
 
 
 class StreamCollator:
-    """Runs a collator under the seed that the first example of a `SeededStream` batch brought along."""
+    """Runs a collator with the seed of the first example of a `SeededStream` batch."""
 
     def __init__(self, collator: Collator) -> None:
         self.collator = collator
 
     def __call__(self, examples: list[Mapping[str, Any]]) -> Any:
-        plain = [{key: value for key, value in example.items() if key != _SEED_KEY} for example in examples]
+        clean_examples = [{key: value for key, value in example.items() if key != _SEED_KEY} for example in examples]
         with seeded(int(examples[0][_SEED_KEY])):
-            return self.collator(plain)
+            return self.collator(clean_examples)
 
 
 def stream_loader(
     stream: SeededStream, collator: Collator, device: torch.device | None = None, **options: Any
 ) -> DataLoader[Any]:
-    """Return a loader of a stream's batches on a device; it knows where it stands (`state_dict`, `load_state_dict`).
+    """Return a loader of a stream's batches that can store and resume its position (`state_dict`, `load_state_dict`).
 
-    `options` are torch's DataLoader's; it starts no more workers than the stream has shards.
+    `options` are those of torch's DataLoader; there are at most as many workers as the stream has shards.
     """
     workers: int = options.pop("num_workers", 0)
     if stream.num_shards is not None:
         workers = min(workers, stream.num_shards)
     if workers == 0:
         options |= {"persistent_workers": False, "prefetch_factor": None}
-    # A generator of its own: beginning anew, after a checkpoint, must not draw from the model's random numbers.
+    # Without a separate generator, a resumed training would draw from the model's random numbers.
     options["generator"] = torch.Generator()
     loader = DataLoader(stream, collate_fn=StreamCollator(collator), num_workers=workers, **options)
     with warnings.catch_warnings():
-        # torchdata 0.11 still reports to torch's "vitals", which torch 2.15 calls deprecated.
+        # torchdata 0.11 still uses torch's "vitals", which torch 2.15 deprecates.
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")
-        # As for a single process: the stream is this process' part already.
+        # num_processes=1, because the stream already is the part of this process.
         return prepare_data_loader(
             loader,
             device,

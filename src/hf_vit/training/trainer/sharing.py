@@ -1,4 +1,4 @@
-"""A training that ends on the Hub: checked before the first step, shared once at the end, failures raised."""
+"""Share a training on the Hub: check the destination before the first step, push once at the end, raise failures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,47 +10,51 @@ from hf_vit.hub.card_metadata import find_license, read_license, require_license
 from hf_vit.hub.push import Push, PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, append_record, new_record
 
-# The arguments of transformers that the card shows as the recipe.
+# Arguments of transformers that the model card shows as the recipe.
 _RECIPE = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "optim", "num_train_epochs", "max_steps"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "label_smoothing_factor", "max_grad_norm"),
     *("bf16", "fp16"),
 )
-# Values of a record -> what the Trainer logs them as.
+# Values of a record -> names in the Trainer's log.
 _LOGGED = {"training_loss": "train_loss", "validation_accuracy": "eval_accuracy", "validation_loss": "eval_loss"}
 
 
 def check_before(repo_id: str, say: Callable[[str], None], *, private: bool = False, token: str | None = None) -> str:
-    """Make sure, before a training, that its result can be shared; return the repository's full name."""
+    """Check before a training that its result can be pushed, and return the full name of the repository."""
     push = Push(repo_id, private=private, token=token, report=say)
     push.find_destination()
     return push.repo_id
 
 
 def share_finished(folder: Path, repo_id: str, say: Callable[[str], None], **options: Any) -> PushResult:
-    """Push a finished model; the error of a failure says that the folder is complete."""
+    """Push a finished model; if that fails, the error says that the folder is complete."""
     try:
         return push_to_hub(folder, repo_id, report=say, **options)
     except UserError as error:
         raise UserError(
-            f"the model in {folder} is complete, but pushing it failed: {error} Push it later: hf-vit push "
+            f"the model in {folder} is complete, but pushing it failed: {error} Push it later with hf-vit push "
             f"{folder} {repo_id}"
         ) from error
 
 
 def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
-    """Make sure that what a trainer trains can be shared; return the repository's full name."""
+    """Check that a trainer's model can be pushed, and return the full name of the repository.
+
+    Raises:
+        UserError: image processor, name of the data, license or access to the repository are missing.
+    """
     arguments = trainer.args
     folder = Path(str(arguments.output_dir))
     if trainer.processing_class is None:
-        raise UserError("a model is pushed with its image processor; give processing_class=")
+        raise UserError("a model must be pushed with its image processor; give processing_class=")
     if (trainer.data_fact or _name_data(trainer.train_dataset)) is None:
         raise UserError(
             "the model card needs the name of the training data; give data_fact=DataFact(name=...) "
             "(hf_vit.results.facts)"
         )
     if read_license(folder) is None:
-        require_license(trainer.license, _base_model(trainer))
+        require_license(trainer.license, _get_base_model(trainer))
     return check_before(
         arguments.hub_model_id or folder.absolute().name,
         lambda line: None,
@@ -62,7 +66,7 @@ def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
 def share_training(
     trainer: Any, message: str, token: str | None, revision: str | None, private: bool | None
 ) -> PushResult:
-    """Record a training beside the model in its output folder, and share both."""
+    """Record a training in the output folder of its model, and push the folder."""
     arguments, history = trainer.args, trainer.state.log_history
     folder = Path(str(arguments.output_dir))
 
@@ -70,10 +74,12 @@ def share_training(
         return next((entry[key] for entry in reversed(history) if key in entry), None)
 
     settings = {name: getattr(arguments, name) for name in _RECIPE}
-    recipe = {name: getattr(each, "value", each) for name, each in settings.items() if each not in (None, False, -1)}
+    recipe = {
+        name: getattr(value, "value", value) for name, value in settings.items() if value not in (None, False, -1)
+    }
     values: dict[str, Any] = {"recipe": recipe, "steps": trainer.state.global_step}
     values |= {name: value for name, key in _LOGGED.items() if (value := last(key)) is not None}
-    if (base := _base_model(trainer)) is not None:
+    if (base := _get_base_model(trainer)) is not None:
         values["base_model"] = base if not Path(base).exists() else Path(base).name
         values |= {"base_license": license} if (license := find_license(base)) else {}
     record = new_record(
@@ -98,11 +104,12 @@ def share_training(
 
 
 def _is_private(trainer: Any, private: bool | None) -> bool:
+    """Return `private`, by default the trainer's setting."""
     return bool(trainer.args.hub_private_repo if private is None else private)
 
 
 def _name_data(dataset: Any) -> DataFact | None:
-    """Return what a `datasets.Dataset` knows of itself; None without a name."""
+    """Return the entry of a `datasets.Dataset` in facts.json, or None if it has no name."""
     info = getattr(dataset, "info", None)
     name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
     if name is None:
@@ -113,6 +120,6 @@ def _name_data(dataset: Any) -> DataFact | None:
     return DataFact(name=str(name), fingerprint=fingerprint, split=None if split is None else str(split), size=size)
 
 
-def _base_model(trainer: Any) -> str | None:
-    """Return the checkpoint that the model was loaded from."""
+def _get_base_model(trainer: Any) -> str | None:
+    """Return the name of the checkpoint that the model was loaded from, or None."""
     return str(getattr(trainer.bare_model(), "name_or_path", "") or "") or None
