@@ -63,7 +63,7 @@ def converted_or_refusal(folder: Path) -> conversion.ConversionResult | str:
 
 def in_dtype(ours: nn.Module, result: conversion.ConversionResult, source: Path, dtype: torch.dtype) -> nn.Module:
     """The model that was written; or its plan carried out in the dtype, where it computes what writing rounds."""
-    if dtype == torch.float32 or not any(row.beside for row in result.plan.rows):
+    if dtype == torch.float32 or not any(row.other_keys for row in result.plan.rows):
         return ours.to(dtype)
     with open_checkpoint(source) as reader:
         return build_model(result.plan, load_weights(reader, result.plan, dtype).state)

@@ -1,6 +1,6 @@
-"""Original checkpoints into hf_vit models, and out again: key tables as data, one engine (README.md).
+"""Convert checkpoints of other libraries into hf_vit models and export models to other formats (see README.md).
 
-Nothing is imported before it is used: who converts needs no export.
+Names are imported on first use, so that a conversion does not import the export code.
 """
 
 from hf_vit.environment import lazy_names

@@ -1,4 +1,4 @@
-"""The way out of the command line: a model into the files of another library."""
+"""Export a model to the files of another library."""
 
 import time
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ SPELLINGS = ("newer", "older")
 
 @dataclass(frozen=True, repr=False)
 class ExportResult(Displayed):
-    """What was written, and how far its results are from the model's.
+    """The exported files, and how much their results differ from the model's.
 
     Attributes:
         output: the folder.
         target: name of the target.
-        difference: largest difference of the results, relative to the largest value where that exceeds 1.
-        measured_with: the library that ran the written model.
-        int8: of a quantized graph, how held-out images are answered; None of others.
+        difference: largest difference of the results, relative to the largest value if that exceeds 1.
+        measured_with: the library that ran the exported model.
+        int8: for a quantized graph, its accuracy on held-out images; None otherwise.
     """
 
     output: Path
@@ -44,6 +44,7 @@ class ExportResult(Displayed):
     int8: str | None = None
 
     def overview(self) -> dict[str, object]:
+        """Return the rows of the summary that is printed for a result."""
         difference = f"{self.difference:.1e}, measured with {self.measured_with}"
         int8 = {} if self.int8 is None else {"int8": self.int8}
         return {"output": self.output, "target": self.target, "largest difference": difference, **int8}
@@ -63,87 +64,89 @@ def export(
     calibrate: str | None = None,
     opset: int | None = None,
 ) -> ExportResult:
-    """Write a model in the files of another library; the folder appears complete or not at all.
+    """Export a model to the files of another library; the folder appears complete or not at all.
 
     Args:
         model: a folder, a Hub id, or anything that `from_hub` loads.
         output: new folder.
         to: name of a target, a key of `TARGETS`.
-        force: replace `output` where it is a folder that this package wrote.
-        static: a graph (ONNX) for the nominal image size alone.
-        spelling: of the keys of vit_jax, "newer" (by default) or "older", as released files have it.
-        preprocessing: the graph (ONNX, OpenVINO) begins with the image processor: it takes `images`, uint8
+        force: replace `output` if this package wrote it.
+        static: make the graph (ONNX) for the nominal image size only.
+        spelling: form of vit_jax's keys: "newer" (default) or "older", as in released files.
+        preprocessing: include the image processor in the graph (ONNX, OpenVINO), which then takes `images`, uint8
             [B, H, W, 3], RGB of any size.
-        decoding: and with the decoder, too: it takes `file`, the bytes of one JPEG or PNG, uint8 [N].
-        quantize: dense layers of a graph in int8, "static" or (ONNX) "dynamic".
-        calibrate: the data for that; see `load_data`. Its train split sets ranges, its validation split chooses what
-            stays in float, its test split judges.
-        opset: of ONNX, 14 or later, for runtimes that do not read torch's default (20).
+        decoding: include the image decoder too; the graph takes `file`, the bytes of one JPEG or PNG, uint8 [N].
+        quantize: put dense layers of a graph in int8: "static" or (ONNX) "dynamic".
+        calibrate: images for it; see `load_data`. The train split sets ranges, the validation split selects the layers
+            that stay in float, the test split measures accuracy.
+        opset: ONNX opset, at least 14, for runtimes that cannot read torch's default (20).
 
     Raises:
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
-            written model gives other results.
+            exported model gives other results.
     """
     target, started = find_target(to), time.perf_counter()
-    given: dict[str, object] = {"static": static, "spelling": spelling, "preprocessing": preprocessing}
-    given |= {"decoding": decoding, "quantize": quantize, "calibrate": calibrate, "opset": opset}
-    target.refuse_options(given)
+    options: dict[str, object] = {"static": static, "spelling": spelling, "preprocessing": preprocessing}
+    options |= {"decoding": decoding, "quantize": quantize, "calibrate": calibrate, "opset": opset}
+    target.refuse_options(options)
     if spelling not in (None, *SPELLINGS):
         raise UserError(f"unknown --spelling {spelling!r}; choose from {', '.join(SPELLINGS)}")
-    mode = _mode_of(to, quantize, calibrate)
+    mode = _find_mode(to, quantize, calibrate)
     target.require_libraries()
-    place = prepare_output(output, force)
-    if Path(model).exists() and is_within(place, model):
-        raise UserError(f"the folder {output} holds the model itself; give another one")
+    output_folder = prepare_output(output, force)
+    if Path(model).exists() and is_within(output_folder, model):
+        raise UserError(f"the folder {output} contains the model; give another output folder")
     with quiet_transformers():
         loaded, processor = open_model(model)
         target.refuse_inexpressible(loaded)
         arrays = target.arrays_of(loaded)
         if mode is not None and not has_head(loaded):
             raise UserError(
-                "--quantize is checked by comparing predictions, so it needs a classifier, not a bare model"
+                "--quantize compares predictions, which a bare model does not have; give a classifier, or leave it out"
             )
         if mode is not None:
             refuse_regression(loaded, str(model), "--quantize", "leave it out")
-        takes = ENCODED if decoding else IMAGES if preprocessing else target.takes
-        size, images = as_pair(loaded.config.image_size), None
+        input_form = ENCODED if decoding else IMAGES if preprocessing else target.takes
+        size, calibration = as_pair(loaded.config.image_size), None
         if calibrate is not None:
-            images = Calibration.of(calibrate, processor, size, takes)
-        with new_folder(place, force) as folder:
+            calibration = Calibration.load(calibrate, processor, size, input_form)
+        with new_folder(output_folder, force) as folder:
             outgoing = OutgoingModel(
-                loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], takes, mode, images, opset
+                loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], input_form, mode, calibration, opset
             )
-            with progress(f"writing {place.name}"), explain_write_errors(place):
+            with progress(f"writing {output_folder.name}"), explain_write_errors(output_folder):
                 target.write(outgoing)
-            with progress(f"comparing {place.name}"), explain_write_errors(place):
+            with progress(f"comparing {output_folder.name}"), explain_write_errors(output_folder):
                 difference, measured_with = target.compare(outgoing)
             if not difference <= target.tolerance(loaded.config):  # refuses NaN too
                 raise UserError(
-                    f"the model for {target.title} gives other results, {difference:.1e} apart (measured "
-                    f"with {measured_with}), so nothing was written; please report this"
+                    f"the exported {target.title} model differs from the original by {difference:.1e} (measured with "
+                    f"{measured_with}), so nothing was written; please report this"
                 )
             values = {"target": to, "largest_difference": difference, "measured_with": measured_with}
-            with explain_write_errors(place):
+            with explain_write_errors(output_folder):
                 record = new_record("conversion", values=values, seconds=time.perf_counter() - started)
                 append_record(folder, record)
-    certificate = None if mode is None else Certificate.read(place / CERTIFICATE)
+    certificate = None if mode is None else Certificate.read(output_folder / CERTIFICATE)
     quantization = None if certificate is None else certificate.quantization
     int8 = None if quantization is None else quantization.describe()
     return ExportResult(Path(output), to, difference, measured_with, int8)
 
 
-def _mode_of(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:
-    """Return how a target's graph is quantized; None: not at all. A UserError for a way it does not have, or no
-    images.
+def _find_mode(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:
+    """Return how the target's graph is quantized; None without quantization.
+
+    Raises:
+        UserError: the target does not have this mode, or images are missing.
     """
     if quantize is None:
         if calibrate is not None:
-            raise UserError("--calibrate is for --quantize; add that, or leave it out")
+            raise UserError("--calibrate needs --quantize; add --quantize, or leave --calibrate out")
         return None
-    modes = next(each.modes for each in QUANTIZERS.values() if each.target == to)
+    modes = next(quantizer.modes for quantizer in QUANTIZERS.values() if quantizer.target == to)
     for mode in modes:
         if mode == quantize:
             if calibrate is None:
-                raise UserError(f"--quantize {mode} needs images to measure with; add --calibrate DATA")
+                raise UserError(f"--quantize {mode} needs images to calibrate with; add --calibrate DATA")
             return mode
     raise UserError(f"--quantize {quantize!r} cannot be combined with --to {to}; give {' or '.join(modes)}")

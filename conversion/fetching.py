@@ -1,8 +1,8 @@
-"""Bringing a checkpoint to this machine: a local path, an https:// or gs:// address, the Hub, or a name of timm.
+"""Bring a checkpoint to this machine: from a local path, an https:// or gs:// URL, the Hub, or a name of timm.
 
-A download is never stitched together from two versions of a file. What arrived lies in the Hub's cache folder for
-assets of libraries (`huggingface_hub.cached_assets_path`), in a folder of the version that the server names, as
-`*.partial` until the last byte is there.
+A download never mixes two versions of a file. It is stored in the Hub's cache for assets of libraries
+(`huggingface_hub.cached_assets_path`), in a folder for the version that the server reports, and named `*.partial` until
+it is complete.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from hf_vit.conversion.progress import progress
-from hf_vit.conversion.readers import CheckpointReader, Companions, one_line, open_checkpoint
+from hf_vit.conversion.readers import CheckpointReader, Companions, open_checkpoint, short_reason
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import download_model, guard_hub_access
 from hf_vit.results.redaction import redact_text
@@ -34,25 +34,25 @@ _HUB = re.compile(
     rf"hf://(?:models/)?(?P<repo>{HUB_ID.pattern})(?:@(?P<revision>refs/pr/\d+|[^/@]+))?(?:/(?P<path>.+?))?/?"
 )
 _THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
-ATTEMPTS = 5  # in a row that bring nothing
-MAX_VERSIONS = 3  # a file that changes more often while it is fetched is given up
-FIRST_PAUSE = 0.5  # seconds; doubled after every attempt that brought nothing
+ATTEMPTS = 5  # attempts in a row without new bytes before giving up
+MAX_VERSIONS = 3  # versions of a file seen during one download before giving up
+FIRST_PAUSE = 0.5  # seconds; doubled after every attempt without new bytes
 GOOGLE_STORAGE = "https://storage.googleapis.com/"
 TIMEOUT = 60  # seconds without a byte
 _CHANGED = "the file changed on the server while it was fetched"
-_TEMPORARY_STATUS = (408, 416, 425, 429)  # of HTTP's 4xx; all others say that it is no use to try again
+_TEMPORARY_STATUS = (408, 416, 425, 429)  # HTTP errors 4xx after which another attempt may succeed
 
 
 @dataclass(frozen=True)
 class LocalCheckpoint:
-    """A checkpoint at hand."""
+    """A checkpoint on this machine."""
 
     path: Path  # local file or folder
-    name: str  # in messages and facts: the name of a local file, the address of another without its query
-    companions: Companions | None = None  # what is known of it beside what lies with it
+    name: str  # name in messages and records: the name of a local file, or a URL without its query
+    companions: Companions | None = None  # replaces the JSON files beside the weights
 
     def open(self) -> CheckpointReader:
-        """See `open_checkpoint`."""
+        """Open the checkpoint, see `open_checkpoint`."""
         reader = open_checkpoint(self.path)
         if self.companions is not None:
             reader.companions = self.companions
@@ -62,15 +62,15 @@ class LocalCheckpoint:
 
 
 def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
-    """Bring a checkpoint to this machine, and hold it against its SHA-256.
+    """Bring a checkpoint to this machine, and check its SHA-256 digest if one is given.
 
     Args:
-        source: path; https:// or gs:// address; `hf://owner/name[@revision]/file`, or without a file for a model that
+        source: path; https:// or gs:// URL; `hf://owner/name[@revision]/file`, or without a file for a model that
             transformers or timm saved; timm:NAME (released weights), timm:NAME@FILE or timm:FOLDER.
         sha256: 64 hexadecimal digits that the file must have.
 
     Raises:
-        UserError: there is no such source, it cannot be had, or it is another file than `sha256` says.
+        UserError: there is no such source, it cannot be downloaded, or its digest is not `sha256`.
     """
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise UserError(f"--sha256 {sha256[:80]!r} is not a SHA-256 digest; give 64 hexadecimal digits")
@@ -84,35 +84,39 @@ def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != sha256.lower():
         if name != path.name:
-            path.unlink()  # a download: get it anew next time
-        raise UserError(f"{name} does not match --sha256: its SHA-256 is {actual}; nothing was written")
+            path.unlink()  # it was downloaded; download it again next time
+        raise UserError(
+            f"{name} has the SHA-256 {actual}, not that of --sha256, so nothing was written; check the digest and the "
+            "source"
+        )
     return checkpoint
 
 
 def is_local(source: str | Path) -> bool:
-    """Return whether there is such a file or folder."""
+    """Return whether a file or folder of this name exists."""
     try:
         return Path(source).exists()
-    except OSError:  # a name that is too long, for one
+    except OSError:  # for example a name that is too long
         return False
 
 
-def is_within(folder: Path, place: str | Path) -> bool:
-    """Return whether a place is the folder or lies in it, where links lead."""
-    real = Path(os.path.realpath(place))  # of a link that leads to itself, Path.resolve raises
+def is_within(folder: Path, path: str | Path) -> bool:
+    """Return whether a path, with links resolved, is the folder or inside it."""
+    real = Path(os.path.realpath(path))  # Path.resolve raises an error for a link to itself
     return folder in (real, *real.parents)
 
 
 def _fetch(source: str, has_hash: bool) -> LocalCheckpoint:
-    is_path = is_local(source)  # a path wins, whatever it looks like
+    """Bring a checkpoint to this machine without checking its digest."""
+    is_path = is_local(source)  # an existing path takes precedence over any other meaning
     scheme = None if is_path else re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", source)
     if not is_path and source.startswith(TIMM):
-        return _from_timm(source)
+        return _fetch_from_timm(source)
     if scheme is None:
-        return LocalCheckpoint(Path(source), Path(source).name)  # opening it says what is wrong
+        return LocalCheckpoint(Path(source), Path(source).name)  # opening it raises the error
     kind, name = scheme[1].lower(), redact_text(source)
     if kind == "hf":
-        return _from_hub(source)
+        return _fetch_from_hub(source)
     if kind == "http" and not has_hash and urlsplit(source).hostname not in _THIS_MACHINE:
         raise UserError(f"{name} would be downloaded without encryption; use https://, or give the file's --sha256")
     if kind not in ("https", "http", "gs"):
@@ -120,8 +124,8 @@ def _fetch(source: str, has_hash: bool) -> LocalCheckpoint:
     return LocalCheckpoint(download(source, checked_later=has_hash), name)
 
 
-def _from_timm(source: str) -> LocalCheckpoint:
-    """Find a folder or file of timm's, or the weights that it has released under a name, which are on the Hub."""
+def _fetch_from_timm(source: str) -> LocalCheckpoint:
+    """Find a folder or file of timm's, or download the released weights of a name from the Hub."""
     name = source.removeprefix(TIMM)
     if not name:
         raise UserError(f"{source} has no model name; give {TIMM}NAME with a name that timm.list_models() lists")
@@ -129,58 +133,62 @@ def _from_timm(source: str) -> LocalCheckpoint:
     if folder.is_dir():
         return LocalCheckpoint(folder, TIMM + folder.resolve().name)
     architecture, _, file = name.partition("@")
-    released = _released(architecture)
+    released = _pretrained_config(architecture)
     if file:
-        beside = Companions({"architecture": architecture, "pretrained_cfg": released})
-        return LocalCheckpoint(Path(file).expanduser(), f"{TIMM}{architecture}@{Path(file).name}", beside)
+        companions = Companions({"architecture": architecture, "pretrained_cfg": released})
+        return LocalCheckpoint(Path(file).expanduser(), f"{TIMM}{architecture}@{Path(file).name}", companions)
     if not (repo := released.get("hf_hub_id")):
         raise UserError(
             f"timm has no weights for {architecture}; timm.list_models(pretrained=True) lists the pretrained ones"
         )
-    return LocalCheckpoint(_from_hub(f"hf://{repo}").path, source)
+    return LocalCheckpoint(_fetch_from_hub(f"hf://{repo}").path, source)
 
 
 def config_of_wrapper(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json of transformers' class around a model of timm as timm writes it.
+    """Convert config.json of transformers' wrapper around a timm model to timm's form.
 
-    One that was made without a `pretrained_cfg` has that of its architecture, at the size of its arguments.
+    Without a `pretrained_cfg` it gets that of its architecture, with the input size from its arguments.
 
     Raises:
         UserError: there is none, and timm is not installed or does not know the architecture.
     """
     timm_config = {name: value for name, value in config.items() if name != "model_type"}
     if not timm_config.get("pretrained_cfg"):
-        released, size = _released(str(config.get("architecture"))), (config.get("model_args") or {}).get("img_size")
+        released, size = (
+            _pretrained_config(str(config.get("architecture"))),
+            (config.get("model_args") or {}).get("img_size"),
+        )
         if size is not None:
             released["input_size"] = [3, *(size if isinstance(size, list) else [size, size])]
         timm_config["pretrained_cfg"] = released
     return timm_config
 
 
-def _released(architecture: str) -> dict[str, Any]:
-    """Return what timm says of the weights of a name, with their tag or timm's choice of it."""
+def _pretrained_config(architecture: str) -> dict[str, Any]:
+    """Return timm's `pretrained_cfg` for a model name, with its tag or timm's default tag."""
     try:
         from timm.models import get_pretrained_cfg
 
         released = get_pretrained_cfg(architecture)
     except ImportError as error:
-        raise UserError(f"{TIMM}{architecture} needs timm: pip install timm") from error
+        raise UserError(f"{TIMM}{architecture} needs timm; install it with pip install timm") from error
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{TIMM}{architecture}: {one_line(error)}; timm.list_models() lists the names") from error
+        raise UserError(f"{TIMM}{architecture}: {short_reason(error)}; timm.list_models() lists the names") from error
     if released is None:
-        raise UserError(f"timm knows no model {architecture}; timm.list_models() lists the names")
+        raise UserError(f"timm has no model {architecture}; timm.list_models() lists the names")
     return released.to_dict()
 
 
-def _from_hub(source: str) -> LocalCheckpoint:
-    named = _HUB.fullmatch(source)
-    if named is None:
+def _fetch_from_hub(source: str) -> LocalCheckpoint:
+    """Download a file or a model of the Hub from an hf:// URL."""
+    match = _HUB.fullmatch(source)
+    if match is None:
         raise UserError(
-            f"{source!r} names no file of the Hub; give hf://owner/name/file or hf://owner/name@revision/file"
+            f"{source!r} is not a file on the Hub; give hf://owner/name/file or hf://owner/name@revision/file"
         )
     from huggingface_hub import hf_hub_download
 
-    repo, revision, path = named["repo"], named["revision"], named["path"]
+    repo, revision, path = match["repo"], match["revision"], match["path"]
     try:
         if path is None:
             return LocalCheckpoint(download_model(repo, revision), source)
@@ -191,153 +199,157 @@ def _from_hub(source: str) -> LocalCheckpoint:
 
 
 class _InterruptedError(Exception):
-    """The transfer stopped for a reason that may pass, such as another version of the file on the server."""
+    """A transfer failed for a reason that may be temporary, such as a new version of the file on the server."""
 
 
 def download(url: str, *, checked_later: bool = False) -> Path:
-    """Return the file behind an https:// or gs:// URL, from the cache if the server's version is there already.
+    """Return the file of an https:// or gs:// URL, from the cache if the server's version is there.
 
     Args:
-        url: of the file. gs:// goes through gcsfs where it is installed, otherwise to the public address of the bucket.
-        checked_later: the caller holds the file against a known hash, so that a server may hide its size.
+        url: URL of the file. gs:// uses gcsfs if it is installed, otherwise the public URL of the bucket.
+        checked_later: the caller checks the file's digest, so the server need not report its size.
 
     Raises:
-        UserError: the server refuses, does not answer several times in a row, or the file changes again and again.
+        UserError: the server refuses, fails several times in a row, or the file keeps changing.
     """
     from huggingface_hub import cached_assets_path
     from huggingface_hub.utils import WeakFileLock
 
     folder = cached_assets_path("hf_vit", "downloads", hashlib.sha256(url.encode()).hexdigest()[:16])
     is_private = url.startswith("gs://") and importlib.util.find_spec("gcsfs") is not None
-    attempt = _copy_from_bucket if is_private else _attempt
+    try_download = _copy_from_bucket if is_private else _download_once
 
-    def bytes_here() -> int:
+    def count_bytes() -> int:
         return sum(file.stat().st_size for file in folder.glob("*/*"))
 
     with WeakFileLock(folder / ".lock"):
-        idle, most, versions = 0, bytes_here(), set[str | None]()
+        num_failures, most_bytes, versions = 0, count_bytes(), set[str | None]()
         while True:
             try:
-                return attempt(url, folder, checked_later, versions)
+                return try_download(url, folder, checked_later, versions)
             except _InterruptedError as error:
-                here = bytes_here()
-                idle, most = (0, here) if here > most else (idle + 1, most)
-                if idle >= ATTEMPTS or len(versions) > MAX_VERSIONS:
-                    kept = "the downloaded part is kept; run the same command again to continue"
-                    raise _refusal(url, f"{one_line(error)}; {kept if here else 'check the address'}") from error
-                if idle:
-                    time.sleep(FIRST_PAUSE * 2 ** (idle - 1))
+                num_bytes = count_bytes()
+                num_failures, most_bytes = (0, num_bytes) if num_bytes > most_bytes else (num_failures + 1, most_bytes)
+                if num_failures >= ATTEMPTS or len(versions) > MAX_VERSIONS:
+                    remedy = "run the same command again to continue with the downloaded part"
+                    remedy = remedy if num_bytes else "check the URL"
+                    raise _download_error(url, f"{short_reason(error)}; {remedy}") from error
+                if num_failures:
+                    time.sleep(FIRST_PAUSE * 2 ** (num_failures - 1))
 
 
-def _refusal(url: str, why: str) -> UserError:
-    return UserError(f"{redact_text(url)} cannot be downloaded: {why}")
+def _download_error(url: str, reason: str) -> UserError:
+    """Return the error for a failed download, without secrets of the URL."""
+    return UserError(f"{redact_text(url)} cannot be downloaded: {reason}")
 
 
 def _copy_from_bucket(url: str, folder: Path, checked_later: bool, versions: set[str | None]) -> Path:
-    """Fetch a file of a bucket by gcsfs, which knows the user's account."""
+    """Download a file of a bucket with gcsfs, which uses the user's account."""
     import fsspec
 
     filesystem: Any = fsspec.filesystem("gs")
     try:
         info = filesystem.info(url)
-        target, partial = _places(folder, url, str(info.get("etag")), info.get("size"))
+        target, partial = _cache_paths(folder, url, str(info.get("etag")), info.get("size"))
         if not target.is_file():
             filesystem.get_file(url, str(partial))
             _finish(folder, partial, target)
-    except Exception as error:  # of many kinds
-        raise _refusal(url, f"{one_line(error)}; check the address") from error
+    except Exception as error:  # gcsfs raises many types of errors
+        raise _download_error(url, f"{short_reason(error)}; check the URL") from error
     return target
 
 
-def _attempt(url: str, folder: Path, checked_later: bool, versions: set[str | None]) -> Path:
-    """Fetch what is not here yet of the file as the server has it now."""
-    size, version = now = _probe(url)
+def _download_once(url: str, folder: Path, checked_later: bool, versions: set[str | None]) -> Path:
+    """Download the rest of the file, if it is still the server's version; raise _InterruptedError to try again."""
+    size, version = description = _ask_server(url)
     versions.add(version)
     if size is None and not checked_later:
-        why = "the server does not say how large the file is, so that a part would pass for the whole"
-        raise _refusal(url, f"{why}; give its --sha256")
-    target, partial = _places(folder, url, version, size)
-    if version is None:  # nothing tells whether what is here is part of what is there
+        reason = "the server does not report its size, so an incomplete file would go unnoticed"
+        raise _download_error(url, f"{reason}; give --sha256")
+    target, partial = _cache_paths(folder, url, version, size)
+    if version is None:  # the partial file may belong to another version
         target.unlink(missing_ok=True)
         partial.unlink(missing_ok=True)
     if target.is_file():
         return target
-    start = partial.stat().st_size if size is not None and partial.is_file() else 0
-    if not start or start != size:
-        with _get(url, f"bytes={start}-" if start else "") as response:
-            if _describe(response) != now:
+    num_bytes_here = partial.stat().st_size if size is not None and partial.is_file() else 0
+    if not num_bytes_here or num_bytes_here != size:
+        with _open_url(url, f"bytes={num_bytes_here}-" if num_bytes_here else "") as response:
+            if _describe(response) != description:
                 raise _InterruptedError(_CHANGED)
-            _write(response, url, partial, start if response.status == 206 else 0, size)
-    if version is not None and _probe(url) != now:
+            _write(response, url, partial, num_bytes_here if response.status == 206 else 0, size)
+    if version is not None and _ask_server(url) != description:
         partial.unlink()
         raise _InterruptedError(_CHANGED)
     if size is not None and partial.stat().st_size < size:
-        raise _InterruptedError("the connection broke off")
+        raise _InterruptedError("the connection was lost")
     _finish(folder, partial, target)
     return target
 
 
-def _probe(url: str) -> tuple[int | None, str | None]:
-    with _get(url, "bytes=0-0") as response:
+def _ask_server(url: str) -> tuple[int | None, str | None]:
+    """Return size and version of the file on the server, see `_describe`."""
+    with _open_url(url, "bytes=0-0") as response:
         return _describe(response)
 
 
-def _get(url: str, part: str = "") -> HTTPResponse:
+def _open_url(url: str, byte_range: str = "") -> HTTPResponse:
+    """Send a request for a URL, or for a range of its bytes."""
     address = urlsplit(GOOGLE_STORAGE + url.removeprefix("gs://") if url.startswith("gs://") else url)
-    account, _, host = address.netloc.rpartition("@")  # urllib would take a password for a port, and name it
-    headers = {"User-Agent": "hf_vit"} | ({"Range": part} if part else {})
+    account, _, host = address.netloc.rpartition("@")  # urllib would read a password as a port, and print it
+    headers = {"User-Agent": "hf_vit"} | ({"Range": byte_range} if byte_range else {})
     request = Request(quote(address._replace(netloc=host).geturl(), safe="%/:=&?~#+!$,;'@()*[]"), headers=headers)
-    if account:  # not sent on to where the server redirects
+    if account:  # unredirected, so that another server does not get the password
         request.add_unredirected_header("Authorization", f"Basic {b64encode(unquote(account).encode()).decode()}")
-    with _sorting(url):
+    with _classify_errors(url):
         return urlopen(request, timeout=TIMEOUT)
 
 
 def _describe(response: HTTPResponse) -> tuple[int | None, str | None]:
-    """Return size in bytes and version (ETag or date) of the whole file, as far as the server tells."""
-    told = response.headers.get("Content-Range", "").rpartition("/")[2] or response.headers.get("Content-Length", "")
-    return int(told) if told.isdecimal() else None, response.headers.get("ETag", response.headers.get("Last-Modified"))
+    """Return size in bytes and version (ETag or date) of the whole file, each None if the server does not report it."""
+    size = response.headers.get("Content-Range", "").rpartition("/")[2] or response.headers.get("Content-Length", "")
+    return int(size) if size.isdecimal() else None, response.headers.get("ETag", response.headers.get("Last-Modified"))
 
 
 def _write(response: HTTPResponse, url: str, partial: Path, start: int, size: int | None) -> None:
-    """Add the rest of the answer to what is there from `start` on."""
+    """Append the body of a response to the partial file, whose first `start` bytes are there already."""
     with partial.open("ab" if start else "wb") as file, progress(partial.stem, size) as advance:
         advance(start)
         while True:
-            with _sorting(url):
-                part = response.read(2**20)
-            if not part:
+            with _classify_errors(url):
+                chunk = response.read(2**20)
+            if not chunk:
                 break
-            file.write(part)
-            advance(len(part))
+            file.write(chunk)
+            advance(len(chunk))
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextmanager
-def _sorting(url: str) -> Generator[None]:
-    """Sort what the network raises: no use to try again (UserError), or worth it."""
+def _classify_errors(url: str) -> Generator[None]:
+    """Turn network errors into _InterruptedError if another attempt may help, else into a UserError."""
     try:
         yield
     except HTTPError as error:
         error.close()
         if 400 <= error.code < 500 and error.code not in _TEMPORARY_STATUS:
-            raise _refusal(url, f"the server answers {error.code} {error.reason}; check the address") from error
+            raise _download_error(url, f"the server answers {error.code} {error.reason}; check the URL") from error
         raise _InterruptedError(f"the server answers {error.code}") from error
     except (OSError, HTTPException) as error:
-        raise _InterruptedError(one_line(error)) from error
+        raise _InterruptedError(short_reason(error)) from error
 
 
-def _places(folder: Path, url: str, version: str | None, size: int | None) -> tuple[Path, Path]:
-    """Return where the whole file of this version goes, and where a part of it."""
-    place = folder / hashlib.sha256(f"{version} {size}".encode()).hexdigest()[:16]
-    place.mkdir(exist_ok=True)
+def _cache_paths(folder: Path, url: str, version: str | None, size: int | None) -> tuple[Path, Path]:
+    """Return the paths of the complete and of the partial file of a version; create their folder."""
+    version_folder = folder / hashlib.sha256(f"{version} {size}".encode()).hexdigest()[:16]
+    version_folder.mkdir(exist_ok=True)
     name = Path(unquote(urlsplit(url).path)).name or "checkpoint"
-    return place / name, place / f"{name}.partial"
+    return version_folder / name, version_folder / f"{name}.partial"
 
 
 def _finish(folder: Path, partial: Path, target: Path) -> None:
-    """Give the whole file its name, and remove other versions."""
+    """Rename the complete file, and remove other versions."""
     partial.replace(target)
     for other in folder.iterdir():
         if other.is_dir() and other != target.parent:

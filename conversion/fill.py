@@ -1,4 +1,4 @@
-"""A plan carried out: the weights, and the model and image processor that they make."""
+"""Carry out a plan: load the weights, and build the model and its image processor."""
 
 import copy
 from collections import deque
@@ -21,7 +21,7 @@ from hf_vit.models.embeddings_hf_vit import resample_position_table
 if TYPE_CHECKING:
     from transformers import ViTImageProcessor
 
-THREADS, AHEAD = 2, 3  # that read, and arrays that they may hold before they are moved
+THREADS, AHEAD = 2, 3  # reading threads, and how many arrays they read ahead
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Weights:
     """The parameters of a converted model."""
 
     state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # by name in the model
-    rounded: dict[str, int] = field(default_factory=dict[str, int])  # source key -> values the dtype cannot hold
+    rounded: dict[str, int] = field(default_factory=dict[str, int])  # source key -> number of inexact values
 
 
 def load_weights(
@@ -38,15 +38,21 @@ def load_weights(
     dtype: torch.dtype = torch.float32,
     advance: Callable[[int], None] = lambda size: None,
 ) -> Weights:
-    """Read and move every array of the plan; `advance` is told the size of each in the unit of `Plan.size`.
+    """Read and transform all arrays of a plan.
+
+    Args:
+        reader: the open checkpoint.
+        plan: the plan.
+        dtype: dtype of the parameters.
+        advance: called with the size of each array, in the unit of `Plan.size`.
 
     Raises:
-        UserError: an array is damaged, holds no floats, NaN or infinite values, or values too large for `dtype`.
+        UserError: an array is damaged, not floating point, has NaN or infinite values, or values too large for `dtype`.
     """
     weights = Weights()
-    # An array of all blocks is read once.
+    # Group the rows by array, so that an array that stacks all blocks is read once.
     groups = [(key, list(rows)) for key, rows in groupby(plan.rows, key=lambda row: row.key)]
-    waiting = deque(key for key, _ in groups if key is not None)
+    unread_keys = deque(key for key, _ in groups if key is not None)
     with ThreadPoolExecutor(THREADS) as pool:
         reads = deque[Future[torch.Tensor]]()
         try:
@@ -55,22 +61,21 @@ def load_weights(
                     for row in rows:
                         weights.state[plan.parameter_name(row)] = torch.zeros(row.parameter_shape, dtype=dtype)
                     continue
-                while waiting and len(reads) < AHEAD:
-                    reads.append(pool.submit(reader.read_floats, waiting.popleft()))
+                while unread_keys and len(reads) < AHEAD:
+                    reads.append(pool.submit(reader.read_floats, unread_keys.popleft()))
                 source = reads.popleft().result()
                 for row in rows:
                     weights.state[plan.parameter_name(row)] = (
-                        _compute(reader, row, plan.config.grid, dtype) if row.beside else _move(source, row, dtype)
+                        _compute(reader, row, plan.config.grid, dtype) if row.other_keys else _move(source, row, dtype)
                     )
                 if source.dtype == torch.float64 and dtype != torch.float64:
-                    held = source.to(dtype)
-                    if not bool(torch.isfinite(held).all()):
+                    cast_array = source.to(dtype)
+                    if not bool(torch.isfinite(cast_array).all()):
                         raise UserError(
-                            f"'{key}' holds values beyond the range of {dtype}; the file is damaged or is "
-                            "not a checkpoint"
+                            f"'{key}' holds values beyond the range of {dtype}; the file is damaged or not a checkpoint"
                         )
-                    if lost := int((held.double() != source).sum()):
-                        weights.rounded[key] = lost
+                    if num_inexact := int((cast_array.double() != source).sum()):
+                        weights.rounded[key] = num_inexact
                 advance(4 * source.numel())
         finally:
             pool.shutdown(cancel_futures=True)
@@ -78,42 +83,46 @@ def load_weights(
 
 
 def _compute(reader: CheckpointReader, row: Row, grid: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    arrays = [reader.read_floats(key) for key in (row.key or "", *row.beside)]
+    """Compute a parameter from several arrays."""
+    arrays = [reader.read_floats(key) for key in (row.key or "", *row.other_keys)]
     computed = COMPUTATIONS[row.transform](arrays, grid).to(dtype)
     if not bool(torch.isfinite(computed).all()):
-        raise UserError(f"'{row.key}' and its related arrays give values beyond the range of {dtype}")
+        raise UserError(
+            f"the parameter computed from '{row.key}' has values beyond the range of {dtype}; the file is damaged"
+        )
     return computed
 
 
 def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
-    """Return the row's parameter, contiguous, and of its own memory where only a part of the source was taken."""
-    tensor = TRANSFORMS[row.transform].apply(row.taken(source))
+    """Return the row's parameter, contiguous, and a copy if it is only a part of the source array."""
+    tensor = TRANSFORMS[row.transform].apply(row.select(source))
     if row.resample is not None:
         # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
-        one = row.resample
-        tensor = resample_position_table(tensor.double(), one.old_grid, one.new_grid, one.prefix, one.mode, one.offset)
+        resample = row.resample
+        tensor = resample_position_table(tensor.double(), resample.old_grid, resample.new_grid, resample.prefix, resample.mode, resample.offset)
     tensor = tensor.to(dtype).contiguous()
-    shares = tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-    return tensor.clone() if shares and tensor.numel() < source.numel() else tensor  # what shares is not saved
+    shares_memory = tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    # A view of a larger array would keep all of it in memory, and could not be saved.
+    return tensor.clone() if shares_memory and tensor.numel() < source.numel() else tensor
 
 
 def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """Return the model with exactly this state, in its dtype; no parameter is initialized first."""
+    """Build the planned model with this state, in the state's dtype, without initializing parameters first."""
     dtype = next(iter(state.values())).dtype
     loaded: Any = plan.model_class.from_pretrained(
         None, config=copy.deepcopy(plan.config), state_dict=state, dtype=dtype, output_loading_info=True
     )
     model, info = loaded
-    if wrong := {problem: names for problem, names in info.items() if names}:
-        raise RuntimeError(f"the planned state does not load: {wrong}")
+    if problems := {problem: names for problem, names in info.items() if names}:
+        raise RuntimeError(f"the planned state does not load: {problems}")
     return model.eval()
 
 
 def build_processor(plan: Plan) -> "ViTImageProcessor":
-    """Return the `ViTImageProcessor` that makes the pixels the source was made for.
+    """Build the image processor that makes the pixels that the source's model was trained with.
 
     Google's code scales pixels to [-1, 1] and resizes bilinearly (vit_jax/input_pipeline.py); other sources bring their
-    own. A model that was resampled to another size gets images of that size.
+    own settings. A model resampled to another size gets images of that size.
     """
     from transformers import ViTImageProcessor
 
@@ -128,4 +137,6 @@ def build_processor(plan: Plan) -> "ViTImageProcessor":
     try:
         return ViTImageProcessor(**fields)
     except (TypeError, ValueError) as error:
-        raise UserError(f"preprocessor_config.json makes no image processor: {first_line(error)}") from error
+        raise UserError(
+            f"preprocessor_config.json is not valid ({first_line(error)}); correct it or remove it"
+        ) from error

@@ -1,4 +1,4 @@
-"""Bars on a terminal, nothing elsewhere."""
+"""Show progress bars on a terminal, and silence those of transformers."""
 
 import logging
 from collections.abc import Callable, Generator
@@ -10,25 +10,25 @@ from transformers.utils import logging as transformers_logging
 
 
 @contextmanager
-def progress(what: str, size: int | None = None) -> Generator[Callable[[int], None]]:
-    """A bar while something lasts; the function that is given moves it on by so many bytes.
+def progress(title: str, size: int | None = None) -> Generator[Callable[[int], None]]:
+    """Show a bar on a terminal during a block; yield a function that advances it by a number of bytes.
 
     Args:
-        what: words before the bar.
-        size: in bytes; None where nobody can say how far it is.
+        title: the text before the bar.
+        size: total in bytes; None if the progress is unknown.
     """
     console = Console(stderr=True)
-    columns = [TextColumn(what, markup=False), BarColumn()]
+    columns = [TextColumn(title, markup=False), BarColumn()]
     if size is not None:
         columns += [DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=size)
+        task = bar.add_task(title, total=size)
         yield lambda count: bar.advance(task, count)
 
 
 @contextmanager
 def quiet_transformers() -> Generator[None]:
-    """Silence transformers' bars, its advice, and its tables of weights, which an error tells in one line."""
+    """Silence transformers' progress bars, advice and tables of weights, which an error reports in one line."""
     verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()

@@ -326,7 +326,7 @@ def test_every_command_takes_every_kind(command, kind, kinds, data, tmp_path, ca
     source, converted = kinds[kind]
     images = data["unnamed" if kind in UNNAMED else "named"]
     assert run(COMMANDS[command], {"MODEL": source, "SECOND": converted}, images, tmp_path, monkeypatch) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if "converted on the way" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "converted in memory" in line]
     is_read_inside = command == "analyze" and "timm" in kind
     assert len(told) == (command in NEED_OURS or is_read_inside or kind not in RUN_BY_THEIR_LIBRARY)
     assert not told or told[0].startswith("note: ")

@@ -2,7 +2,7 @@
 
 from hf_vit.conversion.origins.beside import CLIP_MEAN, CLIP_STD
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyRule, Network, Origin, dense, square_or_pair
-from hf_vit.conversion.origins.wrapped import has, unwrapped
+from hf_vit.conversion.origins.wrapped import make_recognizer, unwrap
 
 _PATCHES = "preprocessor.patchifier.proj.weight"
 _BLOCK, _TARGET = "trunk.blocks.{i}", "layers.{i}"
@@ -54,8 +54,8 @@ AIMV2 = Origin(
         _weight("trunk.post_trunk_norm", "D", "layernorm"),
     ),
     block_pattern=r"trunk\.blocks\.(0|[1-9]\d*)\.",
-    recognises=has(_PATCHES, ("",), r"(^|\.)trunk\.post_trunk_norm\.weight$"),
-    names=lambda shapes: unwrapped(shapes, _PATCHES, {}),
+    recognizes=make_recognizer(_PATCHES, ("",), r"(^|\.)trunk\.post_trunk_norm\.weight$"),
+    names=lambda shapes: unwrap(shapes, _PATCHES, {}),
     configure=_configure,
     declared=lambda companions, shapes: Declared(
         processor={"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample": 3, "do_convert_rgb": True}

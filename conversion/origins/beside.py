@@ -1,4 +1,4 @@
-"""Values of the files beside weights (config.json, preprocessor_config.json, labels), checked before they are used."""
+"""Read and validate the files beside weights: config.json, preprocessor_config.json, labels."""
 
 import json
 import math
@@ -20,44 +20,47 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
 _Size = Count | dict[str, Count]
 
-# PIL's numbers, which transformers uses.
+# Pillow's numbers of the filters, which transformers uses.
 RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-# What Google's code makes, and most others.
+# Preprocessing of Google's code and of most others.
 ORIGINAL_PIXELS = "pixels in [-1, 1], resized bilinearly"
-HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # of timm and OpenCLIP; others are 64 wide
+HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # in timm and OpenCLIP; other heads are 64 wide
 
 
-def checked(model: type[Model], values: Mapping[str, Any], file_name: str) -> Model:
-    """Return the values that `model` names, none of them turned into what it is not ("4" is no number).
+def validate_values(model: type[Model], values: Mapping[str, Any], file_name: str) -> Model:
+    """Validate the values that `model` names, without conversions ("4" is not a number).
 
     Raises:
-        UserError: one is of another kind than it needs to be; the file and the value are named.
+        UserError: a value has the wrong type; the message names the file and the value.
     """
     try:
-        plain = json.loads(json.dumps(dict(values), default=str))  # with lists for the tuples of Python's configs
+        plain = json.loads(json.dumps(dict(values), default=str))  # turns tuples of Python's configs into lists
         return model.model_validate(plain, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][:3])
-        raise UserError(f"{file_name} gives {place}={first['input']!r:.80}: {first['msg']}") from error
+        first_error = error.errors()[0]
+        path = ".".join(str(part) for part in first_error["loc"][:3])
+        raise UserError(
+            f"{file_name} has {path}={first_error['input']!r:.80}, which is not valid ({first_error['msg']}); "
+            "correct it"
+        ) from error
 
 
-def pair_of(value: object) -> Pair:
-    """Return (height, width) in px, of one number or two; raise a UserError for anything else."""
+def read_size(value: object) -> Pair:
+    """Return (height, width) in px from one number or two; raise a UserError for anything else."""
     sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
     counts = [side for side in sides if isinstance(side, int) and side is not True and 0 < side <= 2**20]
     if len(sides) != 2 or len(counts) != 2:
-        raise UserError(f"config.json gives the size {value!r:.80}; it needs one number of px, or height and width")
+        raise UserError(f"config.json has the size {value!r:.80}; it must be one number of px, or height and width")
     return counts[0], counts[1]
 
 
 def read_labels(path: str | Path) -> list[str]:
-    """Read class names in order: a text file with one a line, or a JSON list of strings.
+    """Read the class names in order, from a text file with one name per line or a JSON list of strings.
 
     Raises:
-        UserError: the file is missing, is no text, holds no name, an empty one or one twice.
+        UserError: the file is missing, is not text, or has no name, an empty name or a name twice.
     """
     path = Path(path)
     if not path.is_file():
@@ -74,15 +77,17 @@ def read_labels(path: str | Path) -> list[str]:
     labels: list[str] = names
     if not labels or not all(label.strip() for label in labels):
         raise UserError(f"{path.name} holds {'an empty name' if labels else 'no name'}; give one name per line")
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise UserError(f"{path.name} names {', '.join(twice[:3])} more than once; every class needs its own name")
+    if repeated_labels := sorted({label for label in labels if labels.count(label) > 1}):
+        raise UserError(
+            f"{path.name} has {', '.join(repeated_labels[:3])} more than once; every class needs its own name"
+        )
     return labels
 
 
 def names_of(names: object) -> tuple[str, ...] | None:
-    """Return the names of a source's classes in order, or None where they are no list of names.
+    """Return the names of a source's classes in order; None for anything but a list of names.
 
-    A name may stand there twice, as ImageNet's "crane" does.
+    A name may occur twice, like "crane" in ImageNet.
     """
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         return None
@@ -91,7 +96,7 @@ def names_of(names: object) -> tuple[str, ...] | None:
 
 
 class TransformersPixels(BaseModel):
-    """The fields of a preprocessor_config.json that `ViTImageProcessor` has too."""
+    """The fields of preprocessor_config.json that `ViTImageProcessor` has too."""
 
     do_resize: bool | None = None
     size: _Size | None = None
@@ -110,42 +115,42 @@ class TransformersPixels(BaseModel):
 _COMMON: Fields = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_convert_rgb": True}
 _CROPPED: Fields = {"resample": 3, "do_center_crop": True, "do_convert_rgb": True}
 _CLIP = {**_CROPPED, "size": {"shortest_edge": 224}, "crop_size": 224, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
-# Kind of processor, without the ending of its class -> what it does where its file is silent.
+# Kind of processor (class name without its suffix) -> its defaults.
 _PROCESSORS: dict[str, Fields] = {
     "ViT": {**_COMMON, "size": 224, "resample": 2},
     "DeiT": {**_COMMON, **_CROPPED, "size": 256, "crop_size": 224},
-    **dict.fromkeys(("ViTHybrid", "CLIP", "Bit"), _CLIP),  # CLIP's constants in all three
+    **dict.fromkeys(("ViTHybrid", "CLIP", "Bit"), _CLIP),  # all three have CLIP's constants
     "Siglip": {**_COMMON, "size": {"height": 224, "width": 224}, "resample": 3},
 }
 
 
 def from_transformers(processor: Mapping[str, Any]) -> Fields:
-    """Return the fields of a preprocessor_config.json, of today or of older versions.
+    """Return the fields for `ViTImageProcessor` from a preprocessor_config.json of any version.
 
     Raises:
-        UserError: it is of another kind, whose steps are unknown here, or pads.
+        UserError: the processor is of an unknown kind, or pads.
     """
     names = (processor.get(field) for field in ("image_processor_type", "feature_extractor_type"))
-    named = next((name for name in names if name is not None), None)
-    kind = "ViT" if named is None else str(named)
+    class_name = next((name for name in names if name is not None), None)
+    kind = "ViT" if class_name is None else str(class_name)
     for ending in ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor"):
         kind = kind.removesuffix(ending)
     if kind not in _PROCESSORS:
         raise UserError(
-            f"preprocessor_config.json is of {named!s:.80}, whose steps are unknown here; known are "
+            f"preprocessor_config.json is for {class_name!s:.80}, which hf_vit does not support; use one of "
             + ", ".join(f"{name}ImageProcessor" for name in _PROCESSORS)
         )
-    given = checked(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
-    if given.pop("do_pad", False):
+    values = validate_values(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
+    if values.pop("do_pad", False):
         raise UserError(
-            "preprocessor_config.json gives do_pad=true, and hf_vit's image processors do not pad; set it "
-            "to false in that file"
+            "preprocessor_config.json has do_pad=true, but hf_vit's image processors do not pad; set it to false in "
+            "that file"
         )
-    if not given and named is None:
+    if not values and class_name is None:
         raise UserError(
-            "preprocessor_config.json does not describe the preprocessing; download the file again, or leave it out"
+            "preprocessor_config.json does not describe the preprocessing; download the file again, or remove it"
         )
-    fields = {**_PROCESSORS[kind], **given}
+    fields = {**_PROCESSORS[kind], **values}
     if isinstance(fields["size"], int) and kind in ("ViTHybrid", "CLIP", "Bit", "Siglip"):
         fields["size"] = {"shortest_edge": fields["size"]}
     for name in ("size", "crop_size"):
@@ -157,7 +162,7 @@ def from_transformers(processor: Mapping[str, Any]) -> Fields:
 
 
 class TimmPixels(BaseModel):
-    """The fields of timm's pretrained_cfg that decide about pixels."""
+    """The fields of timm's pretrained_cfg that affect pixels."""
 
     input_size: Annotated[list[Count], Field(min_length=3, max_length=3)] = [3, 224, 224]
     fixed_input_size: bool | None = None
@@ -170,20 +175,20 @@ class TimmPixels(BaseModel):
 
 
 def from_timm(pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fields:
-    """Return the fields that give the pixels of timm's evaluation transform (timm/data/transforms_factory.py).
+    """Return the fields for `ViTImageProcessor` of timm's evaluation transform (timm/data/transforms_factory.py).
 
     Args:
         pretrained: timm's pretrained_cfg.
-        arguments: the model's (`model_args`). Their img_size is that of the pixels where the model takes no other.
+        arguments: the model's `model_args`; img_size applies if the model takes no other size.
 
     Raises:
-        UserError: the transform has a step that `ViTImageProcessor` does not have, or a value is of another kind.
+        UserError: the transform has a step that `ViTImageProcessor` does not have, or a value has the wrong type.
     """
-    pixels = checked(TimmPixels, pretrained, "config.json")
+    pixels = validate_values(TimmPixels, pretrained, "config.json")
     channels, height, width = pixels.input_size
-    takes_others = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
-    if pixels.fixed_input_size and not takes_others and arguments.get("img_size") is not None:
-        height, width = pair_of(arguments["img_size"])
+    takes_other_sizes = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
+    if pixels.fixed_input_size and not takes_other_sizes and arguments.get("img_size") is not None:
+        height, width = read_size(arguments["img_size"])
     mode, crop, interpolation = (
         pixels.crop_mode or "center",
         pixels.crop_pct or 0.875,
@@ -191,8 +196,8 @@ def from_timm(pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fi
     )
     if mode not in ("center", "squash") or interpolation not in RESAMPLE or (mode == "center" and height != width):
         raise UserError(
-            f"timm's preprocessing (crop_mode '{mode:.80}', interpolation '{interpolation:.80}', {height}x{width} px) "
-            "has no counterpart in ViTImageProcessor"
+            f"ViTImageProcessor cannot do timm's preprocessing (crop_mode '{mode:.80}', interpolation "
+            f"'{interpolation:.80}', {height}x{width} px); use the model with timm"
         )
     scaled = math.floor(height / crop), math.floor(width / crop)
     return {
@@ -207,7 +212,7 @@ def from_timm(pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fi
 
 
 class TransformersConfig(BaseModel):
-    """What is read of transformers' config.json; null where the weights or the class's default tell."""
+    """The fields of transformers' config.json that are read; None: the weights or the class's default decide."""
 
     hidden_size: Count | None = None
     num_hidden_layers: Count | None = None
@@ -235,11 +240,11 @@ class Classes(BaseModel):
     id2label: dict[str, Text] | None = None
 
 
-# Field of their config -> field here.
+# Field of transformers' config -> field of hf_vit's.
 _RENAMED = {"attention_dropout": "attention_probs_dropout_prob", "layerscale_value": "layer_scale_init_value"}
 _SIZES = ("image_size", "patch_size")
-CARRIED = {name: _RENAMED.get(name, name) for name in TransformersConfig.model_fields if name not in _SIZES}
-# What a config.json leaves out is what its class defaults to.
+FIELD_NAMES = {name: _RENAMED.get(name, name) for name in TransformersConfig.model_fields if name not in _SIZES}
+# Defaults of transformers' config classes, for fields that config.json leaves out.
 _VIT: Fields = {"num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "image_size": 224}
 _DINOV2 = _VIT | {"layer_norm_eps": 1e-6, "layerscale_value": 1.0}
 DEFAULTS: Mapping[str, Fields] = {
@@ -251,45 +256,53 @@ DEFAULTS: Mapping[str, Fields] = {
     "dinov2": _DINOV2 | {"patch_size": 14},
     "dinov2_with_registers": _DINOV2 | {"patch_size": 16, "num_register_tokens": 4},
 }
-# Of a model of two towers, whose config.json holds that of the image tower.
+# model_type of a model with two towers -> that of its image tower, whose config is inside.
 IMAGE_TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
 
 
 def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declared:
-    """Return what transformers' files beside the weights say; nothing, for a file that stands alone.
+    """Return the facts in transformers' files beside the weights; empty for a single weight file.
 
     Raises:
-        UserError: the model is of another kind, or a class of a lower number than another has no name.
+        UserError: the model has another type, or a class has no name although a later one has.
     """
-    whole = companions.config
-    if whole is None:
+    config_file = companions.config
+    if config_file is None:
         return Declared()
-    kind, config = whole.get("model_type"), whole
+    kind, config = config_file.get("model_type"), config_file
     if not isinstance(kind, str) or kind not in model_types:
-        known = " or ".join(model_types)
-        raise UserError(f"config.json says model_type {kind!r:.80}, but the keys are those of {known}")
+        raise UserError(
+            f"config.json has model_type {kind!r:.80}, but the keys are those of {' or '.join(model_types)}; give the "
+            "config.json of these weights"
+        )
     if kind in IMAGE_TOWERS:
-        inner: object = whole.get("vision_config") or {}
-        if not isinstance(inner, Mapping):
-            raise UserError(f"config.json gives vision_config={inner!r:.80}; it needs the fields of the image tower")
-        kind, config = IMAGE_TOWERS[kind], {str(name): value for name, value in inner.items()}
-    given = checked(TransformersConfig, DEFAULTS[kind] | dict(config), "config.json").model_dump(exclude_none=True)
-    fields = {ours: given[theirs] for theirs, ours in CARRIED.items() if theirs in given}
-    if "patch_size" in given:
-        fields["patch_size"] = square_or_pair(pair_of(given["patch_size"]))
-    size = pair_of(given.get("image_size"))
-    id2label = checked(Classes, whole, "config.json").id2label or {}
-    names = [id2label.get(str(index)) for index in range(len(id2label))]
-    if None in names:
-        raise UserError(f"config.json gives id2label no name for class {names.index(None)}; download the file again")
-    labels = None if names == [f"LABEL_{i}" for i in range(len(names))] else names_of(names)
-    steps = companions.processor
-    if steps is None:  # those of the released models of that kind
+        tower_config: object = config_file.get("vision_config") or {}
+        if not isinstance(tower_config, Mapping):
+            raise UserError(
+                f"config.json has vision_config={tower_config!r:.80}; it must have the fields of the image tower"
+            )
+        kind, config = IMAGE_TOWERS[kind], {str(name): value for name, value in tower_config.items()}
+    values = validate_values(TransformersConfig, DEFAULTS[kind] | dict(config), "config.json").model_dump(
+        exclude_none=True
+    )
+    fields = {hf_vit_name: values[name] for name, hf_vit_name in FIELD_NAMES.items() if name in values}
+    if "patch_size" in values:
+        fields["patch_size"] = square_or_pair(read_size(values["patch_size"]))
+    size = read_size(values.get("image_size"))
+    id2label = validate_values(Classes, config_file, "config.json").id2label or {}
+    class_names = [id2label.get(str(index)) for index in range(len(id2label))]
+    if None in class_names:
+        raise UserError(
+            f"id2label in config.json has no name for class {class_names.index(None)}; download the file again"
+        )
+    labels = None if class_names == [f"LABEL_{i}" for i in range(len(class_names))] else names_of(class_names)
+    processor = companions.processor
+    if processor is None:  # use the preprocessing of released models of that type
         whole_image = {"height": size[0], "width": size[1]}
-        shortest, colours = {"shortest_edge": min(size)}, {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
-        steps = {
+        shortest, colors = {"shortest_edge": min(size)}, {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+        processor = {
             "clip": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
             "siglip": {"image_processor_type": "SiglipImageProcessor", "size": whole_image},
-            "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colours},
+            "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colors},
         }.get(re.sub(r"_vision_model|_with_registers", "", kind))
-    return Declared(fields, size, labels, None if steps is None else from_transformers(steps))
+    return Declared(fields, size, labels, None if processor is None else from_transformers(processor))

@@ -1,4 +1,7 @@
-"""CLIP (arXiv 2103.00020) and SigLIP (2303.15343): the image towers of transformers, OpenAI's code and OpenCLIP."""
+"""Define the origins of CLIP (arXiv 2103.00020) and SigLIP (2303.15343): transformers, OpenAI's code and OpenCLIP.
+
+Only the image towers convert.
+"""
 
 from dataclasses import replace
 from typing import Literal
@@ -14,23 +17,23 @@ from hf_vit.conversion.origins.beside import (
     Count,
     Number,
     Positive,
-    checked,
-    pair_of,
+    validate_values,
+    read_size,
     read_config,
 )
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
-from hf_vit.conversion.origins.wrapped import has, leave_out, prefixes, unwrapped
+from hf_vit.conversion.origins.wrapped import make_recognizer, ignore_keys, find_prefixes, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
-# CLIP of transformers: its image tower, alone, with the projection, or beside the text tower.
+# transformers' CLIP: the image tower alone, with the projection, or with the text tower.
 
 _PATCHES, _CLASS = "embeddings.patch_embedding.weight", "embeddings.class_embedding"
-_BASES = ("", "vision_model.")  # the image tower inside another model
+_BASES = ("", "vision_model.")  # the latter inside another model
 _BLOCK, _TARGET = "encoder.layers.{i}", "layers.{i}"
 _ATTENTION = f"{_TARGET}.attention"
 
-# Common to CLIP and SigLIP.
+# Rules that CLIP and SigLIP share.
 _TOWER_RULES = (
     KeyRule(_PATCHES, "DCPQ", "keep", "embeddings.patch_embeddings.projection.weight"),
     KeyRule("embeddings.position_embedding.weight", "TD", "as_table", "embeddings.position_embeddings"),
@@ -44,11 +47,11 @@ _TOWER_RULES = (
     *dense(f"{_BLOCK}.mlp.fc2", "DM", f"{_TARGET}.mlp.fc2"),
     *dense("post_layernorm", "D", "layernorm"),
 )
-# Beside the image tower.
+# Keys beside the image tower -> why they are ignored.
 _OTHER_TOWER = {
     r"text_model\..+|text_projection\..+": "the text tower",
     r"logit_(scale|bias)": "scale and bias of the contrastive loss",
-    r"(vision_model\.)?embeddings\.position_ids": "numbers of the positions",
+    r"(vision_model\.)?embeddings\.position_ids": "indices of the positions",
 }
 _CLIP_FIELDS: Fields = {
     "layer_norm_eps": 1e-5,
@@ -60,10 +63,12 @@ _CLIP_FIELDS: Fields = {
 
 
 def _names(shapes: Shapes) -> KeyNames:
-    return unwrapped(shapes, _PATCHES, _OTHER_TOWER, _BASES, ("visual_projection.", "classifier."))
+    """Return the names of the image tower's keys."""
+    return unwrap(shapes, _PATCHES, _OTHER_TOWER, _BASES, ("visual_projection.", "classifier."))
 
 
 def _configure_clip(network: Network) -> Fields:
+    """Return the fields of CLIP's config, with OpenAI's activation."""
     return network.vit_fields(1, heads={}) | _CLIP_FIELDS | {"hidden_act": "quick_gelu"}
 
 
@@ -76,7 +81,7 @@ CLIP = Origin(
         KeyRule("visual_projection.weight", "LD", "keep", "classifier.weight", part="head"),
     ),
     block_pattern=r"encoder\.layers\.(0|[1-9]\d*)\.",
-    recognises=has(_PATCHES, _BASES, rf"{_CLASS}$"),
+    recognizes=make_recognizer(_PATCHES, _BASES, rf"{_CLASS}$"),
     names=_names,
     configure=_configure_clip,
     declared=lambda companions, shapes: read_config(companions, ("clip_vision_model", "clip")),
@@ -90,12 +95,13 @@ CLIP = Origin(
     package="transformers",
 )
 
-# transformers' classifier on CLIP reads the mean of the patches as the last block left them.
+# transformers' classifier on CLIP reads the mean of the last block's patches, without a last LayerNorm.
 
 
 def _classifier_names(shapes: Shapes) -> KeyNames:
+    """Return the names of the classifier's keys; the last LayerNorm is ignored."""
     names = _names(shapes)
-    leave_out(names, "post_layernorm.", "the last LayerNorm, which the classifier does not read")
+    ignore_keys(names, "post_layernorm.", "last LayerNorm, which the classifier does not use")
     return names
 
 
@@ -106,7 +112,7 @@ CLIP_CLASSIFIER = replace(
         *(rule for rule in CLIP.rules if not rule.parameter.startswith(("layernorm.", "classifier."))),
         *dense("classifier", "LD", part="head"),
     ),
-    recognises=has(_PATCHES, _BASES, rf"{_CLASS}$", r"classifier\."),
+    recognizes=make_recognizer(_PATCHES, _BASES, rf"{_CLASS}$", r"classifier\."),
     names=_classifier_names,
     configure=lambda network: (
         _configure_clip(network) | {"pooling": "gap", "use_class_token": True, "norm_after_pooling": None}
@@ -114,19 +120,21 @@ CLIP_CLASSIFIER = replace(
     zeros={},
 )
 
-# SigLIP of transformers: its image tower, alone or beside the text tower, and its classifier.
+# transformers' SigLIP: the image tower, alone or with the text tower, and the classifier.
 
 _MAP = "pooler.map"
 
 
 def _siglip_names(shapes: Shapes) -> KeyNames:
+    """Return the names of the image tower's keys; a classifier does not use the attention pooling."""
     names = _names(shapes)
     if any(name.startswith("classifier.") for name in names.normal):
-        leave_out(names, "head.", "attention pooling that the classifier does not use")
+        ignore_keys(names, "head.", "attention pooling that the classifier does not use")
     return names
 
 
 def _configure_siglip(network: Network) -> Fields:
+    """Return the fields of SigLIP's config."""
     return network.vit_fields(0, heads={}) | {
         "position_interpolation": "bicubic",
         "hidden_act": "gelu_pytorch_tanh",
@@ -150,7 +158,7 @@ SIGLIP = replace(
         *dense("head.mlp.fc2", "DM", f"{_MAP}.mlp.fc2", "map"),
         *dense("classifier", "LD", part="head"),
     ),
-    recognises=has(_PATCHES, _BASES, lacks=rf"{_CLASS}$"),
+    recognizes=make_recognizer(_PATCHES, _BASES, lacks=rf"{_CLASS}$"),
     names=_siglip_names,
     configure=_configure_siglip,
     declared=lambda companions, shapes: read_config(companions, ("siglip_vision_model", "siglip")),
@@ -158,7 +166,7 @@ SIGLIP = replace(
     zeros={},
 )
 
-# CLIP under the names of OpenAI's code and OpenCLIP, beside the text tower or alone.
+# CLIP with the names of OpenAI's code and OpenCLIP, with the text tower or alone.
 
 _OPEN_PATCHES, _OPEN_CLASS, _OPEN_BASES = "conv1.weight", "class_embedding", ("visual.", "")
 _OPEN_BLOCK = "transformer.resblocks.{i}"
@@ -166,23 +174,25 @@ _OPEN_BLOCKS = r"(^|\.)transformer\.resblocks\.\d+\.\w+\.."
 _OPEN_OTHER_TOWER = {
     r"(transformer|token_embedding|ln_final|text\w*)\..+|(positional_embedding|text_projection)": "the text tower",
     r"logit_(scale|bias)": "scale and bias of the contrastive loss",
-    r"input_resolution|context_length|vocab_size": "sizes, as numbers",
+    r"input_resolution|context_length|vocab_size": "sizes stored as numbers",
 }
 
 
 def _open_clip_names(shapes: Shapes) -> KeyNames:
-    has_two_towers = prefixes(shapes, _OPEN_BASES[0] + _OPEN_PATCHES)
-    return unwrapped(shapes, _OPEN_PATCHES, _OPEN_OTHER_TOWER if has_two_towers else {}, _OPEN_BASES)
+    """Return the names of the image tower's keys."""
+    has_two_towers = find_prefixes(shapes, _OPEN_BASES[0] + _OPEN_PATCHES)
+    return unwrap(shapes, _OPEN_PATCHES, _OPEN_OTHER_TOWER if has_two_towers else {}, _OPEN_BASES)
 
 
 def _configure_open_clip(network: Network) -> Fields:
+    """Return the fields of OpenCLIP's config, with the exact GELU."""
     scale = 1e-5 if "layer_scale" in network.parts else None
-    others = {"hidden_act": "gelu", "layer_scale_init_value": scale}
-    return network.vit_fields(1, heads=HEADS_OF_WIDTH) | _CLIP_FIELDS | others
+    other_fields = {"hidden_act": "gelu", "layer_scale_init_value": scale}
+    return network.vit_fields(1, heads=HEADS_OF_WIDTH) | _CLIP_FIELDS | other_fields
 
 
 class Pixels(BaseModel):
-    """What is read of `preprocess_cfg`."""
+    """The fields of `preprocess_cfg` that are read."""
 
     mean: list[Number] = CLIP_MEAN
     std: list[Positive] = CLIP_STD
@@ -191,7 +201,7 @@ class Pixels(BaseModel):
 
 
 class Tower(BaseModel):
-    """What is read of `model_cfg.vision_cfg`; what another network is asked for by has one value here."""
+    """The fields of `model_cfg.vision_cfg` that are read; fields for other networks have only one valid value."""
 
     image_size: object = 224
     width: Count = 768
@@ -203,39 +213,39 @@ class Tower(BaseModel):
 
 
 class TwoTowers(BaseModel):
-    """What is read of `model_cfg`."""
+    """The fields of `model_cfg` that are read."""
 
     vision_cfg: Tower = Tower()
     quick_gelu: bool = False
 
 
 class OpenClipConfig(BaseModel):
-    """What is read of open_clip_config.json."""
+    """The fields of open_clip_config.json that are read."""
 
     model_cfg: TwoTowers
     preprocess_cfg: Pixels = Pixels()
 
 
-def _declared_by_open_clip(companions: Companions, shapes: Shapes) -> Declared:
-    """Return what open_clip_config.json says; without one, the colours of CLIP."""
-    colours: Fields = {"resample": 3, "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True}
+def _read_open_clip_config(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts in open_clip_config.json; without one, CLIP's preprocessing."""
+    preprocessing: Fields = {"resample": 3, "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True}
     if companions.config is None:
-        return Declared(processor=colours)
-    config = checked(OpenClipConfig, companions.config, "open_clip_config.json")
+        return Declared(processor=preprocessing)
+    config = validate_values(OpenClipConfig, companions.config, "open_clip_config.json")
     tower, pixels = config.model_cfg.vision_cfg, config.preprocess_cfg
-    height, width = pair_of(tower.image_size)
-    whole = {"height": height, "width": width}
+    height, width = read_size(tower.image_size)
+    full_size = {"height": height, "width": width}
     is_cropped = pixels.resize_mode == "shortest"
     steps = {
-        "size": {"shortest_edge": min(height, width)} if is_cropped else whole,
+        "size": {"shortest_edge": min(height, width)} if is_cropped else full_size,
         "do_center_crop": is_cropped,
         "resample": RESAMPLE[pixels.interpolation],
         "image_mean": pixels.mean,
         "image_std": pixels.std,
-    } | ({"crop_size": whole} if is_cropped else {})
+    } | ({"crop_size": full_size} if is_cropped else {})
     activation = "quick_gelu" if config.model_cfg.quick_gelu else "gelu"
     fields = {"num_attention_heads": tower.width // tower.head_width, "hidden_act": activation}
-    return Declared(fields, (height, width), processor=colours | steps)
+    return Declared(fields, (height, width), processor=preprocessing | steps)
 
 
 OPEN_CLIP = Origin(
@@ -258,10 +268,10 @@ OPEN_CLIP = Origin(
         KeyRule("proj", "DL", "transpose", "classifier.weight", "head"),
     ),
     block_pattern=r"transformer\.resblocks\.(0|[1-9]\d*)\.",
-    recognises=has(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_OPEN_CLASS}$", _OPEN_BLOCKS),
+    recognizes=make_recognizer(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_OPEN_CLASS}$", _OPEN_BLOCKS),
     names=_open_clip_names,
     configure=_configure_open_clip,
-    declared=_declared_by_open_clip,
+    declared=_read_open_clip_config,
     assumed={
         "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
         "hidden_act": "the exact GELU (OpenAI's own weights and OpenCLIP's -quickgelu have quick_gelu)",
@@ -269,9 +279,9 @@ OPEN_CLIP = Origin(
         "processor": "CLIP's mean and deviation, resized bicubically",
     },
     refused={
-        r"attn_pool\..+|ln_k\..+|attn_pool_contrastive\..+": "attention pooling with queries of its own (CoCa)",
-        r"transformer\.resblocks\.\d+\.attn\.(ln_\w+|head_scale|logit_scale)(\..+)?": "another attention",
-        r"layer\d\.\d+\..+": "a ResNet (CLIP's RN50 and its kin)",
+        r"attn_pool\..+|ln_k\..+|attn_pool_contrastive\..+": "attention pooling with several queries (CoCa)",
+        r"transformer\.resblocks\.\d+\.attn\.(ln_\w+|head_scale|logit_scale)(\..+)?": "scaled or normalized attention",
+        r"layer\d\.\d+\..+": "a ResNet (such as CLIP's RN50)",
     },
     zeros={"head": ("classifier.bias",)},
     package="open_clip",
@@ -281,8 +291,8 @@ OPEN_CLIP = Origin(
 # for them; core models pool by attention, spatial and language ones are towers without a last norm.
 
 _PE_POOL, _POOL, _POOL_INPUTS = "attn_pool", "pooler.map", "pooler.map.attention.{q,k,v}_proj"
-_is_core = has(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_PE_POOL}\.probe$")
-_is_tower = has(_OPEN_PATCHES, _OPEN_BASES, _OPEN_BLOCKS, lacks=r"(^|\.)(ln_post\.weight|proj|attn_pool\..+)$")
+_is_core = make_recognizer(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_PE_POOL}\.probe$")
+_is_tower = make_recognizer(_OPEN_PATCHES, _OPEN_BASES, _OPEN_BLOCKS, lacks=r"(^|\.)(ln_post\.weight|proj|attn_pool\..+)$")
 _PE_HEADS = HEADS_OF_WIDTH | {1536: 16}
 
 
@@ -329,7 +339,7 @@ PERCEPTION_ENCODER = replace(
         *dense(f"{_PE_POOL}.mlp.c_fc", "XD", f"{_POOL}.mlp.fc1", "map"),
         *dense(f"{_PE_POOL}.mlp.c_proj", "DX", f"{_POOL}.mlp.fc2", "map"),
     ),
-    recognises=lambda shapes: _is_core(shapes) or _is_tower(shapes),
+    recognizes=lambda shapes: _is_core(shapes) or _is_tower(shapes),
     configure=_configure_perception_encoder,
     declared=None,
     assumed={
@@ -337,7 +347,7 @@ PERCEPTION_ENCODER = replace(
         "rotary_embedding": "rotary positions, as Perception Encoder has them",
         "processor": ORIGINAL_PIXELS,
     },
-    told={"rotary_embedding": frozenset({"map"})},
+    parts_that_tell={"rotary_embedding": frozenset({"map"})},
     refused={r"attn_pool\.(attn\.(q|k|v)_proj_weight|query)": "another attention pooling"},
     package="Meta's perception_models",
 )

@@ -10,7 +10,7 @@ from functools import partial
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import IMAGENET_MEAN, IMAGENET_STD
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, square_or_pair
-from hf_vit.conversion.origins.wrapped import has, renamed, unwrapped
+from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Shapes
 
 _BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
@@ -25,7 +25,7 @@ _END = (*dense("norm", "D", "layernorm", bias_part="layernorm"), *dense("head", 
 
 
 def _names(ignored: Mapping[str, str], shapes: Shapes) -> KeyNames:
-    return renamed(unwrapped(shapes, timm.PATCHES, ignored), _SCALES)
+    return rename_keys(unwrap(shapes, timm.PATCHES, ignored), _SCALES)
 
 
 def _deit_names(shapes: Shapes) -> KeyNames:
@@ -78,7 +78,7 @@ DEIT = replace(
         *timm.BLOCK_RULES,
         *_END,
     ),
-    recognises=has(
+    recognizes=make_recognizer(
         timm.PATCHES, ("",), r"(^|\.)blocks\.\d+\.gamma_1$", r"\.attn\.qkv\.bias$", lacks=r"rel_pos|\.q_norm"
     ),
     names=_deit_names,
@@ -90,7 +90,7 @@ DEIT = replace(
         "rotary_embedding": "no rotary positions beside a table, unless their frequencies are learned",
         "processor": "ImageNet's mean and deviation, resized bicubically",
     },
-    told={"rotary_embedding": frozenset({"mixed"})},
+    parts_that_tell={"rotary_embedding": frozenset({"mixed"})},
     refused={},
     lacking={},
     package="its own code",
@@ -126,12 +126,12 @@ VIT5 = replace(
         ),
         *_END,
     ),
-    recognises=has(timm.PATCHES, ("",), r"\.attn\.rope\.freqs$", r"(^|\.)reg_token$"),
+    recognizes=make_recognizer(timm.PATCHES, ("",), r"\.attn\.rope\.freqs$", r"(^|\.)reg_token$"),
     names=partial(
         _names, {r"blocks\.[1-9]\d*\.attn\.rope(_reg)?\.freqs": "frequencies, the same as in the first block"}
     ),
     configure=_configure_vit5,
     assumed={"processor": DEIT.assumed["processor"]},
-    told={},
+    parts_that_tell={},
     refused={r".*norm\d?\.bias": "norms with a bias"},
 )

@@ -1,7 +1,6 @@
-"""Encoders in the files of the codes that trained them: MAE (arXiv 2111.06377), DINO (2104.14294), DINOv2 (2304.07193)
-and DINOv3 (2508.10104).
+"""Define the origins MAE (arXiv 2111.06377), DINO (2104.14294) and DINOv2 (2304.07193): files of the original code.
 
-An encoder of the first three that stands alone has the names of timm, and is one of `timm.py`.
+An encoder saved without training state has timm's names, and belongs to an origin of `timm.py`.
 """
 
 import re
@@ -10,79 +9,83 @@ from dataclasses import replace
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import IMAGENET_MEAN, IMAGENET_STD
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, square_or_pair
-from hf_vit.conversion.origins.wrapped import bare_names, has, renamed, unwrapped
+from hf_vit.conversion.origins.wrapped import bare_names, make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
 _PIXELS = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD, "resample": 3, "do_convert_rgb": True}
-_OF_MAE = {
+_MAE_IGNORED = {
     r"mask_token": "mask token of the decoder",
     r"decoder_\w+(\..+)?": "decoder, which reconstructs pixels",
 }
-_OF_DINO = {
+_DINO_IGNORED = {
     r"(head\.(mlp|last_layer)|dino_head|ibot_head)\..+": "projection head of the self-distillation",
     r"mask_token": "mask token of DINOv2's training",
 }
 _OF_DINOV3 = {
-    **_OF_DINO,
+    **_DINO_IGNORED,
     r"local_cls_norm\..+": "a norm that only training uses",
     r"blocks\.\d+\.attn\.qkv\.bias_mask": "the mask that takes the bias of the key away",
 }
-_DINO_MARKS = "|".join((*_OF_DINO, r"register_tokens|blocks\.\d+\.\d+\..+"))  # the last are DINOv2's own names
+_DINO_KEYS = "|".join((*_DINO_IGNORED, r"register_tokens|blocks\.\d+\.\d+\..+"))  # the last two are DINOv2's names
 _CHUNKED = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)")
 
 
 def _declared(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the codes' own constants; a folder's config.json is one of timm."""
+    """Return the code's constants for a file, or what timm's config.json in a folder says."""
     declared = timm.declared(companions, shapes)
     return Declared(processor=_PIXELS) if companions.config is None else declared
 
 
 def _configure_mae(network: Network) -> Fields:
-    """Its code stretches positions without antialiasing."""
+    """Return the fields of the config: as timm's, but MAE's code resamples positions without antialiasing."""
     return timm.configure(network) | {"position_interpolation": "bicubic"}
 
 
-def _recognises_mae(shapes: Shapes) -> bool:
-    return timm.recognises(shapes) and any(name.startswith("decoder_") for name in bare_names(shapes))
+def _recognizes_mae(shapes: Shapes) -> bool:
+    """Return whether the file has an encoder with timm's names and a decoder."""
+    return timm.recognizes(shapes) and any(name.startswith("decoder_") for name in bare_names(shapes))
 
 
 MAE = replace(
     timm.VIT,
     name="mae",
-    recognises=_recognises_mae,
-    names=lambda shapes: timm.names(shapes, _OF_MAE),
+    recognizes=_recognizes_mae,
+    names=lambda shapes: timm.names(shapes, _MAE_IGNORED),
     configure=_configure_mae,
     declared=_declared,
     assumed={**timm.VIT.assumed, "processor": "ImageNet's mean and deviation, resized bicubically"},
 )
 
 
-def _recognises_dino(shapes: Shapes) -> bool:
+def _recognizes_dino(shapes: Shapes) -> bool:
+    """Return whether the file has an encoder with timm's names and keys of DINO's training."""
     is_wrapped = any(re.fullmatch(r"(.*\.)?(teacher|student)\..+", key) for key in shapes)
-    is_marked = is_wrapped or any(re.fullmatch(_DINO_MARKS, name) for name in bare_names(shapes))
-    return timm.recognises(shapes) and is_marked and not _recognises_mae(shapes)
+    has_dino_keys = is_wrapped or any(re.fullmatch(_DINO_KEYS, name) for name in bare_names(shapes))
+    return timm.recognizes(shapes) and has_dino_keys and not _recognizes_mae(shapes)
 
 
 def _dino_names(shapes: Shapes) -> KeyNames:
-    """Blocks that are stored in chunks keep their number in the whole."""
-    found = unwrapped(shapes, timm.PATCHES, _OF_DINO)
-    chunk_of = {block[2]: block[1] for name in found.normal if (block := _CHUNKED.fullmatch(name))}
-    normal = {_CHUNKED.sub(r"blocks.\2.\3", name): key for name, key in found.normal.items()}
-    if len(normal) != len(found.normal):
-        raise UserError("the file holds a block in two chunks; which one is right is unknown; keep one")
+    """Return the names of the keys; blocks stored in chunks are numbered over all chunks."""
+    names = unwrap(shapes, timm.PATCHES, _DINO_IGNORED)
+    chunk_of = {match[2]: match[1] for name in names.normal if (match := _CHUNKED.fullmatch(name))}
+    normal = {_CHUNKED.sub(r"blocks.\2.\3", name): key for name, key in names.normal.items()}
+    if len(normal) != len(names.normal):
+        raise UserError("the file holds the same block in two chunks; remove one of them from the file")
 
     def spell(name: str) -> str:
-        block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
-        chunk = chunk_of.get(block[1], "0") if block and chunk_of else None
-        return found.spell(name if block is None or chunk is None else f"blocks.{chunk}.{block[1]}.{block[2]}")
+        match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+        chunk = chunk_of.get(match[1], "0") if match and chunk_of else None
+        return names.spell(name if match is None or chunk is None else f"blocks.{chunk}.{match[1]}.{match[2]}")
 
-    bare = renamed(KeyNames(normal, found.ignored, spell), {"reg_token": "register_tokens"})
-    return timm.with_swiglu(bare, shapes)
+    renamed = rename_keys(KeyNames(normal, names.ignored, spell), {"reg_token": "register_tokens"})
+    return timm.with_swiglu(renamed, shapes)
 
 
 def _configure_dino(network: Network) -> Fields:
-    """Positions are stretched without antialiasing, and with an offset, but for models with registers."""
+    """Return the fields of the config: positions are resampled without antialiasing, except in
+    models with registers.
+    """
     if "registers" in network.parts:
         return timm.configure(network)
     return _configure_mae(network) | {"position_interpolation_offset": 0.1}
@@ -91,7 +94,7 @@ def _configure_dino(network: Network) -> Fields:
 DINO = replace(
     MAE,
     name="dino",
-    recognises=_recognises_dino,
+    recognizes=_recognizes_dino,
     names=_dino_names,
     configure=_configure_dino,
 )
@@ -99,9 +102,9 @@ DINO = replace(
 
 def _dinov3_names(shapes: Shapes) -> KeyNames:
     """A bias of query, key and value beside a mask is that of query and value: the code multiplies the key's by 0."""
-    names = unwrapped(shapes, timm.PATCHES, _OF_DINOV3)
+    names = unwrap(shapes, timm.PATCHES, _OF_DINOV3)
     is_masked = any(key.endswith(".attn.qkv.bias_mask") for key in shapes)
-    return renamed(names, {".attn.qkv.masked_bias": ".attn.qkv.bias"} if is_masked else {})
+    return rename_keys(names, {".attn.qkv.masked_bias": ".attn.qkv.bias"} if is_masked else {})
 
 
 def _configure_dinov3(network: Network) -> Fields:
@@ -149,7 +152,7 @@ DINOV3 = replace(
         ),
         *dense("norm", "D", "layernorm", bias_part="layernorm"),
     ),
-    recognises=has(timm.PATCHES, ("",), r"(^|\.)rope_embed\.periods$"),
+    recognizes=make_recognizer(timm.PATCHES, ("",), r"(^|\.)rope_embed\.periods$"),
     names=_dinov3_names,
     configure=_configure_dinov3,
     rules_of=None,

@@ -7,7 +7,7 @@ import re
 
 from hf_vit.conversion.origins.beside import CLIP_MEAN, CLIP_STD, HEADS_OF_WIDTH
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense, heads_of
-from hf_vit.conversion.origins.wrapped import has, prefixes, unwrapped
+from hf_vit.conversion.origins.wrapped import find_prefixes, make_recognizer, unwrap
 from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
 
@@ -26,8 +26,8 @@ _OTHER_TOWER = {r"text\..+": "the text tower", r"logit_scale": "scale of the con
 
 
 def _names(shapes: Shapes) -> KeyNames:
-    is_clip = bool(prefixes(shapes, _BASES[0] + _PATCHES))
-    found = unwrapped(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
+    is_clip = bool(find_prefixes(shapes, _BASES[0] + _PATCHES))
+    found = unwrap(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
     is_rotary = any(re.search(r"\.mlp\.w(1|12)\.|(^|\.)rope\.freqs", key) for key in shapes)
     if is_rotary and "rope.freqs_sin" not in found.normal:
         raise UserError(
@@ -92,7 +92,7 @@ EVA = Origin(
         *dense("head", "LD", "classifier", "head"),
     ),
     block_pattern=r"blocks\.(0|[1-9]\d*)\.",
-    recognises=has(_PATCHES, _BASES, r"(^|\.)blocks\.\d+\.attn\.q_bias$", lacks=r"relative_position|rel_pos_bias"),
+    recognizes=make_recognizer(_PATCHES, _BASES, r"(^|\.)blocks\.\d+\.attn\.q_bias$", lacks=r"relative_position|rel_pos_bias"),
     names=_names,
     configure=_configure,
     declared=lambda companions, shapes: Declared(
@@ -104,6 +104,6 @@ EVA = Origin(
         "layer_norm_eps": "eps 1e-6",
         "processor": "CLIP's mean and deviation, resized bicubically",
     },
-    told={"norm_after_branches": frozenset({"rope", "layer_scale"}), "num_attention_heads": frozenset({"rope"})},
+    parts_that_tell={"norm_after_branches": frozenset({"rope", "layer_scale"}), "num_attention_heads": frozenset({"rope"})},
     package="baaivision/EVA",
 )

@@ -1,9 +1,9 @@
-"""Google's codes: vision_transformer (vit_jax) and big_vision, with their ViTs, hybrids, MLP-Mixers and BiT ResNets.
+"""Define the origins of Google's code: vision_transformer (vit_jax) and big_vision, with ViTs, hybrids, Mixers and BiT.
 
-Both are JAX/Flax: kernels are [in, out] and [height, width, in, out], attention kernels keep heads apart. Tanh GELU and
-eps 1e-6 are constants of the code. Files of vit_jax's first, pre-linen days number the modules of a block in one
-sequence (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), later ones each kind by itself;
-the originals read both by renumbering each kind in order, and so does this module.
+Both are JAX/Flax: kernels are [in, out] and [height, width, in, out], and attention kernels have an axis for heads.
+Tanh GELU and eps 1e-6 are constants of the code. Old files of vit_jax number the modules of a block in one sequence
+(`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), later ones number each kind separately.
+The original code reads both by renumbering each kind, and so does this module.
 """
 
 import re
@@ -29,31 +29,36 @@ from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
 
 PREFIXES = ("", "opt/target/", "target/", "params/")
-_IMAGE_PREFIXES = (*PREFIXES, *(f"{prefix}img/" for prefix in PREFIXES))  # the latter of contrastive models
+_IMAGE_PREFIXES = (*PREFIXES, *(f"{prefix}img/" for prefix in PREFIXES))  # img/ in contrastive models
 _IGNORED = {
     r"opt/(?!target/).+": "optimizer state",
     r"(opt_state|optimizer)/.+": "optimizer state",
     r"(step|epoch|rng|accum_train_time|(extra|chrono|state|states)/.+)": "training progress",
 }
-# Of a contrastive model (LiT, SigLIP), below the prefix of both towers.
+# Keys of a contrastive model (LiT, SigLIP) besides the image tower -> why they are ignored.
 _OTHER_TOWER = {r"txt/.+": "the text tower", r"[tb]": "temperature and bias of the contrastive loss"}
 
 
-def _dense(source: str, axes: str, target: str, part: str = "", move: str = "transpose") -> tuple[KeyRule, KeyRule]:
+def _dense(
+    source: str, axes: str, target: str, part: str = "", transform: str = "transpose"
+) -> tuple[KeyRule, KeyRule]:
+    """Return the rules for kernel and bias of a dense layer or convolution."""
     return (
-        KeyRule(f"{source}/kernel", axes, move, f"{target}.weight", part),
+        KeyRule(f"{source}/kernel", axes, transform, f"{target}.weight", part),
         KeyRule(f"{source}/bias", axes[-1], "keep", f"{target}.bias", part),
     )
 
 
-def _norm(source: str, target: str, width: str = "D", move: str = "keep") -> tuple[KeyRule, KeyRule]:
+def _norm(source: str, target: str, width: str = "D", transform: str = "keep") -> tuple[KeyRule, KeyRule]:
+    """Return the rules for scale and bias of a norm."""
     return (
-        KeyRule(f"{source}/scale", (width,), move, f"{target}.weight"),
-        KeyRule(f"{source}/bias", (width,), move, f"{target}.bias"),
+        KeyRule(f"{source}/scale", (width,), transform, f"{target}.weight"),
+        KeyRule(f"{source}/bias", (width,), transform, f"{target}.bias"),
     )
 
 
 def _projection(source: str, target: str) -> tuple[KeyRule, KeyRule]:
+    """Return the rules for a query, key or value projection, which has an axis for heads."""
     return (
         KeyRule(f"{source}/kernel", "DAK", "split_heads", f"{target}.weight"),
         KeyRule(f"{source}/bias", "AK", "flatten_heads", f"{target}.bias"),
@@ -61,33 +66,49 @@ def _projection(source: str, target: str) -> tuple[KeyRule, KeyRule]:
 
 
 def _names_below(
-    there: Iterable[str], what: str, keys: Iterable[str], known: Collection[str] = _IMAGE_PREFIXES
+    file_prefixes: Iterable[str],
+    anchor_name: str,
+    keys: Iterable[str],
+    known_prefixes: Collection[str] = _IMAGE_PREFIXES,
 ) -> KeyNames:
-    """Strip the one known prefix of those under which `what` is there, and sort out what is no weight."""
-    found = sorted({*there} & {*known})
-    if not found:
-        prefix = min(there)
-        raise UserError(f"the file holds {what} below '{prefix}', which is unknown; declare it by --prefix {prefix}")
-    if len(found) > 1:
-        names = ", ".join(map(repr, found))
-        raise UserError(f"the file holds {what} under {len(found)} prefixes ({names}); one is needed (--prefix)")
-    (prefix,) = found
+    """Remove the prefix of the model, and sort out keys that are not weights.
+
+    Args:
+        there: the prefixes below which the file has the anchor.
+        what: what the anchor is, for messages.
+        keys: all keys of the file.
+        known: the prefixes that the origin may have.
+
+    Raises:
+        UserError: the file has the anchor below no known prefix, or below several.
+    """
+    prefixes = sorted({*file_prefixes} & {*known_prefixes})
+    if not prefixes:
+        prefix = min(file_prefixes)
+        raise UserError(f"the file holds {anchor_name} below the unknown '{prefix}'; give --prefix {prefix}")
+    if len(prefixes) > 1:
+        names = ", ".join(map(repr, prefixes))
+        raise UserError(
+            f"the file holds {anchor_name} below {len(prefixes)} prefixes ({names}); give one with --prefix"
+        )
+    (prefix,) = prefixes
     names, reasons = KeyNames({}, {}, lambda name: prefix + name), dict(_IGNORED)
     if prefix.endswith("img/"):
-        above = re.escape(prefix.removesuffix("img/"))
-        reasons |= {above + pattern: reason for pattern, reason in _OTHER_TOWER.items()}
+        prefix_pattern = re.escape(prefix.removesuffix("img/"))
+        reasons |= {prefix_pattern + pattern: reason for pattern, reason in _OTHER_TOWER.items()}
     for key in keys:
         reason = next((reason for pattern, reason in reasons.items() if re.fullmatch(pattern, key)), None)
         if reason is None:
-            # What lies outside the prefix keeps its full name: no rule knows it, so it is reported as left over.
+            # Keys outside the prefix keep their full name, for which there is no rule, so they are left over.
             names.normal[key.removeprefix(prefix) if key.startswith(prefix) else f"/{key}"] = key
         else:
             names.ignored[key] = reason
     return names
 
 
-def _anchored(anchor: str, what: str, shapes: Shapes) -> KeyNames:
-    return _names_below([key.removesuffix(anchor) for key in shapes if key.endswith(anchor)], what, shapes)
+def _names_at_anchor(anchor: str, anchor_name: str, shapes: Shapes) -> KeyNames:
+    """Return the names of the keys of a file whose model has the key `anchor`."""
+    return _names_below([key.removesuffix(anchor) for key in shapes if key.endswith(anchor)], anchor_name, shapes)
 
 
 # The plain ViT of vit_jax.
@@ -97,14 +118,14 @@ _ATTENTION = f"{_BLOCK}/MultiHeadDotProductAttention_0"
 TABLE = "Transformer/posembed_input/pos_embedding"
 
 RULES = (
-    *_dense("embedding", "PQCD", "embeddings.patch_embeddings.projection", move="conv"),
+    *_dense("embedding", "PQCD", "embeddings.patch_embeddings.projection", transform="conv"),
     KeyRule("cls", "11D", "keep", "embeddings.cls_token", "cls"),
     KeyRule(TABLE, "1TD", "keep", "embeddings.position_embeddings"),
     *_norm(f"{_BLOCK}/LayerNorm_0", f"{_TARGET}.layernorm_before"),
     *_projection(f"{_ATTENTION}/query", f"{_TARGET}.attention.q_proj"),
     *_projection(f"{_ATTENTION}/key", f"{_TARGET}.attention.k_proj"),
     *_projection(f"{_ATTENTION}/value", f"{_TARGET}.attention.v_proj"),
-    *_dense(f"{_ATTENTION}/out", "AKD", f"{_TARGET}.attention.o_proj", move="join_heads"),
+    *_dense(f"{_ATTENTION}/out", "AKD", f"{_TARGET}.attention.o_proj", transform="join_heads"),
     *_norm(f"{_BLOCK}/LayerNorm_1", f"{_TARGET}.layernorm_after"),
     *_dense(f"{_BLOCK}/MlpBlock_0/Dense_0", "DM", f"{_TARGET}.mlp.fc1"),
     *_dense(f"{_BLOCK}/MlpBlock_0/Dense_1", "MD", f"{_TARGET}.mlp.fc2"),
@@ -113,55 +134,63 @@ RULES = (
     *_dense("head", "RL", "classifier", "head"),
 )
 _NUMBERED = re.compile(r"(LayerNorm|MultiHeadDotProductAttention|MlpBlock)_(\d+)")
-# Where modules are numbered: the blocks, all alike, stacked or not, and (big_vision) the MAP head.
+# Modules whose submodules are numbered: the blocks, stacked or not, and (big_vision) the MAP head.
 _SCOPE = re.compile(r"((Transformer/encoderblock|MAPHead_0)(?:_\d+)?/)([^/]+)(/.+)")
 
 
 def _has(pattern: str) -> Callable[[Shapes], bool]:
+    """Return a function that tells whether some key matches a pattern."""
     return lambda shapes: any(re.search(pattern, key) for key in shapes)
 
 
-_has_table = _has(rf"{TABLE}$")  # a position table inside the Transformer is the mark of vit_jax
+_has_table = _has(rf"{TABLE}$")  # only vit_jax has the position table inside the Transformer
 _has_stem = _has(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/")
-# A MAP head or stacked blocks, which only files of big_vision have, old ones too.
+# Only files of big_vision have a MAP head or stacked blocks.
 _has_parts_of_big_vision = _has(r"(^|/)(MAPHead_0/.|probe$|Transformer/encoderblock/.)")
 
 
 def _vit_jax_names(shapes: Shapes) -> KeyNames:
-    return _renumbered(_anchored(TABLE, "position tables", shapes))
+    """Return the names of the keys of a file of vit_jax."""
+    return _renumber(_names_at_anchor(TABLE, "position tables", shapes))
 
 
-def _renumbered(names: KeyNames) -> KeyNames:
-    """Number each kind of module by itself, in order, as the original's `convert_pre_linen` does."""
-    numbers: dict[tuple[str, str], set[int]] = defaultdict(set)  # (scope, kind of module) -> the numbers it has there
+def _renumber(names: KeyNames) -> KeyNames:
+    """Number each kind of module separately, in order, like the original code's `convert_pre_linen`."""
+    numbers: dict[tuple[str, str], set[int]] = defaultdict(set)  # (scope, kind of module) -> its numbers
     for name in names.normal:
         scope = _SCOPE.fullmatch(name)
         module = _NUMBERED.fullmatch(scope[3]) if scope else None
         if scope and module and module[2] == str(int(module[2])):
             numbers[scope[2], module[1]].add(int(module[2]))
-    ranks = {
+    new_names = {
         (scope, f"{kind}_{number}"): f"{kind}_{rank}"
-        for (scope, kind), there in numbers.items()
-        for rank, number in enumerate(sorted(there))
+        for (scope, kind), module_numbers in numbers.items()
+        for rank, number in enumerate(sorted(module_numbers))
     }
-    spelt = {(scope, new): old for (scope, old), new in ranks.items()}
+    old_names = {(scope, new): old for (scope, old), new in new_names.items()}
 
     def rename(name: str, table: Mapping[tuple[str, str], str]) -> str:
         scope = _SCOPE.fullmatch(name)
         return name if scope is None else scope[1] + table.get((scope[2], scope[3]), scope[3]) + scope[4]
 
-    normal = {rename(name, ranks): key for name, key in names.normal.items()}
-    return KeyNames(normal, names.ignored, lambda name: names.spell(rename(name, spelt)))
+    normal = {rename(name, new_names): key for name, key in names.normal.items()}
+    return KeyNames(normal, names.ignored, lambda name: names.spell(rename(name, old_names)))
 
 
 def _configure_vit(network: Network, patches: Patches | None = None, rows: int | None = None) -> Fields:
-    """`patches` are those of a stem, `rows` of special tokens in the position table."""
+    """Return the fields of a ViT's config.
+
+    Args:
+        network: facts about the file.
+        patches: the patches of a stem; None without a stem.
+        rows: rows of special tokens in the position table; None: one if there is a class token.
+    """
     dims, parts = network.dims, network.parts
     fields = network.vit_fields("cls" in parts if rows is None else rows, patches)
     if dims["A"] * dims["K"] != dims["D"]:
         raise UserError(
-            f"{dims['A']} heads of size {dims['K']} make {dims['A'] * dims['K']}, but the hidden size is {dims['D']}; "
-            "the model needs heads that split the hidden size evenly"
+            f"{dims['A']} heads of size {dims['K']} have {dims['A'] * dims['K']} channels, but the hidden size is "
+            f"{dims['D']}; hf_vit does not support this model"
         )
     return fields | {
         "num_attention_heads": dims["A"],
@@ -177,39 +206,40 @@ VIT_JAX = Origin(
     name="vit_jax",
     rules=RULES,
     block_pattern=r"Transformer/encoderblock_(0|[1-9]\d*)/",
-    recognises=lambda shapes: _has_table(shapes) and not _has_stem(shapes) and not _has_parts_of_big_vision(shapes),
+    recognizes=lambda shapes: _has_table(shapes) and not _has_stem(shapes) and not _has_parts_of_big_vision(shapes),
     names=_vit_jax_names,
     configure=_configure_vit,
     without={"pre_logits": {"R": "D"}},
     assumed={"pooling": "the mean of the patches, as there is no class token", "processor": ORIGINAL_PIXELS},
-    told={"pooling": frozenset({"cls"})},
+    parts_that_tell={"pooling": frozenset({"cls"})},
     first_patch=True,
 )
 
 # Hybrids of vit_jax: a ResNet stem before that Transformer.
 
 STEM = "embeddings.patch_embeddings.stem"
-_UNIT = "block{s}/unit{u}"  # numbers of a stage and of a unit in it, from 1
+_UNIT = "block{s}/unit{u}"  # numbers of a stage and of a unit in it, counted from 1
 
 
-def _unit_rules(at: str, pre_activation: bool = False) -> tuple[KeyRule, ...]:
-    """Return the rules of a unit of a ResNet, in the order of its computation."""
+def _unit_rules(target: str, pre_activation: bool = False) -> tuple[KeyRule, ...]:
+    """Return the rules of a ResNet's unit, in the order of its computation."""
     rules: list[KeyRule] = []
     norms = "IUU" if pre_activation else "UUO"
     for number, (kernel, width) in enumerate(zip(("11IU", "33UU", "11UO"), norms, strict=True), start=1):
-        norm = _norm(f"{_UNIT}/gn{number}", f"{at}.norm{number}", width, "flatten")
-        conv = KeyRule(f"{_UNIT}/conv{number}/kernel", kernel, "conv", f"{at}.conv{number}.weight")
+        norm = _norm(f"{_UNIT}/gn{number}", f"{target}.norm{number}", width, "flatten")
+        conv = KeyRule(f"{_UNIT}/conv{number}/kernel", kernel, "conv", f"{target}.conv{number}.weight")
         rules += [*norm, conv] if pre_activation else [conv, *norm]
-    return (*rules, KeyRule(f"{_UNIT}/conv_proj/kernel", "11IO", "conv", f"{at}.projection.weight"))
+    return (*rules, KeyRule(f"{_UNIT}/conv_proj/kernel", "11IO", "conv", f"{target}.projection.weight"))
 
 
 def _stem_rules(stem: str) -> tuple[KeyRule, ...]:
-    at = f"{stem}.stages.{{s-1}}.{{u-1}}"
+    """Return the rules of a hybrid's stem."""
+    unit_target = f"{stem}.stages.{{s-1}}.{{u-1}}"
     return (
         KeyRule("conv_root/kernel", "77CW", "conv", f"{stem}.root_conv.weight"),
         *_norm("gn_root", f"{stem}.root_norm", "W", "flatten"),
-        *_unit_rules(at),
-        *_norm(f"{_UNIT}/gn_proj", f"{at}.projection_norm", "O", "flatten"),
+        *_unit_rules(unit_target),
+        *_norm(f"{_UNIT}/gn_proj", f"{unit_target}.projection_norm", "O", "flatten"),
     )
 
 
@@ -217,18 +247,20 @@ _depths = partial(stage_depths, r"block([1-9]\d{0,3})/unit([1-9]\d{0,3})/", 1)
 
 
 def stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patches]:
-    """Return what the stem tells of the config, and how its map is cut into patches."""
+    """Return the config's fields for a stem, and how its map is cut into patches."""
     width, patch = network.dims["W"], network.dims.get("P", 1)
     if width % 32:
         raise UserError(
-            f"the stem is {width} wide, which GroupNorm's 32 groups do not divide; the file is damaged or "
-            "of another format"
+            f"the stem is {width} wide, which is not a multiple of GroupNorm's 32 groups; the file is damaged or has "
+            "another format"
         )
+    # The root has a stride of 4 px, every stage after the first doubles it.
     patches = Patches((patch, patch), stem_stride=4 * 2 ** max(len(depths) - 1, 0))
     return {"stage_depths": depths, "stem_width": width, "stem_patch_size": patch}, patches
 
 
 def _configure_hybrid(network: Network) -> Fields:
+    """Return the fields of a hybrid's config."""
     stem, patches = stem_fields(network, _depths(network.shapes))
     return stem | _configure_vit(network, patches)
 
@@ -241,65 +273,65 @@ VIT_JAX_HYBRID = replace(
         KeyRule("embedding/kernel", "PPFD", "conv", "embeddings.patch_embeddings.projection.weight"),
         *RULES[1:],
     ),
-    recognises=lambda shapes: _has_table(shapes) and _has_stem(shapes),
+    recognizes=lambda shapes: _has_table(shapes) and _has_stem(shapes),
     configure=_configure_hybrid,
     family="hybrid",
     rules_of=partial(resnet_rules, _depths),
 )
 
-# big_vision: the blocks of vit_jax; positions are added before the class token is attached, layers that ran in a scan
-# are stacked in one array. The forms of older files are those that its own loader mends (big_vision/models/vit.py).
+# big_vision: the blocks of vit_jax. Positions are added before the class token is attached, and layers of a scan are
+# stacked in one array. Older files have the forms that its loader converts (big_vision/models/vit.py).
 
 _HEAD, _BV_TABLE, _STACKED = "MAPHead_0", "pos_embedding", "Transformer/encoderblock/"
 _ENCODER = re.compile(r"((?:.*/)?)Transformer/(?:encoderblock(?:_\d+)?|encoder_norm)/.+")
-# Where older files have the table (the last is vit_jax's own place), and parts of the MAP head.
+# Names of the position table (the last is vit_jax's) and of parts of the MAP head in older files.
 _OLD_TABLES = ("Transformer/pos_embedding", TABLE)
 _INLINED = re.compile(r"probe|(LayerNorm|MultiHeadDotProductAttention|MlpBlock)_\d+/.+")
 
 
-def _rule_of_map(rule: KeyRule) -> KeyRule:
-    """The MAP head has the parts of a block, and a probe in the place of the first LayerNorm."""
+def _map_head_rule(rule: KeyRule) -> KeyRule:
+    """Turn a block's rule into the MAP head's, which has the same parts, and a probe instead of the first LayerNorm."""
     parameter = rule.parameter.replace(_TARGET, "pooler.map").replace("layernorm_before", "layernorm")
     return replace(rule, key=rule.key.replace(_BLOCK, _HEAD), parameter=parameter, part="map")
 
 
-def _recognises_big_vision(shapes: Shapes) -> bool:
-    """Return whether there is an encoder under the names of Google's code, without a stem and the marks of vit_jax."""
+def _recognizes_big_vision(shapes: Shapes) -> bool:
+    """Return whether the file has an encoder with the names of Google's code, no stem, and not the form of vit_jax."""
     is_encoder = any(map(_ENCODER.fullmatch, shapes)) and not _has_stem(shapes)
     return is_encoder and (not _has_table(shapes) or _has_parts_of_big_vision(shapes))
 
 
 def _big_vision_names(shapes: Shapes) -> KeyNames:
-    """Strip the prefix, sort out what is no weight of the image model, and name everything as files of today do."""
-    there = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))}
-    found = _names_below(there, "encoders", shapes)
-    prefix = found.spell("")
+    """Remove the prefix, sort out keys that are not weights of the image model, and use the names of current files."""
+    prefixes = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))}
+    names = _names_below(prefixes, "encoders", shapes)
+    prefix = names.spell("")
     if len(shapes.get(f"{prefix}embedding/kernel", ())) == 2:
         raise UserError(
-            "the checkpoint has patches of many grids in one sequence (NaFlex), which hf_vit does not support; "
+            "the checkpoint puts patches of many grids into one sequence (NaFlex), which hf_vit does not support; "
             "use it with big_vision"
         )
-    moved = {old: _BV_TABLE for old in _OLD_TABLES if old in found.normal}  # old place -> today's
-    if "probe" in found.normal:  # a MAP head that is not in a module of its own
-        moved |= {name: f"{_HEAD}/{name}" for name in found.normal if _INLINED.fullmatch(name)}
-    places = [moved.get(name, name) for name in found.normal]
-    if twice := sorted({place for place in places if places.count(place) > 1}):
+    new_names = {old_names: _BV_TABLE for old_names in _OLD_TABLES if old_names in names.normal}  # old place -> today's
+    if "probe" in names.normal:  # a MAP head that is not in a module of its own
+        new_names |= {name: f"{_HEAD}/{name}" for name in names.normal if _INLINED.fullmatch(name)}
+    current_names = [new_names.get(name, name) for name in names.normal]
+    if repeated_names := sorted({name for name in current_names if current_names.count(name) > 1}):
         raise UserError(
-            f"the file holds {', '.join(twice[:3])} in an older place and in today's; one of them is needed"
+            f"the file holds {', '.join(repeated_names[:3])} under the old and the current name; remove one of them"
         )
-    renumbered = _renumbered(replace(found, normal=dict(zip(places, found.normal.values(), strict=True))))
-    old = {new: name for name, new in moved.items()}
+    renumbered = _renumber(replace(names, normal=dict(zip(current_names, names.normal.values(), strict=True))))
+    old_names = {new: name for name, new in new_names.items()}
 
     def spell(name: str) -> str:
-        spelt = renumbered.spell(name).removeprefix(prefix)
-        inlined = "probe" in moved and spelt.startswith(f"{_HEAD}/")
-        return prefix + old.get(spelt, spelt.removeprefix(f"{_HEAD}/") if inlined else spelt)
+        spelling = renumbered.spell(name).removeprefix(prefix)
+        is_inlined = "probe" in new_names and spelling.startswith(f"{_HEAD}/")
+        return prefix + old_names.get(spelling, spelling.removeprefix(f"{_HEAD}/") if is_inlined else spelling)
 
     return replace(renumbered, spell=spell)
 
 
 def _stack(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
-    """Return the rules of the blocks, for one array a block or for one of all blocks."""
+    """Return the rules for files with one array per block, or with one array for all blocks."""
     if not any(name.startswith(_STACKED) for name in shapes):
         return rules
     return tuple(
@@ -311,17 +343,20 @@ def _stack(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
 
 
 def _configure_big_vision(network: Network) -> Fields:
+    """Return the fields of a big_vision model's config."""
     parts, patches, size = network.parts, network.patches, network.image_size
     if {"cls", "map"} <= parts:
-        raise UserError(f"the file holds both a class token and a MAP head ({_HEAD}), which big_vision never combines")
-    has_class_row = False  # as the first of the table, in older files
+        raise UserError(
+            f"the file holds both a class token and a MAP head ({_HEAD}), which big_vision never combines; use "
+            "another file"
+        )
+    has_class_row = False  # older files have a row for the class token, the first of the table
     if "T" in network.dims:
-        has_class_row = "cls" in parts and patches.fit(network.dims["T"] - 1, size)
+        has_class_row = "cls" in parts and patches.fits(network.dims["T"] - 1, size)
     elif size is None:
         raise UserError(
-            "the file holds no position table, so its positions are sincos2d (or none: "
-            "--position-embedding none; or it is damaged); give the image size the checkpoint was trained "
-            "at with --image-size HxW"
+            "the file holds no position table, so its positions are sincos2d; give the image size of its training with "
+            "--image-size HxW (or --position-embedding none, if the model has no positions)"
         )
     else:
         h, w = patches.grid_of(size)
@@ -339,9 +374,9 @@ BIG_VISION = replace(
     rules=(
         *(replace(rule, key=_BV_TABLE, part="table") if rule.key == TABLE else rule for rule in RULES),
         KeyRule(f"{_HEAD}/probe", "11D", "keep", "pooler.map.probe", part="map"),
-        *(_rule_of_map(rule) for rule in RULES if rule.in_block and "LayerNorm_1" not in rule.key),
+        *(_map_head_rule(rule) for rule in RULES if rule.in_block and "LayerNorm_1" not in rule.key),
     ),
-    recognises=_recognises_big_vision,
+    recognizes=_recognizes_big_vision,
     names=_big_vision_names,
     configure=_configure_big_vision,
     rules_of=_stack,
@@ -350,19 +385,19 @@ BIG_VISION = replace(
         "pooling": "the mean of the patches, as there is neither class token nor MAP head",
         "processor": ORIGINAL_PIXELS,
     },
-    told={"position_embedding": frozenset({"table"}), "pooling": frozenset({"cls", "map"})},
+    parts_that_tell={"position_embedding": frozenset({"table"}), "pooling": frozenset({"cls", "map"})},
 )
 
-# BiT's ResNets (arXiv 1912.11370): of post-activation units (big_vision's models/bit.py), which are a hybrid's stem;
-# and the ResNetV2 of the paper (models/bit_paper.py, big_transfer's own files), whose names there, such as
-# `resnet/block1/unit01/a/standardized_conv2d_4/kernel`, are told in those of big_vision, `block1/unit01/conv1/kernel`.
+# BiT's ResNets (arXiv 1912.11370): with post-activation units (big_vision's models/bit.py), which are a hybrid's stem;
+# and the ResNetV2 of the paper (models/bit_paper.py, big_transfer). The names of big_transfer, such as
+# `resnet/block1/unit01/a/standardized_conv2d_4/kernel`, are replaced by big_vision's, `block1/unit01/conv1/kernel`.
 
-BIT_IMAGE_SIZE = 224  # px; the network takes any, and the file does not tell which it was trained on
-BIT_EPSILON = 1e-6  # of GroupNorm in the original
+BIT_IMAGE_SIZE = 224  # px; the network takes any size, and the file does not record that of its training
+BIT_EPSILON = 1e-6  # GroupNorm's epsilon in the original code
 _ROOT, _BIG_TRANSFER = "root_block/conv_root/kernel", "resnet/"
-_ROOT_THERE = re.compile(rf"{_BIG_TRANSFER}root_block/standardized_conv2d(_\d+)?/kernel")
-# big_transfer's name of what big_vision calls otherwise, within a unit or outside of all.
-_THERE = {
+_BIG_TRANSFER_ROOT = re.compile(rf"{_BIG_TRANSFER}root_block/standardized_conv2d(_\d+)?/kernel")
+# big_vision's name, within a unit or outside of units -> big_transfer's name.
+_TO_BIG_TRANSFER = {
     _ROOT: "root_block/standardized_conv2d/kernel",
     "norm-pre-head/scale": "group_norm/gamma",
     "norm-pre-head/bias": "group_norm/beta",
@@ -373,17 +408,17 @@ _THERE = {
     **{f"gn{number}/bias": f"{group}/group_norm/beta" for number, group in enumerate("abc", 1)},
     "conv_proj/kernel": "a/proj/standardized_conv2d/kernel",
 }
-_HERE = {there: here for here, there in _THERE.items()}
+_FROM_BIG_TRANSFER = {old: new for new, old in _TO_BIG_TRANSFER.items()}
 
 
 def _is_resnet(root: str, shapes: Shapes) -> bool:
-    """Return whether there is this root, and no Transformer beside it."""
-    there = [prefix for prefix in _IMAGE_PREFIXES if f"{prefix}{root}" in shapes]
-    return any(not any(key.startswith(f"{prefix}Transformer/") for key in shapes) for prefix in there)
+    """Return whether the file has this root, and no Transformer below the same prefix."""
+    prefixes = [prefix for prefix in _IMAGE_PREFIXES if f"{prefix}{root}" in shapes]
+    return any(not any(key.startswith(f"{prefix}Transformer/") for key in shapes) for prefix in prefixes)
 
 
 def bit_fields(network: Network, depths: tuple[int, ...], pre_activation: bool) -> Fields:
-    """Return fields of `HfBitConfig`."""
+    """Return the fields of `HfBitConfig`."""
     stem, _ = stem_fields(network, depths)
     size = BIT_IMAGE_SIZE if network.image_size is None else square_or_pair(network.image_size)
     sizes = {name: stem[name] for name in ("stage_depths", "stem_width")}
@@ -391,32 +426,39 @@ def bit_fields(network: Network, depths: tuple[int, ...], pre_activation: bool) 
 
 
 def _configure_bit(pre_activation: bool, network: Network) -> Fields:
+    """Return the fields of a BiT's config."""
     return bit_fields(network, _depths(network.shapes), pre_activation)
 
 
 def _bit_paper_names(shapes: Shapes) -> KeyNames:
-    is_big_transfers = any(map(_ROOT_THERE.fullmatch, shapes))
-    if is_big_transfers:
-        found = _names_below([_BIG_TRANSFER], "ResNets", shapes, [_BIG_TRANSFER])
+    """Return the names of the keys of big_vision's or big_transfer's ResNetV2, in big_vision's spelling."""
+    is_big_transfer = any(map(_BIG_TRANSFER_ROOT.fullmatch, shapes))
+    if is_big_transfer:
+        names = _names_below([_BIG_TRANSFER], "ResNets", shapes, [_BIG_TRANSFER])
     else:
-        found = _anchored(_ROOT, "ResNets", shapes)
+        names = _names_at_anchor(_ROOT, "ResNets", shapes)
     normal: dict[str, str] = {}
-    for name, key in found.normal.items():
-        unit = re.fullmatch(r"(block[1-9]\d*/unit)(0[1-9]|[1-9]\d+)/(.+)", name)
-        scope, end = (f"{unit[1]}{int(unit[2])}/", unit[3]) if unit else ("", name)
-        if is_big_transfers:
-            end = _HERE.get(re.sub(r"standardized_conv2d_\d+/", "standardized_conv2d/", end), "")
-        here = scope + end if end and (unit or not end.startswith("block")) else f"/{name}"  # no rule knows "/..."
-        if here in normal:
-            raise UserError(f"the file holds '{normal[here]}' and '{key}', which are the same array's; one is needed")
-        normal[here] = key
+    for name, key in names.normal.items():
+        match = re.fullmatch(r"(block[1-9]\d*/unit)(0[1-9]|[1-9]\d+)/(.+)", name)
+        scope, name_in_unit = (f"{match[1]}{int(match[2])}/", match[3]) if match else ("", name)
+        if is_big_transfer:
+            name_in_unit = _FROM_BIG_TRANSFER.get(
+                re.sub(r"standardized_conv2d_\d+/", "standardized_conv2d/", name_in_unit), ""
+            )
+        is_known = name_in_unit and (match or not name_in_unit.startswith("block"))
+        normal_name = scope + name_in_unit if is_known else f"/{name}"  # no rule has such a name, so it is left over
+        if normal_name in normal:
+            raise UserError(
+                f"the file holds '{normal[normal_name]}' and '{key}', two names of the same array; remove one of them"
+            )
+        normal[normal_name] = key
 
     def spell(name: str) -> str:
-        unit = re.fullmatch(r"(block\d+/unit)(\d+)/(.+)", name)
-        scope, end = (f"{unit[1]}{int(unit[2]):02d}/", unit[3]) if unit else ("", name)
-        return found.spell(scope + (_THERE[end] if is_big_transfers else end))
+        match = re.fullmatch(r"(block\d+/unit)(\d+)/(.+)", name)
+        scope, name_in_unit = (f"{match[1]}{int(match[2]):02d}/", match[3]) if match else ("", name)
+        return names.spell(scope + (_TO_BIG_TRANSFER[name_in_unit] if is_big_transfer else name_in_unit))
 
-    return KeyNames(normal, found.ignored, spell)
+    return KeyNames(normal, names.ignored, spell)
 
 
 BIT = Origin(
@@ -426,8 +468,8 @@ BIT = Origin(
         *_dense("head", "FL", "classifier", "head"),
     ),
     block_pattern="",
-    recognises=partial(_is_resnet, "conv_root/kernel"),
-    names=partial(_anchored, "conv_root/kernel", "ResNets"),
+    recognizes=partial(_is_resnet, "conv_root/kernel"),
+    names=partial(_names_at_anchor, "conv_root/kernel", "ResNets"),
     configure=partial(_configure_bit, False),
     family="bit",
     rules_of=partial(resnet_rules, _depths),
@@ -442,7 +484,7 @@ BIT_PAPER = replace(
         *_norm("norm-pre-head", "encoder.norm", "F", "flatten"),
         *_dense("head", "FL", "classifier", "head", "pointwise"),
     ),
-    recognises=lambda shapes: _is_resnet(_ROOT, shapes) or any(map(_ROOT_THERE.fullmatch, shapes)),
+    recognizes=lambda shapes: _is_resnet(_ROOT, shapes) or any(map(_BIG_TRANSFER_ROOT.fullmatch, shapes)),
     names=_bit_paper_names,
     configure=partial(_configure_bit, True),
     assumed={
@@ -458,7 +500,7 @@ _MIXER_STEM, _MIXER_BLOCK = "stem/kernel", "MixerBlock_{i}"
 
 
 def configure_mixer(network: Network) -> Fields:
-    """Return fields of `HfMixerConfig`; parts of a patch are padded."""
+    """Return the fields of `HfMixerConfig`; incomplete patches are padded."""
     dims, patches = network.dims, replace(network.patches, is_padded=True)
     return {
         "image_size": square_or_pair(patches.table_size(dims["T"], network.image_size, "token MLP")),
@@ -475,7 +517,7 @@ def configure_mixer(network: Network) -> Fields:
 MIXER = Origin(
     name="mixer",
     rules=(
-        *_dense("stem", "PQCD", "embeddings.patch_embeddings.projection", move="conv"),
+        *_dense("stem", "PQCD", "embeddings.patch_embeddings.projection", transform="conv"),
         *_norm(f"{_MIXER_BLOCK}/LayerNorm_0", f"{_TARGET}.layernorm_before"),
         *_dense(f"{_MIXER_BLOCK}/token_mixing/Dense_0", "TS", f"{_TARGET}.token_mlp.fc1"),
         *_dense(f"{_MIXER_BLOCK}/token_mixing/Dense_1", "ST", f"{_TARGET}.token_mlp.fc2"),
@@ -486,10 +528,10 @@ MIXER = Origin(
         *_dense("head", "DL", "classifier", "head"),
     ),
     block_pattern=r"MixerBlock_(0|[1-9]\d*)/",
-    recognises=lambda shapes: (
+    recognizes=lambda shapes: (
         any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in _IMAGE_PREFIXES) and _has("/token_mixing/")(shapes)
     ),
-    names=partial(_anchored, _MIXER_STEM, "MLP-Mixers"),
+    names=partial(_names_at_anchor, _MIXER_STEM, "MLP-Mixers"),
     configure=configure_mixer,
     family="mixer",
     assumed={"processor": ORIGINAL_PIXELS},

@@ -1,4 +1,4 @@
-"""Which kind of checkpoint a file is: an origin that can be converted, or a refusal that names the likely kind."""
+"""Find the origin of a checkpoint, or refuse it with the likely kind."""
 
 import re
 from collections.abc import Iterable
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from hf_vit.conversion.origins import aim, clip, deit, dino_mae, eva, google, timm, transformers
 from hf_vit.conversion.origins.beside import DEFAULTS, IMAGE_TOWERS
 from hf_vit.conversion.origins.origin import Origin
-from hf_vit.conversion.readers import NOTHING_BESIDE, Companions, Shapes
+from hf_vit.conversion.readers import NO_COMPANIONS, Companions, Shapes
 from hf_vit.errors import UserError
 
-# The first that recognises a file is its origin.
+# The first that recognizes a file is its origin.
 ORIGINS: tuple[Origin, ...] = (
     *google.ORIGINS,
     *(transformers.VIT, transformers.DEIT, transformers.VIT_HYBRID, transformers.BIT),
@@ -19,10 +19,10 @@ ORIGINS: tuple[Origin, ...] = (
     *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT),
     *(clip.PERCEPTION_ENCODER, clip.OPEN_CLIP, aim.AIMV2),
 )
-# As config.json says it.
+# Values of `model_type` in transformers' config.json that convert.
 TRANSFORMERS_TYPES = (*DEFAULTS, *IMAGE_TOWERS)
-# Of transformers' models that people bring, what no model here has.
-NOT_HERE = {
+# Values of `model_type` that do not convert -> the feature that no model here has.
+UNSUPPORTED_FEATURES = {
     **dict.fromkeys(("beit", "data2vec-vision"), "a bias of relative positions in every block"),
     **dict.fromkeys(("dinov3_vit", "eva02", "pe_vision"), "rotary positions (RoPE)"),
     **dict.fromkeys(("sam", "sam2", "sam_vision_model", "vitdet"), "attention in windows with relative positions"),
@@ -30,11 +30,10 @@ NOT_HERE = {
     **dict.fromkeys(("siglip2", "siglip2_vision_model"), "patches of many grids in one sequence (NaFlex)"),
 }
 _STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
-_ELSEWHERE = "whose patch embedding is missing"
-MAX_PREFIXES = 100  # that are tried, the shortest first
-# What is known by its keys but not converted -> regular expressions, each of which is found in some key. The first that
-# fits is named.
-STRANGERS = {
+_NO_PATCHES = "whose patch embedding is missing"
+MAX_PREFIXES = 100  # prefixes to try, the shortest first
+# Kinds that do not convert -> regular expressions that all match some key. Messages name the first kind that fits.
+UNSUPPORTED_KINDS = {
     "part of an MLP-Mixer (arXiv 2105.01601), whose stem is missing": (r"(^|/)MixerBlock_\d+/",),
     "a hybrid ViT of an unsupported code base (ResNet stem, Transformer)": (
         _STEM,
@@ -42,50 +41,51 @@ STRANGERS = {
     ),
     "part of a BiT ResNet, whose root is missing": (_STEM,),
     "a text tower of big_vision, which is not a vision transformer": (r"(^|/)txt/",),
-    f"part of a ViT of timm, {_ELSEWHERE}": (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",),
-    f"part of a ViT of transformers, {_ELSEWHERE}": (
+    f"part of a ViT of timm, {_NO_PATCHES}": (r"(^|\.)blocks\.\d+\.(attn\.qkv|norm1)\.",),
+    f"part of a ViT of transformers, {_NO_PATCHES}": (
         r"(^|\.)(layer\.\d+\.attention\.attention\.query|layers\.\d+\.attention\.q_proj)\.",
     ),
 }
 
 
-def find_origin(shapes: Shapes, file_name: str, companions: Companions = NOTHING_BESIDE) -> Origin:
+def find_origin(shapes: Shapes, file_name: str, companions: Companions = NO_COMPANIONS) -> Origin:
     """Return the origin of a file with these keys.
 
     Raises:
-        UserError: no origin recognises it; the message names the model that config.json names, or the likely kind.
+        UserError: no origin recognizes the file; the message names the model in config.json, or the likely kind.
     """
     config = companions.config or {}
     kind, architecture = config.get("model_type"), config.get("architecture")
     if kind is not None and kind not in TRANSFORMERS_TYPES:
-        says = f"config.json of {file_name} says model_type {kind!r:.80}"
-        if isinstance(kind, str) and kind in NOT_HERE:
-            raise UserError(f"{says}, which has {NOT_HERE[kind]}; no hf_vit model does; use it with transformers")
-        raise UserError(f"{says}; of transformers' models {', '.join(TRANSFORMERS_TYPES)} convert")
-    if isinstance(architecture, str):  # of timm: its name tells more than its keys
+        subject = f"config.json of {file_name} has model_type {kind!r:.80}"
+        if isinstance(kind, str) and kind in UNSUPPORTED_FEATURES:
+            raise UserError(
+                f"{subject}, a model with {UNSUPPORTED_FEATURES[kind]}, which hf_vit does not support; use it with "
+                "transformers"
+            )
+        raise UserError(f"{subject}, which does not convert; give one of {', '.join(TRANSFORMERS_TYPES)}")
+    if isinstance(architecture, str):  # a model of timm, whose name shows more than its keys
         timm.refuse_foreign(architecture.partition(".")[0])
     for origin in ORIGINS:
-        if origin.recognises(shapes):
+        if origin.recognizes(shapes):
             return origin
     if isinstance(architecture, str) and not re.match(r"(test_|flexi)?vit|deit|mixer|resnetv2_\d+x", architecture):
-        raise UserError(
-            f"timm's '{architecture:.80}' is of an architecture that hf_vit does not support; use it with timm"
-        )
-    ends = {key[: match.end()] for key in shapes for match in re.finditer(r"[./]", key)}
-    for prefix in sorted(ends, key=len)[:MAX_PREFIXES]:
-        inside = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
-        if below := next((origin.name for origin in ORIGINS if origin.recognises(inside)), None):
-            raise UserError(f"{file_name} holds a model of {below} below '{prefix}'; declare it by --prefix {prefix}")
+        raise UserError(f"timm's architecture '{architecture:.80}' is not supported by hf_vit; use it with timm")
+    prefixes = {key[: match.end()] for key in shapes for match in re.finditer(r"[./]", key)}
+    for prefix in sorted(prefixes, key=len)[:MAX_PREFIXES]:
+        keys_below_prefix = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
+        if origin_name := next((origin.name for origin in ORIGINS if origin.recognizes(keys_below_prefix)), None):
+            raise UserError(f"{file_name} has a model of {origin_name} below '{prefix}'; give --prefix {prefix}")
     examples = ", ".join(list(shapes)[:3])
     likely = likely_kind(shapes) or f"an unknown checkpoint (it holds {examples}, ...)"
-    known = ", ".join(origin.name for origin in ORIGINS)
-    raise UserError(f"{file_name} looks like {likely}; hf-vit convert reads files of {known}")
+    origin_names = ", ".join(origin.name for origin in ORIGINS)
+    raise UserError(f"{file_name} looks like {likely}; give a file of {origin_names}")
 
 
 def likely_kind(keys: Iterable[str]) -> str | None:
-    """Return the name of the first stranger all of whose marks are found among the keys."""
-    known = list(keys)
-    for name, marks in STRANGERS.items():
-        if all(any(re.search(mark, key) for key in known) for mark in marks):
+    """Return the first unsupported kind whose patterns all match some key; None if there is none."""
+    key_list = list(keys)
+    for name, patterns in UNSUPPORTED_KINDS.items():
+        if all(any(re.search(pattern, key) for key in key_list) for pattern in patterns):
             return name
     return None

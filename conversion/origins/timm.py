@@ -1,7 +1,8 @@
-"""timm: plain ViTs (`vit_*`, `deit_*`, `deit3_*`, `flexivit_*`, SigLIP's towers), hybrids and MLP-Mixers.
+"""Define timm's origins: plain ViTs (`vit_*`, `deit_*`, `deit3_*`, `flexivit_*`, SigLIP's towers), hybrids, Mixers,
+BiT.
 
-Query, key and value are one fused projection. What neither names nor shapes tell (heads, activation, pooling) comes
-from the architecture and the arguments that config.json names; the exceptions from timm's rule are listed here.
+Query, key and value are one fused projection. Facts that names and shapes do not show (heads, activation, pooling) come
+from the architecture and the arguments in config.json; this module lists the exceptions from timm's defaults.
 """
 
 import re
@@ -16,10 +17,10 @@ from hf_vit.conversion.origins.beside import (
     HEADS_OF_WIDTH,
     ORIGINAL_PIXELS,
     Text,
-    checked,
     from_timm,
     names_of,
-    pair_of,
+    read_size,
+    validate_values,
 )
 from hf_vit.conversion.origins.google import STEM, bit_fields, configure_mixer, stem_fields
 from hf_vit.conversion.origins.origin import (
@@ -37,12 +38,12 @@ from hf_vit.conversion.origins.origin import (
     square_or_pair,
     stage_depths,
 )
-from hf_vit.conversion.origins.wrapped import bare_names, has, renamed, unwrapped
+from hf_vit.conversion.origins.wrapped import bare_names, make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
-# What the name of an architecture tells and no weight does: facts of timm 1.0. Its heads are 64 wide, its GELU is the
-# exact one and its eps 1e-6, but for these (the first that fits).
+# timm 1.0: by default heads are 64 wide, the GELU is exact and eps is 1e-6. Architectures with other values, which
+# their weights do not show (the first match counts).
 EXCEPTIONS: dict[str, Fields] = {
     r"vit_so400m_patch16_siglip_(gap_)?\d+": {"num_attention_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
     r"vit_so400m_.+": {"num_attention_heads": 16},
@@ -55,28 +56,27 @@ EXCEPTIONS: dict[str, Fields] = {
     r"vit_\w+_clip_quickgelu_\d+": {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
     r"vit_\w+_clip_\d+": {"layer_norm_eps": 1e-5},
 }
-# Arguments that an architecture has without its config.json naming them.
+# Arguments of an architecture that its config.json does not name.
 ARGUMENTS: dict[str, Fields] = {
     r"vit_\w+_radio_.+|vit_intern300m_.+": {"final_norm": False},
     r"test_vit3": {"pool_include_prefix": True},
 }
 _RMS = "norms that do not subtract the mean (RMSNorm)"
-# What an architecture does that no model here does, even where its keys are those of a plain ViT.
-NOT_HERE: dict[str, str] = {
+# Architecture -> its feature that no model here has, even if its keys are those of a plain ViT.
+UNSUPPORTED_FEATURES: dict[str, str] = {
     r"vit_.*(rope|dinov3|lingbot|sapiens2|pe_core|pe_lang|pe_spatial)(_.*)?|eva(02)?_.+": "rotary positions (RoPE)",
-    r"(beitv?2?|beit3)(_.+)?": "a learned bias of relative positions, of the class token too, in its attention",
+    r"(beitv?2?|beit3)(_.+)?": "a learned bias of relative positions in its attention, also for the class token",
     r"samvit_.+": "attention in windows with relative positions (SAM)",
     r"naflexvit_.+": "patches of many grids in one sequence (NaFlex)",
     r"vit_\w+_rpn_\d+": "LayerNorms after attention and MLP instead of before them",
-    r"vit_\w+_xp_\d+": f"attention and MLP side by side, and {_RMS}",
-    r"vit_dp\w+|vit_pwee_.+|vit_\w+_\d+x[2-9]_\d+": "attention and MLP side by side in a block",
+    r"vit_\w+_xp_\d+": f"parallel attention and MLP, and {_RMS}",
+    r"vit_dp\w+|vit_pwee_.+|vit_\w+_\d+x[2-9]_\d+": "parallel attention and MLP in a block",
     r"vit_d(little|wee)_.+": "differential attention",
     r"vit_\w+_(mci|resnet\d+d)(_.+)?": "another stem than BiT's ResNet (ResNet-D, MobileCLIP)",
     r"test_vit4": _RMS,
 }
-# Arguments that config.json may name without any need to read them: names and shapes tell as well, or only training
-# notices them.
-_NEEDLESS = re.compile(
+# Arguments in config.json that are not read: names and shapes show them too, or they only affect training.
+_IGNORED_ARGUMENTS = re.compile(
     r"img_size|patch_size|in_chans|num_classes|embed_dim|depth|mlp_ratio|\w+_bias|class_token|no_embed_class|init_values|"
     r"reg_tokens|pre_norm|final_norm|fc_norm|qk_norm|pos_embed|rel_pos_(type|dim)|shared_rel_pos|(\w+_)?drop(_path)?_rate|"
     r"weight_init|fix_init|dynamic_img_size|strict_img_size|pretrained_strict|features_only"
@@ -91,9 +91,12 @@ _OFFSETS = f"{_TARGET}.attention.relative_position.offset_embeddings"
 
 
 def _offset_mlp(source: str, part: str) -> tuple[KeyRule, ...]:
-    """Return the MLP that gives the bias of an offset; all four arrays make one table."""
+    """Return the rules of the MLP that computes relative positions' biases; its four arrays make one table."""
     axes = {"fc1.weight": ("H", "2"), "fc1.bias": ("H",), "fc2.weight": ("A", "H"), "fc2.bias": ("A",)}
-    return tuple(KeyRule(f"{source}.mlp.{name}", each, "offset_mlp", _OFFSETS, part) for name, each in axes.items())
+    return tuple(
+        KeyRule(f"{source}.mlp.{name}", axes_of_array, "offset_mlp", _OFFSETS, part)
+        for name, axes_of_array in axes.items()
+    )
 
 
 BLOCK_RULES = (
@@ -142,7 +145,7 @@ RULES = (
 
 
 class TimmConfig(BaseModel):
-    """What is read of timm's config.json."""
+    """The fields of timm's config.json that are read."""
 
     architecture: str | None = None
     global_pool: str | None = None
@@ -153,52 +156,55 @@ class TimmConfig(BaseModel):
 
 
 def refuse_foreign(architecture: str) -> None:
-    """Raise a UserError for what timm builds otherwise than the models here."""
-    feature = next((feature for name, feature in NOT_HERE.items() if re.fullmatch(name, architecture)), None)
+    """Raise a UserError for an architecture of timm with a feature that no model here has."""
+    feature = next(
+        (feature for name, feature in UNSUPPORTED_FEATURES.items() if re.fullmatch(name, architecture)), None
+    )
     if feature is not None:
         raise UserError(f"timm's '{architecture:.80}' has {feature}, which hf_vit does not support; use it with timm")
 
 
 def _first_of(table: Mapping[str, Fields], architecture: str) -> Fields:
+    """Return the fields of the first entry of a table that matches an architecture."""
     return next((dict(values) for name, values in table.items() if re.fullmatch(name, architecture)), {})
 
 
-# A fused projection in blocks, and patches that are cut from the image itself.
-recognises = has(PATCHES, ("",), lacks=r"patch_embed\.backbone\.")
-# Of timm before version 0.9.
-_IGNORED = {r".*rel_pos\.(relative_position_index|rel_coords_log)": "numbers of the relative positions"}
+# Files with a fused projection in blocks, and with patches that are cut from the image itself.
+recognizes = make_recognizer(PATCHES, ("",), lacks=r"patch_embed\.backbone\.")
+# Keys of timm before version 0.9 -> why they are ignored.
+_IGNORED = {r".*rel_pos\.(relative_position_index|rel_coords_log)": "indices of the relative positions"}
 
 
 def names(shapes: Shapes, ignored: Mapping[str, str] = _IGNORED) -> KeyNames:
-    """Strip what is around the model."""
-    return with_swiglu(unwrapped(shapes, PATCHES, ignored), shapes)
+    """Remove prefixes, sort out keys that are not weights, and use DINOv2's names for a SwiGLU."""
+    return with_swiglu(unwrap(shapes, PATCHES, ignored), shapes)
 
 
 def with_swiglu(names: KeyNames, shapes: Shapes) -> KeyNames:
-    """Name the layers of a SwiGLU as DINOv2's code does; timm names those of the packed one as a dense MLP's."""
+    """Use DINOv2's names for the layers of a SwiGLU; timm names a packed one like a dense MLP."""
     keys = [names.normal.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2")]
-    first = [shapes[key] for key in keys if key is not None]
-    spelt: dict[str, str] = {}
-    if [len(shape) for shape in first] == [2, 2] and first[0][0] == 2 * first[1][1]:
-        spelt = {"w12": "fc1", "w3": "fc2"}
+    shapes_of_mlp = [shapes[key] for key in keys if key is not None]
+    spellings: dict[str, str] = {}
+    if [len(shape) for shape in shapes_of_mlp] == [2, 2] and shapes_of_mlp[0][0] == 2 * shapes_of_mlp[1][1]:
+        spellings = {"w12": "fc1", "w3": "fc2"}
     if any(re.fullmatch(r"blocks\.\d+\.mlp\.fc1_[gx]\.weight", name) for name in names.normal):
-        spelt = {"w1": "fc1_g", "w2": "fc1_x", "w3": "fc2"}
-    return renamed(names, {f".mlp.{new}.": f".mlp.{old}." for new, old in spelt.items()})
+        spellings = {"w1": "fc1_g", "w2": "fc1_x", "w3": "fc2"}
+    return rename_keys(names, {f".mlp.{new}.": f".mlp.{old}." for new, old in spellings.items()})
 
 
-def _rules_of(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
+def _select_rules(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
     """Return the rules, without the position table if relative positions replace it."""
     is_relative = any("rel_pos." in name for name in shapes) and "pos_embed" not in shapes
     return tuple(rule for rule in rules if rule.key != "pos_embed") if is_relative else rules
 
 
 def configure(network: Network) -> Fields:
-    """Return fields of `HfViTConfig`."""
+    """Return the fields of `HfViTConfig`."""
     return _common_fields(network, network.patches) | {"patch_size": square_or_pair(network.patches.sides)}
 
 
 def _common_fields(network: Network, patches: Patches) -> Fields:
-    """Return what names and shapes tell, and timm's rules where config.json does not name an exception."""
+    """Return the config's fields that names and shapes show, and timm's defaults for the others."""
     dims, parts = network.dims, network.parts
     has_one_head = {"distillation", "head"} <= parts and "second_head" not in parts
     fields = heads_of(dims["D"], HEADS_OF_WIDTH) | {
@@ -218,7 +224,7 @@ def _common_fields(network: Network, patches: Patches) -> Fields:
         "norm_before_layers": "norm_before" in parts,
         "norm_after_pooling": "norm_after" in parts if {"norm", "norm_after"} & parts else None,
         "representation_size": dims["R"] if "pre_logits" in parts else None,
-        # What it was in training is not in the weights; timm's models that have it begin with 1e-5 or 1e-6.
+        # Weights do not show the initial value; timm's models use 1e-5 or 1e-6.
         "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
     }
     positions = _relative_positions if _RELATIVE & parts else _added_positions
@@ -226,29 +232,29 @@ def _common_fields(network: Network, patches: Patches) -> Fields:
 
 
 def _added_positions(network: Network, patches: Patches) -> Fields:
-    """Return the fields for a position table with rows for patches only, or also for special tokens and registers."""
+    """Return the fields for a position table, which may have rows for special tokens and registers too."""
     dims, parts, image_size = network.dims, network.parts, network.image_size
     rows, special = dims["T"], ("cls" in parts) + ("distillation" in parts)
     registers = dims["G"] if "registers" in parts else 0
-    on_special: bool | str
-    if patches.fit(rows - special, image_size):
-        before, on_special = special, True
-    elif patches.fit(rows, image_size):
-        before, on_special = 0, not special
-    elif registers and patches.fit(rows - special - registers, image_size):
-        before, on_special = special + registers, "with_registers"
+    has_special_positions: bool | str
+    if patches.fits(rows - special, image_size):
+        prefix_rows, has_special_positions = special, True
+    elif patches.fits(rows, image_size):
+        prefix_rows, has_special_positions = 0, not special
+    elif registers and patches.fits(rows - special - registers, image_size):
+        prefix_rows, has_special_positions = special + registers, "with_registers"
     else:
-        before, on_special = special, True
-    size = patches.table_size(rows - before, image_size)
+        prefix_rows, has_special_positions = special, True
+    size = patches.table_size(rows - prefix_rows, image_size)
     return {
         "image_size": square_or_pair(size),
         "position_embedding": "learned",
-        "position_on_class_token": on_special,
+        "position_on_class_token": has_special_positions,
     }
 
 
 def _relative_positions(network: Network, patches: Patches) -> Fields:
-    """Return the fields for relative positions stored as a table, or made by an MLP, at the declared image size."""
+    """Return the fields for relative positions stored as a table or as an MLP, at the given image size."""
     dims, image_size = network.dims, network.image_size
     if image_size is None:
         raise UserError(
@@ -257,8 +263,8 @@ def _relative_positions(network: Network, patches: Patches) -> Fields:
     h, w = patches.grid_of(image_size)
     if "offset_table" in network.parts and dims["O"] != (2 * h - 1) * (2 * w - 1):
         raise UserError(
-            f"{dims['O']} relative positions do not fit {h}x{w} patches, {(2 * h - 1) * (2 * w - 1)}; give "
-            "another --image-size; a bias between the patches and a class token is not supported"
+            f"the file has {dims['O']} relative positions, but {h}x{w} patches need {(2 * h - 1) * (2 * w - 1)}; give "
+            "another --image-size (positions of a class token are not supported)"
         )
     return {
         "image_size": square_or_pair(image_size),
@@ -268,76 +274,78 @@ def _relative_positions(network: Network, patches: Patches) -> Fields:
 
 
 def declared(companions: Companions, shapes: Shapes) -> Declared:
-    """Return what timm's config.json says of architecture, arguments and preprocessing.
+    """Return the facts about architecture, arguments and preprocessing in timm's config.json.
 
     Raises:
-        UserError: it is of another library, or asks for what no model here does.
+        UserError: the file is another library's, or needs a feature that no model here has.
     """
     if companions.config is None:
         _refuse_unlikely(shapes, {})
-        bare = bare_names(shapes)
-        if any("rel_pos." in name for name in bare) and not any(name.endswith(".ls1.gamma") for name in bare):
+        key_names = bare_names(shapes)
+        if any("rel_pos." in name for name in key_names) and not any(name.endswith(".ls1.gamma") for name in key_names):
             raise UserError(
                 "the weights have relative positions and no LayerScale, and do not record whether "
                 "LayerNorms come before or after attention and MLP; give the folder with their config.json"
             )
         return Declared()
-    beside = checked(TimmConfig, companions.config, "config.json")
-    if beside.architecture is None:
-        raise UserError("config.json names no architecture of timm, but the keys beside it are timm's")
-    architecture = beside.architecture.partition(".")[0]
+    config_file = validate_values(TimmConfig, companions.config, "config.json")
+    if config_file.architecture is None:
+        raise UserError(
+            "config.json has no 'architecture', but the weights beside it are timm's; give timm's config.json"
+        )
+    architecture = config_file.architecture.partition(".")[0]
     if not re.fullmatch(r"(vit|deit|deit3|flexivit|test_vit)\d?(_[\w-]+)?", architecture):
         raise UserError(
-            f"timm's architecture '{architecture:.80}' is not one of vit_*, deit_*, deit3_* and flexivit_*; "
-            "its heads and activation are unknown"
+            f"timm's architecture '{architecture:.80}' is not supported; give one of vit_*, deit_*, deit3_* or "
+            "flexivit_*"
         )
-    arguments = _first_of(ARGUMENTS, architecture) | (beside.model_args or {})
+    arguments = _first_of(ARGUMENTS, architecture) | (config_file.model_args or {})
     _refuse_unlikely(shapes, arguments)
     special = {"cls_token", "dist_token", "reg_token"} & set(bare_names(shapes))
     fields = {"layer_norm_eps": 1e-6} | _first_of(EXCEPTIONS, architecture)
-    fields |= _argument_fields({"global_pool": beside.global_pool, **arguments}, has_special=bool(special))
+    fields |= _argument_fields({"global_pool": config_file.global_pool, **arguments}, has_special=bool(special))
     if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in special:
         fields["pooling"] = "map_with_registers"
-    return _declared_by(beside, companions.config, fields)
+    return _declare(config_file, companions.config, fields)
 
 
-def _declared_by(beside: TimmConfig, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Declared:
-    """These fields, and what config.json says of image size, names of classes and pixels, read as timm reads it."""
-    if beside.pretrained_cfg is not None and "input_size" not in beside.pretrained_cfg:
-        raise UserError("config.json gives a pretrained_cfg without input_size; download the file again")
-    pretrained, arguments = beside.pretrained_cfg or config, beside.model_args or {}
+def _declare(config_file: TimmConfig, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Declared:
+    """Return these fields with the image size, class names and preprocessing in config.json, read as timm does."""
+    if config_file.pretrained_cfg is not None and "input_size" not in config_file.pretrained_cfg:
+        raise UserError("config.json has a pretrained_cfg without input_size; download the file again")
+    pretrained, arguments = config_file.pretrained_cfg or config, config_file.model_args or {}
     pixels = from_timm(pretrained, arguments)
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
-    labels = beside.label_names or pretrained.get("label_names")  # the top level's win
-    fields = {**fields, **({} if beside.problem_type is None else {"problem_type": beside.problem_type})}
-    return Declared(fields, pair_of(arguments.get("img_size") or size), names_of(labels), pixels)
+    labels = config_file.label_names or pretrained.get("label_names")  # the top level takes precedence
+    fields = {**fields, **({} if config_file.problem_type is None else {"problem_type": config_file.problem_type})}
+    return Declared(fields, read_size(arguments.get("img_size") or size), names_of(labels), pixels)
 
 
 def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
-    """Raise a UserError where weights lack what only a config.json can say is not missing, or pool otherwise.
+    """Raise a UserError if a part is missing without a word in config.json, or if pooling reads other tokens than here.
 
-    Attention may pool the patches alone, beside tokens that the MAP head here reads too.
+    timm's attention pooling may read only patches, where the MAP head here reads special tokens too.
     """
-    bare = bare_names(shapes)
-    last = {f"{name}.{part}" for name in ("norm", "fc_norm") for part in ("weight", "bias")}
-    if last.isdisjoint(bare) and arguments.get("final_norm") is not False:
+    key_names = bare_names(shapes)
+    last_norm_keys = {f"{name}.{part}" for name in ("norm", "fc_norm") for part in ("weight", "bias")}
+    if last_norm_keys.isdisjoint(key_names) and arguments.get("final_norm") is not False:
         raise UserError(
-            "the checkpoint has no LayerNorm after its blocks, and no config.json of timm says so "
-            "(final_norm); nothing was written"
+            "the checkpoint has no LayerNorm after its blocks, and no config.json of timm with final_norm=False, so "
+            "nothing was written; give the folder with the config.json"
         )
-    special = [name for name in ("cls_token", "dist_token") if name in bare]
-    if special and "attn_pool.latent" in bare and not arguments.get("pool_include_prefix"):
+    special = [name for name in ("cls_token", "dist_token") if name in key_names]
+    if special and "attn_pool.latent" in key_names and not arguments.get("pool_include_prefix"):
         raise UserError(
-            f"timm's attention pooling leaves out {' and '.join(special)}, which the MAP head here reads; only models "
-            "with pool_include_prefix=True in the model_args of their config.json have the same numbers"
+            f"timm's attention pooling skips {' and '.join(special)}, which the MAP head here reads; only models with "
+            "pool_include_prefix=True in the model_args of their config.json convert"
         )
 
 
 def _argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
-    """Fields of the config that arguments of an architecture ask for."""
+    """Return the config's fields that arguments of an architecture set."""
     fields: Fields = {}
     for name, value in arguments.items():
-        if value is None or value is False or _NEEDLESS.fullmatch(name):
+        if value is None or value is False or _IGNORED_ARGUMENTS.fullmatch(name):
             continue
         if name == "num_heads" and type(value) is int and 0 < value < 2**20:
             fields["num_attention_heads"] = value
@@ -346,10 +354,12 @@ def _argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
         elif name == "global_pool" and isinstance(value, str) and value in POOLINGS:
             fields["pooling"] = POOLINGS[value]
         elif name == "pool_include_prefix" and not (arguments["global_pool"] == "avg" and has_special):
-            continue  # see `_refuse_unlikely`; the class token alone is read either way
+            continue  # `_refuse_unlikely` checks it; it does not matter for a class token alone
         else:
             argument = f"{name:.80}={value!r:.80}"
-            raise UserError(f"config.json gives timm's argument {argument}, which hf_vit does not support")
+            raise UserError(
+                f"config.json has timm's argument {argument}, which hf_vit does not support; use it with timm"
+            )
     return fields
 
 
@@ -358,23 +368,23 @@ VIT = Origin(
     rules=RULES,
     block_pattern=r"blocks\.(0|[1-9]\d*)\.",
     without={"pre_logits": {"R": "D"}},
-    recognises=recognises,
+    recognizes=recognizes,
     names=names,
     configure=configure,
-    rules_of=_rules_of,
+    rules_of=_select_rules,
     declared=declared,
     assumed={
         "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
         "hidden_act": "the exact GELU",
         "layer_norm_eps": "LayerNorms before attention and MLP, eps 1e-6 (1e-5 with a norm before the blocks)",
         "position_embedding": "positions added to the tokens once (no RoPE)",
-        "pooling": "the class token read, where there is one and no norm after pooling, else the mean",
+        "pooling": "pooling by the class token if there is one and no norm after pooling, else by the mean",
         "processor": ORIGINAL_PIXELS,
     },
     refused={
         r"rope(_embed)?\..+|storage_tokens": "rotary positions (RoPE, as DINOv3 and EVA have)",
         r"blocks\.\d+\.attn\.(q_norm|k_norm)\..+": "attention with normalized queries and keys",
-        r"blocks\.\d+\.attn\.(norm|sub_norm|lambda_\w+)(\..+)?": "another attention (with a norm inside, differential)",
+        r"blocks\.\d+\.attn\.(norm|sub_norm|lambda_\w+)(\..+)?": "attention with a norm inside, or differential",
         r"blocks\.\d+\.(attn\.)?(rel_pos_\w+|relative_position_\w+)(\..+)?": "relative positions in its attention, as "
         "BEiT and SAM have",
         r"blocks\.\d+\.(gamma_[12]|attn\.[qkv]_(bias|proj\..+))": "the blocks of BEiT and EVA",
@@ -390,56 +400,67 @@ VIT = Origin(
     package="timm",
 )
 
-# Hybrids (`vit_*_r*_s*`): the stem is that of Google's hybrids but for two constants, of timm and transformers both:
-# kernels are standardized by (w - mean) / sqrt(var + 1e-8), and GroupNorm's eps is 1e-5.
+# Hybrids (`vit_*_r*_s*`): the stem of Google's hybrids with two other constants, in timm as in transformers: kernels
+# are standardized by (w - mean) / sqrt(var + 1e-8), and GroupNorm's eps is 1e-5.
 
 STEM_CONSTANTS: Fields = {"weight_standardization": "variance", "group_norm_eps": 1e-5}
 _BACKBONE, _UNIT = "patch_embed.backbone", "stages.{s-1}.blocks.{u-1}"
 
 
-def resnet_layers(root: str, unit: str, target: str, norm: str, pre_activation: bool = False) -> tuple[KeyRule, ...]:
-    """Return the rules of a ResNet in PyTorch's layout of kernels, without its head.
+def resnet_layer_rules(
+    root: str, unit: str, target: str, norm: str, pre_activation: bool = False
+) -> tuple[KeyRule, ...]:
+    """Return the rules of a ResNet with PyTorch's axes of kernels, without its head.
 
     Args:
         root: name of the root's convolution.
         unit: name of a unit, with `{s-1}` and `{u-1}` for the numbers of its stage and of itself.
-        target: the ResNet in the model.
+        target: name of the ResNet in the model.
         norm: name of the norm after the root's convolution, or (pre-activation) after the last unit.
-        pre_activation: whether norms stand before the convolutions, and none at the projection.
+        pre_activation: whether norms precede the convolutions, and the projection has none.
     """
 
     def conv(source: str, axes: str, name: str) -> KeyRule:
         return KeyRule(f"{source}.weight", axes, "keep", f"{target}.{name}.weight")
 
-    at, projection = "stages.{s-1}.{u-1}", f"{unit}.downsample"
-    last = dense(norm, "F" if pre_activation else "W", f"{target}.{'norm' if pre_activation else 'root_norm'}")
-    rules = [conv(root, "WC77", "root_conv"), *([] if pre_activation else last)]
+    unit_target, projection = "stages.{s-1}.{u-1}", f"{unit}.downsample"
+    norm_rules = dense(norm, "F" if pre_activation else "W", f"{target}.{'norm' if pre_activation else 'root_norm'}")
+    rules = [conv(root, "WC77", "root_conv"), *([] if pre_activation else norm_rules)]
     for number, axes in enumerate(("UI11", "UU33", "OU11"), start=1):
-        rules.append(conv(f"{unit}.conv{number}", axes, f"{at}.conv{number}"))
-        rules += dense(f"{unit}.norm{number}", axes[pre_activation], f"{target}.{at}.norm{number}")
-    rules.append(conv(f"{projection}.conv", "OI11", f"{at}.projection"))
-    return (*rules, *(last if pre_activation else dense(f"{projection}.norm", "O", f"{target}.{at}.projection_norm")))
+        rules.append(conv(f"{unit}.conv{number}", axes, f"{unit_target}.conv{number}"))
+        rules += dense(f"{unit}.norm{number}", axes[pre_activation], f"{target}.{unit_target}.norm{number}")
+    rules.append(conv(f"{projection}.conv", "OI11", f"{unit_target}.projection"))
+    return (
+        *rules,
+        *(
+            norm_rules
+            if pre_activation
+            else dense(f"{projection}.norm", "O", f"{target}.{unit_target}.projection_norm")
+        ),
+    )
 
 
 _depths = partial(stage_depths, rf"{re.escape(_BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
 
 
 def _hybrid_names(shapes: Shapes) -> KeyNames:
-    """Return a stem that is its root alone has the root's keys without `stem.`."""
-    found = unwrapped(shapes, PATCHES, {})
-    is_alone = not any(name.startswith(f"{_BACKBONE}.st") for name in found.normal)
-    return renamed(found, {f"{_BACKBONE}.stem.": f"{_BACKBONE}."}) if is_alone else found
+    """Return the names of the keys; a stem without stages lacks "stem." in its names."""
+    key_names = unwrap(shapes, PATCHES, {})
+    has_root_only = not any(name.startswith(f"{_BACKBONE}.st") for name in key_names.normal)
+    return rename_keys(key_names, {f"{_BACKBONE}.stem.": f"{_BACKBONE}."}) if has_root_only else key_names
 
 
-def name_in_root_alone(name: str) -> str:
-    """Return a key of the root as a stem without stages has it."""
+def spell_root_only(name: str) -> str:
+    """Return a key of the root in the spelling of a stem without stages."""
     return name.replace(f"{_BACKBONE}.stem.", f"{_BACKBONE}.")
 
 
 def configure_stem(
     depths_of: Callable[[Iterable[str]], tuple[int, ...]], after: Callable[[Network, Patches], Fields], network: Network
 ) -> Fields:
-    """Return fields of `HfHybridViTConfig`: those of the stem, and of what comes after it."""
+    """Return the fields of `HfHybridViTConfig`: those of the stem, and those that `after` returns
+    for the Transformer.
+    """
     stem, patches = stem_fields(network, depths_of(network.shapes))
     return stem | STEM_CONSTANTS | after(network, patches)
 
@@ -448,11 +469,11 @@ HYBRID = replace(
     VIT,
     name="timm_hybrid",
     rules=(
-        *resnet_layers(f"{_BACKBONE}.stem.conv", f"{_BACKBONE}.{_UNIT}", STEM, f"{_BACKBONE}.stem.norm"),
+        *resnet_layer_rules(f"{_BACKBONE}.stem.conv", f"{_BACKBONE}.{_UNIT}", STEM, f"{_BACKBONE}.stem.norm"),
         KeyRule(PATCHES, "DFPP", "keep", "embeddings.patch_embeddings.projection.weight"),
         *RULES[1:],
     ),
-    recognises=has(PATCHES, ("",), r"patch_embed\.backbone\."),
+    recognizes=make_recognizer(PATCHES, ("",), r"patch_embed\.backbone\."),
     names=_hybrid_names,
     configure=partial(configure_stem, _depths, _common_fields),
     family="hybrid",
@@ -463,36 +484,50 @@ HYBRID = replace(
     },
 )
 
-# MLP-Mixers (`mixer_*`): the original's numbers but for the exact GELU.
+# MLP-Mixers (`mixer_*`): the original network with the exact GELU.
 
 _MIXER_STEM = "stem.proj.weight"
 
 
-def _declared_of(architectures: str, needless: str, companions: Companions, shapes: Shapes) -> Declared:
-    """Return what config.json says of a model of one of these architectures, which takes the mean.
+def _declare_mean_pooled(
+    architectures: str, ignored_arguments: str, companions: Companions, shapes: Shapes
+) -> Declared:
+    """Return the facts in the config.json of a model with mean pooling.
 
-    `needless` are arguments that names and shapes tell as well, or that only training notices.
+    Args:
+        architectures: regular expression of the architectures.
+        needless: regular expression of arguments that need not be read.
+        companions: the files beside the weights.
+        shapes: not used; other origins need them.
     """
     if companions.config is None:
         return Declared()
-    beside = checked(TimmConfig, companions.config, "config.json")
-    architecture, arguments = (beside.architecture or "").partition(".")[0], beside.model_args or {}
+    config_file = validate_values(TimmConfig, companions.config, "config.json")
+    architecture, arguments = (config_file.architecture or "").partition(".")[0], config_file.model_args or {}
     if not re.fullmatch(architectures, architecture):
-        raise UserError(f"timm's architecture '{architecture:.80}' is not one of {architectures}, but has such keys")
-    if unknown := sorted(name for name in arguments if not re.fullmatch(needless, name)):
-        raise UserError(f"config.json gives timm's argument {unknown[0]!r:.80}, which hf_vit does not support")
-    pooling = arguments.get("global_pool") or beside.global_pool or "avg"
+        raise UserError(
+            f"timm's architecture '{architecture:.80}' has the keys of another one ({architectures}); give the "
+            "config.json of these weights"
+        )
+    if unknown := sorted(name for name in arguments if not re.fullmatch(ignored_arguments, name)):
+        raise UserError(
+            f"config.json has timm's argument {unknown[0]!r:.80}, which hf_vit does not support; use it with timm"
+        )
+    pooling = arguments.get("global_pool") or config_file.global_pool or "avg"
     if pooling != "avg":
-        raise UserError(f"config.json gives global_pool={pooling!r:.80}; hf_vit's models of this kind use mean pooling")
-    return _declared_by(beside, companions.config, {})
+        raise UserError(
+            f"config.json has global_pool={pooling!r:.80}, but hf_vit's models of this kind use 'avg'; use it with timm"
+        )
+    return _declare(config_file, companions.config, {})
 
 
 def _configure_mixer(network: Network) -> Fields:
+    """Return the fields of an MLP-Mixer's config."""
     size, patches = network.image_size, network.patches
     if size is not None and (size[0] % patches.sides[0] or size[1] % patches.sides[1]):
         raise UserError(
-            f"timm leaves out the parts of a patch of {size_text(patches.sides)} px at the border of images of "
-            f"{size_text(size)} px, and hf_vit's MLP-Mixers pad them; use it with timm"
+            f"images of {size_text(size)} px have incomplete patches of {size_text(patches.sides)} px, which timm "
+            "ignores and hf_vit's MLP-Mixers pad; use it with timm"
         )
     return configure_mixer(network) | {"hidden_act": "gelu"}
 
@@ -511,12 +546,12 @@ MIXER = Origin(
         *dense("head", "LD", "classifier", "head"),
     ),
     block_pattern=VIT.block_pattern,
-    recognises=has(_MIXER_STEM, ("",), r"\.mlp_tokens\."),
-    names=lambda shapes: unwrapped(shapes, _MIXER_STEM, {}),
+    recognizes=make_recognizer(_MIXER_STEM, ("",), r"\.mlp_tokens\."),
+    names=lambda shapes: unwrap(shapes, _MIXER_STEM, {}),
     configure=_configure_mixer,
     family="mixer",
     declared=partial(
-        _declared_of,
+        _declare_mean_pooled,
         r"mixer_[a-z](16|32)_\w+",
         r"img_size|patch_size|in_chans|num_classes|num_blocks|embed_dim|mlp_ratio|global_pool|nlhb|stem_norm|"
         r"(proj_)?drop_rate|drop_path_rate",
@@ -525,32 +560,32 @@ MIXER = Origin(
     package="timm",
 )
 
-# BiT's ResNetV2 (`resnetv2_*_bit`): the network of the paper but for two constants.
+# BiT's ResNetV2 (`resnetv2_*_bit`): the paper's network with two other constants.
 
 BIT_CONSTANTS: Fields = {"weight_standardization": "variance", "zero_padded_pool": True}
 _bit_depths = partial(stage_depths, r"stages\.(\d{1,3})\.blocks\.(\d{1,3})\.", 0)
 
 
 def configure_bit(depths_of: Callable[[Iterable[str]], tuple[int, ...]], network: Network) -> Fields:
-    """Return fields of `HfBitConfig` for the pre-activation network of timm and transformers."""
+    """Return the fields of `HfBitConfig` for the pre-activation network of timm and transformers."""
     return bit_fields(network, depths_of(network.shapes), pre_activation=True) | BIT_CONSTANTS
 
 
 BIT = Origin(
     name="timm_bit",
     rules=(
-        *resnet_layers("stem.conv", _UNIT, "encoder", "norm", pre_activation=True),
+        *resnet_layer_rules("stem.conv", _UNIT, "encoder", "norm", pre_activation=True),
         KeyRule("head.fc.weight", "LF11", "dense", "classifier.weight", "head"),
         KeyRule("head.fc.bias", "L", "keep", "classifier.bias", "head"),
     ),
     block_pattern="",
-    recognises=has("stem.conv.weight", ("",), r"(^|\.)stages\.\d+\.blocks\.\d+\.norm3\."),
-    names=lambda shapes: unwrapped(shapes, "stem.conv.weight", {}),
+    recognizes=make_recognizer("stem.conv.weight", ("",), r"(^|\.)stages\.\d+\.blocks\.\d+\.norm3\."),
+    names=lambda shapes: unwrap(shapes, "stem.conv.weight", {}),
     configure=partial(configure_bit, _bit_depths),
     family="bit",
     rules_of=partial(resnet_rules, _bit_depths),
     declared=partial(
-        _declared_of,
+        _declare_mean_pooled,
         r"resnetv2_\d+x\d+_bit(_\w+)?",
         r"layers|channels|in_chans|num_classes|width_factor|stem_chs|global_pool|drop_(path_)?rate|zero_init_last",
     ),

@@ -1,7 +1,7 @@
-"""transformers: ViT and its kin (MAE, MSN, DeiT, DINOv2, the former ViTHybrid); config.json tells what weights do not.
+"""Define the origins of transformers: ViT, MAE, MSN, DeiT, DINOv2, BiT and the former ViTHybrid.
 
-The names of transformers 5 are those of the models here; older files, and what transformers 5 itself still saves, spell
-the blocks otherwise.
+config.json has facts that weights do not show. Current names of transformers are those of the models here; older files,
+and some that transformers 5 still saves, spell the blocks differently.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, checked, read_config
+from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, read_config, validate_values
 from hf_vit.conversion.origins.google import STEM
 from hf_vit.conversion.origins.origin import (
     Declared,
@@ -25,8 +25,8 @@ from hf_vit.conversion.origins.origin import (
     resnet_rules,
     stage_depths,
 )
-from hf_vit.conversion.origins.timm import configure_bit, configure_stem, resnet_layers
-from hf_vit.conversion.origins.wrapped import has, leave_out, renamed, unwrapped
+from hf_vit.conversion.origins.timm import configure_bit, configure_stem, resnet_layer_rules
+from hf_vit.conversion.origins.wrapped import ignore_keys, make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
@@ -56,7 +56,7 @@ _IGNORED = {
     r"(?:(?:vit|deit)\.)?embeddings\.mask_token": "mask token of masked image modelling",
     r"decoder\.(0\.(weight|bias)|mask_token|decoder_\w+(\..+)?)": "decoder of masked image modelling",
 }
-# Today's spelling -> that of older files, inside a block; an old block is `encoder.layer.{i}`.
+# Current name inside a block -> its name in older files; an old block is `encoder.layer.{i}`.
 OLD_NAMES = {
     "attention.q_proj": "attention.attention.query",
     "attention.k_proj": "attention.attention.key",
@@ -68,21 +68,21 @@ OLD_NAMES = {
 
 
 def _names(shapes: Shapes) -> KeyNames:
-    """Strip what is around the bare model, sort out what is no weight, and spell blocks and heads as today."""
+    """Remove prefixes, sort out keys that are not weights, and use current names for blocks and heads."""
     heads = ("cls_classifier.", "distillation_classifier.", "classifier.")
-    names = unwrapped(shapes, PATCHES, _IGNORED, _BASES, heads)
+    names = unwrap(shapes, PATCHES, _IGNORED, _BASES, heads)
     if any(name.startswith(heads) for name in names.normal):
-        leave_out(names, "pooler.", "pooler that the classifier does not use")
+        ignore_keys(names, "pooler.", "pooler, which the classifier does not use")
     if any(re.match(r"encoder\.layer\.\d+\.", name) for name in names.normal):
-        names = renamed(names, {"layers.": "encoder.layer."})
-        names = renamed(names, {f".{new}.": f".{old}." for new, old in OLD_NAMES.items()})
+        names = rename_keys(names, {"layers.": "encoder.layer."})
+        names = rename_keys(names, {f".{new}.": f".{old}." for new, old in OLD_NAMES.items()})
     if any(name.startswith("cls_classifier.") for name in names.normal):
-        names = renamed(names, {heads[1]: heads[1], "classifier.": "cls_classifier."})
+        names = rename_keys(names, {heads[1]: heads[1], "classifier.": "cls_classifier."})
     return names
 
 
 def _common_fields(special: int, network: Network, patches: Patches | None = None) -> Fields:
-    """Return what shapes tell of the config, and what is assumed where config.json does not say otherwise."""
+    """Return the config's fields that shapes show, and defaults for those that only config.json has."""
     return network.vit_fields(special, patches, {}) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-12,
@@ -94,16 +94,24 @@ def _common_fields(special: int, network: Network, patches: Patches | None = Non
 
 
 def _declared(model_types: tuple[str, ...], companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts in config.json.
+
+    Raises:
+        UserError: a file with current names has no config.json, or the representation layer has another activation.
+    """
     config = companions.config
     if config is None and any(re.search(r"layers\.(\d+)\.(.+)\.(\w+)", key) for key in shapes):
         raise UserError(
-            "the keys are those of transformers 5 and of hf_vit alike, whose numbers differ; give the folder with the "
-            "config.json that lies beside the weights"
+            "models of transformers 5 and of hf_vit have these keys but compute different results; give the folder "
+            "with the config.json of the weights"
         )
     declared = read_config(companions, model_types)
     activation = (config or {}).get("pooler_act") or "tanh"
     if activation != "tanh" and any("pooler." in key for key in shapes):
-        raise UserError(f"config.json says pooler_act {activation!r:.80}; hf_vit's representation layer uses tanh")
+        raise UserError(
+            f"config.json has pooler_act {activation!r:.80}, but hf_vit's representation layer uses 'tanh'; use "
+            "--drop-pre-logits, or the model with transformers"
+        )
     return declared
 
 
@@ -117,7 +125,9 @@ VIT = Origin(
         *dense("classifier", "LD", part="head"),
     ),
     block_pattern=r"layers\.(0|[1-9]\d*)\.",
-    recognises=has(PATCHES, _BASES, lacks="|".join(map(re.escape, (_DISTILLATION_TOKEN, _BACKBONE, _LAYER_SCALE)))),
+    recognizes=make_recognizer(
+        PATCHES, _BASES, lacks="|".join(map(re.escape, (_DISTILLATION_TOKEN, _BACKBONE, _LAYER_SCALE)))
+    ),
     names=_names,
     configure=partial(_common_fields, 1),
     declared=partial(_declared, ("vit", "vit_mae", "vit_msn")),
@@ -129,10 +139,11 @@ VIT = Origin(
     },
 )
 
-# DeiT (arXiv 2012.12877): a distillation token, and mostly a head for it.
+# DeiT (arXiv 2012.12877): a distillation token, and usually a head for it.
 
 
 def _configure_deit(network: Network) -> Fields:
+    """Return the fields of DeiT's config."""
     return _common_fields(2, network) | {
         "use_distillation_token": True,
         "use_distillation_head": False if "head" in network.parts and "second_head" not in network.parts else None,
@@ -147,20 +158,20 @@ DEIT = replace(
         KeyRule(_DISTILLATION_TOKEN, "11D", "keep", _DISTILLATION_TOKEN),
         *dense("distillation_classifier", "LD", part="second_head"),
     ),
-    recognises=has(PATCHES, _BASES, rf"{_DISTILLATION_TOKEN}$"),
+    recognizes=make_recognizer(PATCHES, _BASES, rf"{_DISTILLATION_TOKEN}$"),
     configure=_configure_deit,
     declared=partial(_declared, ("deit",)),
 )
 
-# ViTHybrid (`vit-hybrid`, until version 4.40): a BiT backbone before the blocks, which together are timm's hybrid. A
-# backbone that is set up in another way (pre-activation, other padding, a stage before the last) is refused by name.
+# ViTHybrid (`vit-hybrid`, until version 4.40): a BiT backbone before the blocks, together timm's hybrid. Backbones with
+# other settings (pre-activation, other padding, a stage before the last) are refused.
 
 _BIT, _BIT_UNIT = f"{_BACKBONE}bit", "encoder.stages.{s-1}.layers.{u-1}"
 _depths = partial(stage_depths, rf"{re.escape(_BIT)}\.encoder\.stages\.(\d{{1,3}})\.layers\.(\d{{1,3}})\.", 0)
 
 
 class Backbone(BaseModel):
-    """What the backbone has to be; a field without a value has another one in transformers' class."""
+    """The settings that the backbone must have; a field without a default has another one in transformers' class."""
 
     model_type: Literal["bit"] = "bit"
     layer_type: Literal["bottleneck"]
@@ -175,18 +186,22 @@ class Backbone(BaseModel):
 
 
 class HybridConfig(BaseModel):
-    """What is read of config.json beside `TransformersConfig`."""
+    """The fields of config.json that are read in addition to `TransformersConfig`."""
 
     backbone_config: Backbone | None = None
 
 
 def _declared_hybrid(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts in a hybrid's config.json."""
     declared = _declared(("vit-hybrid",), companions, shapes)
     if companions.config is None:
         return declared
-    backbone = checked(HybridConfig, companions.config, "config.json").backbone_config
+    backbone = validate_values(HybridConfig, companions.config, "config.json").backbone_config
     if backbone is not None and backbone.out_features not in (None, last := [f"stage{len(backbone.depths)}"]):
-        raise UserError(f"config.json gives backbone_config.out_features={backbone.out_features}; a stem needs {last}")
+        raise UserError(
+            f"config.json has backbone_config.out_features={backbone.out_features}, but hf_vit needs {last}; use the "
+            "model with transformers"
+        )
     fields = dict(declared.fields)
     return replace(declared, fields=fields | {"stem_patch_size": fields.pop("patch_size", 1)})
 
@@ -195,23 +210,23 @@ VIT_HYBRID = replace(
     VIT,
     name="transformers_vit_hybrid",
     rules=(
-        *resnet_layers(f"{_BIT}.embedder.convolution", f"{_BIT}.{_BIT_UNIT}", STEM, f"{_BIT}.embedder.norm"),
+        *resnet_layer_rules(f"{_BIT}.embedder.convolution", f"{_BIT}.{_BIT_UNIT}", STEM, f"{_BIT}.embedder.norm"),
         *(replace(rule, axes="DFPP") if rule.key == PATCHES else rule for rule in VIT.rules),
     ),
-    recognises=has(PATCHES, _BASES, re.escape(_BACKBONE)),
+    recognizes=make_recognizer(PATCHES, _BASES, re.escape(_BACKBONE)),
     configure=partial(configure_stem, _depths, partial(_common_fields, 1)),
     family="hybrid",
     rules_of=partial(resnet_rules, _depths),
     declared=_declared_hybrid,
 )
 
-# BiT (arXiv 1912.11370), of pre-activation units: timm's network.
+# BiT (arXiv 1912.11370) with pre-activation units: timm's network.
 
 _bit_depths = partial(stage_depths, r"encoder\.stages\.(\d{1,3})\.layers\.(\d{1,3})\.", 0)
 
 
 class BitConfig(BaseModel):
-    """What a BiT has to be, as transformers' class is by itself; shapes tell the rest."""
+    """The settings that a BiT must have, which are the defaults of transformers' class."""
 
     layer_type: Literal["preactivation"] = "preactivation"
     global_padding: None = None
@@ -222,24 +237,27 @@ class BitConfig(BaseModel):
 
 
 def _declared_bit(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts in a BiT's config.json; its image size is that of the preprocessing."""
     if companions.config is None:
         return Declared()
     declared = read_config(companions, ("bit",))
-    checked(BitConfig, companions.config, "config.json")
-    told = {name: value for name, value in declared.fields.items() if name in ("initializer_range", "problem_type")}
+    validate_values(BitConfig, companions.config, "config.json")
+    fields = {name: value for name, value in declared.fields.items() if name in ("initializer_range", "problem_type")}
     crop = (declared.processor or {}).get("crop_size")
-    return replace(declared, fields=told, image_size=(crop["height"], crop["width"]) if crop else None)
+    return replace(declared, fields=fields, image_size=(crop["height"], crop["width"]) if crop else None)
 
 
 BIT = Origin(
     name="transformers_bit",
     rules=(
-        *resnet_layers("embedder.convolution", _BIT_UNIT, "encoder", "norm", pre_activation=True),
+        *resnet_layer_rules("embedder.convolution", _BIT_UNIT, "encoder", "norm", pre_activation=True),
         *dense("classifier.1", "LF", "classifier", "head"),
     ),
     block_pattern="",
-    recognises=has("embedder.convolution.weight", ("", "bit."), r"(^|\.)encoder\.stages\.\d+\.layers\.\d+\.norm3\."),
-    names=lambda shapes: unwrapped(shapes, "embedder.convolution.weight", {}, ("", "bit."), ("classifier.",)),
+    recognizes=make_recognizer(
+        "embedder.convolution.weight", ("", "bit."), r"(^|\.)encoder\.stages\.\d+\.layers\.\d+\.norm3\."
+    ),
+    names=lambda shapes: unwrap(shapes, "embedder.convolution.weight", {}, ("", "bit."), ("classifier.",)),
     configure=partial(configure_bit, _bit_depths),
     family="bit",
     rules_of=partial(resnet_rules, _bit_depths),
@@ -254,25 +272,27 @@ BIT = Origin(
 _DINO_BASES = ("", "dinov2.", "dinov2_with_registers.")
 _DINO_BLOCK = "encoder.layer.{i}"
 _DINO_IGNORED = {r"(dinov2(_with_registers)?\.)?embeddings\.mask_token": "mask token of DINOv2's training"}
-# Today's spelling -> that of older files, which transformers 5 still writes.
-_DINO_OLD = {
+# Current part of a name -> its spelling in older files, which transformers 5 still writes.
+_DINO_OLD_NAMES = {
     **{f".{new}.": f".{old}." for new, old in OLD_NAMES.items() if new.startswith("attention.")},
     ".mlp.down_proj.": ".mlp.weights_out.",
 }
 
 
-def _of_dino(rules: tuple[KeyRule, ...]) -> tuple[KeyRule, ...]:
+def _rename_dino_blocks(rules: tuple[KeyRule, ...]) -> tuple[KeyRule, ...]:
+    """Return a ViT's rules with DINOv2's names of blocks."""
     return tuple(replace(rule, key=rule.key.replace(_BLOCK, _DINO_BLOCK)) for rule in rules)
 
 
 def _dino_names(shapes: Shapes) -> KeyNames:
-    """Strip what is around the bare model, and spell everything as today."""
-    names = unwrapped(shapes, PATCHES, _DINO_IGNORED, _DINO_BASES, ("classifier.",))
-    is_old = any(old in name for name in names.normal for old in _DINO_OLD.values())
-    return renamed(names, _DINO_OLD) if is_old else names
+    """Remove prefixes, and use current names."""
+    names = unwrap(shapes, PATCHES, _DINO_IGNORED, _DINO_BASES, ("classifier.",))
+    is_old = any(old in name for name in names.normal for old in _DINO_OLD_NAMES.values())
+    return rename_keys(names, _DINO_OLD_NAMES) if is_old else names
 
 
 def _configure_dino(network: Network) -> Fields:
+    """Return the fields of DINOv2's config."""
     return _common_fields(1, network) | {
         "layer_norm_eps": 1e-6,
         "layer_scale_init_value": 1.0,
@@ -283,7 +303,7 @@ def _configure_dino(network: Network) -> Fields:
 
 
 def _declared_dino(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the width of the MLP follows from `mlp_ratio`, and is in the weights."""
+    """Return the facts in DINOv2's config.json, without the MLP's width, which DINOv2 derives from `mlp_ratio`."""
     declared = read_config(companions, ("dinov2", "dinov2_with_registers"))
     fields = {name: value for name, value in declared.fields.items() if name != "intermediate_size"}
     return replace(declared, fields=fields)
@@ -295,26 +315,26 @@ DINOV2 = Origin(
         *_EMBEDDING_RULES,
         KeyRule("embeddings.register_tokens", "1GD", "keep", "embeddings.register_tokens", part="registers"),
         *dense(f"{_DINO_BLOCK}.norm1", "D", f"{_BLOCK}.layernorm_before"),
-        *_of_dino(BLOCK_RULES[2:10]),
+        *_rename_dino_blocks(BLOCK_RULES[2:10]),
         KeyRule(f"{_DINO_BLOCK}{_LAYER_SCALE}", "D", "keep", f"{_BLOCK}{_LAYER_SCALE}"),
         *dense(f"{_DINO_BLOCK}.norm2", "D", f"{_BLOCK}.layernorm_after"),
-        *_of_dino(dense(f"{_BLOCK}.mlp.fc1", "MD", part="dense")),
-        *_of_dino(dense(f"{_BLOCK}.mlp.fc2", "DM", part="dense")),
-        *_of_dino(dense(f"{_BLOCK}.mlp.gate_proj", "MD", part="swiglu")),
-        *_of_dino(dense(f"{_BLOCK}.mlp.up_proj", "MD", part="swiglu")),
+        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.fc1", "MD", part="dense")),
+        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.fc2", "DM", part="dense")),
+        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.gate_proj", "MD", part="swiglu")),
+        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.up_proj", "MD", part="swiglu")),
         *dense(f"{_DINO_BLOCK}.mlp.weights_in", ("2M", "D"), f"{_BLOCK}.mlp.{{gate,up}}_proj", "packed_swiglu"),
-        *_of_dino(dense(f"{_BLOCK}.mlp.down_proj", "DM", part="swiglu_out")),
+        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.down_proj", "DM", part="swiglu_out")),
         KeyRule(f"{_DINO_BLOCK}.layer_scale2.lambda1", "D", "keep", f"{_BLOCK}.layer_scale2.lambda1"),
         *dense("layernorm", "D"),
     ),
     block_pattern=r"encoder\.layer\.(0|[1-9]\d*)\.",
-    recognises=has(PATCHES, _DINO_BASES, r"(^|\.)encoder\.layer\.\d+\.layer_scale1\.lambda1$"),
+    recognizes=make_recognizer(PATCHES, _DINO_BASES, r"(^|\.)encoder\.layer\.\d+\.layer_scale1\.lambda1$"),
     names=_dino_names,
     configure=_configure_dino,
     declared=_declared_dino,
     assumed={**VIT.assumed, "layer_norm_eps": "eps 1e-6"},
     foreign_heads={
-        r"classifier\..+": "a classifier on the class token beside the mean of the patches "
+        r"classifier\..+": "a classifier on the class token and the mean of the patches together "
         "(Dinov2ForImageClassification)"
     },
     package="transformers",

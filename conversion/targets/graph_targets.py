@@ -1,6 +1,6 @@
-"""The targets that are one graph for batches of images: ONNX, OpenVINO, ExecuTorch and transformers.js.
+"""Define the targets that are a graph for batches of images: ONNX, OpenVINO, ExecuTorch and transformers.js.
 
-Each is certified in its own runtime. Graphs are for images of any size, unless the model or the user wants one.
+Each graph is certified in its runtime. Graphs take images of any size, unless the model or the user requires one size.
 """
 
 import json
@@ -43,12 +43,14 @@ from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of
 from hf_vit.results.writing import diagnose_write_failure
 
-LARGEST_BATCH = 64  # memory of an ExecuTorch program is planned for it
+LARGEST_BATCH = 64  # an ExecuTorch program plans its memory for this batch size
 
 
 @final
-class Outcome(nn.Module):
-    """Pixels in, tensors out: of a classifier logits and the features that its head sees, else those of the names."""
+class TensorOutputs(nn.Module):
+    """A model with tensors as outputs: a classifier's logits and the inputs of its head, or the named outputs of
+    others.
+    """
 
     def __init__(self, outgoing: OutgoingModel) -> None:
         super().__init__()
@@ -56,35 +58,38 @@ class Outcome(nn.Module):
         self.model, self.has_head, self.names = outgoing.model, outgoing.has_head, outgoing.output_names
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the model on images [B, C, H, W]; a hook captures the inputs of a classifier's head."""
         if not self.has_head:
             outputs = self.model(pixel_values)
             return tuple(outputs[name] for name in self.names)
-        seen: list[torch.Tensor] = []
+        features: list[torch.Tensor] = []
         classifier: Any = self.model.classifier
-        handle = classifier.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+        handle = classifier.register_forward_pre_hook(lambda _, arguments: features.append(arguments[0]))
         logits = self.model(pixel_values).logits
         handle.remove()
-        return logits, *seen
+        return logits, *features
 
 
 class _GraphTarget(Target):
-    """Abstract: checked in a runtime."""
+    """Abstract: a graph that is checked in its runtime."""
 
     runtime: ClassVar[Runtime]
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
+        """Certify the graph; return the largest difference of its results, and the runtime."""
         tolerance = self.tolerance(outgoing.config)
-        done = certify(outgoing, self.runtime, _sizes_to_compare(outgoing), tolerance, _describe_sizes(outgoing))
-        if not done.holds() and done.largest_difference <= tolerance:
+        certificate = certify(outgoing, self.runtime, _sizes_to_compare(outgoing), tolerance, _describe_sizes(outgoing))
+        if not certificate.holds() and certificate.largest_difference <= tolerance:
             raise UserError(
-                f"the graph resizes images differently: {done.describe()}; nothing was written, please report this"
+                f"the graph resizes images differently ({certificate.describe()}), so nothing was written; please "
+                "report this"
             )
-        return done.largest_difference, done.measured_with
+        return certificate.largest_difference, certificate.measured_with
 
 
 @final
 class OnnxGraph(_GraphTarget):
-    """`model.onnx`, checked in onnxruntime."""
+    """`model.onnx`, which is checked in onnxruntime."""
 
     name = "onnx"
     title = "ONNX"
@@ -94,25 +99,26 @@ class OnnxGraph(_GraphTarget):
     runtime = ONNXRUNTIME
 
     def write(self, outgoing: OutgoingModel) -> None:
+        """Export the model to ONNX, with the image processor in the graph if requested."""
         if outgoing.takes != PIXEL_VALUES:
-            _refuse_images(outgoing)
+            _check_preprocessing(outgoing)
         size, sizes = _one_size(outgoing), outgoing.sizes
         (height, width), (stride_h, stride_w) = outgoing.nominal_size, sizes.patch_stride
         if size is None and outgoing.is_dense and (height % stride_h or width % stride_w):
             raise UserError(
-                f"a graph for every image size takes multiples of {stride_h}x{stride_w} px, and the model's "
-                f"own images have {height}x{width}; add --static for a graph of that size only"
+                f"a graph for any image size takes multiples of {stride_h}x{stride_w} px, but the model's images have "
+                f"{height}x{width} px; add --static for a graph of that size only"
             )
         if outgoing.opset is not None and outgoing.opset not in OPSETS:
             raise UserError(f"--opset {outgoing.opset} is not available; give one from {OPSETS[0]} to {OPSETS[-1]}")
-        program = onnx_program(Outcome(outgoing).eval(), sizes, outgoing.output_names, size, outgoing.opset)
+        program = onnx_program(TensorOutputs(outgoing).eval(), sizes, outgoing.output_names, size, outgoing.opset)
         model = program.model
         _name_axes(model, outgoing, size)
         if size is None:
             refuse_other_sizes(model, sizes.patch_stride, only_whole_patches(sizes))
         if outgoing.takes != PIXEL_VALUES:
-            prepend(model, Preprocessing.of(outgoing.processor), outgoing.takes)
-        model.metadata_props.update(_about(outgoing))
+            prepend(model, Preprocessing.from_processor(outgoing.processor), outgoing.takes)
+        model.metadata_props.update(_metadata(outgoing))
         if outgoing.opset is not None:
             lower_opset(model, outgoing.opset)
         program.save(str(outgoing.folder / self.runtime.file))
@@ -121,7 +127,7 @@ class OnnxGraph(_GraphTarget):
 
 @final
 class OpenVinoGraph(_GraphTarget):
-    """`openvino_model.xml` and `.bin`, the ONNX graph with weights in float32 and its metadata, checked in OpenVINO."""
+    """`openvino_model.xml` and `.bin`, converted from the ONNX graph with float32 weights and checked in OpenVINO."""
 
     name = "openvino"
     title = "OpenVINO"
@@ -130,6 +136,7 @@ class OpenVinoGraph(_GraphTarget):
     runtime = OPENVINO
 
     def write(self, outgoing: OutgoingModel) -> None:
+        """Export the model to ONNX and convert that."""
         import openvino
 
         OnnxGraph().write(outgoing)
@@ -137,7 +144,7 @@ class OpenVinoGraph(_GraphTarget):
         graph = openvino.convert_model(file)
         with diagnose_write_failure(file):
             openvino.save_model(graph, outgoing.folder / OPENVINO.file, compress_to_fp16=False)
-        del graph  # it holds the file
+        del graph  # it keeps the file open
         file.unlink()
 
 
@@ -148,19 +155,20 @@ class ExecuTorchProgram(_GraphTarget):
     name = "executorch"
     title = "ExecuTorch"
     libraries = (("executorch",), "executorch")
-    least_tolerance = 1e-3  # XNNPACK has approximations of its own for GELU and softmax
+    least_tolerance = 1e-3  # XNNPACK approximates GELU and softmax
     runtime = EXECUTORCH
 
     def write(self, outgoing: OutgoingModel) -> None:
+        """Export the model and lower it to XNNPACK, with the metadata as constant methods."""
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner  # pyright: ignore[reportMissingImports]
         from executorch.exir import to_edge_transform_and_lower  # pyright: ignore[reportMissingImports]
 
         images = torch.zeros(2, outgoing.config.num_channels, *outgoing.nominal_size)
         dims = ({0: torch.export.Dim("batch", min=1, max=LARGEST_BATCH)},)
         with torch.no_grad():
-            program = torch.export.export(Outcome(outgoing).eval(), (images,), dynamic_shapes=dims, strict=False)
-        said = _about(replace(outgoing, static=True)) | {OUTPUTS: " ".join(outgoing.output_names)}
-        edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], constant_methods=said)
+            program = torch.export.export(TensorOutputs(outgoing).eval(), (images,), dynamic_shapes=dims, strict=False)
+        metadata = _metadata(replace(outgoing, static=True)) | {OUTPUTS: " ".join(outgoing.output_names)}
+        edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], constant_methods=metadata)
         (outgoing.folder / EXECUTORCH.file).write_bytes(edge.to_executorch().buffer)
         outgoing.processor.save_pretrained(outgoing.folder)
 
@@ -170,24 +178,24 @@ class ExecuTorchProgram(_GraphTarget):
 
 @final
 class TransformersJsFolder(Target):
-    """config.json and `onnx/model.onnx` with the image processor in it, of any family's classifier.
+    """config.json and `onnx/model.onnx`, which includes the image processor, for a classifier of any family.
 
-    To transformers.js a ViT is what takes images and gives logits.
-
-    transformers.js resizes otherwise than Python does: in node without smoothing, in browsers as the browser likes. So
-    its processor hands levels 0..255 on as they are, and the graph does the rest, to the same bits as in Python.
+    config.json names a ViT, which for transformers.js is any model from images to logits. transformers.js resizes
+    images differently from Python: without smoothing in node, and as the browser does elsewhere. So its processor
+    passes levels 0..255 on, and the graph resizes them to the same bits as in Python.
     """
 
     name = "transformers.js"
     title = "transformers.js"
     libraries = OnnxGraph.libraries
     takes = LEVELS
-    problem_types = ("single_label_classification",)  # its pipeline applies a softmax to all
+    problem_types = ("single_label_classification",)  # its pipeline always applies a softmax
 
     def write(self, outgoing: OutgoingModel) -> None:
-        inside = replace(outgoing, folder=outgoing.folder / "onnx")
-        inside.folder.mkdir()
-        OnnxGraph().write(inside)
+        """Write the ONNX graph, and config.json and a processor that leave the images to it."""
+        inner = replace(outgoing, folder=outgoing.folder / "onnx")
+        inner.folder.mkdir()
+        OnnxGraph().write(inner)
         config: dict[str, Any] = {
             "model_type": "vit",
             "architectures": ["ViTForImageClassification"],
@@ -204,8 +212,8 @@ class TransformersJsFolder(Target):
         return OnnxGraph().compare(replace(outgoing, folder=outgoing.folder / "onnx"))
 
 
-def _about(outgoing: OutgoingModel) -> dict[str, str]:
-    """Return what a graph's file says of itself."""
+def _metadata(outgoing: OutgoingModel) -> dict[str, str]:
+    """Return the metadata that is stored in a graph's file."""
     config, problem_type = outgoing.config, problem_type_of(outgoing.config)
     return {
         "labels": json.dumps({int(index): label for index, label in config.id2label.items()}, ensure_ascii=False),
@@ -218,37 +226,38 @@ def _about(outgoing: OutgoingModel) -> dict[str, str]:
     }
 
 
-def _refuse_images(outgoing: OutgoingModel) -> None:
-    """Raise a UserError that says why the image processor cannot be in the model's graph."""
+def _check_preprocessing(outgoing: OutgoingModel) -> None:
+    """Raise a UserError if the image processor cannot be part of the model's graph."""
     if outgoing.takes == ENCODED and outgoing.quantize == "static":
         raise UserError(
-            "--quantize static does not work with --decoding; use --preprocessing instead, or --quantize dynamic"
+            "--quantize static cannot be combined with --decoding; use --preprocessing or --quantize dynamic instead"
         )
-    height, width = Preprocessing.of(outgoing.processor).output_size
+    height, width = Preprocessing.from_processor(outgoing.processor).output_size
     if not outgoing.has_head or outgoing.config.num_channels != 3:
         raise UserError("--preprocessing and --decoding need a classifier of RGB images; leave them out")
     try:
         outgoing.config.grid_of(height, width)
     except ValueError as error:
         raise UserError(
-            f"the image processor makes images of {height}x{width} px, which the model does not take: {error}"
+            f"the image processor makes images of {height}x{width} px, which the model does not take ({error}); "
+            "save the model with another image processor"
         ) from error
     if outgoing.takes == ENCODED and find_spec(EXTENSIONS) is None:
-        raise UserError('--decoding needs onnxruntime-extensions: pip install "hf-vit[export]"')
+        raise UserError('--decoding needs onnxruntime-extensions; install with pip install "hf-vit[export]"')
 
 
 def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None) -> None:
-    """Name axes and dense layers (vit.layers.0.mlp.fc1/linear_4, as quantizers list them); drop what is inferred."""
+    """Name axes and dense layers (vit.layers.0.mlp.fc1/linear_4, as quantizers list them); drop inferred shapes."""
     from onnxscript import ir
 
-    inside = list(model.graph.initializers.values())
+    inner_values = list(model.graph.initializers.values())
     for node in model.graph.all_nodes():
         scopes: list[str] = literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         if node.op_type in DENSE and len(scopes) > 1 and node.inputs[1].is_initializer():
             node.name = f"{scopes[-2].removeprefix('model.')}/{scopes[-1]}"
-        node.metadata_props.clear()  # the exporter's stack traces: places on this machine
-        inside += [value for value in node.outputs if not value.is_graph_output()]
-    for value in inside:  # whoever needs shapes infers them, and quantizers change those of weights
+        node.metadata_props.clear()  # the exporter's stack traces, which have paths of this machine
+        inner_values += [value for value in node.outputs if not value.is_graph_output()]
+    for value in inner_values:  # tools that need shapes infer them, and quantizers change those of weights
         value.metadata_props.clear()
         value.shape = value.type = None
     (images,), (output, *others) = model.graph.inputs, model.graph.outputs
@@ -263,30 +272,32 @@ def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None
 
 
 def _one_size(outgoing: OutgoingModel) -> tuple[int, int] | None:
-    """Return the one size of images, which an image processor before the model may have made; None for any size."""
+    """Return the only image size of the graph's model, which its image processor may set; None for any size."""
     if outgoing.takes != PIXEL_VALUES:
-        return Preprocessing.of(outgoing.processor).output_size
+        return Preprocessing.from_processor(outgoing.processor).output_size
     return outgoing.nominal_size if outgoing.static or not takes_other_sizes(outgoing.sizes) else None
 
 
 def _describe_sizes(outgoing: OutgoingModel) -> str:
+    """Return the image sizes that the graph takes, in words."""
     if outgoing.takes != PIXEL_VALUES:
         return "all"
-    size, whole = _one_size(outgoing), only_whole_patches(outgoing.sizes)
-    words = "" if size is not None else "multiples of " if whole else "at least "
+    size, needs_multiples = _one_size(outgoing), only_whole_patches(outgoing.sizes)
+    prefix = "" if size is not None else "multiples of " if needs_multiples else "at least "
     height, width = size or outgoing.sizes.patch_stride
-    return f"{words}{height}x{width} px"
+    return f"{prefix}{height}x{width} px"
 
 
 def _sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
-    """Return (H, W) in px: the nominal size twice, for two batches; for any size rectangles too, smaller and larger.
+    """Return the (height, width) in px of the batches to compare: the nominal size twice, and others if the graph takes
+    any.
 
-    Where the image processor is in the graph: what it leaves as it is, twice, and what it resizes.
+    With the image processor in the graph: the size that it keeps, twice, and sizes that it resizes.
     """
     if outgoing.takes != PIXEL_VALUES:
-        height, width = kept = Preprocessing.of(outgoing.processor).kept_size
+        height, width = unchanged = Preprocessing.from_processor(outgoing.processor).unchanged_size
         resized = [(2 * height + 3, width + width // 2 + 1), (height // 2 + 1, width + 7), (480, 500), (37, 53)]
-        return [kept, kept, *resized]
+        return [unchanged, unchanged, *resized]
     nominal = outgoing.nominal_size
     if _one_size(outgoing) is not None:
         return [nominal, nominal]

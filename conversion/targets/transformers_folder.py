@@ -1,6 +1,6 @@
-"""A folder for transformers: its ViT, DeiT, CLIP, SigLIP or DINOv2, whichever has what the model has.
+"""Export to a folder for transformers: its ViT, DeiT, CLIP, SigLIP or DINOv2.
 
-The class follows from what the model has, so that what came from one of these goes back to it.
+The class follows from the model's settings, so that a model that came from one of these classes goes back to it.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from hf_vit.conversion.planning import HEADS
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, has_head, largest_difference
 
 VIT_TYPE = "hf_vit"
-_OWN_HEADS = (*HEADS, "visual_projection.")  # outside of the bare model
+_HEADS = (*HEADS, "visual_projection.")  # keys outside of the bare model
 _COPIED = (
     *("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"),
     *("initializer_range", "problem_type"),
@@ -31,13 +31,14 @@ _ANY_CONSTANTS = {**SIZES, **dict.fromkeys(("hidden_act", "layer_norm_eps"), ANY
 
 @dataclass(frozen=True)
 class Kind(Part):
-    """A family of transformers' classes."""
+    """A group of transformers' classes, and what they can express."""
 
-    class_name: Callable[[Any, bool], str]  # of a config, and whether there is a head
-    fields: Callable[[Any], dict[str, Any]]  # of the class's config, beside those that all have
+    class_name: Callable[[Any, bool], str]  # (config, whether there is a head) -> name of the class
+    fields: Callable[[Any], dict[str, Any]]  # config -> fields of transformers' config that not all classes have
 
 
 def _vit_class(config: Any, has_head: bool) -> str:
+    """Return the name of transformers' ViT or DeiT class."""
     if not config.use_distillation_token:
         return "ViTForImageClassification" if has_head else "ViTModel"
     teacher = "WithTeacher" if config.has_distillation_head else ""
@@ -45,13 +46,14 @@ def _vit_class(config: Any, has_head: bool) -> str:
 
 
 def _vit_fields(config: Any) -> dict[str, Any]:
+    """Return the fields of a ViT's config that not all classes have."""
     pooler = {"pooler_output_size": config.representation_size or config.hidden_size, "pooler_act": "tanh"}
     return {name: getattr(config, name) for name in ("intermediate_size", *_DROPOUT)} | pooler
 
 
 VIT = Kind(
     "transformers' ViT and DeiT",
-    tables.DEIT,  # the rules of ViT, and those of the second token
+    tables.DEIT,  # has ViT's rules and those of the distillation token
     _ANY_CONSTANTS
     | dict.fromkeys(("qkv_bias", "representation_size", "use_distillation_token", "use_distillation_head"), ANY),
     lambda config, has_head: (
@@ -65,20 +67,24 @@ VIT = Kind(
 
 
 def _tower_fields(config: Any) -> dict[str, Any]:
+    """Return the fields of a tower's config that not all classes have."""
     dropout = config.attention_probs_dropout_prob
     return {"intermediate_size": config.intermediate_size, "attention_dropout": dropout}
 
 
 def _tower_objections(config: Any, has_head: bool) -> list[str]:
-    """List what CLIP or SigLIP lacks. Before a head only CLIP's class token counts: when it is normed is the same."""
+    """Name settings that CLIP or SigLIP lacks.
+
+    With a head, only CLIP's class token matters, so norms before or after pooling are equivalent.
+    """
     is_clip = config.norm_before_layers
     sides = {"image_size": config.nominal_size, "patch_size": config.patch_stride}
-    wrong = {
+    unsupported = {
         "norm_after_pooling=False without a head": is_clip and not (config.norm_after_pooling or has_head),
         "pooling='map' before a classifier": not is_clip and has_head and config.pooling == "map",
-        **{f"{name}={pair} (it has squares)": pair[0] != pair[1] for name, pair in sides.items()},
+        **{f"{name}={pair} (only squares)": pair[0] != pair[1] for name, pair in sides.items()},
     }
-    return [words for words, holds in wrong.items() if holds]
+    return [setting for setting, applies in unsupported.items() if applies]
 
 
 CLIP = Kind(
@@ -100,9 +106,9 @@ SIGLIP = Kind(
 
 
 def mlp_ratio(config: Any) -> int | None:
-    """Return the `mlp_ratio` that gives the width of the MLP; transformers takes whole numbers alone.
+    """Return the `mlp_ratio` for the MLP's width, a whole number in transformers; None if there is none.
 
-    Of a SwiGLU's nominal width DINOv2 takes two thirds, rounded up to a multiple of 8.
+    DINOv2 takes two thirds of a SwiGLU's nominal width, rounded up to a multiple of 8.
     """
     widths = {ratio: config.hidden_size * ratio for ratio in range(1, 17)}
     if config.mlp_type == "swiglu":
@@ -111,6 +117,7 @@ def mlp_ratio(config: Any) -> int | None:
 
 
 def _dinov2_fields(config: Any) -> dict[str, Any]:
+    """Return the fields of DINOv2's config that not all classes have."""
     registers = config.num_register_tokens
     return {name: getattr(config, name) for name in _DROPOUT} | {
         "mlp_ratio": mlp_ratio(config),
@@ -122,6 +129,7 @@ def _dinov2_fields(config: Any) -> dict[str, Any]:
 
 
 def _dinov2_objections(config: Any, has_head: bool) -> list[str]:
+    """Name settings that DINOv2 lacks."""
     if not has_head and config.pooling != "token":
         return [f"pooling={config.pooling!r} without a head"]
     return [] if mlp_ratio(config) else [f"intermediate_size={config.intermediate_size} (no mlp_ratio gives it)"]
@@ -145,7 +153,7 @@ KINDS = (VIT, CLIP, SIGLIP, DINOV2)
 
 
 def kind_of(config: Any) -> Kind:
-    """Return the classes that this model goes to, or comes nearest to."""
+    """Return the classes that fit the model, or that come closest."""
     if config.norm_before_layers:
         return CLIP
     if config.layer_scale_init_value is not None:
@@ -155,7 +163,7 @@ def kind_of(config: Any) -> Kind:
 
 @final
 class TransformersFolder(Target):
-    """config.json and weights of transformers, checked there."""
+    """config.json and weights for transformers, which are checked with transformers."""
 
     name = "transformers"
     title = "transformers"
@@ -165,40 +173,48 @@ class TransformersFolder(Target):
         return kind_of(config)
 
     def write(self, outgoing: OutgoingModel) -> None:
-        ours = outgoing.config
-        model_class = _model_class(ours, outgoing.has_head)
-        sizes = {"image_size": square_or_pair(ours.nominal_size), "patch_size": square_or_pair(ours.patch_stride)}
-        fields = {name: getattr(ours, name) for name in _COPIED}
+        """Write config.json, the weights and the image processor."""
+        hf_vit_config = outgoing.config
+        model_class = _model_class(hf_vit_config, outgoing.has_head)
+        sizes = {
+            "image_size": square_or_pair(hf_vit_config.nominal_size),
+            "patch_size": square_or_pair(hf_vit_config.patch_stride),
+        }
+        fields = {name: getattr(hf_vit_config, name) for name in _COPIED}
         fields |= {name: list(size) if isinstance(size, tuple) else size for name, size in sizes.items()}
-        fields |= kind_of(ours).fields(ours)
-        two_towers = "vision_config" in model_class.config_class.sub_configs  # that of a classifier of SigLIP
-        config = model_class.config_class(**({"vision_config": fields} if two_towers else fields))
+        fields |= kind_of(hf_vit_config).fields(hf_vit_config)
+        has_two_towers = "vision_config" in model_class.config_class.sub_configs  # as SigLIP's classifier has
+        config = model_class.config_class(**({"vision_config": fields} if has_two_towers else fields))
         if outgoing.has_head:
-            config.id2label = dict(ours.id2label)
-            config.label2id = dict(ours.label2id or {label: index for index, label in ours.id2label.items()})
+            config.id2label = dict(hf_vit_config.id2label)
+            config.label2id = dict(
+                hf_vit_config.label2id or {label: index for index, label in hf_vit_config.id2label.items()}
+            )
         model = model_class(config, **_options(outgoing))
-        model.load_state_dict(_arrays(outgoing), strict=True)
+        model.load_state_dict(_add_missing_arrays(outgoing), strict=True)
         model.to(outgoing.model.dtype).save_pretrained(outgoing.folder)
         outgoing.processor.save_pretrained(outgoing.folder)
 
     @torch.no_grad()
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
+        """Load the folder with transformers and compare its results."""
         model_class = _model_class(outgoing.config, outgoing.has_head)
         model = model_class.from_pretrained(outgoing.folder, **_options(outgoing)).eval()
-        images, ours = outgoing.probe()
+        images, expected = outgoing.probe()
         output = model(images)
         if outgoing.has_head:
-            difference = largest_difference(ours, output["image_embeds" if "image_embeds" in output else "logits"])
+            difference = largest_difference(expected, output["image_embeds" if "image_embeds" in output else "logits"])
         else:
-            difference = largest_difference(ours, output.last_hidden_state)
+            difference = largest_difference(expected, output.last_hidden_state)
             if output.pooler_output is not None:
                 pooled = outgoing.model(images).pooler_output
                 difference = max(difference, largest_difference(pooled, output.pooler_output))
         return difference, f"transformers {version('transformers')}"
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
+        """Return transformers' key for one of the table."""
         config = model.config
-        if key.startswith(_OWN_HEADS):
+        if key.startswith(_HEADS):
             return f"cls_{key}" if config.has_distillation_head and key.startswith("classifier.") else key
         if not has_head(model):
             return key
@@ -207,20 +223,23 @@ class TransformersFolder(Target):
 
 
 def _model_class(config: PreTrainedConfig, has_head: bool) -> Any:
+    """Return transformers' class for a config."""
     import transformers
 
     return getattr(transformers, kind_of(config).class_name(config, has_head))
 
 
 def _options(outgoing: OutgoingModel) -> dict[str, Any]:
-    """Return arguments of the class beside the config: a bare ViT has a pooler or not; a classifier has none."""
+    """Return further arguments of the class: a bare ViT may have a pooler or not."""
     if outgoing.has_head or kind_of(outgoing.config) is not VIT:
         return {}
     return {"add_pooling_layer": outgoing.config.representation_size is not None}
 
 
-def _arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
-    """Add what only transformers' classes have: of DINOv2 a mask token, and a head that reads class token and mean."""
+def _add_missing_arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
+    """Return the arrays with those that only transformers has: DINOv2's mask token, and its head for class token and
+    mean.
+    """
     arrays, config = outgoing.arrays, outgoing.config
     if kind_of(config) is not DINOV2:
         return arrays
@@ -229,7 +248,7 @@ def _arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
         halves = [weight, torch.zeros_like(weight)]
         arrays = arrays | {"classifier.weight": torch.cat(halves if config.pooling == "token" else halves[::-1], dim=1)}
     if config.num_register_tokens:
-        name = next(key for key in arrays if key.endswith("embeddings.register_tokens"))
-        mask = torch.zeros(1, config.hidden_size, dtype=arrays[name].dtype)
-        arrays = arrays | {name.replace("register_tokens", "mask_token"): mask}
+        token_key = next(key for key in arrays if key.endswith("embeddings.register_tokens"))
+        mask_token = torch.zeros(1, config.hidden_size, dtype=arrays[token_key].dtype)
+        arrays = arrays | {token_key.replace("register_tokens", "mask_token"): mask_token}
     return arrays

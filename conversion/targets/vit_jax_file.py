@@ -1,4 +1,4 @@
-"""`model.npz` for Google's vision_transformer (vit_jax), in the newer (linen) spelling of its keys or the older."""
+"""Export to `model.npz` for Google's vision_transformer (vit_jax), with newer (linen) or older names of keys."""
 
 import math
 import re
@@ -16,8 +16,8 @@ from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target
 
 FILE = "model.npz"
 
-# The older spelling numbers the modules of a block in one sequence; released files have it, and timm reads it alone.
-_OLDER = {
+# Older names number the modules of a block in one sequence, as released files do; timm reads only these.
+_OLDER_NAMES = {
     "/MultiHeadDotProductAttention_0/": "/MultiHeadDotProductAttention_1/",
     "/LayerNorm_1/": "/LayerNorm_2/",
     "/MlpBlock_0/": "/MlpBlock_3/",
@@ -34,37 +34,39 @@ _EXPRESSED = {
 
 @final
 class VitJaxFile(Target):
-    """`model.npz`, checked by the way back."""
+    """`model.npz`, which is checked by converting it back."""
 
     name = "vit_jax"
     title = "Google's vision_transformer"
     tables = _TABLES
     expresses = _EXPRESSED
     options = ("spelling",)
-    problem_types = ("single_label_classification", "multi_label_classification")  # it has no regression
+    problem_types = ("single_label_classification", "multi_label_classification")  # vit_jax has no regression
 
     def write(self, outgoing: OutgoingModel) -> None:
-        others = _OLDER if outgoing.spelling == "older" else {}
+        replacements = _OLDER_NAMES if outgoing.spelling == "older" else {}
         arrays: dict[str, Any] = {}
         for key, value in outgoing.arrays.items():
-            if _GROUP_NORM.search(key):  # maps have four axes there
+            if _GROUP_NORM.search(key):  # GroupNorm's arrays have four axes in vit_jax
                 value = value.reshape(1, 1, 1, -1)
-            part = next((part for part in others if part in key), "")
-            arrays[key.replace(part, others[part]) if part else key] = value.numpy()
+            part = next((part for part in replacements if part in key), "")
+            arrays[key.replace(part, replacements[part]) if part else key] = value.numpy()
         np.savez(outgoing.folder / FILE, **arrays)
         outgoing.processor.save_pretrained(outgoing.folder)
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
-        """Convert the file back, which must give the very same parameters: the original needs JAX."""
+        """Convert the file back and require the same parameters, as running the original code would need JAX."""
         with NpzReader(outgoing.folder / FILE) as reader:
             state = load_weights(reader, plan(reader.shapes, image_size=outgoing.nominal_size)).state
-        ours = {name: value.float() for name, value in outgoing.model.state_dict().items()}
-        same = state.keys() == ours.keys() and all(torch.equal(value, ours[name]) for name, value in state.items())
-        return 0.0 if same else float("nan"), "the way back, parameter by parameter"
+        expected_state = {name: value.float() for name, value in outgoing.model.state_dict().items()}
+        is_same = state.keys() == expected_state.keys() and all(
+            torch.equal(value, expected_state[name]) for name, value in state.items()
+        )
+        return 0.0 if is_same else float("nan"), "a conversion back, parameter by parameter"
 
     def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
-        """Name the grids that the original reads as a square's, which fails or goes wrong, at another image size."""
+        """Name grids that the original code would resample wrongly, as it takes them for square ones."""
         (h, w), side = config.grid, math.isqrt(math.prod(config.grid))
         if h == w or side**2 != h * w or config.model_type == "hf_mixer":
             return []
-        return [f"a patch grid of {h}x{w} (the original takes its {h * w} rows for {side}x{side})"]
+        return [f"a patch grid of {h}x{w} (the original code reads its {h * w} rows as {side}x{side})"]

@@ -74,7 +74,7 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
             "--image-size '12y12' is not a size; give one side in pixels (384) or HEIGHTxWIDTH",
         ),
         (["--resize-to", "0"], "--resize-to '0' cannot be read"),
-        (["--num-labels", "0"], "0 labels are too few for a classifier"),
+        (["--num-labels", "0"], "a classifier needs at least 1 label, got 0"),
         (["--labels", "absent.txt"], "there is no label file absent.txt"),
         (["--report", "absent/report.json"], "the folder of --report absent/report.json does not exist"),
         (["--verify", "absent.npz"], "absent.npz is not a file"),
@@ -191,14 +191,14 @@ def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tm
 def test_report_comes_with_the_model_and_replaces_nothing_else(checkpoint, write_npz, tmp_path: Path, monkeypatch):
     source = write_npz(checkpoint(labels=None))
     content = source.read_bytes()
-    with pytest.raises(UserError, match="already exists and is not a conversion report"):
+    with pytest.raises(UserError, match="exists and is not a conversion report"):
         conversion.convert(source, tmp_path / "model", report=source)
     assert source.read_bytes() == content
     with pytest.raises(UserError, match="cannot be written: Is a directory"):
         conversion.convert(source, tmp_path / "model", report=tmp_path)
     (empty := tmp_path / "empty").mkdir()
     for inside in (empty / "report.json", empty):
-        with pytest.raises(UserError, match="is in the folder of the model; give a place outside"):
+        with pytest.raises(UserError, match="is in the folder of the model; give a path outside"):
             conversion.convert(tmp_path / "none.npz", empty, report=inside)
     empty.rmdir()
     for number in (1, 2):
@@ -249,9 +249,9 @@ def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path:
     assert (output / "README.md").exists()
     assert run(capsys, source, output, "--force")[0] == 0
     assert not (output / "README.md").exists()
-    with pytest.raises(UserError, match=r"holds --verify .*export\.npz; give another one"):
+    with pytest.raises(UserError, match=r"contains --verify .*export\.npz, so it cannot be the output; give another"):
         conversion.convert(source, output, force=True, recording=output / "export.npz")
-    with pytest.raises(UserError, match="holds the source"):
+    with pytest.raises(UserError, match="contains the source"):
         conversion.convert(output / "model.safetensors", output, force=True)
     assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model", "theirs", "io.npz"}
 

@@ -240,14 +240,14 @@ REFUSED: tuple[tuple[dict[str, Any], tuple[str, ...], str], ...] = (
     ({"representation_size": 7}, TIMM_ALONE, ""),
     ({"position_on_class_token": False}, ("transformers", "vit_jax"), ""),
     ({"use_class_token": True, "pooling": "gap"}, JAX, ""),
-    ({"image_size": (32, 8)}, JAX, "a patch grid of 8x2 (the original takes its 16 rows for 4x4)"),
+    ({"image_size": (32, 8)}, JAX, "a patch grid of 8x2 (the original code reads its 16 rows as 4x4)"),
     ({"layer_norm_eps": 1e-12}, ("timm", "vit_jax"), ""),
     ({"hidden_act": "gelu"}, JAX, ""),
     ({"hidden_act": "mish"}, TIMM_ALONE, ""),
     ({"norm_before_layers": True, "norm_after_pooling": True}, JAX, ""),
     ({"pooling": "gap", "norm_before_layers": True}, TRANSFORMERS, ""),
     ({"image_size": (12, 8), "norm_before_layers": True, "norm_after_pooling": True}, TRANSFORMERS,
-        "image_size=(12, 8) (it has squares)"),
+        "image_size=(12, 8) (only squares)"),
     ({"intermediate_size": 21, "mlp_type": "swiglu", "layer_scale_init_value": 1.0}, TRANSFORMERS,
         "intermediate_size=21 (no mlp_ratio gives it)"),
     ({"intermediate_size": 36, "layer_scale_init_value": 1.0}, TRANSFORMERS,
@@ -356,7 +356,7 @@ def test_other_families_and_heads_are_refused_by_name(tmp_path: Path):
         (originals, "timm", "weight_standardization='std' (it has 'variance')"),
         (two_tokens, "timm", "cannot express use_distillation_token=True of a hybrid"),
         (hybrid, "vit_jax", "group_norm_eps=1e-05, weight_standardization='variance'"),
-        (masked, "transformers", "HfViTForMaskedPatchPrediction is neither a classifier nor a bare model"),
+        (masked, "transformers", "HfViTForMaskedPatchPrediction cannot be exported; give a classifier"),
     ):
         with pytest.raises(UserError) as refusal:
             export(source, tmp_path / "out", target)
@@ -408,7 +408,7 @@ def test_results_that_differ_are_not_delivered(tmp_path: Path, capsys, monkeypat
     with pytest.raises(SystemExit):
         main(["export", str(source), str(tmp_path / "out"), "--to", "transformers"])
     error = capsys.readouterr().err
-    assert "gives other results" in error
+    assert "differs from the original by" in error
     assert error.count("\n") == 1
     with pytest.raises(UserError, match="nan apart"):
         export(source, tmp_path / "out", "vit_jax")

@@ -396,7 +396,7 @@ def test_command_prints_what_files_of_google_do_not_tell(case, declared, assumed
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("assumed, ")]
     texts = (
         line.removeprefix("assumed, because the source does not record it: ")
-        .partition("; where that is wrong")[0]
+        .partition("; if that is wrong")[0]
         .split("; ")
     )
     assert len(texts) == len(assumed)

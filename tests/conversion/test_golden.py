@@ -273,11 +273,11 @@ def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path
     images = recording["images"]
     source = write_npz(weights)
     bad = {
-        "holds no 'images'": {"logits": recording["logits"]},
-        "holds no results to compare with .it has images only": {"images": images},
-        "holds no results to compare with .no stage": {"images": images, "logit": recording["logits"]},
+        "has no float array 'images'": {"logits": recording["logits"]},
+        "has no results that can be compared .it has images only": {"images": images},
+        "has no results that can be compared .no stage": {"images": images, "logit": recording["logits"]},
         "are 1x64x64, not": {"images": images[..., 0], "logits": recording["logits"]},
-        r"'logits' in recording.npz is 1x9, the converted model gives 1x10": {
+        r"'logits' in recording.npz has shape 1x9, the converted model's is 1x10": {
             "images": images,
             "logits": recording["logits"][:, :9],
         },
@@ -290,7 +290,7 @@ def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path
             conversion.convert(source, tmp_path / "model", recording=write_npz(arrays, "recording.npz"))
         assert not (tmp_path / "model").exists()
     recorded = write_npz(recording, "recording.npz")
-    with pytest.raises(UserError, match="of another image size than --resize-to"):
+    with pytest.raises(UserError, match="its image size is not that of --resize-to"):
         conversion.convert(source, tmp_path / "model", resize_to=(96, 96), recording=recorded)
 
 

@@ -30,7 +30,7 @@ from hf_vit.conversion.targets.graphs import preprocessing
 from hf_vit.conversion.targets.graphs.certificate import Check, verify
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES, LEVELS, Preprocessing, prepend
 from hf_vit.conversion.targets.graphs.runtimes import openvino_core
-from hf_vit.conversion.targets.graphs.tracing import OTHERWISE, spaced
+from hf_vit.conversion.targets.graphs.tracing import REPLACEMENTS, linspace_of_any_size
 from hf_vit.conversion.targets.target import TOLERANCE
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
@@ -292,7 +292,7 @@ def test_what_was_changed_is_refused_in_one_line(damage: str, plain: tuple[Any, 
 def test_a_missed_bound_stops_the_export_with_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saved("plain", tmp_path / "model")
     monkeypatch.setitem(TOLERANCE, "hf_vit", 1e-12)
-    with pytest.raises(UserError, match=r"gives other results, \d\.\de-0\d apart .* so nothing was written"):
+    with pytest.raises(UserError, match=r"differs from the original by \d\.\de-0\d .* so nothing was written"):
         export(tmp_path / "model", tmp_path / "out", "onnx", static=True)
     assert not (tmp_path / "out").exists()
 
@@ -334,7 +334,7 @@ def graph_of(processor: Any, takes: str = IMAGES) -> bytes:
     graph = helper.make_graph([helper.make_node("Identity", ["in"], ["out"])], "g", [values["in"]], [values["out"]])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     model = ir.from_proto(proto)
-    prepend(model, Preprocessing.of(processor), takes)
+    prepend(model, Preprocessing.from_processor(processor), takes)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
     return proto.SerializeToString()
@@ -362,7 +362,7 @@ def test_openvino_reads_the_same_processor(tmp_path: Path):
     """It computes in float32 what torch computes in float64, so that some values differ by 1 of 255."""
     for name in ("CLIP", "rectangle"):
         processor, file = PROCESSORS[name], tmp_path / f"{name}.onnx"
-        step = Preprocessing.of(processor).step
+        step = Preprocessing.from_processor(processor).step
         file.write_bytes(graph_of(processor))
         graph = openvino_core().compile_model(openvino.convert_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         for picture in PICTURES:
@@ -430,13 +430,13 @@ class Mirrored(ViTImageProcessor):
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "of the user": (Mirrored(), r"a Mirrored \(it overrides resize\)"),
-    "of another model": (ConvNextImageProcessor(), r"a ConvNextImageProcessor \(it overrides \w+\)"),
+    "of the user": (Mirrored(), r"those of Mirrored \(which overrides resize\)"),
+    "of another model": (ConvNextImageProcessor(), r"those of ConvNextImageProcessor \(which overrides \w+\)"),
     "filter": (ViTImageProcessor(resample=1), r"resample=LANCZOS \(graphs have BILINEAR and BICUBIC\)"),
     "many sizes": (ViTImageProcessor(size={"shortest_edge": 16}),
         r"size=\{'shortest_edge': 16\} \(graphs need a height"),
-    "no size": (ViTImageProcessor(do_resize=False), r"images of all sizes \(do_resize=False, and no crop\)"),
-    "no deviation": (ViTImageProcessor(image_std=[0.5, 0, 0.5]), r"image_std=\(0\.5, 0, 0\.5\) \(nothing can be"),
+    "no size": (ViTImageProcessor(do_resize=False), r"do_resize=False without a crop \(images keep their sizes\)"),
+    "no deviation": (ViTImageProcessor(image_std=[0.5, 0, 0.5]), r"image_std=\(0\.5, 0, 0\.5\) \(division by 0"),
     "margin": (ViTImageProcessor(do_pad=True), "do_pad=True"),
     "no processor": (object(), r"a object \(not one of transformers' torchvision processors\)"),
 }  # fmt: skip
@@ -445,8 +445,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_no_graph_does_is_named(case: str):
     processor, why = REFUSED[case]
-    with pytest.raises(UserError, match=f"a graph cannot do what .*{why}.* or export --to onnx without it"):
-        Preprocessing.of(processor)
+    with pytest.raises(UserError, match=f"a graph cannot do these steps .*{why}.* or export --to onnx without it"):
+        Preprocessing.from_processor(processor)
 
 
 @pytest.fixture(scope="module")
@@ -501,7 +501,7 @@ def test_another_filter_stops_the_export(tmp_path: Path, monkeypatch: pytest.Mon
     saved("plain", tmp_path / "model")
     weights = preprocessing._weights
     monkeypatch.setattr(preprocessing, "_weights", lambda nodes, old, new, _: weights(nodes, old, new, BICUBIC))
-    with pytest.raises(UserError, match=r"the graph resizes images differently: .*nothing was written"):
+    with pytest.raises(UserError, match=r"the graph resizes images differently .*nothing was written"):
         export(tmp_path / "model", tmp_path / "out", "onnx", preprocessing=True)
     assert not (tmp_path / "out").exists()
 
@@ -613,14 +613,14 @@ def test_dense_models_that_are_refused(tmp_path: Path) -> None:
     for target in ("timm", "transformers", "vit_jax", "openvino"):
         with pytest.raises(UserError, match=r"HfLinearForSemanticSegmentation cannot be exported to .*to ONNX"):
             export(linear, tmp_path / "graph", target)
-    with pytest.raises(UserError, match=r"a graph cannot do what .*: a SegformerImage"):
+    with pytest.raises(UserError, match=r"a graph cannot do these steps .*: those of SegformerImage"):
         export(linear, tmp_path / "graph", "onnx", preprocessing=True)
     tiny = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     source = find_model(hf_vit.HfViTConfig(image_size=48, **tiny))
     odd, processor = build_dense_model(source, "upernet", ["sky", "cat"], width=16)
     odd.save_pretrained(tmp_path / "odd")
     processor.save_pretrained(tmp_path / "odd")
-    with pytest.raises(UserError, match=r"multiples of 32x32 px, and the model's own images have 48x48"):
+    with pytest.raises(UserError, match=r"multiples of 32x32 px, but the model's images have 48x48"):
         export(tmp_path / "odd", tmp_path / "graph", "onnx")
 
 
@@ -630,11 +630,11 @@ def test_pooling_in_other_operators(height: int, width: int, size: int | tuple[i
     """For every size what torch's own operator gives."""
     pool = torch.nn.functional.adaptive_avg_pool2d
     maps = torch.randn(2, 3, height, width, dtype=torch.float64)
-    given = OTHERWISE[pool](maps, size)
+    given = REPLACEMENTS[pool](maps, size)
     torch.testing.assert_close(given, pool(maps, size), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("start", "end", "steps"), [(0.5, 6.5, 7), (0.5, 0.5, 1), (-1.0, 1.0, 4)])
 def test_steps_in_other_operators(start: float, end: float, steps: int) -> None:
-    given = spaced(start, end, steps, dtype=torch.float32)
+    given = linspace_of_any_size(start, end, steps, dtype=torch.float32)
     torch.testing.assert_close(given, torch.linspace(start, end, steps), rtol=0, atol=1e-6)

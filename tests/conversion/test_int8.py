@@ -117,7 +117,7 @@ def test_what_the_certificate_says_of_int8(
     assert said["agreement"] == pytest.approx(float((theirs.argmax(1) == ours.argmax(1)).double().mean()), abs=0.005)
     assert said["agreement"] >= 0.995
     assert said["float_accuracy"] > 0.9
-    assert f"{said['agreement']:.2%} of 210 held-out images are answered as by the model" in told
+    assert f"{said['agreement']:.2%} of 210 held-out images get the model's class" in told
     assert 1e-4 < float((ours - theirs).norm() / ours.norm()) < 0.15
     assert int8_weights(tmp_path / "out")
     assert certificate["takes"] == {"--preprocessing": "images", "--decoding": "file"}.get(more, "pixel_values")
@@ -140,7 +140,7 @@ def test_a_name_of_two_classes_judges_no_accuracy():
         data: Any = SimpleNamespace(
             data=SimpleNamespace(label_names=names), judging=SimpleNamespace(labeled=lambda batch=batch: [batch])
         )
-        assert certificates.judge(outgoing, runtime, data) == pytest.approx(wanted)
+        assert certificates.measure_agreement(outgoing, runtime, data) == pytest.approx(wanted)
 
 
 def int8_weights(folder: Path) -> list[np.ndarray]:
@@ -214,7 +214,7 @@ def test_what_breaks_answers_stays_in_float():
         return lambda given: -given.pixels
 
     with pytest.raises(
-        UserError, match=r"only 0\.00% of the answers would stay .* on 100 images, with half of the model's 4 parts"
+        UserError, match=r"only 0\.00% of 100 images would keep their class, even with half of the model's 4 parts"
     ):
         choose(all_broken, lambda given: given.pixels, parts, data)  # pyright: ignore[reportArgumentType]
 
@@ -299,8 +299,8 @@ def test_why_nothing_could_be_written_is_told(
 
 
 BAD: dict[str, tuple[dict[str, str], str]] = {
-    "no images": ({"to": "onnx", "quantize": "static"}, "--quantize static needs images to measure with; add --calib"),
-    "nothing to do": ({"to": "onnx", "calibrate": "DATA"}, "--calibrate is for --quantize; add that, or leave it out"),
+    "no images": ({"to": "onnx", "quantize": "static"}, "--quantize static needs images to calibrate with; add"),
+    "nothing to do": ({"to": "onnx", "calibrate": "DATA"}, "--calibrate needs --quantize; add --quantize"),
     "no such mode": ({"to": "onnx", "quantize": "int4", "calibrate": "DATA"},
         "--quantize 'int4' cannot be combined with --to onnx; give dynamic or static"),
     "not of this target": ({"to": "openvino", "quantize": "dynamic", "calibrate": "DATA"},
@@ -309,9 +309,9 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "too few": ({"to": "onnx", "quantize": "static", "calibrate": "FEW"},
         r"FEW has \d+ training and \d+ test images; int8 needs 64 .* give more"),
     "no decoder": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "decoding": "yes"},
-        "--quantize static does not work with --decoding; use --preprocessing instead"),
+        "--quantize static cannot be combined with --decoding; use --preprocessing"),
     "a bare model": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "model": "BARE"},
-        "comparing predictions, so it needs a classifier, not a bare model"),
+        "compares predictions, which a bare model does not have"),
     "no data": ({"to": "onnx", "quantize": "static", "calibrate": "NONE"}, "NONE"),
 }  # fmt: skip
 

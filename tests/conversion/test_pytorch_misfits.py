@@ -16,7 +16,7 @@ from transformers import ViTImageProcessor
 import hf_vit.conversion as conversion
 from campaigns.forgeries import places, with_value
 from hf_vit.conversion.fill import build_processor
-from hf_vit.conversion.origins.beside import CARRIED
+from hf_vit.conversion.origins.beside import FIELD_NAMES
 from hf_vit.conversion.readers import Companions, open_checkpoint
 from hf_vit.errors import UserError
 
@@ -126,7 +126,7 @@ def test_gaps_in_blocks_and_in_stages(case):
         ("rope.freqs", "rotary positions"),
         ("storage_tokens", "rotary positions"),
         ("blocks.1.attn.q_norm.weight", "attention with normalized queries and keys"),
-        ("blocks.1.attn.lambda_q1", "another attention"),
+        ("blocks.1.attn.lambda_q1", "attention with a norm inside, or differential"),
         ("blocks.0.attn.relative_position_bias_table", "relative positions"),
         ("blocks.1.attn.q_proj.weight", "the blocks of BEiT and EVA"),
         ("blocks.0.mlp.norm.weight", "an MLP with a norm inside"),
@@ -160,7 +160,7 @@ def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
         ("vit_pe_spatial_base_patch16_512", "rotary positions"), ("eva02_base_patch14_224", "rotary positions"),
         ("samvit_base_patch16", "attention in windows"), ("naflexvit_base_patch16_gap", "patches of many grids"),
         ("vit_base_patch16_rpn_224", "LayerNorms after attention and MLP"), ("vit_base_mci_224", "another stem"),
-        ("vit_small_patch16_18x2_224", "attention and MLP side by side"),
+        ("vit_small_patch16_18x2_224", "parallel attention and MLP"),
         ("vit_relpos_medium_patch16_rpn_224", "LayerNorms after attention and MLP"),
     ],
 )  # fmt: skip
@@ -174,14 +174,14 @@ def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architectur
 def test_one_weight_in_two_spellings_is_refused():
     shapes, companions = good("transformers_vit")
     new = "vit.layers.0.attention.q_proj.weight"
-    assert "are two names of the same weight" in refusal(shapes | {new: (24, 24)}, companions)
+    assert "are names of the same weight" in refusal(shapes | {new: (24, 24)}, companions)
 
 
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({}, "names no architecture of timm"),
-        ({"architecture": "resnet50"}, "'resnet50' is not one of vit_"),
+        ({}, "has no 'architecture'"),
+        ({"architecture": "resnet50"}, "'resnet50' is not supported; give one of vit_"),
         (
             {"architecture": "vit_x", "model_args": {"act_layer": "mish"}},
             "timm's argument act_layer='mish', which hf_vit does not support",
@@ -206,7 +206,7 @@ def of_library(library: str) -> tuple[Shapes, dict[str, Any], dict[str, Any]]:
     """(shapes, config.json, preprocessor_config.json) of a good model; timm has no such third file."""
     if library == "transformers":
         model: Any = of_transformers("ViTForImageClassification")
-        read = ("model_type", "image_size", "patch_size", "id2label", *CARRIED)
+        read = ("model_type", "image_size", "patch_size", "id2label", *FIELD_NAMES)
         config = {name: value for name, value in model.config.to_dict().items() if name in read}
         processor = json.loads(ViTImageProcessor(size={"height": 12, "width": 12}).to_json_string())
     else:
@@ -251,25 +251,25 @@ def with_one(value: Any, *place: str) -> Callable[[Any], Any]:
 PAD = {"do_pad": True, "pad_size": {"height": 16, "width": 16}}
 # (library, file, what is done to it, what the refusal says).
 VALUES: tuple[tuple[str, str, Callable[[Any], Any], str], ...] = (
-    ("transformers", "processor", with_other(image_mean=0.5), "preprocessor_config.json gives image_mean"),
-    ("transformers", "processor", with_other(size="x"), "preprocessor_config.json gives size"),
-    ("transformers", "processor", with_other(size={"depth": 3}), "makes no image processor"),
-    ("transformers", "processor", with_other(resample="2"), "preprocessor_config.json gives resample='2'"),
+    ("transformers", "processor", with_other(image_mean=0.5), "preprocessor_config.json has image_mean"),
+    ("transformers", "processor", with_other(size="x"), "preprocessor_config.json has size"),
+    ("transformers", "processor", with_other(size={"depth": 3}), "preprocessor_config.json is not valid"),
+    ("transformers", "processor", with_other(resample="2"), "preprocessor_config.json has resample='2'"),
     ("transformers", "processor", with_other(image_mean=[0.5]), "image_mean=.0.5."),
-    ("transformers", "processor", with_other(**PAD), "gives do_pad=true, and hf_vit's image processors do not pad"),
-    ("transformers", "processor", with_other(image_processor_type=0), "json is of 0, whose steps"),
+    ("transformers", "processor", with_other(**PAD), "has do_pad=true, but hf_vit's image processors do not pad"),
+    ("transformers", "processor", with_other(image_processor_type=0), "json is for 0, which hf_vit does not"),
     ("transformers", "processor", lambda _: {"a": 1}, "preprocessor_config.json does not describe the preprocessing"),
-    ("transformers", "config", with_other(num_attention_heads=None), "gives num_attention_heads=None"),
-    ("transformers", "config", with_one(7, "id2label", "2"), "gives id2label.2=7"),
-    ("transformers", "config", with_other(id2label={"0": "a", "1": "b"}), "it names 2 classes, the weights make 5"),
+    ("transformers", "config", with_other(num_attention_heads=None), "has num_attention_heads=None"),
+    ("transformers", "config", with_one(7, "id2label", "2"), "has id2label.2=7"),
+    ("transformers", "config", with_other(id2label={"0": "a", "1": "b"}), "it names 2 classes, the weights have 5"),
     ("transformers", "config", with_other(id2label={"1": "b"}), "no name for class 0"),
-    ("transformers", "config", with_other(hidden_act="x" * 9999), "make no model: hidden_act='xx"),
-    ("transformers", "config", with_other(model_type="x" * 9999), "says model_type 'x{79}; of"),
-    ("timm", "config", with_one("x", "pretrained_cfg", "crop_pct"), "gives crop_pct='x'"),
-    ("timm", "config", with_other(model_args=[1]), "config.json gives model_args"),
-    ("timm", "config", with_one(5, "pretrained_cfg", "label_names"), "gives label_names=5"),
+    ("transformers", "config", with_other(hidden_act="x" * 9999), "has the checkpoint's sizes: hidden_act='xx"),
+    ("transformers", "config", with_other(model_type="x" * 9999), "has model_type 'x{79}, which"),
+    ("timm", "config", with_one("x", "pretrained_cfg", "crop_pct"), "has crop_pct='x'"),
+    ("timm", "config", with_other(model_args=[1]), "config.json has model_args"),
+    ("timm", "config", with_one(5, "pretrained_cfg", "label_names"), "has label_names=5"),
     ("timm", "config", with_other(pretrained_cfg={"a": 1}), "pretrained_cfg without input_size"),
-    ("timm", "config", with_one([], "pretrained_cfg", "mean"), r"gives mean=\[\]"),
+    ("timm", "config", with_one([], "pretrained_cfg", "mean"), r"has mean=\[\]"),
     ("timm", "config", with_one([], "model_args", "act_layer"), "argument act_layer"),
 )  # fmt: skip
 

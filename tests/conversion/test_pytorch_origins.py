@@ -211,7 +211,7 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
         main([*command, "--num-heads", "3", "--hidden-act", "quick_gelu"])
     outcome = capsys.readouterr()
     assert "assumed" not in outcome.out
-    assert "the class token read, where there is one" in outcome.err
+    assert "pooling by the class token if there is one" in outcome.err
     assumed = {"layer_norm_eps", "position_embedding", "pooling", "processor", "image_size", "labels"}
     assert set(json.loads(report.read_text())["assumed"]) == assumed
 
@@ -219,7 +219,7 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
 def test_file_that_may_be_ours_needs_its_config(tmp_path: Path):
     model = of_transformers("ViTForImageClassification", hidden_size=64, num_attention_heads=1)
     model.save_pretrained(tmp_path / "saved", save_original_format=False)
-    with pytest.raises(UserError, match="keys are those of transformers 5 and of hf_vit alike"):
+    with pytest.raises(UserError, match="models of transformers 5 and of hf_vit have these keys"):
         convert(tmp_path / "saved" / "model.safetensors")
 
 
@@ -285,7 +285,7 @@ def test_attention_pooling_beside_a_token(tmp_path: Path):
     alone = of_timm(global_pool="map", embed_dim=64, num_heads=1)
     save_timm(alone, tmp_path / "alone")
     for source in (tmp_path / "alone", tmp_path / "alone" / "model.safetensors"):
-        with pytest.raises(UserError, match="timm's attention pooling leaves out cls_token"):
+        with pytest.raises(UserError, match="timm's attention pooling skips cls_token"):
             convert(source)
     arguments = {"pool_include_prefix": True}
     together = of_timm(global_pool="map", **arguments)
@@ -294,9 +294,7 @@ def test_attention_pooling_beside_a_token(tmp_path: Path):
     back = conversion.export(result.output, tmp_path / "back", "timm")
     assert back.difference <= 1e-5
     mean = of_timm(global_pool="avg", fc_norm=False, **arguments)
-    with pytest.raises(
-        UserError, match="gives timm's argument pool_include_prefix=True, which hf_vit does not support"
-    ):
+    with pytest.raises(UserError, match="has timm's argument pool_include_prefix=True, which hf_vit does not support"):
         convert(save_timm(mean, tmp_path / "mean", model_args=arguments))
 
 
@@ -345,7 +343,7 @@ def test_former_hybrids_of_another_network_are_refused(changed: dict[str, Any]):
     config = model.json()
     config["backbone_config"] |= changed
     shapes = {key: tuple(parameter.shape) for key, parameter in model.state_dict().items()}
-    with pytest.raises(UserError, match=re.escape(f"config.json gives backbone_config.{name}={value!r}")):
+    with pytest.raises(UserError, match=re.escape(f"config.json has backbone_config.{name}={value!r}")):
         conversion.plan(shapes, companions=Companions(config))
 
 
@@ -403,7 +401,7 @@ def test_other_resnets_are_refused_by_name(build: Callable[[], nn.Module], told:
 def test_bit_that_is_set_up_otherwise_is_refused(field: dict[str, Any]):
     model, ((name, value),) = bit_of_transformers(**field), field.items()
     shapes = {key: tuple(parameter.shape) for key, parameter in model.state_dict().items()}
-    with pytest.raises(UserError, match=re.escape(f"config.json gives {name}={value!r}")):
+    with pytest.raises(UserError, match=re.escape(f"config.json has {name}={value!r}")):
         conversion.plan(shapes, companions=Companions(model.config.to_dict()))
 
 
@@ -454,7 +452,7 @@ WRAPPED: dict[str, tuple[Callable[[nn.Module], dict], str, dict[str, int]]] = {
     "Lightning": (lightning, "timm_vit", {"state of the optimizer": 1, "training progress": 1}),
     "model and its average": (lambda model: {"model": model.state_dict(), "model_ema": {name: value + 1 for name,
         value in model.state_dict().items()}, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}}, "timm_vit",
-        {"a moving average of the model that is converted": 30, "state of the optimizer": 1}),
+        {"moving average (EMA) of the model that is converted": 30, "state of the optimizer": 1}),
     "masked autoencoder": (lambda model: {"model": masked_autoencoder(model)}, "mae", {"mask token of the decoder": 1,
         "decoder, which reconstructs pixels": 5}),
     "DINO": (distilled, "dino", {"projection head of the self-distillation": 6,
@@ -509,7 +507,7 @@ def test_of_a_model_and_its_average_the_prefix_chooses(tmp_path: Path):
 def test_the_prefix_that_leaves_out_others_is_named(tmp_path: Path):
     state = {f"model.{name}": value for name, value in of_timm(embed_dim=64, num_heads=1).state_dict().items()}
     torch.save(state | {"criterion.weight": torch.ones(5)}, tmp_path / "model.pth")
-    with pytest.raises(UserError, match=r"1 keys left over: criterion\.weight \(--prefix model\. leaves out"):
+    with pytest.raises(UserError, match=r"1 keys left over: criterion\.weight \(--prefix model\. ignores"):
         convert(tmp_path / "model.pth")
     assert hf_vit.from_hub(tmp_path / "model.pth", prefix="model.").config.num_labels == 5
 
@@ -567,18 +565,18 @@ def test_a_released_name_of_timm(tmp_path: Path):
 def test_others_of_timm_are_refused(tmp_path: Path):
     """Gated MLPs (gMixer) and affine norms (ResMLP) are other networks, whatever their keys."""
     gated = save_timm(mixer_of_timm("gmixer_24_224", mlp_layer=GluMlp), tmp_path / "gated")
-    with pytest.raises(UserError, match="'gmixer_24_224' is not one of mixer_"):
+    with pytest.raises(UserError, match=r"'gmixer_24_224' has the keys of another one .mixer_"):
         conversion.convert(gated, tmp_path / "out")
     affine = mixer_of_timm("resmlp_12_224", block_layer=ResBlock, norm_layer=Affine, mlp_ratio=4)
     with pytest.raises(UserError, match="the checkpoint looks like part of a ViT of timm"):
         conversion.plan({key: tuple(value.shape) for key, value in affine.state_dict().items()})
     arguments = {"img_size": 16, "act_layer": "gelu_tanh"}
     tanh = save_timm(mixer_of_timm(), tmp_path / "tanh", model_args=arguments)
-    with pytest.raises(UserError, match="gives timm's argument 'act_layer', which hf_vit does not support"):
+    with pytest.raises(UserError, match="has timm's argument 'act_layer', which hf_vit does not support"):
         conversion.convert(tanh, tmp_path / "out")
     bare = save_timm(mixer_of_timm(), tmp_path / "bare", model_args={"img_size": 16})
     config = json.loads((bare / "config.json").read_text())
     (bare / "config.json").write_text(json.dumps(config | {"global_pool": "max", "model_args": {"img_size": 16}}))
-    with pytest.raises(UserError, match="gives global_pool='max'; hf_vit's models of this kind use mean pooling"):
+    with pytest.raises(UserError, match="has global_pool='max', but hf_vit's models of this kind use 'avg'"):
         conversion.convert(bare, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -144,7 +144,7 @@ def test_dropped_connections_are_taken_up(site, gives_parts):
 
 def test_second_command_goes_on_where_the_first_stopped(site, tmp_path: Path):
     site.drops = [6 * 2**16] + [0] * 99
-    with pytest.raises(UserError, match=r"the downloaded part is kept; run the same command again to continue"):
+    with pytest.raises(UserError, match=r"run the same command again to continue with the downloaded part"):
         fetch(site.url)
     assert files(tmp_path) == ["model.npz.partial"], "a part is never taken for the whole"
     site.drops = []
@@ -211,10 +211,10 @@ def test_passing_failure_is_waited_for(site, status):
 @pytest.mark.parametrize(
     ("status", "told"),
     [
-        (500, "the server answers 500; check the address$"),
-        (404, "the server answers 404 Not Found; check the address"),
-        (403, "the server answers 403 Forbidden; check the address"),
-        (401, "the server answers 401 Unauthorized; check the address"),
+        (500, "the server answers 500; check the URL$"),
+        (404, "the server answers 404 Not Found; check the URL"),
+        (403, "the server answers 403 Forbidden; check the URL"),
+        (401, "the server answers 401 Unauthorized; check the URL"),
     ],
 )
 def test_refusal_is_told(site, status, told, tmp_path: Path):
@@ -228,14 +228,14 @@ def test_refusal_is_told(site, status, told, tmp_path: Path):
 
 def test_server_that_is_not_there(site):
     with pytest.raises(
-        UserError, match=r"http://127.0.0.1:1/model.npz cannot be downloaded: .*refused.*; check the address"
+        UserError, match=r"http://127.0.0.1:1/model.npz cannot be downloaded: .*refused.*; check the URL"
     ):
         fetch("http://127.0.0.1:1/model.npz")
 
 
 def test_size_that_is_not_told_needs_a_hash(site):
     site.says_size = site.gives_parts = False
-    with pytest.raises(UserError, match=r"does not say how large the file is.*--sha256"):
+    with pytest.raises(UserError, match=r"does not report its size.*--sha256"):
         fetch(site.url)
     right = hashlib.sha256(site.data).hexdigest()
     assert fetch(site.url, right).path.read_bytes() == site.data
@@ -249,7 +249,7 @@ def test_size_that_is_not_told_needs_a_hash(site):
 def test_hash(site, tmp_path: Path):
     right = hashlib.sha256(site.data).hexdigest()
     assert fetch(site.url, right.upper()).path.read_bytes() == site.data
-    with pytest.raises(UserError, match=f"its SHA-256 is {right}; nothing was written"):
+    with pytest.raises(UserError, match=f"has the SHA-256 {right}, .* nothing was written"):
         fetch(site.url, "0" * 64)
     local = tmp_path / "local.npz"
     local.write_bytes(site.data)
@@ -269,7 +269,7 @@ def test_hash(site, tmp_path: Path):
         ("http://example.org/a.npz", "would be downloaded without encryption"),
         ("ftp://example.org/a.npz", "give a path or a URL that begins with https://"),
         ("s3://bucket/a.npz", "give a path or a URL that begins with https://"),
-        ("hf://owner", "names no file of the Hub; give hf://owner/name/file"),
+        ("hf://owner", "is not a file on the Hub; give hf://owner/name/file"),
         ("hf://datasets/owner/name/file", "cannot be downloaded from the Hub"),
         ("hf://owner/name/model.npz", "hf://owner/name/model.npz cannot be downloaded from the Hub: "),
         ("hf://owner/name", "hf://owner/name cannot be downloaded from the Hub: "),

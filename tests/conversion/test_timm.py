@@ -55,7 +55,7 @@ def reason_to_refuse(options: dict[str, Any]) -> str | None:
     if options["global_pool"] == "avg" and options["pool_include_prefix"] and special:
         return "pool_include_prefix=True"
     if options["global_pool"] == "map" and not options["pool_include_prefix"] and options["class_token"]:
-        return "pooling leaves out cls_token"
+        return "pooling skips cls_token"
     return None
 
 
@@ -128,7 +128,7 @@ def test_relative_positions(case: str, tmp_path: Path):
     with pytest.raises(UserError, match="cannot express position_embedding='relative_bias'"):
         conversion.export(result.output, tmp_path / "back", "timm")
     if case == "table":
-        with pytest.raises(UserError, match=r"relative positions keeps its size here; leave out --resize-to"):
+        with pytest.raises(UserError, match=r"--resize-to cannot resample a table of relative positions"):
             conversion.convert(source, tmp_path / "large", resize_to=(20, 16))
         return
     large = conversion.convert(source, tmp_path / "large", resize_to=(20, 16))
@@ -148,7 +148,7 @@ def test_what_weights_do_not_tell_of_relative_positions(tmp_path: Path):
     with pytest.raises(UserError, match=r"1 keys missing: blocks\.1\.attn\.rel_pos\.mlp\.fc2\.bias"):
         conversion.plan(less, image_size=(12, 12))
     beside_token = of_relpos(rel_pos_type="bias", class_token=True, global_pool="avg").state_dict()
-    with pytest.raises(UserError, match="a bias between the patches and a class token is not supported"):
+    with pytest.raises(UserError, match="positions of a class token are not supported"):
         conversion.plan({name: tuple(value.shape) for name, value in beside_token.items()}, image_size=(12, 12))
 
 
@@ -201,7 +201,11 @@ def plan_of(name: str) -> conversion.Plan:
 def test_architecture_is_understood_or_refused(name: str):
     model = built(name)
     if not is_expressible(model) or not re.match(r"vit_|deit|flexivit|test_vit", name):
-        reasons = ("hf_vit does not support", r"is not one of vit_\*", "looks like part of a ViT of timm")
+        reasons = (
+            "hf_vit does not support",
+            r"is not supported; give one of vit_\*",
+            "looks like part of a ViT of timm",
+        )
         with pytest.raises(UserError, match="|".join(reasons)):
             plan_of(name)
         return

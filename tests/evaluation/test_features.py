@@ -273,7 +273,7 @@ def _bert(folder):
     [
         (
             lambda folder: shutil.rmtree(folder),
-            "there is no folder .* and no such file; give a path, or owner/name of a model on the Hub",
+            "there is no file or folder .*; give a path, or owner/name of a model on the Hub",
         ),
         (lambda folder: (folder / "config.json").unlink(), r"no config\.json in it; give the folder"),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json of .* is damaged"),
@@ -314,7 +314,7 @@ def test_other_sources_and_devices_are_told(save_classifier):
         (folder.parent, None, f"did you mean {folder}"),
         (folder / "model.safetensors", None, r"or the folder with their config\.json"),
         ("nobody/nothing", None, r"no folder nobody/nothing, .* the Hub cannot be reached"),
-        ("one/two/three", None, "no folder one/two/three and no such file"),
+        ("one/two/three", None, "no file or folder one/two/three"),
         *((folder, name, r"cannot be used here .*try --device cpu") for name in ("gpu", "cuda:99", "meta?")),
     ):
         with pytest.raises(UserError, match=said):

@@ -290,7 +290,7 @@ def take_over(model: str, output: str) -> dict[str, Any]:
             command(words)
     values = Facts.load(Path(output) / "tuned").records[0].values
     seen = (Path(output) / "seen" / "attention_distance.json").is_file()
-    conversions = log.getvalue().count("converted on the way")
+    conversions = log.getvalue().count("converted in memory")
     return {"logits": logits, "told": [values.get("base_model"), values.get("origin"), seen, conversions]}
 
 

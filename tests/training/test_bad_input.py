@@ -64,7 +64,7 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--recipe", "default-smal"), "unknown recipe 'default-smal'; did you mean default-small"),
         (("--model", "Tu/16"), "unknown variant 'Tu/16'.*Ti/16"),
         (("--model", "nothing"), "unknown variant 'nothing'"),
-        (("--model", "nobody/nothing"), "no folder nobody/nothing and no variant .*, and as a model of the Hub: "),
+        (("--model", "nobody/nothing"), "no folder or variant nobody/nothing, and on the Hub: "),
         (("--data", "no-such-folder-here"), "no-such-folder-here"),
         (
             ("--data", "digits", "--repeated-augmentation", "3", "--streaming"),

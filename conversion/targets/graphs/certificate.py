@@ -1,7 +1,7 @@
-"""The certificate of a graph: what it was compared with before it appeared, so that anyone can compare it again.
+"""Certify a graph: record the checks it passed, so that anyone can repeat them.
 
-`export.json` lists the checks and the largest differences; `export.npz` holds what the model gave. The images are not
-kept: they follow from the check.
+`export.json` lists the checks and the largest differences; `export.npz` holds the model's results. The images are not
+stored, as they follow from the checks.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
     PIXEL_VALUES,
     PREPROCESSED,
     Preprocessing,
-    as_given,
+    convert_images,
 )
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Runtime
 from hf_vit.conversion.targets.graphs.tracing import only_whole_patches
@@ -31,16 +31,17 @@ from hf_vit.results.documents import Document
 
 NAME, RESULTS = "export.json", "export.npz"
 BATCHES = (1, 3, 2, 1, 2, 1)
-# Of int8: answers as the model's on held-out images, and accuracy that may be lost.
+# For int8: required share of held-out images with the model's class, and the accuracy that may be lost.
 AGREEMENT, ACCURACY = 0.995, 0.003
-# Of results in int8 that are computed again elsewhere: a float that is rounded the other way is a whole step.
+# Tolerance of int8 results on another machine, where a float that rounds differently changes a whole int8 step.
 INT8_TOLERANCE = 0.05
 
 
 class Check(BaseModel):
-    """A batch of images [B, C, H, W] (of a graph that takes images, uint8 [B, H, W, C]) for the graph and the model.
+    """A batch of images [B, C, H, W] (uint8 [B, H, W, C] for a graph that takes images) for the graph and the model.
 
-    Pixels are noise in [-1, 1), maybe with NaN in the first image, which must not spread to the others; or 8 bits.
+    Pixels are noise in [-1, 1), a photograph or 8-bit noise. Noise may have NaN in the first image, which must not
+    spread to the others.
     """
 
     batch: int
@@ -48,13 +49,14 @@ class Check(BaseModel):
     height: int
     width: int
     pixels: Literal["noise", "not finite", "noise of 8 bits", "photograph"] = "noise"
-    compares: Literal["results", "preprocessed"] = "results"  # the latter: by the image processor
-    largest_difference: float | None = None  # None where one is finite, the other not
+    compares: Literal["results", "preprocessed"] = "results"  # "preprocessed": the image processor's output
+    largest_difference: float | None = None  # None: a value is finite in one result only
 
     def images(self) -> torch.Tensor:
-        """Return the same everywhere: numpy promises the numbers of its bit generators, and the photograph is a PNG.
+        """Return the images, which are the same on every machine.
 
-        Photographs are parts of scikit-image's astronaut, which is repeated beyond its borders.
+        numpy guarantees the output of its bit generators. Photographs are parts of scikit-image's astronaut, a PNG,
+        which is repeated beyond its borders.
         """
         if self.pixels == "photograph":
             from skimage.data import astronaut
@@ -74,27 +76,28 @@ class Check(BaseModel):
             images[0, :, self.height // 2, self.width // 2] = torch.nan
         return images
 
-    def compared(self, ours: torch.Tensor, theirs: torch.Tensor) -> "Check":
-        finite = ours.isfinite()
+    def with_difference(self, expected: torch.Tensor, actual: torch.Tensor) -> "Check":
+        """Return the check with the largest difference of two results."""
+        finite = expected.isfinite()
         if self.pixels != "not finite" and not finite.all():
             raise UserError("the model's results are not finite (NaN or infinity); its weights are damaged or diverged")
-        same = ours.shape == theirs.shape and torch.equal(finite, theirs.isfinite())
-        difference = largest_difference(ours[finite], theirs[finite]) if same and finite.any() else None
-        if same and self.compares == "preprocessed":
-            difference = float((ours - theirs).abs().max())
+        is_comparable = expected.shape == actual.shape and torch.equal(finite, actual.isfinite())
+        difference = largest_difference(expected[finite], actual[finite]) if is_comparable and finite.any() else None
+        if is_comparable and self.compares == "preprocessed":
+            difference = float((expected - actual).abs().max())
         return self.model_copy(update={"largest_difference": difference})
 
 
 class Quantization(BaseModel):
-    """The layers in int8, and what that does to the answers for held-out images (of the test split).
+    """The layers in int8, and their effect on held-out images (of the test split).
 
     Attributes:
-        mode: ranges of what enters a layer are set by images ("static"), or by every batch ("dynamic").
-        calibration_images: of the train and validation splits, which set the ranges and chose what stays in float.
+        mode: what sets the ranges of inputs: calibration images ("static"), or every batch ("dynamic").
+        calibration_images: number of images that set the ranges and chose the parts in float.
         agreement: share of held-out images whose most likely class is the model's.
-        accuracy, float_accuracy: of the graph and of the model; None where the data has other classes.
-        layers: dense layers of the graph.
-        in_float: part that stays in float -> relative change of the logits when it alone is quantized.
+        accuracy, float_accuracy: accuracy of the graph and of the model; None if the data has other classes.
+        layers: number of dense layers of the graph.
+        in_float: part that stays in float -> relative change of the logits when only this part is quantized.
     """
 
     mode: Literal["dynamic", "static"]
@@ -109,9 +112,10 @@ class Quantization(BaseModel):
     in_float: dict[str, float]
 
     def describe(self) -> str:
-        text = f"in int8 {self.agreement:.2%} of {self.held_out_images:,} held-out images are answered as by the model"
+        """Return agreement, accuracy and the parts in float, in words."""
+        text = f"in int8 {self.agreement:.2%} of {self.held_out_images:,} held-out images get the model's class"
         if self.accuracy is not None and self.float_accuracy is not None:
-            text += f", {self.accuracy:.2%} rightly (in float {self.float_accuracy:.2%})"
+            text += f", with an accuracy of {self.accuracy:.2%} (in float {self.float_accuracy:.2%})"
         return f"{text}; {', '.join(self.in_float)} stayed in float" if self.in_float else text
 
 
@@ -121,14 +125,14 @@ class Certificate(Document):
     command: ClassVar[str] = "hf-vit export"
 
     file: str
-    sha256: str  # of OpenVINO's two files, one after the other
+    sha256: str  # for OpenVINO that of its two files, concatenated
     runtime: str = "onnxruntime"  # the package that ran the graph
     model_type: str
     image_sizes: str
-    takes: str = PIXEL_VALUES  # see `preprocessing`
+    takes: str = PIXEL_VALUES  # the graph's input, see `preprocessing`
     tolerance: float
-    outputs: tuple[str, ...] = ()  # those that are compared, one beside the other; empty: the first
-    pixel_tolerance: float | None = None  # of what the image processor makes: a step of 1/255, scaled as its values are
+    outputs: tuple[str, ...] = ()  # the compared outputs, concatenated; empty: the first output
+    pixel_tolerance: float | None = None  # for the image processor's output: a step of 1/255 after normalization
     checks: list[Check]
     versions: dict[str, str]
     hardware: dict[str, Any]
@@ -136,15 +140,16 @@ class Certificate(Document):
 
     @property
     def measured_with(self) -> str:
+        """Return the runtime and its version."""
         return f"{self.runtime} {self.versions[self.runtime]}"
 
     @property
     def largest_difference(self) -> float:
-        """Return that of results; NaN where one was finite and the other not."""
+        """Return the largest difference of results; NaN if a value was finite in one result only."""
         return self._largest("results")
 
     def describe(self) -> str:
-        """Return the differences with their bounds."""
+        """Return the differences with their bounds, in words."""
         text = f"results differ by at most {self.largest_difference:.1e} ({self.tolerance:.0e} is allowed)"
         if self.pixel_tolerance is None:
             return text
@@ -152,37 +157,53 @@ class Certificate(Document):
         return f"{text}, pixel values of resized images by {pixels:.1e} ({self.pixel_tolerance:.1e}, a step of 1/255)"
 
     def holds(self) -> bool:
-        """Return whether every bound is kept; NaN keeps none."""
+        """Return whether all differences are within their bounds; NaN is not."""
         bounds = {"results": self.tolerance, "preprocessed": self.pixel_tolerance}
         return all(bound is None or self._largest(compares) <= bound for compares, bound in bounds.items())
 
     def _largest(self, compares: str) -> float:
+        """Return the largest difference of all checks of one kind."""
         differences = [check.largest_difference for check in self.checks if check.compares == compares]
-        return float("nan") if None in differences else max(each for each in differences if each is not None)
+        return (
+            float("nan")
+            if None in differences
+            else max(difference for difference in differences if difference is not None)
+        )
 
 
 def certify(
-    outgoing: OutgoingModel, runtime: Runtime, sizes: list[tuple[int, int]], tolerance: float, words: str
+    outgoing: OutgoingModel, runtime: Runtime, sizes: list[tuple[int, int]], tolerance: float, size_text: str
 ) -> Certificate:
-    """Run the model and its graph at these sizes (H, W), write the certificate of the graph in float, and return it.
+    """Compare the model with its graph, write the certificate of the float graph, and return it.
 
-    Where int8 is asked for and the graph keeps its bounds, it is quantized, judged, and certified again; a UserError
-    where it answers too many held-out images otherwise, or too many wrongly.
+    If int8 is requested and the float graph passes, it is quantized, measured and certified again.
+
+    Args:
+        outgoing: the exported model.
+        runtime: the graph's runtime.
+        sizes: (height, width) in px of the batches.
+        tolerance: the largest difference of results.
+        words: the image sizes that the graph takes, in words.
+
+    Raises:
+        UserError: in int8 too many held-out images get another class, or accuracy drops too much.
     """
     file = outgoing.folder / runtime.file
     checks = _make_checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.sizes))
     with torch.no_grad():
-        results = [_result_of(outgoing, check) for check in checks]
+        results = [_compute_results(outgoing, check) for check in checks]
     certificate = Certificate(
         file=file.name,
         sha256="",
         runtime=runtime.package,
         model_type=outgoing.config.model_type,
-        image_sizes=words,
+        image_sizes=size_text,
         takes=outgoing.takes,
         tolerance=tolerance,
-        pixel_tolerance=None if outgoing.takes == PIXEL_VALUES else Preprocessing.of(outgoing.processor).step,
-        outputs=tuple(outgoing.compared if outgoing.is_dense else ()),
+        pixel_tolerance=None
+        if outgoing.takes == PIXEL_VALUES
+        else Preprocessing.from_processor(outgoing.processor).step,
+        outputs=tuple(outgoing.compared_outputs if outgoing.is_dense else ()),
         checks=checks,
         versions=_versions(runtime),
         hardware=hardware(),
@@ -191,24 +212,26 @@ def certify(
     if outgoing.quantize is None or outgoing.calibration is None or not certificate.holds():
         return certificate
     quantization = _quantize(outgoing, runtime, outgoing.quantize, outgoing.calibration)
-    # Its checks repeat the results of the quantized graph, without the image of NaN: a range that holds NaN is none.
+    # The int8 checks record the quantized graph's results, without the image with NaN, which makes ranges invalid.
     checks, graph = [check for check in certificate.checks if check.pixels != "not finite"], runtime.open(file)
     results = [
-        graph.run(as_given(outgoing.takes, check.images()))["logits"]
+        graph.run(convert_images(outgoing.takes, check.images()))["logits"]
         if check.compares == "results"
-        else _result_of(outgoing, check)
+        else _compute_results(outgoing, check)
         for check in checks
     ]
-    changed = {"tolerance": INT8_TOLERANCE, "checks": checks, "quantization": quantization}
-    in_int8 = _write(certificate.model_copy(update=changed), runtime, file, results)
-    if not in_int8.holds():
+    updates = {"tolerance": INT8_TOLERANCE, "checks": checks, "quantization": quantization}
+    quantized_certificate = _write(certificate.model_copy(update=updates), runtime, file, results)
+    if not quantized_certificate.holds():
         raise UserError(
-            f"the int8 graph is not deterministic: {in_int8.describe()}; nothing was written, please report"
+            f"the int8 graph is not deterministic ({quantized_certificate.describe()}), so nothing was written; please "
+            "report this"
         )
     return certificate
 
 
 def _write(certificate: Certificate, runtime: Runtime, file: Path, results: list[torch.Tensor]) -> Certificate:
+    """Compare a graph with these results, and write the certificate and the results."""
     np.savez(file.with_name(RESULTS), *(result.numpy() for result in results))
     checks = list(_compare(certificate, runtime, file, results))
     certificate = certificate.model_copy(update={"sha256": runtime.sha256(file), "checks": checks})
@@ -217,14 +240,14 @@ def _write(certificate: Certificate, runtime: Runtime, file: Path, results: list
 
 
 def _make_checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]], keeps_nan: bool) -> list[Check]:
-    """Return a batch of every size, and one not finite; where the graph resizes images, all sizes but the first."""
+    """Return a check for every size and one with NaN; if the graph resizes images, checks of its preprocessing too."""
     channels = outgoing.sizes.num_channels
     checks = [
         Check(batch=batch, channels=channels, height=height, width=width)
         for batch, (height, width) in zip(BATCHES, sizes, strict=False)
     ]
     if outgoing.takes == PIXEL_VALUES:
-        if not keeps_nan or outgoing.is_dense:  # a place that is not finite is looked up in another one
+        if not keeps_nan or outgoing.is_dense:  # a dense head may spread NaN to other images
             return checks
         return [*checks, checks[0].model_copy(update={"batch": 2, "pixels": "not finite"})]
     exact: dict[str, Any] = {"pixels": "noise of 8 bits"} | ({"batch": 1} if outgoing.takes == ENCODED else {})
@@ -235,29 +258,29 @@ def _make_checks(outgoing: OutgoingModel, sizes: list[tuple[int, int]], keeps_na
     ]
 
 
-def _result_of(outgoing: OutgoingModel, check: Check) -> torch.Tensor:
-    """Return what the model, or its image processor alone, makes of the images."""
+def _compute_results(outgoing: OutgoingModel, check: Check) -> torch.Tensor:
+    """Return the model's results for a check's images, or only its image processor's output."""
     images = check.images()
     if outgoing.takes == PIXEL_VALUES:
-        return outgoing.outcome(images)
-    pictures = [Image.fromarray(image) for image in images.numpy()]
-    pixel_values = outgoing.processor(images=pictures, return_tensors="pt")["pixel_values"]
-    return pixel_values if check.compares == "preprocessed" else outgoing.outcome(pixel_values)
+        return outgoing.compute_results(images)
+    pil_images = [Image.fromarray(image) for image in images.numpy()]
+    pixel_values = outgoing.processor(images=pil_images, return_tensors="pt")["pixel_values"]
+    return pixel_values if check.compares == "preprocessed" else outgoing.compute_results(pixel_values)
 
 
 def _compare(certificate: Certificate, runtime: Runtime, file: Path, results: list[torch.Tensor]) -> Iterator[Check]:
-    """Iterate over the checks, with the differences of a graph's results from these."""
+    """Yield the checks with the differences of the graph's results from these."""
     graph = runtime.open(file)
-    for check, ours in zip(certificate.checks, results, strict=True):
-        outputs = graph.run(as_given(certificate.takes, check.images()))
+    for check, expected in zip(certificate.checks, results, strict=True):
+        outputs = graph.run(convert_images(certificate.takes, check.images()))
         names = [PREPROCESSED] if check.compares == PREPROCESSED else certificate.outputs or graph.outputs[:1]
-        yield check.compared(ours, join_outputs([outputs[name] for name in names]))
+        yield check.with_difference(expected, join_outputs([outputs[name] for name in names]))
 
 
 def _quantize(outgoing: OutgoingModel, runtime: Runtime, mode: Any, data: Calibration) -> Quantization:
-    """Quantize the graph, and judge it by held-out images."""
+    """Quantize the graph, and measure it on held-out images."""
     layers, in_float = quantize_file(runtime, outgoing.folder / runtime.file, mode, data)
-    agreement, accuracy, float_accuracy = judge(outgoing, runtime, data)
+    agreement, accuracy, float_accuracy = measure_agreement(outgoing, runtime, data)
     quantization = Quantization(
         mode=mode,
         data=data.data.name,
@@ -270,36 +293,42 @@ def _quantize(outgoing: OutgoingModel, runtime: Runtime, mode: Any, data: Calibr
         layers=layers,
         in_float={part: round(change, 5) for part, change in in_float.items()},
     )
-    lost = 0.0 if accuracy is None or float_accuracy is None else float_accuracy - accuracy
-    if agreement < AGREEMENT or lost > ACCURACY:
+    lost_accuracy = 0.0 if accuracy is None or float_accuracy is None else float_accuracy - accuracy
+    if agreement < AGREEMENT or lost_accuracy > ACCURACY:
         raise UserError(
-            f"{quantization.describe()}; needed are {AGREEMENT:.1%} and at most {100 * ACCURACY:.1f} points "
-            "less, so nothing was written: give more images (--calibrate), try the other --quantize, or "
-            "leave it out"
+            f"{quantization.describe()}; at least {AGREEMENT:.1%} and at most {100 * ACCURACY:.1f} points less "
+            "accuracy are required, so nothing was written: give more images with --calibrate, try the other "
+            "--quantize, or leave it out"
         )
     return quantization
 
 
-def judge(outgoing: OutgoingModel, runtime: Runtime, data: Calibration) -> tuple[float, float | None, float | None]:
-    """Return the share of held-out images answered as by the model, and the accuracy of graph and model where the
-    labels of the data are the model's.
+def measure_agreement(
+    outgoing: OutgoingModel, runtime: Runtime, data: Calibration
+) -> tuple[float, float | None, float | None]:
+    """Measure the graph on held-out images.
+
+    Returns:
+        The share of images that get the model's class, and the accuracy of graph and model, None if the data has other
+        classes.
     """
     names = [outgoing.config.id2label[index] for index in range(outgoing.config.num_labels)]
-    known = [names.index(name) if names.count(name) == 1 else -1 for name in data.data.label_names]
-    classes, graph = torch.tensor(known), runtime.open(outgoing.folder / runtime.file)
-    answers = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
+    class_indices = [names.index(name) if names.count(name) == 1 else -1 for name in data.data.label_names]
+    classes, graph = torch.tensor(class_indices), runtime.open(outgoing.folder / runtime.file)
+    all_matches = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
     with torch.no_grad():
         for batch, pixel_values, labels in data.judging.labeled():
-            ours, theirs = outgoing.outcome(pixel_values).argmax(-1), graph.run(batch)["logits"].argmax(-1)
-            answers.append((ours == theirs, theirs == classes[labels], ours == classes[labels]))
-    agreement, *accuracies = (float(torch.cat(each).double().mean()) for each in zip(*answers, strict=True))
-    return (agreement, None, None) if -1 in known else (agreement, accuracies[0], accuracies[1])
+            expected, actual = outgoing.compute_results(pixel_values).argmax(-1), graph.run(batch)["logits"].argmax(-1)
+            all_matches.append((expected == actual, actual == classes[labels], expected == classes[labels]))
+    agreement, *accuracies = (float(torch.cat(matches).double().mean()) for matches in zip(*all_matches, strict=True))
+    return (agreement, None, None) if -1 in class_indices else (agreement, accuracies[0], accuracies[1])
 
 
 def verify(folder: Path) -> Certificate:
-    """Repeat the checks of an exported folder on this machine, and return its certificate with today's differences.
+    """Repeat the checks of an exported folder on this machine; return its certificate with the new differences.
 
-    A UserError where a file is missing, damaged or another than the certified one, or a difference exceeds the bound.
+    Raises:
+        UserError: a file is missing, damaged or changed, or a difference exceeds its bound.
     """
     certificate = Certificate.read(folder / NAME)
     if certificate is None:
@@ -307,7 +336,10 @@ def verify(folder: Path) -> Certificate:
         raise UserError(f"{folder} has no {NAME}; give a folder that hf-vit export --to {' or '.join(targets)} wrote")
     file = folder / Path(certificate.file).name
     if certificate.runtime not in RUNTIMES:
-        raise UserError(f"{folder / NAME} is for {certificate.runtime!r}, which is not one of {', '.join(RUNTIMES)}")
+        raise UserError(
+            f"{folder / NAME} is for the runtime {certificate.runtime!r}, which this version does not know "
+            f"({', '.join(RUNTIMES)}); update hf-vit, or export the model again"
+        )
     runtime = RUNTIMES[certificate.runtime]
     runtime.require(file)
     try:
@@ -315,11 +347,13 @@ def verify(folder: Path) -> Certificate:
         with np.load(folder / RESULTS) as arrays:
             results = [torch.from_numpy(arrays[name]) for name in arrays.files]
         if len(results) != len(certificate.checks):
-            raise ValueError("as many results as checks are needed")
+            raise ValueError("the numbers of results and checks differ")
     except (OSError, ValueError, BadZipFile) as error:
-        raise UserError(f"{folder} lacks {file.name} or {RESULTS}; export the model again") from error
+        raise UserError(
+            f"{file.name} or {RESULTS} in {folder} is missing or damaged; export the model again"
+        ) from error
     if sha256 != certificate.sha256:
-        raise UserError(f"{file} does not match {NAME}: it was changed; export the model again")
+        raise UserError(f"{file} was changed after the export, as it does not match {NAME}; export the model again")
     checks = list(_compare(certificate, runtime, file, results))
     repeated = certificate.model_copy(update={"checks": checks, "versions": _versions(runtime), "hardware": hardware()})
     if not repeated.holds():
@@ -331,4 +365,5 @@ def verify(folder: Path) -> Certificate:
 
 
 def _versions(runtime: Runtime) -> dict[str, str]:
+    """Return the versions of all libraries and of the runtime."""
     return {**versions(), runtime.package: runtime.version()}

@@ -1,8 +1,8 @@
-"""A certified graph in int8: its dense layers by the runtimes' own quantizers, judged by images it has not seen.
+"""Quantize a certified graph to int8 with the runtime's own quantizer, and measure the result on held-out images.
 
-All layers are quantized first. Where that misses the bound on images that set no ranges, every part (an attention, an
-MLP, a head) is quantized alone, and those that move the logits most stay in float: one, two, four and so on. On a
-processor without VNNI weights take half of their range, as its sums would be cut off otherwise.
+First all dense layers are quantized. If too many answers change, every part (an attention, an MLP, a head) is quantized
+alone, and the parts that change the logits most stay in float: one, two, four and so on. On processors without VNNI
+weights use half of their range, so that sums cannot saturate.
 """
 
 import shutil
@@ -14,16 +14,18 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES, as_given
+from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES, convert_images
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Mode, Runtime
 from hf_vit.data import ImageData, eval_transform, load_data, to_rgb
 from hf_vit.errors import UserError
 from hf_vit.results.writing import diagnose_write_failure
 
-RANGING, CHOOSING, JUDGING = 320, 1000, 5000  # by 64 images ranges were too narrow: others were cut off
+# Images that set ranges, choose the parts that stay in float, and measure the result: the most used, the least needed.
+# With 64 images for ranges, values of other images were cut off.
+RANGING, CHOOSING, JUDGING = 320, 1000, 5000
 LEAST_LEARNING, LEAST_CHOOSING, LEAST_JUDGING = 64, 400, 200
-RANKING = 16  # images by which parts are ranked
-# Expected of images like those that choose what stays in float; of a thousand that judge, chance may take some more.
+RANKING = 16  # number of images to rank the parts
+# Agreement required on the choosing images; on a thousand held-out images it may be lower by chance.
 CHOOSING_AGREEMENT = 0.998
 BATCH = 8
 
@@ -31,12 +33,12 @@ BATCH = 8
 @final
 @dataclass(frozen=True)
 class Images:
-    """Images of a data set, in batches of what a graph takes; read anew whenever they are iterated over."""
+    """Images of a data set, as batches of a graph's input; they are read anew in every iteration."""
 
     data: ImageData
     rows: list[tuple[str, int]]  # (split, row)
-    processor: Any  # makes the pixel values
-    takes: str = PIXEL_VALUES  # see `preprocessing`; images that the graph resizes itself come one by one
+    processor: Any  # image processor
+    takes: str = PIXEL_VALUES  # the graph's input, see `preprocessing`; images that the graph resizes come one by one
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -45,10 +47,11 @@ class Images:
         return (batch for batch, _, _ in self.labeled())
 
     def first(self, count: int) -> "Images":
+        """Return only the first images."""
         return replace(self, rows=self.rows[:count])
 
     def labeled(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Iterate over (what the graph takes, pixel values [B, C, H, W], classes of the data [B])."""
+        """Iterate over (the graph's input, pixel values [B, C, H, W], classes of the data [B])."""
         size = BATCH if self.takes == PIXEL_VALUES else 1
         for start in range(0, len(self.rows), size):
             tables: list[tuple[Any, int]] = [(self.data.split(split), row) for split, row in self.rows[start:][:size]]
@@ -56,123 +59,129 @@ class Images:
             images = [to_rgb(example["image"]) for example in examples]
             batch = pixel_values = torch.stack(eval_transform(self.processor).prepare(images))
             if self.takes != PIXEL_VALUES:
-                batch = as_given(self.takes, torch.from_numpy(np.array(images[0]))[None])
+                batch = convert_images(self.takes, torch.from_numpy(np.array(images[0]))[None])
             yield batch, pixel_values, torch.tensor([example["label"] for example in examples])
 
 
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """Images of a data set, by what they decide."""
+    """Images of a data set by their use."""
 
     data: ImageData
-    ranging: Images  # of the train split: ranges, and how much a part matters
-    # Of the validation split and, where it has few, others of the train split, whose answers are surer: what stays in
-    # float.
-    choosing: Images
-    judging: Images  # of the test split
+    ranging: Images  # from the train split, to set ranges and to rank parts
+    choosing: Images  # from the validation split, if it has few also from the train split, to choose parts in float
+    judging: Images  # from the test split, to measure the result
 
     @classmethod
-    def of(cls, source: str, processor: Any, image_size: tuple[int, int], takes: str = PIXEL_VALUES) -> "Calibration":
-        """Read a data set, see `load_data`; a UserError where it cannot be read, or has too few images."""
+    def load(cls, source: str, processor: Any, image_size: tuple[int, int], takes: str = PIXEL_VALUES) -> "Calibration":
+        """Load a data set, see `load_data`; raise a UserError if it cannot be read or has too few images."""
         data = load_data(source, image_size=image_size)
-        learning, validation, judging = (data.num_examples(split) or 0 for split in ("train", "validation", "test"))
-        if learning < LEAST_LEARNING or judging < LEAST_JUDGING:
+        num_train, num_validation, num_test = (data.num_examples(split) or 0 for split in ("train", "validation", "test"))
+        if num_train < LEAST_LEARNING or num_test < LEAST_JUDGING:
             raise UserError(
-                f"{data.name} has {learning} training and {judging} test images; int8 needs "
-                f"{LEAST_LEARNING} to set its ranges, and {LEAST_JUDGING} others to check it; give more "
-                "(--calibrate)"
+                f"{data.name} has {num_train} training and {num_test} test images; int8 needs at least {LEAST_LEARNING} "
+                f"and {LEAST_JUDGING} of them: give more images with --calibrate"
             )
-        train, others, judges = (
+        train_rows, validation_rows, test_rows = (
             [(split, row) for row in np.random.default_rng(0).permutation(count).tolist()]
-            for split, count in (("train", learning), ("validation", validation), ("test", judging))
+            for split, count in (("train", num_train), ("validation", num_validation), ("test", num_test))
         )
-        ranging, choosing = min(RANGING, max(LEAST_LEARNING, learning // 2)), others[:CHOOSING]
-        choosing += train[ranging:][: max(LEAST_CHOOSING - len(choosing), 0)]
-        chosen = train[:ranging], choosing or train, sorted(judges[:JUDGING])
-        return cls(data, *(Images(data, rows, processor, takes) for rows in chosen))
+        num_ranging, choosing_rows = min(RANGING, max(LEAST_LEARNING, num_train // 2)), validation_rows[:CHOOSING]
+        choosing_rows += train_rows[num_ranging:][: max(LEAST_CHOOSING - len(choosing_rows), 0)]
+        rows_by_use = train_rows[:num_ranging], choosing_rows or train_rows, sorted(test_rows[:JUDGING])
+        return cls(data, *(Images(data, rows, processor, takes) for rows in rows_by_use))
 
 
-def expected_agreement(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Return the share of answers that a change of logits [n, K] is expected to leave, of images like these.
+def expected_agreement(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    """Return the share of images like these whose class is expected to stay the same after a change of logits [n, K].
 
-    Of a thousand images a handful are so near to another answer that they turn or do not by chance. So every image's
-    lead of the first class over the second is held against every image's change of that lead.
+    A few images are so close to another class that they change it by chance. To average this out, every image's lead of
+    its first class over its second is compared with every image's change of that lead.
     """
-    leads, classes = ours.topk(2)
-    lost = (ours - theirs).gather(1, classes)
-    lead, lost = (pairs[:, 0] - pairs[:, 1] for pairs in (leads, lost))
-    return 1 - float((lost > lead[:, None]).double().mean())
+    leads, classes = expected.topk(2)
+    loss = (expected - actual).gather(1, classes)
+    lead, loss = (pairs[:, 0] - pairs[:, 1] for pairs in (leads, loss))
+    return 1 - float((loss > lead[:, None]).double().mean())
 
 
-# Images -> logits [n, K].
-Answers = Callable[[Images], torch.Tensor]
+Answers = Callable[[Images], torch.Tensor]  # images -> logits [n, K]
 
 
 QUANTIZERS = {name: runtime for name, runtime in RUNTIMES.items() if runtime.modes}
 
 
 def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -> tuple[int, dict[str, float]]:
-    """Put a quantized graph in the place of the float one; return how many dense layers it has, and see `choose`."""
+    """Replace the float graph by a quantized one; return the number of its dense layers, and the result of `choose`."""
     layers, parts = runtime.dense_layers(file), dict[str, list[str]]()
     if not layers:
         raise UserError(f"{file.name} has no dense layers to quantize; leave --quantize out")
     for layer in layers:
         module = layer.partition("/")[0]
         parts.setdefault(module.rpartition(".")[0] or module, []).append(layer)
-    # Not tempfile's: where nothing may be removed it hides why, by calling itself without end (Python 3.11).
+    # tempfile's folder would hide an error when it cannot be removed, as it then recurses endlessly (Python 3.11).
     scratch = file.with_name("quantised")
     scratch.mkdir()
-    to = scratch / file.name
+    quantized_file = scratch / file.name
 
-    def answers(chosen: Sequence[str], images: Images) -> Answers:
+    def quantize_layers(layers_to_quantize: Sequence[str], images: Images) -> Answers:
         with diagnose_write_failure(*runtime.parts(file)):
-            runtime.quantize(file, to, mode, images, chosen)
-        return _logits_of(runtime, to)
+            runtime.quantize(file, quantized_file, mode, images, layers_to_quantize)
+        return _logits_of(runtime, quantized_file)
 
     try:
-        in_float = choose(answers, _logits_of(runtime, file), parts, data)
-        for part, place in zip(runtime.parts(to), runtime.parts(file), strict=True):
-            part.replace(place)
+        in_float = choose(quantize_layers, _logits_of(runtime, file), parts, data)
+        for part, target in zip(runtime.parts(quantized_file), runtime.parts(file), strict=True):
+            part.replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return len(layers), in_float
 
 
 def _logits_of(runtime: Runtime, file: Path) -> Answers:
+    """Open a graph; return a function from images to its logits."""
     graph = runtime.open(file)
     return lambda images: torch.cat([graph.run(batch)["logits"] for batch in images])
 
 
 def choose(
-    answers: Callable[[Sequence[str], Images], Answers],
+    quantize: Callable[[Sequence[str], Images], Answers],
     in_float: Answers,
     parts: dict[str, list[str]],
     data: Calibration,
 ) -> dict[str, float]:
-    """Return the fewest parts in float, of 0, 1, 2, 4 and so on, with which images like the choosing ones are answered
-    alike, with the relative change of the logits when each alone is quantized.
+    """Return the parts to keep in float, the fewest of 0, 1, 2, 4, ... with which enough classes stay the same.
 
-    `answers` are those of the graph with these layers of `parts` in int8, their ranges set by these images.
+    Args:
+        quantize: (layers, images) -> function from images to logits of the graph with these layers in int8, whose
+            ranges these images set.
+        in_float: the same function of the float graph.
+        parts: part -> its dense layers.
+        data: the images.
+
+    Returns:
+        Part -> relative change of the logits when only this part is quantized.
+
+    Raises:
+        UserError: even with half of the parts in float too many classes change.
     """
-    wanted, few = in_float(data.choosing), data.ranging.first(RANKING)
+    expected_logits, ranking_images = in_float(data.choosing), data.ranging.first(RANKING)
     change, order = dict[str, float](), list[str]()
     count = agreement = 0
     while count <= len(parts) // 2:
         if count == 1:
-            before = in_float(few)
+            float_logits = in_float(ranking_images)
             change = {
-                part: float((answers(own, few)(few) - before).norm() / before.norm()) for part, own in parts.items()
+                part: float((quantize(layers, ranking_images)(ranking_images) - float_logits).norm() / float_logits.norm()) for part, layers in parts.items()
             }
             order = sorted(parts, key=lambda part: -change[part])
-        left = [layer for part, own in parts.items() if part not in order[:count] for layer in own]
-        agreement = expected_agreement(wanted, answers(left, data.ranging)(data.choosing))
+        quantized_layers = [layer for part, layers in parts.items() if part not in order[:count] for layer in layers]
+        agreement = expected_agreement(expected_logits, quantize(quantized_layers, data.ranging)(data.choosing))
         if agreement >= CHOOSING_AGREEMENT:
             return {part: change[part] for part in order[:count]}
         count = 2 * count or 1
     raise UserError(
-        f"in int8 only {agreement:.2%} of the answers would stay as in float, measured on "
-        f"{len(data.choosing)} images, with half of the model's {len(parts)} parts in float; "
-        f"{CHOOSING_AGREEMENT:.2%} is needed, so nothing was written: give other images (--calibrate), or "
-        "leave --quantize out"
+        f"in int8 only {agreement:.2%} of {len(data.choosing)} images would keep their class, even with half of the "
+        f"model's {len(parts)} parts in float; {CHOOSING_AGREEMENT:.2%} is needed, so nothing was written: give other "
+        "images with --calibrate, or leave --quantize out"
     )

@@ -1,6 +1,6 @@
-"""The runtimes that graphs run in, one class and one line in `RUNTIMES` each: a file in, a function out.
+"""Define the runtimes of graphs, one class and one line in `RUNTIMES` each: they open, compile and quantize graphs.
 
-Some of them also compute the passes of models as engines of `optimize_for_inference`.
+Some are also engines of `optimize_for_inference`.
 """
 
 import hashlib
@@ -21,71 +21,73 @@ from typing import Any, ClassVar, Literal, final
 
 import torch
 
-from hf_vit.conversion.targets.graphs.preprocessing import DECODING, OF_NODES
+from hf_vit.conversion.targets.graphs.preprocessing import DECODING, NODE_PREFIX
 from hf_vit.environment import emulates_bfloat16, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.results.writing import scratch_folder
 
 Outputs = dict[str, torch.Tensor]
 EXTENSIONS = "onnxruntime_extensions"
-OUTPUTS = "outputs"  # under which an ExecuTorch program says what its outputs are called
+OUTPUTS = "outputs"  # key of an ExecuTorch program's metadata for the names of its outputs
 Mode = Literal["dynamic", "static"]
 DENSE = ("MatMul", "Gemm")
-FRAMEWORK = "framework"  # under which OpenVINO keeps the metadata of the ONNX graph that it read
+FRAMEWORK = "framework"  # key of OpenVINO's metadata for those of the ONNX graph that it converted
 
 
 @contextmanager
-def _quietly_in(folder: Path) -> Any:
-    """Silence the quantizers, and put onnxruntime's temporary files where a kill's go with the unfinished export."""
-    before, tempfile.tempdir, level = tempfile.tempdir, str(folder), logging.root.manager.disable
+def _silence_quantizers(folder: Path) -> Any:
+    """Silence the quantizers, and put onnxruntime's temporary files into the folder of the unfinished export."""
+    previous_folder, tempfile.tempdir, level = tempfile.tempdir, str(folder), logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with redirect_stdout(StringIO()):
             yield
     finally:
-        tempfile.tempdir = before
+        tempfile.tempdir = previous_folder
         logging.disable(level)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph that was opened or compiled."""
+    """An opened or compiled graph."""
 
-    run: Callable[..., Outputs]  # images -> outputs by name, of an engine (images, names) -> those
+    run: Callable[..., Outputs]  # images -> outputs by name; for an engine (images, names) -> these outputs
     outputs: list[str]
     about: Mapping[str, str]  # the file's metadata
 
 
 class Runtime(ABC):
-    """Abstract: what runs graphs of one kind, on the CPU.
+    """Abstract: a library that runs graphs of one format on the CPU.
 
-    A graph that is opened keeps the number of threads that torch has then; ExecuTorch's is its own choice.
+    An opened graph keeps the number of threads that torch has at that time; ExecuTorch sets its own.
     """
 
-    package: ClassVar[str]  # on PyPI and in certificates
-    target: ClassVar[str]  # of `hf-vit export --to`
+    package: ClassVar[str]  # name on PyPI and in certificates
+    target: ClassVar[str]  # value of `hf-vit export --to`
     file: ClassVar[str]
-    extra: ClassVar[str]  # of this package, with which the runtime comes
-    keeps_nan: ClassVar[bool] = True  # in a ReLU and in max pooling, as a ResNet has them
-    dtypes: ClassVar[tuple[torch.dtype, ...]] = ()  # of models that it computes as an engine; none: it is no engine
-    has_channels_last: ClassVar[bool] = False  # in convolutions
-    modes: ClassVar[tuple[Mode, ...]] = ()  # of int8
+    extra: ClassVar[str]  # the extra of this package that installs the runtime
+    keeps_nan: ClassVar[bool] = True  # whether ReLU and max-pooling keep NaN
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = ()  # dtypes of models that it runs as an engine; empty: not an engine
+    has_channels_last: ClassVar[bool] = False  # whether its convolutions have channels last in memory
+    modes: ClassVar[tuple[Mode, ...]] = ()  # supported int8 modes
 
     @abstractmethod
     def open(self, file: Path) -> Graph:
-        """Read a file; raises what the runtime raises."""
+        """Open a file; raises the runtime's own errors."""
 
     def compile(self, program: Any, dtype: torch.dtype) -> Graph:
-        """Return torch's ONNXProgram as an engine's graph for a model of this dtype; it may be run by any thread."""
-        raise NotImplementedError(f"{self.package} is no engine")
+        """Compile torch's ONNXProgram as an engine for a model of this dtype; any thread may run the graph."""
+        raise NotImplementedError(f"{self.package} is not an engine")
 
     def dense_layers(self, file: Path) -> list[str]:
         """Return the names of the dense layers that have weights, in order."""
-        raise NotImplementedError(f"{self.package} has no int8")
+        raise NotImplementedError(f"{self.package} does not support int8")
 
     def quantize(self, file: Path, to: Path, mode: Mode, images: Any, layers: Sequence[str]) -> None:
-        """Write `file` with these layers in int8; `images` (`int8.Images`) set the ranges of what enters the layers."""
-        raise NotImplementedError(f"{self.package} has no int8")
+        """Write the graph of `file` to `to` with these layers in int8; `images` (`int8.Images`) set the ranges of
+        inputs.
+        """
+        raise NotImplementedError(f"{self.package} does not support int8")
 
     def parts(self, file: Path) -> list[Path]:
         """Return all files of a graph."""
@@ -93,39 +95,41 @@ class Runtime(ABC):
 
     @final
     def missing(self) -> list[str]:
-        """Return what is not installed of what an engine needs."""
+        """Return the packages that the engine needs and that are not installed."""
         return [name for name in (self.package, "onnx", "onnxscript") if find_spec(name) is None]
 
     @property
     @final
     def engine_extra(self) -> str:
+        """Return the extras that install the engine."""
         return ",".join(dict.fromkeys((self.extra, "export")))
 
     @final
     def sha256(self, file: Path) -> str:
-        """Hash all parts, one after the other."""
+        """Return the SHA-256 digest of all files of a graph, concatenated."""
         digest = hashlib.sha256()
         for part in self.parts(file):
-            with part.open("rb") as opened:
-                hashlib.file_digest(opened, lambda: digest)
+            with part.open("rb") as stream:
+                hashlib.file_digest(stream, lambda: digest)
         return digest.hexdigest()
 
     @final
     def version(self) -> str:
+        """Return the version of the runtime's package."""
         return version(self.package)
 
     @final
     def require(self, file: Path) -> None:
-        """Raise a UserError where the runtime is missing."""
+        """Raise a UserError if the runtime is not installed."""
         if find_spec(self.package) is None:
-            raise UserError(f'{file} needs {self.package}: pip install "hf-vit[{self.extra}]"')
+            raise UserError(f'{file} needs {self.package}; install with pip install "hf-vit[{self.extra}]"')
 
 
 @final
 class OnnxRuntime(Runtime):
     """`model.onnx`; as an engine it has no bfloat16 on CPUs.
 
-    In int8 per channel: "static" as QDQ with ranges from images, "dynamic" with those of every batch.
+    int8 is per channel: "static" as QDQ with ranges from images, "dynamic" with the range of every batch.
     """
 
     package, target, file, extra = "onnxruntime", "onnx", "model.onnx", "export"
@@ -135,17 +139,19 @@ class OnnxRuntime(Runtime):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what is wrong is said once, by the error
+        options.log_severity_level = 4  # errors are raised and need not be logged too
         options.intra_op_num_threads = torch.get_num_threads()
-        options.add_session_config_entry("session.force_spinning_stop", "1")  # or it takes cores from who comes next
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # else idle threads keep cores busy
         start = partial(onnxruntime.InferenceSession, str(file), options, providers=["CPUExecutionProvider"])
         try:
             session = start()
-        except Exception as error:  # it has a class for every reason
+        except Exception as error:  # onnxruntime has many types of errors
             if DECODING not in str(error):
                 raise
             if find_spec(EXTENSIONS) is None:
-                raise ImportError(f'{file} needs onnxruntime-extensions: pip install "hf-vit[export]"') from error
+                raise ImportError(
+                    f'{file} needs onnxruntime-extensions; install with pip install "hf-vit[export]"'
+                ) from error
             from onnxruntime_extensions import get_library_path
 
             options.register_custom_ops_library(get_library_path())
@@ -170,7 +176,7 @@ class OnnxRuntime(Runtime):
 
         options: dict[str, Any] = {"op_types_to_quantize": list(DENSE), "nodes_to_quantize": list(layers)}
         options |= {"per_channel": True, "reduce_range": sums_int8_in_16_bits()}
-        with _quietly_in(to.parent):
+        with _silence_quantizers(to.parent):
             if mode == "dynamic":
                 quantization.quantize_dynamic(file, to, **options)
                 return
@@ -180,6 +186,7 @@ class OnnxRuntime(Runtime):
 
 
 def _run_onnx(session: Any, images: torch.Tensor, names: Sequence[str] | None = None) -> Outputs:
+    """Run an ONNX graph; return the outputs of these names, by default all."""
     names = names or [output.name for output in session.get_outputs()]
     arrays = session.run(names, {session.get_inputs()[0].name: images.numpy()})
     return {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
@@ -187,10 +194,10 @@ def _run_onnx(session: Any, images: torch.Tensor, names: Sequence[str] | None = 
 
 @cache
 def openvino_core() -> Any:
-    """Return the one core of the process, kept to its end.
+    """Return the only core of the process, which is never freed.
 
-    Whoever compiles first gives the thread another stack for signals and puts the former back when it goes: of two, the
-    one that goes last may put back one that is freed, and the next signal ends the process.
+    A core changes the thread's signal stack when it first compiles, and restores the former one when it is freed. With
+    two cores, the last one freed may restore a stack that no longer exists, and the next signal crashes the process.
     """
     import openvino
 
@@ -198,38 +205,41 @@ def openvino_core() -> Any:
 
 
 def _compile_openvino(graph: Any, precision: str) -> Any:
+    """Compile an OpenVINO graph for the CPU, with torch's number of threads."""
     hints = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
     return openvino_core().compile_model(graph, "CPU", hints | {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
 
 
 def with_fast_gelus(graph: Any) -> Any:
-    """Return an OpenVINO graph; where AVX2 is all there is with every GELU in the terms of its definition, in a form
-    that OpenVINO does not take for one: it leaves a product with a GELU in it to a slower library there than others.
+    """Return an OpenVINO graph that is fast on CPUs with AVX2 only, where OpenVINO runs products fused with a GELU
+    slowly.
+
+    Every GELU is replaced by its definition, in a form that OpenVINO does not recognize.
     """
     if not has_avx2_alone():
         return graph
     from openvino import opset13 as ops
 
-    for gelu in [each for each in graph.get_ops() if each.get_type_name() == "Gelu"]:
-        x = gelu.input_value(0)
-        number = partial(ops.constant, dtype=x.get_element_type())
-        if gelu.get_attributes().get("approximation_mode", "ERF") == "ERF":  # the older operator has no choice
-            half = ops.multiply(x, number(0.5))
-            apart = ops.add(ops.multiply(half, ops.erf(ops.multiply(x, number(math.sqrt(0.5))))), half)
+    for gelu in [operation for operation in graph.get_ops() if operation.get_type_name() == "Gelu"]:
+        values = gelu.input_value(0)
+        constant = partial(ops.constant, dtype=values.get_element_type())
+        if gelu.get_attributes().get("approximation_mode", "ERF") == "ERF":  # the older operator lacks the attribute
+            half = ops.multiply(values, constant(0.5))
+            replacement = ops.add(ops.multiply(half, ops.erf(ops.multiply(values, constant(math.sqrt(0.5))))), half)
         else:  # 0.5 * (1 + tanh(u)) is sigmoid(2 u)
             factor = 2 * math.sqrt(2 / math.pi)
-            cubic = ops.add(ops.multiply(ops.multiply(x, x), number(0.044715 * factor)), number(factor))
-            apart = ops.multiply(x, ops.sigmoid(ops.multiply(x, cubic)))
+            cubic = ops.add(ops.multiply(ops.multiply(values, values), constant(0.044715 * factor)), constant(factor))
+            replacement = ops.multiply(values, ops.sigmoid(ops.multiply(values, cubic)))
         for reader in gelu.output(0).get_target_inputs():
-            reader.replace_source_output(apart.output(0))
+            reader.replace_source_output(replacement.output(0))
     return graph
 
 
 @final
 class OpenVino(Runtime):
-    """`openvino_model.xml`, with its weights beside it; computed in float32, where OpenVINO would choose bfloat16.
+    """`openvino_model.xml` with its weights beside it, computed in float32, although OpenVINO would choose bfloat16.
 
-    In int8 by NNCF, with its preset for transformers.
+    int8 is by NNCF with its preset for transformers.
     """
 
     package, target, file, extra = "openvino", "openvino", "openvino_model.xml", "openvino"
@@ -238,7 +248,7 @@ class OpenVino(Runtime):
 
     def open(self, file: Path) -> Graph:
         with file.open("rb") as opened:
-            if b"<net" not in opened.read(1024):  # OpenVINO would try other libraries' files, and log how that goes
+            if b"<net" not in opened.read(1024):  # OpenVINO would try the file as other formats, and log errors
                 raise ValueError("it is not an OpenVINO model; export the model again with --to openvino")
         model = with_fast_gelus(openvino_core().read_model(file))
         names = [output.get_any_name() for output in model.outputs]
@@ -255,18 +265,18 @@ class OpenVino(Runtime):
 
     def dense_layers(self, file: Path) -> list[str]:
         operations = openvino_core().read_model(file).get_ordered_ops()
-        products = [each.get_friendly_name() for each in operations if each.get_type_name() == "MatMul"]
-        return [name for name in products if "/" in name and not name.startswith(OF_NODES)]
+        products = [operation.get_friendly_name() for operation in operations if operation.get_type_name() == "MatMul"]
+        return [name for name in products if "/" in name and not name.startswith(NODE_PREFIX)]
 
     def quantize(self, file: Path, to: Path, mode: Mode, images: Any, layers: Sequence[str]) -> None:
         import openvino
 
-        with _quietly_in(to.parent):
+        with _silence_quantizers(to.parent):
             import nncf
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
             model = openvino_core().read_model(file)
-            # NNCF would quantize convolutions, attention's own products and sums as well, which costs answers, and
+            # By default NNCF would also quantize convolutions, attention's products and sums, which costs accuracy, and
             # cut ranges off at the mean of the images' extremes.
             in_float = [
                 operation.get_friendly_name()
@@ -289,17 +299,18 @@ class OpenVino(Runtime):
 
 
 def _run_openvino(compiled: Any, names: list[str], sizes: str, images: torch.Tensor) -> Outputs:
-    # On one thread OpenVINO loses its error about a size: a request that was used before gives its earlier answers
-    # again, a new one none.
+    """Run an OpenVINO graph; raise a UserError if it does not take the images' size."""
+    # With one thread OpenVINO reports no error for a wrong size: a new request returns no results, and a used one would
+    # return its former results.
     results = compiled.create_infer_request().infer([images.numpy()])
     if any(len(results[name]) != len(images) for name in names):
         size = "x".join(map(str, images.shape[2:]))
-        raise UserError(f"OpenVINO gives no answer for images of {size} px; resize them: the graph takes {sizes}")
+        raise UserError(f"the OpenVINO graph does not take images of {size} px; resize them to {sizes}")
     return {name: torch.from_numpy(results[name].copy()) for name in names}
 
 
 def openvino_graph(program: Any) -> Any:
-    """Return torch's ONNXProgram as a graph of OpenVINO's."""
+    """Convert torch's ONNXProgram to an OpenVINO graph."""
     import openvino
 
     with scratch_folder("engine") as folder:
@@ -308,16 +319,16 @@ def openvino_graph(program: Any) -> Any:
 
 
 def openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
-    """Return a graph of OpenVINO's as an engine's, which takes and gives this dtype.
+    """Compile an OpenVINO graph as an engine, with inputs and outputs of this dtype.
 
-    The batch that comes first is compiled for exactly; all others share a graph for any, which is slower. bfloat16 is
-    computed in float32 where the processor has no instructions for it.
+    The first batch size is compiled exactly; all others share a slower graph for any size. bfloat16 is computed in
+    float32 on processors without instructions for it.
     """
     import openvino
 
     is_half = dtype == torch.bfloat16
     graph = with_fast_gelus(graph)
-    if is_half:  # torch's threads, which would convert it, wait on the engine's cores
+    if is_half:  # let OpenVINO convert, as torch's threads would compete for its cores
         steps = openvino.preprocess.PrePostProcessor(graph)
         steps.input().tensor().set_element_type(openvino.Type.bf16)
         for number in range(len(graph.outputs)):
@@ -328,7 +339,7 @@ def openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
     lock = threading.Lock()  # a compiled graph computes one pass at a time
 
     def run(images: torch.Tensor, names: Sequence[str]) -> Outputs:
-        # bfloat16, which NumPy lacks, goes in and out as another type of 16 bits.
+        # NumPy has no bfloat16, so it is passed as another type of 16 bits.
         array = images.view(torch.int16).numpy() if is_half else images.numpy()
         tensor = openvino.Tensor(array, array.shape, openvino.Type.bf16 if is_half else openvino.Type.f32)
         with lock:
@@ -354,7 +365,7 @@ class ExecuTorch(Runtime):
     def open(self, file: Path) -> Graph:
         from executorch.runtime import Runtime as Interpreter  # pyright: ignore[reportMissingImports]
 
-        with _without_its_log():
+        with _silence_executorch():
             program = Interpreter.get().load_program(file)
             constants = (name for name in program.method_names if name != "forward")
             about = {name: str(program.load_method(name).execute([])[0]) for name in constants}
@@ -363,15 +374,16 @@ class ExecuTorch(Runtime):
         return Graph(partial(_run_executorch, method, names), names, about)
 
 
-def _without_its_log() -> AbstractContextManager[object]:
-    """Silence ExecuTorch's C++ side, which writes to `sys.stderr` (pull request 6390); errors are exceptions too."""
+def _silence_executorch() -> AbstractContextManager[object]:
+    """Silence ExecuTorch's C++ code, which writes to `sys.stderr` (pull request 6390); errors are raised too."""
     return redirect_stderr(StringIO())
 
 
 def _run_executorch(method: Any, names: list[str], images: torch.Tensor) -> Outputs:
-    with _without_its_log():
+    """Run an ExecuTorch program; return copies of its outputs, which the next call overwrites."""
+    with _silence_executorch():
         tensors = method.execute([images])
-    return {name: tensor.clone() for name, tensor in zip(names, tensors, strict=True)}  # the next call writes over them
+    return {name: tensor.clone() for name, tensor in zip(names, tensors, strict=True)}
 
 
 ONNXRUNTIME, OPENVINO, EXECUTORCH = OnnxRuntime(), OpenVino(), ExecuTorch()

@@ -1,9 +1,9 @@
-"""A model as one graph for batches and images of any size, though torch's exporter drops what Python asks of sizes.
+"""Export a model as one graph for batches and images of any size.
 
-Three things make that right. The graph is traced at a size at which the model goes the general way: unlike the nominal
-one, so that positions are resampled. Where padding depends on the size (a ResNet's), the graph is one for whole
-patches, with which it does not. And what the exporter cannot translate is said in other operators while the model is
-traced; the models know nothing of it.
+torch's exporter ignores how Python code depends on sizes. Three measures solve this. The graph is traced at a size
+other than the nominal one, so that the model resamples its positions. If padding depends on the size (as in a ResNet),
+the graph only takes whole patches, for which padding is constant. Operators that the exporter cannot translate are
+replaced by others during tracing, without changes to the models.
 """
 
 import logging
@@ -22,25 +22,28 @@ from hf_vit.errors import UserError
 
 OPSETS, TORCHS_OLDEST_OPSET = range(14, 26), 18
 
-# That it leaves what has several outputs to the engine, once for each such operator.
+# Drop a message for every operator with several outputs, which the optimizer leaves to the engine.
 logging.getLogger("onnxscript.optimizer._constant_folding").addFilter(lambda record: "Skipping" not in record.msg)
 
 
 def _interpolate(input: torch.Tensor, size: Any = None, *, mode: str, **options: Any) -> torch.Tensor:
-    """Resize lines as maps of one row: the exporter divides by zero for a line of one place."""
+    """Resize lines as maps of one row, as the exporter divides by zero for a line of one cell."""
     if mode != "linear":
         return F.interpolate(input, size, mode=mode, **options)
     return F.interpolate(input[:, :, None], (1, size), mode="bilinear", **options)[:, :, 0]
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Convolve maps [B, h, w, C]: with reshapes, which torch proves for every size, tracing takes minutes."""
+    """Use a convolution for maps [B, h, w, C]: with a dense layer torch takes minutes to prove its reshapes for every
+    size.
+    """
     if input.ndim != 4:
         return F.linear(input, weight, bias)
     return torch.conv2d(input.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
 
 
 def _remainder(input: torch.Tensor, divisor: int) -> torch.Tensor:
+    """Compute a remainder by division."""
     return input - input // divisor * divisor
 
 
@@ -51,45 +54,48 @@ def _unfold(input: torch.Tensor, dimension: int, size: int, step: int) -> torch.
 
 
 def _adaptive_avg_pool2d(input: torch.Tensor, output_size: Any) -> torch.Tensor:
-    """Multiply by matrices of shares: the exporter keeps the windows of the traced size."""
+    """Multiply by matrices of shares, as the exporter would keep the windows of the traced size."""
     rows, columns = (output_size, output_size) if isinstance(output_size, int) else output_size
-    down, across = _shares(rows, input.shape[2]), _shares(columns, input.shape[3])
-    return down.to(input.dtype) @ input @ across.T.to(input.dtype)
+    row_shares, column_shares = _shares(rows, input.shape[2]), _shares(columns, input.shape[3])
+    return row_shares.to(input.dtype) @ input @ column_shares.T.to(input.dtype)
 
 
 def _shares(number: int, side: int) -> torch.Tensor:
-    """Return the share of each place in each of the means, [number, side]."""
-    index, place = torch.arange(number)[:, None], torch.arange(side)
+    """Return the share of each cell in each of the means, [number, side]."""
+    index, cell = torch.arange(number)[:, None], torch.arange(side)
     start, end = index * side // number, ((index + 1) * side + number - 1) // number
-    return ((place >= start) & (place < end)) / (end - start)
+    return ((cell >= start) & (cell < end)) / (end - start)
 
 
 def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
-    known = cast(Any, torch.linspace)  # of sizes too, which torch's types leave out
-    return (spaced if isinstance(steps, torch.SymInt) else known)(start, end, steps, **options)
+    """Compute torch.linspace for a number of steps that may depend on the image size."""
+    linspace = cast(Any, torch.linspace)  # torch's annotations exclude symbolic sizes
+    return (linspace_of_any_size if isinstance(steps, torch.SymInt) else linspace)(start, end, steps, **options)
 
 
-def spaced(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
-    """Return torch.linspace, of which the exporter keeps the steps of the traced size."""
+def linspace_of_any_size(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:
+    """Compute torch.linspace, for which the exporter would keep the steps of the traced size."""
     return start + torch.arange(steps, **options) * ((end - start) / torch.sym_max(steps - 1, 1))
 
 
 def _as_tensor(data: Any, **options: Any) -> torch.Tensor:
-    """Stack one tensor for each size in nested lists: the exporter keeps the numbers of the traced size."""
+    """Make a tensor from nested lists by stacking, as the exporter would keep the numbers of the traced size."""
     if not _has_sizes(data):
         return torch.as_tensor(data, **options)
     if isinstance(data, list | tuple):
-        return torch.stack([_as_tensor(each, **options) for each in cast("list[Any]", data)])
+        return torch.stack([_as_tensor(item, **options) for item in cast("list[Any]", data)])
     return torch.full((), data, **options)
 
 
 def _has_sizes(data: Any) -> bool:
+    """Return whether nested lists hold a symbolic size."""
     if isinstance(data, list | tuple):
         return any(map(_has_sizes, cast("list[Any]", data)))
     return isinstance(data, torch.SymInt)
 
 
-OTHERWISE: Mapping[Any, Callable[..., torch.Tensor]] = {
+# Functions of torch -> functions that compute the same by operators that export for any size.
+REPLACEMENTS: Mapping[Any, Callable[..., torch.Tensor]] = {
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.interpolate: _interpolate,
     F.linear: _linear,
@@ -102,13 +108,13 @@ OTHERWISE: Mapping[Any, Callable[..., torch.Tensor]] = {
 
 
 @final
-class _InOtherOperators(TorchFunctionMode):
-    """While it lasts, functions of torch are computed as `OTHERWISE` says."""
+class _ReplacedOperators(TorchFunctionMode):
+    """Context in which functions of torch are computed by their `REPLACEMENTS`."""
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return OTHERWISE.get(func, func)(*args, **(kwargs or {}))
+        return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
 
 
 def onnx_program(
@@ -118,45 +124,47 @@ def onnx_program(
     size: tuple[int, int] | None = None,
     opset: int | None = None,
 ) -> ONNXProgram:
-    """Return a module of images [B, C, H, W] as an ONNX graph: for any B, and any H and W unless they are given.
+    """Export a module of images [B, C, H, W] to ONNX, for any B, and for any H and W unless `size` is given.
 
-    What torch cannot write of `opset` is left to `lower_opset`; of sizes see `only_whole_patches`.
+    `lower_opset` must then convert the operators that torch cannot write in `opset`; about sizes see
+    `only_whole_patches`.
     """
-    traced = None if opset is None else max(opset, TORCHS_OLDEST_OPSET)
+    traced_opset = None if opset is None else max(opset, TORCHS_OLDEST_OPSET)
     if size is not None:
-        return onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names, traced)
+        return onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names, traced_opset)
     height, width = size_to_trace(config.grid, config.patch_stride)
     dims: dict[int, Any] = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     if only_whole_patches(config):
         stride_h, stride_w = config.patch_stride
         dims |= {2: stride_h * Dim("rows"), 3: stride_w * Dim("columns")}
-    with torch.no_grad(), _InOtherOperators():
+    with torch.no_grad(), _ReplacedOperators():
         program = torch.export.export(
             module,
             (torch.zeros(2, config.num_channels, height, width),),
             dynamic_shapes=(dims,),
             strict=False,
-            prefer_deferred_runtime_asserts_over_guards=True,  # that it is not the nominal size is no fault
+            prefer_deferred_runtime_asserts_over_guards=True,  # guards would fail at sizes other than the nominal one
         )
-    return _export(program, output_names=output_names, opset_version=traced)
+    return _export(program, output_names=output_names, opset_version=traced_opset)
 
 
 def onnx_of_batches(
     module: nn.Module, example: torch.Tensor, output_names: Sequence[str], opset: int | None = None
 ) -> ONNXProgram:
-    """Return a module that takes a tensor like `example` [B, ...] as an ONNX graph for any B."""
+    """Export a module that takes a tensor like `example` [B, ...] to ONNX, for any B."""
     shapes = ({0: Dim("batch")},)
     return _export(module, (example,), output_names=output_names, dynamic_shapes=shapes, opset_version=opset)
 
 
-def _export(*given: Any, **options: Any) -> ONNXProgram:
-    program = torch.onnx.export(*given, input_names=["pixel_values"], dynamo=True, verbose=False, **options)
+def _export(*arguments: Any, **options: Any) -> ONNXProgram:
+    """Run torch's exporter with the settings that all graphs share."""
+    program = torch.onnx.export(*arguments, input_names=["pixel_values"], dynamo=True, verbose=False, **options)
     assert program is not None
     return program
 
 
 def lower_opset(model: Any, opset: int) -> None:
-    """Write an `onnx_ir.Model` as torch exported it for an older opset, in place; a UserError where it has no way."""
+    """Convert an `onnx_ir.Model` from torch to an older opset, in place; raise a UserError if that is not possible."""
     from onnx import defs
     from onnxscript import ir
 
@@ -164,7 +172,7 @@ def lower_opset(model: Any, opset: int) -> None:
         return
     graph = model.graph
     for node in list(graph):
-        nodes, options = Nodes(f"{node.name}/"), {name: each.value for name, each in node.attributes.items()}
+        nodes, options = Nodes(f"{node.name}/"), {name: attribute.value for name, attribute in node.attributes.items()}
         output = None
         if node.op_type == "LayerNormalization" and opset < 17:
             output = _layer_norm(nodes, options, *node.inputs)
@@ -172,26 +180,28 @@ def lower_opset(model: Any, opset: int) -> None:
             output = nodes.slice(nodes.Shape(node.inputs[0]), options.get("start", 0), options.get("end", END))
         elif node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and len(node.inputs) > 1:
             axes: Any = ir.convenience.get_const_tensor(node.inputs[1])
-            kept = {"axes": axes.numpy().tolist(), "keepdims": options.get("keepdims", 1)}
-            output = getattr(nodes, node.op_type)(node.inputs[0], **kept)
+            reduction = {"axes": axes.numpy().tolist(), "keepdims": options.get("keepdims", 1)}
+            output = getattr(nodes, node.op_type)(node.inputs[0], **reduction)
         elif node.op_type == "Resize" and not options.get("antialias"):
             for name in ("antialias", "keep_aspect_ratio_policy"):
                 node.attributes.pop(name, None)
         elif node.op_type == "Split":
-            node.attributes.pop("num_outputs", None)  # equal ones without it
+            node.attributes.pop("num_outputs", None)  # without it, the outputs have equal sizes
         if output is not None:
             ir.convenience.replace_nodes_and_values(graph, node, [node], nodes.nodes, node.outputs, [output])
     for node in graph:
         try:
-            known = None if node.domain else defs.get_schema(node.op_type, opset)
-            fits = known is None or (
-                len(node.inputs) <= known.max_input and node.attributes.keys() <= known.attributes.keys()
+            schema = None if node.domain else defs.get_schema(node.op_type, opset)
+            is_supported = schema is None or (
+                len(node.inputs) <= schema.max_input and node.attributes.keys() <= schema.attributes.keys()
             )
         except defs.SchemaError:
-            fits = False
-        if not fits:
-            younger = f"--opset {opset} has no {node.op_type} as this model needs it"
-            raise UserError(f"{younger}; give {TORCHS_OLDEST_OPSET} or more")
+            is_supported = False
+        if not is_supported:
+            raise UserError(
+                f"--opset {opset} does not have the {node.op_type} operator that this model needs; give "
+                f"{TORCHS_OLDEST_OPSET} or more"
+            )
     model.opset_imports[""] = opset
 
 
@@ -206,7 +216,7 @@ def _layer_norm(nodes: Nodes, options: Mapping[str, Any], values: Any, scale: An
 
 
 def takes_other_sizes(config: Any) -> bool:
-    """Return whether the model takes images of another than the nominal size; an MLP-Mixer does not."""
+    """Return whether the model takes images of other sizes than the nominal one; an MLP-Mixer does not."""
     try:
         config.grid_of(*size_to_trace(config.grid, config.patch_stride))
     except ValueError:
@@ -215,14 +225,15 @@ def takes_other_sizes(config: Any) -> bool:
 
 
 def only_whole_patches(config: Any) -> bool:
-    """Return whether sides must be multiples of the patch: where there is a ResNet, whose padding depends on the
-    size.
-    """
+    """Return whether sides must be multiples of the patch, as for a ResNet, whose padding depends on the size."""
     return getattr(config, "stage_depths", None) is not None
 
 
 def size_to_trace(grid: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
-    """Return (H, W) in px of whole patches, unlike the nominal sides and each other: what is equal stays equal."""
+    """Return an (H, W) in px of whole patches in which no sides are equal to each other or to the nominal ones.
+
+    The exporter would take equal sizes for the same size.
+    """
     (rows, columns), (height, width) = (grid[0] + 1, grid[1] + 2), stride
     while rows * height == columns * width:
         columns += 1

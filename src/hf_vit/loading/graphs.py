@@ -13,7 +13,7 @@ from transformers import ViTImageProcessor
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from hf_vit.conversion.targets.graphs.certificate import NAME, RESULTS, Certificate, verify
-from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, as_given
+from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, convert_images
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Outputs, Runtime
 from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError, one_line
@@ -111,7 +111,7 @@ class GraphForImageClassification(nn.Module):
 
     def _run_graph(self, images: torch.Tensor) -> Outputs:
         try:
-            return self.graph.run(images if self.takes == PIXEL_VALUES else as_given(self.takes, images))
+            return self.graph.run(images if self.takes == PIXEL_VALUES else convert_images(self.takes, images))
         except Exception as error:  # runtimes raise many classes of errors
             size = "x".join(map(str, images.shape[2:] if self.takes == PIXEL_VALUES else images.shape[1:3]))
             raise UserError(f"the graph cannot run {len(images)} images of {size} px: {one_line(error)}") from error
