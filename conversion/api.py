@@ -49,7 +49,9 @@ class ConversionResult(Displayed):
     def overview(self) -> dict[str, object]:
         """Return the rows of the summary that is printed for a result."""
         key_counts = f"{len(self.plan.consumed):,} used, {len(self.plan.ignored):,} ignored"
-        verification = {} if self.verification is None else {"verified": f"{len(self.verification.checks):,} arrays agree"}
+        verification = (
+            {} if self.verification is None else {"verified": f"{len(self.verification.checks):,} arrays agree"}
+        )
         model = self.plan.model_class.__name__
         return {"output": self.output, "origin": self.plan.origin, "model": model, "keys": key_counts, **verification}
 
@@ -101,7 +103,9 @@ def convert(
                 build_model(plan, weights.state).save_pretrained(folder)
                 build_processor(plan).save_pretrained(folder)
             with progress(f"comparing {output_folder.name}"):
-                verification = None if recorded_results is None else _verify(reader, plan, weights.state, folder, recorded_results)
+                verification = (
+                    None if recorded_results is None else _verify(reader, plan, weights.state, folder, recorded_results)
+                )
             with progress(f"finishing {output_folder.name}"), explain_write_errors(output_folder):
                 facts = {"source": checkpoint.name} | facts_of(reader, plan, weights, verification)
                 seconds = time.perf_counter() - started
@@ -204,7 +208,11 @@ def facts_of(
             "arrays_compared": len(verification.checks),
             "arrays_not_compared": dict(Counter(verification.skipped.values())),
             **{
-                check.precision: {"stage": check.stage, "largest_difference": check.difference, "tolerance": check.tolerance}
+                check.precision: {
+                    "stage": check.stage,
+                    "largest_difference": check.difference,
+                    "tolerance": check.tolerance,
+                }
                 for check in verification.worst()
             },
         }

@@ -112,7 +112,16 @@ def export(
             calibration = Calibration.load(calibrate, processor, size, input_form)
         with new_folder(output_folder, force) as folder:
             outgoing = OutgoingModel(
-                loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], input_form, mode, calibration, opset
+                loaded,
+                processor,
+                arrays,
+                folder,
+                static,
+                spelling or SPELLINGS[0],
+                input_form,
+                mode,
+                calibration,
+                opset,
             )
             with progress(f"writing {output_folder.name}"), explain_write_errors(output_folder):
                 target.write(outgoing)

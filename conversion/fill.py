@@ -99,7 +99,9 @@ def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
     if row.resample is not None:
         # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
         resample = row.resample
-        tensor = resample_position_table(tensor.double(), resample.old_grid, resample.new_grid, resample.prefix, resample.mode, resample.offset)
+        tensor = resample_position_table(
+            tensor.double(), resample.old_grid, resample.new_grid, resample.prefix, resample.mode, resample.offset
+        )
     tensor = tensor.to(dtype).contiguous()
     shares_memory = tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
     # A view of a larger array would keep all of it in memory, and could not be saved.

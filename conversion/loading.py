@@ -47,7 +47,9 @@ class Source:
     @property
     def folder(self) -> Path | None:
         """Return the user's local folder, if the name is one."""
-        is_local_folder = self.path is not None and self.path.is_dir() and not self.is_on_hub and not self.name.startswith(TIMM)
+        is_local_folder = (
+            self.path is not None and self.path.is_dir() and not self.is_on_hub and not self.name.startswith(TIMM)
+        )
         return self.path if is_local_folder else None
 
     @property

@@ -201,7 +201,9 @@ class Plan:
     @property
     def consumed(self) -> list[str]:
         """Return the keys of the file that fill a parameter."""
-        return list(dict.fromkeys(key for row in self.rows if row.key is not None for key in (row.key, *row.other_keys)))
+        return list(
+            dict.fromkeys(key for row in self.rows if row.key is not None for key in (row.key, *row.other_keys))
+        )
 
     @property
     def resample(self) -> Resample | None:
@@ -302,10 +304,14 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     key_counts = Counter([*plan.consumed, *plan.ignored])
     moved_rows = (row for row in plan.rows if not row.other_keys)  # a computation may use an array several times
     uses = Counter((row.key, row.block, row.piece) for row in moved_rows if row.key is not None)
-    keys_used_twice = {key for key, count in key_counts.items() if count > 1} | {key for (key, *_), count in uses.items() if count > 1}
+    keys_used_twice = {key for key, count in key_counts.items() if count > 1} | {
+        key for (key, *_), count in uses.items() if count > 1
+    }
     blocks = Counter((row.key, row.axis) for row in plan.rows if row.block is not None)
     pieces = Counter((row.key, row.piece[1] - row.num_left_out) for row in plan.rows if row.piece is not None)
-    keys_used_in_part = {str(key) for (key, axis), count in blocks.items() if count != shapes.get(str(key), (0, 0))[axis]}
+    keys_used_in_part = {
+        str(key) for (key, axis), count in blocks.items() if count != shapes.get(str(key), (0, 0))[axis]
+    }
     keys_used_in_part |= {str(key) for (key, num_pieces), count in pieces.items() if count != num_pieces}
     parameter_counts = Counter(row.parameter for row in plan.rows)
     misshapen = [
@@ -320,7 +326,9 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
         listing("keys used that are not there", [key for key in key_counts if key not in shapes]),
         listing("parameters not filled", [name for name in parameters if not parameter_counts[name]]),
         listing("parameters filled twice", [name for name, count in parameter_counts.items() if count > 1]),
-        listing("parameters that the model does not have", [name for name in parameter_counts if name not in parameters]),
+        listing(
+            "parameters that the model does not have", [name for name in parameter_counts if name not in parameters]
+        ),
         listing("parameters of another shape", misshapen),
     )
 
@@ -368,9 +376,7 @@ class Layout:
         blocks = [int(match[1]) for key in self.names.normal if (match := re.match(self.origin.block_pattern, key))]
         if not blocks and any(rule.stacked for rule in self.rules):
             if not 0 < self.dims.get("N", 0) <= MAX_DEPTH:
-                raise UserError(
-                    f"the file stacks {self.dims.get('N', 0)} encoder blocks; it is damaged or not a ViT"
-                )
+                raise UserError(f"the file stacks {self.dims.get('N', 0)} encoder blocks; it is damaged or not a ViT")
             return self.dims["N"]
         possible = [block for block in blocks if block < MAX_DEPTH]
         if not possible:
@@ -381,11 +387,17 @@ class Layout:
     def parts(self) -> frozenset[str]:
         """Return the optional parts of which the file has at least one key."""
         optional = [rule for rule in self.rules if rule.part and not rule.part.startswith(WITHOUT)]
-        return frozenset(rule_of_key.part for rule_of_key in self._expand(optional) if rule_of_key.key in self.names.normal)
+        return frozenset(
+            rule_of_key.part for rule_of_key in self._expand(optional) if rule_of_key.key in self.names.normal
+        )
 
     def _expand(self, rules: Iterable[KeyRule]) -> list[KeyRule]:
         """Return one rule per key: rules for blocks are repeated with each block's number."""
-        return [expanded_rule for rule in rules for expanded_rule in ([rule.for_block(i) for i in range(self.depth)] if rule.in_block else [rule])]
+        return [
+            expanded_rule
+            for rule in rules
+            for expanded_rule in ([rule.for_block(i) for i in range(self.depth)] if rule.in_block else [rule])
+        ]
 
     @cached_property
     def _needed_rules(self) -> list[KeyRule]:
@@ -493,7 +505,9 @@ class Layout:
             return ""
         hint = ", it looks transposed" if sorted(shape) == sorted(needed) else ""
         sides = zip(needed, axes, strict=True)
-        needed_text = "x".join(str(size or f"{factor if factor > 1 else ''}{letter}") for size, (factor, letter) in sides)
+        needed_text = "x".join(
+            str(size or f"{factor if factor > 1 else ''}{letter}") for size, (factor, letter) in sides
+        )
         return f"{self.names.normal[name]} is {size_text(shape)} (needs {needed_text}{hint})"
 
 
@@ -640,7 +654,11 @@ def _build_config(family: str, fields: Fields, resize_to: Pair | None) -> tuple[
 
 
 def _describe_assumptions(
-    assumed: Mapping[str, str], companions: Companions, settings: PlanSettings, fields: Fields, has_unnamed_classes: bool
+    assumed: Mapping[str, str],
+    companions: Companions,
+    settings: PlanSettings,
+    fields: Fields,
+    has_unnamed_classes: bool,
 ) -> dict[str, str]:
     """Return for fields of the config, "labels" and "processor" what was assumed, where nothing records them."""
     if companions.config is not None:
@@ -687,7 +705,10 @@ def _build_array_rows(
     rule: KeyRule, key: str, shape: Shape, resample: Resample | None, block: int | None
 ) -> Generator[Row]:
     """Yield one row for every parameter that an array, or one block of it, fills."""
-    parameters, axis = (rule if block is None else rule.for_block(block)).parameters, 0 if block is None else rule.stack_axis
+    parameters, axis = (
+        (rule if block is None else rule.for_block(block)).parameters,
+        0 if block is None else rule.stack_axis,
+    )
     for index, parameter in enumerate(parameters):
         if not parameter:
             continue

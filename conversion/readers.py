@@ -189,6 +189,7 @@ class NpzReader(CheckpointReader):
     """The arrays of one .npz file, without pickles and extraction; declared sizes must match the archive."""
 
     def _open(self) -> dict[str, Shape]:
+        """Open the archive, check its directory, every member's header and the total size."""
         with self._translate_errors("cannot be read as an .npz archive"):
             self._zip = self._opened.enter_context(zipfile.ZipFile(self.path))
         infos, size = self._zip.infolist(), self.path.stat().st_size
@@ -262,6 +263,7 @@ class NpzReader(CheckpointReader):
         return Member(info, tuple(int(side) for side in shape), dtype, bool(is_fortran), file.tell())
 
     def read_floats(self, key: str) -> torch.Tensor:
+        """Read one array, verify its checksum, and check its values."""
         info, shape, dtype, is_fortran, header_bytes = self.members[key]
         # numpy has no bfloat16 and writes JAX's as raw bytes, "|V2".
         is_bfloat16 = dtype == np.dtype("V2")
@@ -292,6 +294,7 @@ class SafetensorsReader(CheckpointReader):
     """
 
     def _open(self) -> dict[str, Shape]:
+        """Open the file, after checking the size of its header, and check the keys."""
         with self.path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > MAX_SAFETENSORS_HEADER:
@@ -320,6 +323,7 @@ class TorchReader(CheckpointReader):
     """The tensors of one PyTorch file (.pth, .pt, .bin), mapped into memory; nested dicts are named "outer.inner"."""
 
     def _open(self) -> dict[str, Shape]:
+        """Load the file, map its tensors into memory, and check each tensor."""
         with self._translate_errors("cannot be read as a PyTorch file"):
             members = self._check_archive()
             content = self._load()
@@ -419,6 +423,7 @@ class ShardedReader(CheckpointReader):
     """The arrays of a checkpoint in several files, which an index (`*.index.json`) lists."""
 
     def _open(self) -> dict[str, Shape]:
+        """Open all files that the index lists, and check that they have exactly the listed keys."""
         keys: object = read_json(self.path).get("weight_map")
         if not isinstance(keys, dict) or not keys:
             raise UserError(f"{self.path.name} has no 'weight_map' from keys to files; download the file again")
@@ -442,6 +447,7 @@ class ShardedReader(CheckpointReader):
         return {key: shape for reader in self._readers.values() for key, shape in reader.shapes.items()}
 
     def sha256(self) -> str:
+        """Return the digest of all files in the order of their names."""
         digest = hashlib.sha256()
         for name in self._readers:
             with self.path.with_name(name).open("rb") as file:

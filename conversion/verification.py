@@ -249,6 +249,8 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
     stages: dict[str, torch.Tensor] = {}
 
     def make_hook(stage: str) -> Callable[[torch.nn.Module, tuple[Any, ...], Any], None]:
+        """Return a hook that stores a module's output, or for a BiT's stem its input, as a stage."""
+
         def hook(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             output = inputs if stage == "stem" else output
             output = output[0] if isinstance(output, tuple) else output

@@ -36,8 +36,8 @@ def validate_values(model: type[Model], values: Mapping[str, Any], file_name: st
         UserError: a value has the wrong type; the message names the file and the value.
     """
     try:
-        plain = json.loads(json.dumps(dict(values), default=str))  # turns tuples of Python's configs into lists
-        return model.model_validate(plain, strict=True)
+        json_values = json.loads(json.dumps(dict(values), default=str))  # turns tuples of Python's configs into lists
+        return model.model_validate(json_values, strict=True)
     except ValidationError as error:
         first_error = error.errors()[0]
         path = ".".join(str(part) for part in first_error["loc"][:3])

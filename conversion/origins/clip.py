@@ -17,12 +17,12 @@ from hf_vit.conversion.origins.beside import (
     Count,
     Number,
     Positive,
-    validate_values,
-    read_size,
     read_config,
+    read_size,
+    validate_values,
 )
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
-from hf_vit.conversion.origins.wrapped import make_recognizer, ignore_keys, find_prefixes, unwrap
+from hf_vit.conversion.origins.wrapped import find_prefixes, ignore_keys, make_recognizer, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
@@ -292,7 +292,9 @@ OPEN_CLIP = Origin(
 
 _PE_POOL, _POOL, _POOL_INPUTS = "attn_pool", "pooler.map", "pooler.map.attention.{q,k,v}_proj"
 _is_core = make_recognizer(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_PE_POOL}\.probe$")
-_is_tower = make_recognizer(_OPEN_PATCHES, _OPEN_BASES, _OPEN_BLOCKS, lacks=r"(^|\.)(ln_post\.weight|proj|attn_pool\..+)$")
+_is_tower = make_recognizer(
+    _OPEN_PATCHES, _OPEN_BASES, _OPEN_BLOCKS, lacks=r"(^|\.)(ln_post\.weight|proj|attn_pool\..+)$"
+)
 _PE_HEADS = HEADS_OF_WIDTH | {1536: 16}
 
 

@@ -92,7 +92,9 @@ EVA = Origin(
         *dense("head", "LD", "classifier", "head"),
     ),
     block_pattern=r"blocks\.(0|[1-9]\d*)\.",
-    recognizes=make_recognizer(_PATCHES, _BASES, r"(^|\.)blocks\.\d+\.attn\.q_bias$", lacks=r"relative_position|rel_pos_bias"),
+    recognizes=make_recognizer(
+        _PATCHES, _BASES, r"(^|\.)blocks\.\d+\.attn\.q_bias$", lacks=r"relative_position|rel_pos_bias"
+    ),
     names=_names,
     configure=_configure,
     declared=lambda companions, shapes: Declared(
@@ -104,6 +106,9 @@ EVA = Origin(
         "layer_norm_eps": "eps 1e-6",
         "processor": "CLIP's mean and deviation, resized bicubically",
     },
-    parts_that_tell={"norm_after_branches": frozenset({"rope", "layer_scale"}), "num_attention_heads": frozenset({"rope"})},
+    parts_that_tell={
+        "norm_after_branches": frozenset({"rope", "layer_scale"}),
+        "num_attention_heads": frozenset({"rope"}),
+    },
     package="baaivision/EVA",
 )

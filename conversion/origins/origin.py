@@ -193,7 +193,10 @@ class Patches:
     def grid_of(self, image_size: Pair) -> Pair:
         """Return the (h, w) of an image in px: a stem rounds up (SAME), incomplete patches count if `is_padded`."""
         map_sides = [-(-side // self.stem_stride) for side in image_size]
-        h, w = ((map_side + (side - 1) * self.is_padded) // side for map_side, side in zip(map_sides, self.sides, strict=True))
+        h, w = (
+            (map_side + (side - 1) * self.is_padded) // side
+            for map_side, side in zip(map_sides, self.sides, strict=True)
+        )
         if not (h and w):
             raise UserError(
                 f"an image of {size_text(image_size)} px is smaller than a patch of {size_text(self.stride)} px; give a "

@@ -260,15 +260,15 @@ def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None
     for value in inner_values:  # tools that need shapes infer them, and quantizers change those of weights
         value.metadata_props.clear()
         value.shape = value.type = None
-    (images,), (output, *others) = model.graph.inputs, model.graph.outputs
+    (images,), (output, *other_outputs) = model.graph.inputs, model.graph.outputs
     images.shape = ir.Shape(["batch", outgoing.sizes.num_channels, *(size or ("height", "width"))])
     if outgoing.is_dense:
         output.shape = ir.Shape(["batch", output.shape[1], *([None] * (len(output.shape) - 2))])
     else:
         axes = [outgoing.config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]]
         output.shape = ir.Shape(["batch", *axes])
-    for other in others:
-        other.shape = ir.Shape(["batch", other.shape[1], *([None] * (len(other.shape) - 2))])
+    for other_output in other_outputs:
+        other_output.shape = ir.Shape(["batch", other_output.shape[1], *([None] * (len(other_output.shape) - 2))])
 
 
 def _one_size(outgoing: OutgoingModel) -> tuple[int, int] | None:

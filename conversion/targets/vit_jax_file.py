@@ -44,6 +44,7 @@ class VitJaxFile(Target):
     problem_types = ("single_label_classification", "multi_label_classification")  # vit_jax has no regression
 
     def write(self, outgoing: OutgoingModel) -> None:
+        """Write the arrays, in older or newer spelling, and the image processor."""
         replacements = _OLDER_NAMES if outgoing.spelling == "older" else {}
         arrays: dict[str, Any] = {}
         for key, value in outgoing.arrays.items():

@@ -63,6 +63,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     names = sorted(modules)
 
     def import_name(name: str) -> Any:
+        """Import a name from its module, and store it in the package."""
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{modules[name]}"), name)

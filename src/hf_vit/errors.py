@@ -47,7 +47,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error of any library or device means that memory ran out."""
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _OUT_OF_MEMORY)
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
     os_error = re.search(r"\(os error (\d+)\)", str(error))
     if isinstance(error, OSError):
         number, reason = error.errno, error.strerror
-    elif any(words in str(error) for words in _TORCH_SAVE_ERRORS):
+    elif any(phrase in str(error) for phrase in _TORCH_SAVE_ERRORS):
         number, reason = errno.ENOSPC, "torch could not write a file to its end, probably because the disk is full"
     elif os_error is not None:
         number, reason = int(os_error[1]), os.strerror(int(os_error[1]))

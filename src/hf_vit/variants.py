@@ -77,11 +77,11 @@ MIXERS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
 
 def variant_names() -> list[str]:
     """Return the names of all variants, plain ones first."""
-    plain = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
-    axial = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
-    local = [f"Local-{size}/{patch}" for size in LOCAL_SIZES for patch in LOCAL_PATCHES]
-    mixers = [f"{size}/{patch}" for size, (*_, patches) in MIXERS.items() for patch in patches]
-    return [*plain, *HYBRIDS, *axial, *local, *RESNETS, *mixers]
+    plain_names = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
+    axial_names = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
+    local_names = [f"Local-{size}/{patch}" for size in LOCAL_SIZES for patch in LOCAL_PATCHES]
+    mixer_names = [f"{size}/{patch}" for size, (*_, patches) in MIXERS.items() for patch in patches]
+    return [*plain_names, *HYBRIDS, *axial_names, *local_names, *RESNETS, *mixer_names]
 
 
 def looks_like_variant(name: str) -> bool:

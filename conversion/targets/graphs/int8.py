@@ -77,7 +77,9 @@ class Calibration:
     def load(cls, source: str, processor: Any, image_size: tuple[int, int], takes: str = PIXEL_VALUES) -> "Calibration":
         """Load a data set, see `load_data`; raise a UserError if it cannot be read or has too few images."""
         data = load_data(source, image_size=image_size)
-        num_train, num_validation, num_test = (data.num_examples(split) or 0 for split in ("train", "validation", "test"))
+        num_train, num_validation, num_test = (
+            data.num_examples(split) or 0 for split in ("train", "validation", "test")
+        )
         if num_train < LEAST_LEARNING or num_test < LEAST_JUDGING:
             raise UserError(
                 f"{data.name} has {num_train} training and {num_test} test images; int8 needs at least {LEAST_LEARNING} "
@@ -172,7 +174,10 @@ def choose(
         if count == 1:
             float_logits = in_float(ranking_images)
             change = {
-                part: float((quantize(layers, ranking_images)(ranking_images) - float_logits).norm() / float_logits.norm()) for part, layers in parts.items()
+                part: float(
+                    (quantize(layers, ranking_images)(ranking_images) - float_logits).norm() / float_logits.norm()
+                )
+                for part, layers in parts.items()
             }
             order = sorted(parts, key=lambda part: -change[part])
         quantized_layers = [layer for part, layers in parts.items() if part not in order[:count] for layer in layers]

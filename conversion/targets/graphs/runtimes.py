@@ -136,6 +136,7 @@ class OnnxRuntime(Runtime):
     dtypes, modes = (torch.float32,), ("dynamic", "static")
 
     def open(self, file: Path) -> Graph:
+        """Open an ONNX file, with onnxruntime-extensions if it decodes images."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -165,6 +166,7 @@ class OnnxRuntime(Runtime):
             return self.open(file)
 
     def dense_layers(self, file: Path) -> list[str]:
+        """Return the names of the products whose second factor is a weight."""
         import onnx
 
         graph = onnx.load(file, load_external_data=False).graph
@@ -172,6 +174,7 @@ class OnnxRuntime(Runtime):
         return [node.name for node in graph.node if node.op_type in DENSE and node.input[1] in weights]
 
     def quantize(self, file: Path, to: Path, mode: Mode, images: Any, layers: Sequence[str]) -> None:
+        """Quantize these layers per channel, with ranges from images or, if dynamic, from every batch."""
         from onnxruntime import quantization
 
         options: dict[str, Any] = {"op_types_to_quantize": list(DENSE), "nodes_to_quantize": list(layers)}
@@ -247,6 +250,7 @@ class OpenVino(Runtime):
     dtypes, modes = (torch.float32, torch.bfloat16), ("static",)
 
     def open(self, file: Path) -> Graph:
+        """Open an OpenVINO model, and compile it in float32."""
         with file.open("rb") as opened:
             if b"<net" not in opened.read(1024):  # OpenVINO would try the file as other formats, and log errors
                 raise ValueError("it is not an OpenVINO model; export the model again with --to openvino")
@@ -269,6 +273,7 @@ class OpenVino(Runtime):
         return [name for name in products if "/" in name and not name.startswith(NODE_PREFIX)]
 
     def quantize(self, file: Path, to: Path, mode: Mode, images: Any, layers: Sequence[str]) -> None:
+        """Quantize these layers with NNCF, and keep all other operations in float."""
         import openvino
 
         with _silence_quantizers(to.parent):
@@ -339,6 +344,7 @@ def openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
     lock = threading.Lock()  # a compiled graph computes one pass at a time
 
     def run(images: torch.Tensor, names: Sequence[str]) -> Outputs:
+        """Run a batch in the graph of its exact size, or in the one for any size."""
         # NumPy has no bfloat16, so it is passed as another type of 16 bits.
         array = images.view(torch.int16).numpy() if is_half else images.numpy()
         tensor = openvino.Tensor(array, array.shape, openvino.Type.bf16 if is_half else openvino.Type.f32)
@@ -363,6 +369,7 @@ class ExecuTorch(Runtime):
     package, target, file, extra = "executorch", "executorch", "model.pte", "executorch"
 
     def open(self, file: Path) -> Graph:
+        """Load an ExecuTorch program, and read its metadata from constant methods."""
         from executorch.runtime import Runtime as Interpreter  # pyright: ignore[reportMissingImports]
 
         with _silence_executorch():

@@ -121,6 +121,7 @@ class FusedAttention(HfViTAttention, Merged):
         return fused
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Project tokens [B, N, D] to query, key and value [B, A, N, K] by one product."""
         projections = self.qkv(hidden_states).chunk(3, dim=-1)
         query, key, value = (
             projection.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for projection in projections

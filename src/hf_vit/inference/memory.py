@@ -32,6 +32,7 @@ class CachingEmbeddings(HfViTEmbeddings):
     tables: tuple[HfViTEmbeddings]  # in a tuple, which makes it no submodule
 
     def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
+        """Return the position embeddings of a grid from the cache, or compute and cache them."""
         if type(like) is not torch.Tensor:  # a tracer's tensor, which may have no values
             return self.tables[0].position_table(grid, like)
         key = grid, like.dtype, like.device
@@ -51,6 +52,7 @@ class PortionedAttention(HfAxialResNetAttention):
     """
 
     def add_normalized(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Apply both batch norms and add the results, as one scale for each and one shift."""
         if has_listeners(self.content_norm) or has_listeners(self.position_norm):
             return super().add_normalized(content, position)
         (scale, shift), (other_scale, other_shift) = (
@@ -62,6 +64,7 @@ class PortionedAttention(HfAxialResNetAttention):
     def attend_lines(
         self, qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, to_v: torch.Tensor
     ) -> torch.Tensor:
+        """Attend along as many lines at a time as fit into the cache of a CPU."""
         compute, offsets = super().attend_lines, (to_q, to_k, to_v)
         if qkv.device.type != "cpu":
             return compute(qkv, scales, *offsets)

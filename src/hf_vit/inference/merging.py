@@ -58,6 +58,7 @@ class TokenGroups:
         merge_targets = best_match.gather(1, merged_indices)
 
         def sum_groups(values: torch.Tensor) -> torch.Tensor:
+            """Add the values of merged tokens to those of their partners."""
             shape = (-1, -1, values.shape[2])
             sources, targets = values[:, even], values[:, odd]
             moved = sources.gather(1, merged_indices[..., None].expand(shape))

@@ -119,6 +119,7 @@ def compile_frozen(model: nn.Module) -> None:
     compiled: Any = model._compiled_call_impl
 
     def run_frozen(*args: Any, **kwargs: Any) -> Any:
+        """Run a pass without gradients and under inductor's settings."""
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, torch.Tensor):
                 refuse_gradients(argument)

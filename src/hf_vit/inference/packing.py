@@ -223,6 +223,9 @@ class ProductAttention(FusedAttention):
     def interface(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute attention by products where nothing is masked and the sizes suit, else by the attention
+        implementation.
+        """
         pairs_per_image = query.shape[1] * query.shape[2] * key.shape[2]
         needs_mask = mask is not None or self.is_causal or "position_bias" in kwargs
         has_suitable_size = pairs_per_image <= _MOST_PAIRS and len(query) * pairs_per_image >= _FEWEST_PAIRS

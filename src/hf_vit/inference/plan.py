@@ -151,8 +151,8 @@ def _check_untouched(name: str, module: nn.Module) -> None:
     for part_name, kinds in _PARTS.get(type(module), {}).items():
         part = getattr(module, part_name, None)
         if part is not None and type(part) not in kinds:
-            plain = " or ".join(kind.__name__ for kind in kinds)
-            raise UserError(f"{_describe(f'{name}.{part_name}', part)}, not the plain {plain}; {_AS_LOADED}")
+            expected_types = " or ".join(kind.__name__ for kind in kinds)
+            raise UserError(f"{_describe(f'{name}.{part_name}', part)}, not the plain {expected_types}; {_AS_LOADED}")
     # The replacement takes over transformers' own hooks, which record hidden states and attentions.
     if any(hook.__module__ != RECORDING for hooks in _HOOKS for hook in vars(module)[hooks].values()):
         raise UserError(

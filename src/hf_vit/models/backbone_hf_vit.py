@@ -126,6 +126,7 @@ class HfViTBaseBackbone(HfViTPreTrainedModel, HfBaseBackbone):
         return super().strides if self.pyramid is None else list(self.config.pyramid_strides)
 
     def _maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
+        """Return the maps of `out_features`, or the feature pyramid made from the only one."""
         maps = self.feature_maps(outputs, grid)
         if self.pyramid is None:
             return maps

@@ -60,6 +60,7 @@ class HfAxialViTConfig(HfViTBaseConfig):
         return super().grid_of(-(-height // stride) * stride, -(-width // stride) * stride)
 
     def validate_stem(self) -> None:
+        """Raise a ValueError for an invalid stem, or for a patch size that is not a multiple of its stride."""
         if self.stage_depths is None:
             return
         check_stem(self.stage_depths, self.stem_width, HEADS, "the number of heads")
@@ -71,6 +72,9 @@ class HfAxialViTConfig(HfViTBaseConfig):
             )
 
     def validate_axial(self) -> None:
+        """Raise a ValueError for special tokens, causal attention and relative positions, which a grid of lines cannot
+        have.
+        """
         registers, positions = self.num_register_tokens, self.position_embedding
         refuse(
             (

@@ -38,6 +38,7 @@ class HfBitConfig(HfResNetBaseConfig):
     weight_standardization: Literal["original", "variance"] = "original"
 
     def validate_form(self) -> None:
+        """Raise a ValueError for an invalid stem, and for options that only pre-activation networks have."""
         check_stem(self.stage_depths, self.stem_width, 32, "GroupNorm's groups")
         if self.zero_padded_pool and not self.pre_activation:
             raise ValueError(

@@ -75,6 +75,7 @@ class HfHybridViTConfig(HfViTBaseConfig):
         super().validate_image_fits_patch()
 
     def validate_stem(self) -> None:
+        """Raise a ValueError for invalid settings of the stem."""
         check_stem(self.stage_depths, self.stem_width, 32, "GroupNorm's groups")
         eps, stages = self.group_norm_eps, tuple(range(1, len(self.stage_depths) + 1))
         refuse(

@@ -40,6 +40,7 @@ class HfLocalViTConfig(HfViTBaseConfig):
     attention_stride: int = 14
 
     def validate_pattern(self) -> None:
+        """Raise a ValueError for an even window, causal attention or relative positions."""
         refuse(
             (
                 self.attention_window < 1 or self.attention_window % 2 == 0,

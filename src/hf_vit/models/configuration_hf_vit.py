@@ -157,6 +157,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             self.verify_out_features_out_indices()
 
     def validate_image_fits_patch(self) -> None:
+        """Raise a ValueError for invalid image or patch sizes, or for an image smaller than a patch."""
         for name in ("image_size", "patch_size"):
             value = getattr(self, name)
             sides = (value, value) if isinstance(value, int) else value
@@ -192,6 +193,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                 raise ValueError(f"{name}={values[name]} {requirement.format(name=name)}")
 
     def validate_names(self) -> None:
+        """Raise a ValueError for an unknown activation, and suggest the most similar one."""
         activation = self.hidden_act if "hidden_act" in [field.name for field in fields(self)] else "gelu"
         if activation not in ACT2FN:
             matches = difflib.get_close_matches(activation, list(ACT2FN), n=1)
@@ -391,8 +393,8 @@ class HfViTBaseConfig(HfBaseConfig):
         """Warn about unknown keys that resemble a field's name; other unknown keys may come from a newer version."""
         field_names = [field.name for field in fields(self) if not field.name.startswith("_")]
         for key in unknown:
-            words = set(key.split("_"))
-            similar_names = [name for name in field_names if words <= set(name.split("_"))]
+            parts = set(key.split("_"))
+            similar_names = [name for name in field_names if parts <= set(name.split("_"))]
             similar_names = similar_names or difflib.get_close_matches(key, field_names, n=1, cutoff=0.6)
             if similar_names and key not in FOREIGN_KEYS and not key.startswith("_") and not hasattr(type(self), key):
                 warnings.warn(
@@ -441,6 +443,7 @@ class HfViTBaseConfig(HfBaseConfig):
         return self.num_special_tokens - registers_without_position
 
     def validate_sizes(self) -> None:
+        """Raise a ValueError for sizes, counts and scales out of their range."""
         super().validate_sizes()
         width, heads, layers, groups = (
             *(self.hidden_size, self.num_attention_heads, self.num_hidden_layers),
@@ -465,6 +468,7 @@ class HfViTBaseConfig(HfBaseConfig):
         )
 
     def validate_names(self) -> None:
+        """Raise a ValueError for an unknown activation or problem type, or for incomplete class indices."""
         super().validate_names()
         indices = list(range(len(self.id2label or {})))
         refuse(
@@ -610,6 +614,7 @@ class HfViTBaseConfig(HfBaseConfig):
         )
 
     def validate_prediction(self) -> None:
+        """Raise a ValueError for invalid settings of patch prediction: causality, mean and deviation of the pixels."""
         next_patch = "predict_next_patch=True needs is_causal=True: with full attention every patch sees the next one"
         refuse((self.predict_next_patch and not self.is_causal, next_patch))
         for name, least in (("image_mean", -math.inf), ("image_std", 0)):
@@ -624,6 +629,7 @@ class HfViTBaseConfig(HfBaseConfig):
             )
 
     def validate_feature_pyramid(self) -> None:
+        """Raise a ValueError for invalid strides, or for a patch or an output that the pyramid cannot be built from."""
         strides = tuple(stride for stride in PYRAMID_STRIDES if stride in self.pyramid_strides)
         if not strides or strides != tuple(self.pyramid_strides):
             raise ValueError(

@@ -374,6 +374,9 @@ class RelativePositionBias(RelativePositions):
         super().__init__(config, config.num_attention_heads)
 
     def bias(self, query: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Return the bias of every pair [1, A, h*w, h*w]; raise a ValueError if some of the heads are in another
+        process.
+        """
         if query.shape[1] != self.offset_embeddings.shape[1]:
             raise ValueError(
                 f"position_embedding='relative_bias' needs all {self.offset_embeddings.shape[1]} heads in one process, "

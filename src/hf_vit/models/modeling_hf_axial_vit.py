@@ -181,6 +181,7 @@ class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
         return arguments if tokens.rotation is None else arguments | {"rotation": line_rotations(self.config, tokens)}
 
     def _attention_mask(self, tokens: Tokens) -> LineMasks:
+        """Return the masks of rows and of columns; both None if nothing is padded."""
         if tokens.token_mask is None:
             return None, None
         h, w = tokens.grid
@@ -216,8 +217,8 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
                 f"stage_depths={overrides['stage_depths']} does not go with from_vit, as a ViT's patch kernel does not "
                 "fit a stem; leave stage_depths out"
             )
-        plain: Any = HfViTForImageClassification
-        vit = plain.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        vit_class: Any = HfViTForImageClassification
+        vit = vit_class.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
         pooling = "map" if vit.config.pooling.startswith("map") else "gap"
         dropped = {"use_class_token": None, "use_distillation_token": False, "num_register_tokens": 0}
         model, vit = cls._from_fields_of(vit, **{"pooling": pooling, **dropped, **overrides})
@@ -225,9 +226,9 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         num_special_positions = vit.config.num_special_positions
         weights: dict[str, torch.Tensor] = {}
         for name in model.state_dict():
-            plain = name.replace(".row.", ".").replace(".column.", ".")
+            vit_class = name.replace(".row.", ".").replace(".column.", ".")
             num_dropped_rows = num_special_positions if name.endswith("embeddings.position_embeddings") else 0
-            weights[name] = vit_weights[plain][:, num_dropped_rows:] if num_dropped_rows else vit_weights[plain]
+            weights[name] = vit_weights[vit_class][:, num_dropped_rows:] if num_dropped_rows else vit_weights[vit_class]
         model.load_state_dict(copy.deepcopy(weights))
         return model
 

@@ -171,6 +171,7 @@ class HfLocalViTAttention(HfViTAttention):
     def attend(
         self, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend by tiles or lines, or under a dense mask for all pairs; special tokens always attend to all tokens."""
         if isinstance(attention_mask, torch.Tensor):
             return super().attend(hidden_states, attention_mask, *args, **kwargs)
         query, key, value = self.project(hidden_states)
@@ -185,6 +186,7 @@ class HfLocalViTAttention(HfViTAttention):
     def interface(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the attention implementation; pass the mask to flex attention as a bias."""
         if mask is not None and self.config._attn_implementation == "flex_attention":
             # Given as a mask, transformers makes torch 2.15 compile a CPU kernel that crashes.
             kwargs["position_bias"], mask = mask.expand(-1, query.shape[1], -1, -1), None
@@ -262,6 +264,7 @@ class HfLocalViTModel(HfLocalViTPreTrainedModel, HfViTBaseModel):
         return layer
 
     def _attention_mask(self, tokens: Tokens) -> torch.Tensor | Tiles | Lines:
+        """Return a dense mask for eager attention, else the tiles or lines of this batch."""
         # A trace by torch.jit would fix the tiles and lines of its example's size.
         if (self.config._attn_implementation or "eager") == "eager" or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return dense_mask(self.config, tokens)

@@ -457,6 +457,7 @@ class HfViTMeanPooler(HfViTPooler):
     """Pool by the mean of the patch tokens (GAP), without padding."""
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Average the patch tokens of each image, without padding."""
         patches = hidden_states[:, self.patch_tokens]
         if token_mask is None:
             return patches.mean(dim=1)
@@ -480,6 +481,7 @@ class HfViTAttentionPooler(HfViTPooler):
         self.num_skipped_tokens = config.num_register_tokens if config.pooling == "map" else 0
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Attend from the learned query to all tokens that pooling reads."""
         return self.map(
             hidden_states[:, self.num_skipped_tokens :],
             None if token_mask is None else token_mask[:, self.num_skipped_tokens :],
@@ -748,6 +750,7 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel, HfPooledForImageClas
     vit: HfViTBaseModel
 
     def _build_heads(self, config: HfViTBaseConfig) -> None:
+        """Add the classifier, and the one on the distillation token if the config has it."""
         super()._build_heads(config)
         if config.has_distillation_head:
             num_labels = config.num_labels
@@ -758,6 +761,7 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel, HfPooledForImageClas
         return self.vit.attention_maps(pixel_values, **kwargs)
 
     def _head_outputs(self, outputs: Any) -> dict[str, torch.Tensor]:
+        """Return the logits; with a distillation head their mean, and those of each head."""
         head_outputs = super()._head_outputs(outputs)
         if not self.config.has_distillation_head:
             return head_outputs

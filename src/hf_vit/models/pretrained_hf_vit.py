@@ -371,6 +371,7 @@ class HfPooledForImageClassification(HfPreTrainedModel):
         self.classifier = nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
 
     def init_heads(self) -> None:
+        """Initialize the weights of the heads with zeros."""
         for name in ("classifier", "distillation_classifier"):
             head = getattr(self, name, None)
             if isinstance(head, nn.Linear):

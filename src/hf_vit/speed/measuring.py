@@ -81,6 +81,7 @@ def others_load(seconds: float = 0.5) -> float:
     import psutil
 
     def read_times() -> tuple[float, float, float]:
+        """Return the CPU time of all processes, that of this process, and the time."""
         system, own_ticks = psutil.cpu_times(), os.times()
         # "user" includes the time of virtual machines; waiting for a disk does not use a core.
         names = ("user", "nice", "system", "irq", "softirq", "steal")

@@ -410,6 +410,7 @@ class Cell:
             model(images)
 
         def train() -> None:
+            """Run one training step."""
             with torch.autocast(device_type, dtype, enabled=dtype != torch.float32):
                 outputs = model(images)
                 # Products alone have no head, so the first token serves as logits.
