@@ -95,7 +95,7 @@ def convert(
         if is_within(output_folder, checkpoint.path):
             raise UserError(f"the folder {output} contains the source {checkpoint.name}; give another output folder")
         with checkpoint.open() as reader, quiet_transformers():
-            plan = make_plan(reader.shapes, settings, reader.beside, checkpoint.name)
+            plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, advance=advance)
             folder = delivery.enter_context(new_folder(output_folder, force))
@@ -113,7 +113,7 @@ def convert(
             if report_file is not None:
                 with explain_write_errors(Path(report or "")):
                     report_file.write_text(report_of(plan, reader.shapes), encoding="utf-8")
-            prepare_output(output_folder, force, folder.parent)  # or the report would come of a model that is refused
+            prepare_output(output_folder, force, folder.parent)  # check again, before the report is delivered
     return ConversionResult(Path(output), plan, weights.rounded, verification, seconds)
 
 

@@ -261,7 +261,7 @@ def _log_conversion(name: str, plan: Plan) -> None:
 def _plan_checkpoint(checkpoint: LocalCheckpoint, settings: PlanSettings) -> Plan:
     """Plan the conversion of a local checkpoint."""
     with checkpoint.open() as reader:
-        return make_plan(reader.shapes, settings, reader.beside, checkpoint.name)
+        return make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
 
 
 def _load_state(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> dict[str, torch.Tensor]:

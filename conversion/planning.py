@@ -61,7 +61,7 @@ DECLARED = {
 }
 
 
-# What only files have that do not tell it.
+# Fields that must not be set for origins which do not assume a value for them.
 _NEVER_BY_DEFAULT = ("rotary_embedding", "norm_after_branches")
 
 
@@ -157,12 +157,11 @@ class Row:
     shape: Shape | None  # shape of the whole array
     transform: str
     resample: Resample | None = None
-    block: int | None = None  # step along an axis, where an array stacks all blocks
-    axis: int = 0  # which that is
-    # (index, number) of equal parts along the first axis, of an array for several parameters
-    piece: tuple[int, int] | None = None
-    num_left_out: int = 0  # of these parts
-    beside: tuple[str, ...] = ()  # keys of the other arrays it is computed from; others may be, too
+    block: int | None = None  # index along `axis`, if the array stacks all blocks
+    axis: int = 0
+    piece: tuple[int, int] | None = None  # (index, number) of equal parts, if the array holds several parameters
+    num_left_out: int = 0  # number of these parts that no parameter gets
+    other_keys: tuple[str, ...] = ()  # keys of other arrays that the parameter is computed from, maybe with others
 
     def select(self, array: torch.Tensor) -> torch.Tensor:
         """Return the part of the whole array that this row uses."""
@@ -278,7 +277,7 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     has_head = source_has_head or settings.new_head
     assumed = {name: text for name, text in origin.assumed.items() if not layout.parts & origin.told.get(name, set())}
     fields = _build_fields(layout, declared, settings, assumed)
-    fields |= _settings(layout, companions)
+    fields |= _read_fields(layout, companions)
     fields |= _label_fields(layout.dims["L"] if source_has_head else None, declared, settings)
     config, resample = _build_config(origin.family, fields, settings.resize_to)
     model_class = FAMILIES[origin.family].classes["classification" if has_head else "model"]
@@ -322,8 +321,8 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     _refuse(
         listing("keys left over", [key for key in shapes if not key_counts[key]]),
         listing("keys used twice", sorted(keys_used_twice)),
-        listing("keys used in part", sorted(keys_used_in_part)),
-        listing("keys used that are not there", [key for key in key_counts if key not in shapes]),
+        listing("keys used only partly", sorted(keys_used_in_part)),
+        listing("keys used but missing from the file", [key for key in key_counts if key not in shapes]),
         listing("parameters not filled", [name for name in parameters if not parameter_counts[name]]),
         listing("parameters filled twice", [name for name, count in parameter_counts.items() if count > 1]),
         listing(
@@ -553,8 +552,8 @@ def _refuse_inapplicable(settings: PlanSettings, layout: Layout) -> None:
         raise UserError("the checkpoint has no representation layer (pre_logits) to drop; leave out --drop-pre-logits")
     if settings.resize_to is not None and "offset_table" in layout.parts:
         raise UserError(
-            "--resize-to cannot resample a table of relative positions; leave it out, and load the converted model with "
-            "from_pretrained(..., image_size=...)"
+            "--resize-to cannot resample a table of relative positions; leave it out, and load the converted model "
+            "with from_pretrained(..., image_size=...)"
         )
     family = FAMILIES[layout.origin.family]
     if family.is_vit:
@@ -592,11 +591,11 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
         option_fields["pooling"] = "first_patch"  # without a class token, the first token is a patch
     for name, value in option_fields.items():
         is_recorded = name in declared.fields or name not in assumed
-        given = None if value == "none" and name == "rotary_embedding" else value
-        if is_recorded and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != given:
+        option_value = None if value == "none" and name == "rotary_embedding" else value
+        if is_recorded and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != option_value:
             source = "config.json says" if name in declared.fields else f"files of {origin.name} have"
             raise UserError(f"{DECLARED[name]} {value}: {source} {name}={fields.get(name)!r}; leave the option out")
-        fields[name] = given
+        fields[name] = option_value
     if fields.get("rotary_embedding") is None:
         fields = {name: value for name, value in fields.items() if not name.startswith("rotary_")}
     processor_fields = declared.processor or {}  # a head that predicts colors needs the pixels' normalization
@@ -604,8 +603,8 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
         fields[name] = tuple(map(float, processor_fields[name]))
         if len(processor_fields[name]) != fields["num_channels"]:
             raise UserError(
-                f"the files beside the weights have {name}={processor_fields[name]!r:.80}, which needs a value for each "
-                f"of the {fields['num_channels']} channels; correct them"
+                f"the files beside the weights have {name}={processor_fields[name]!r:.80}, which needs a value for "
+                f"each of the {fields['num_channels']} channels; correct them"
             )
     if FAMILIES[origin.family].is_vit and "num_attention_heads" not in fields:
         raise UserError(
@@ -615,8 +614,8 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
     return fields
 
 
-def _settings(layout: Layout, companions: Companions) -> Fields:
-    """Return the fields of the config that arrays of the file give; {} where nothing can be read."""
+def _read_fields(layout: Layout, companions: Companions) -> Fields:
+    """Return the config's fields that arrays of the file hold; {} without access to arrays."""
     rules = {layout.names.normal[name]: rule for name, rule in layout.present.items() if rule.transform in SETTINGS}
     if companions.read is None:
         return {}
@@ -647,8 +646,8 @@ def _build_config(family: str, fields: Fields, resize_to: Pair | None) -> tuple[
         if resize_to is None:
             return config, None
         resized = config_class(**fields | {"image_size": square_or_pair(resize_to)})
-        how = config.num_special_positions, config.position_interpolation, config.position_interpolation_offset
-        return resized, Resample(config.grid, resized.grid, *how)
+        resampling = config.num_special_positions, config.position_interpolation, config.position_interpolation_offset
+        return resized, Resample(config.grid, resized.grid, *resampling)
     except StrictDataclassError as error:
         raise UserError(f"no model of hf_vit has the checkpoint's sizes: {strict_reason(error):.400}") from error
 
@@ -687,7 +686,7 @@ def _build_rows(
         elif settings.drop_pre_logits and rule.parameter.startswith(REPRESENTATION):
             ignored[key] = "dropped representation layer"
         elif rule.transform in SETTINGS:
-            ignored[key] = "numbers that config.json holds"
+            ignored[key] = "numbers that go into config.json"
         elif rule.transform in COMPUTATIONS:
             for block in range(layout.depth if BLOCK in rule.parameter else 1):
                 keys_of_computation.setdefault((rule.for_block(block).parameter, rule.transform), []).append(key)

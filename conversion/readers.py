@@ -66,7 +66,7 @@ CONFIG, OPEN_CLIP_CONFIG = "config.json", "open_clip_config.json"
 PROCESSOR, FULL_PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # Names that transformers, timm and OpenCLIP give to the weight file of a folder.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-READABLE = "a .npz, .safetensors or PyTorch file, or a folder that transformers or timm saved"
+READABLE = "an .npz, .safetensors or PyTorch file, or a folder that transformers or timm saved"
 _SAVE_TENSORS = "never loaded; save only its tensors (model.state_dict()), best as .safetensors"
 _SIGNATURES = {
     b"\x93NUMPY": "a single .npy array, not an .npz archive of many",
@@ -84,7 +84,7 @@ class Companions:
 
     config: Mapping[str, Any] | None = None  # config.json, or open_clip_config.json
     processor: Mapping[str, Any] | None = None  # preprocessor_config.json, or the images' part of processor_config.json
-    read: Callable[[str], torch.Tensor] | None = None  # key -> array of the checkpoint itself
+    read: Callable[[str], torch.Tensor] | None = None  # key -> array of the checkpoint
 
 
 NO_COMPANIONS = Companions()
@@ -120,8 +120,8 @@ class CheckpointReader(ABC):
         self.close()
 
     @property
-    def beside(self) -> Companions:
-        """Return the companions, with a way to read arrays of this file."""
+    def readable_companions(self) -> Companions:
+        """Return the companions with a function that reads arrays of this file."""
         return replace(self.companions, read=self.read_floats)
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class NpzReader(CheckpointReader):
     def _read_member(self, info: zipfile.ZipInfo, file_size: int) -> Member:
         """Read a .npy header and check its size against the archive's."""
         if info.flag_bits & 0x1:
-            raise ValueError("encrypted")
+            raise ValueError("it is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"compression method {info.compress_type} is not one that numpy writes")
         if not 0 <= info.header_offset < file_size:
@@ -254,7 +254,7 @@ class NpzReader(CheckpointReader):
             read_header: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, is_fortran, dtype = read_header(file)
         if any(side < 0 for side in shape) or math.prod(shape) > sys.maxsize:
-            raise ValueError(f"impossible shape {shape}")
+            raise ValueError(f"its shape {shape} is impossible")
         if dtype.hasobject:
             raise ValueError("it holds pickled Python objects, which are never loaded")
         needed_bytes, stored_bytes = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
@@ -275,7 +275,7 @@ class NpzReader(CheckpointReader):
                 with self.path.open("rb") as file:
                     file.seek(_data_offset(info, file))
                     if file.readinto(data) != len(data) or zlib.crc32(data) != info.CRC:
-                        raise ValueError("bad checksum")
+                        raise ValueError("its checksum is wrong")
             else:
                 with self._zip.open(info) as file:  # verifies the checksum when the last byte is read
                     if cast("io.BufferedIOBase", file).readinto(data) != len(data) or file.read(1):
@@ -330,7 +330,7 @@ class TorchReader(CheckpointReader):
         self._tensors = _flatten(content, self.path.name)
         self._opened.callback(self._tensors.clear)
         if not self._tensors:
-            raise UserError(f"{self.path.name} holds no tensors, so it is not a checkpoint")
+            raise UserError(f"{self.path.name} holds no tensors, so it is not a checkpoint; give {READABLE}")
         for key, tensor in self._tensors.items():
             _refuse_unsafe_key(key, self.path.name)
             is_view = tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()

@@ -31,9 +31,9 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
             f"{type(model).__name__} has no ResNet stem; give a model of the hybrid family, such as R50+B/16"
         )
     with open_checkpoint(source) as reader:
-        if not google.BIT.recognises(reader.shapes):
-            is_paper = google.BIT_PAPER.recognises(reader.shapes)
-            kind = "a BiT ResNetV2" if is_paper else likely_kind(reader.shapes) or "no BiT ResNet"
+        if not google.BIT.recognizes(reader.shapes):
+            is_paper = google.BIT_PAPER.recognizes(reader.shapes)
+            kind = "a BiT ResNetV2" if is_paper else likely_kind(reader.shapes) or "another kind of checkpoint"
             raise UserError(f"{name} looks like {kind}, but a stem needs a BiT ResNet with post-activation units")
         plan = make_plan(reader.shapes, PlanSettings(), file_name=name)
         sizes = {field: getattr(plan.config, field) for field in ("stage_depths", "stem_width", "num_channels")}

@@ -417,7 +417,7 @@ def _text(folder: Path) -> str:
 REFUSED = {
     "another architecture": (_swin, "use it with transformers"),
     "no model of images": (_bert, "model_type 'bert'"),
-    "no checkpoint": (_text, "give a .npz, .safetensors or PyTorch file"),
+    "no checkpoint": (_text, "give an .npz, .safetensors or PyTorch file"),
     "a name that timm does not know": (lambda folder: "timm:vit_imaginary", "timm.list_models() lists the names"),
     "an address": (lambda folder: "ftp://host/vit.npz", "give a path or a URL that begins with https://"),
 }

@@ -1,4 +1,4 @@
-"""AIMv2 in the files of Apple's own code (arXiv 2411.14402)."""
+"""Define the origin AIMv2 (arXiv 2411.14402): files of Apple's code."""
 
 from hf_vit.conversion.origins.beside import CLIP_MEAN, CLIP_STD
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyRule, Network, Origin, dense, square_or_pair
@@ -9,7 +9,7 @@ _BLOCK, _TARGET = "trunk.blocks.{i}", "layers.{i}"
 
 
 def _configure(network: Network) -> Fields:
-    """Without a table positions are sines and cosines, of images of any size."""
+    """Return the fields of the config; without a table, positions are sines and cosines for any image size."""
     dims, patches = network.dims, network.patches
     has_table = "table" in network.parts
     height, width = patches.sides
@@ -35,6 +35,7 @@ def _configure(network: Network) -> Fields:
 
 
 def _weight(key: str, axes: tuple[str, ...] | str, parameter: str) -> KeyRule:
+    """Return the rule for a weight without a bias."""
     return KeyRule(f"{key}.weight", axes, "keep", f"{parameter}.weight")
 
 

@@ -287,8 +287,8 @@ OPEN_CLIP = Origin(
     package="open_clip",
 )
 
-# Perception Encoder (arXiv 2504.13181): OpenCLIP's names, rotary positions that no key tells of, and no bias or table
-# for them; core models pool by attention, spatial and language ones are towers without a last norm.
+# Perception Encoder (arXiv 2504.13181): OpenCLIP's names, and rotary positions, which no key shows. Core models pool by
+# attention; spatial and language models are towers without a last norm.
 
 _PE_POOL, _POOL, _POOL_INPUTS = "attn_pool", "pooler.map", "pooler.map.attention.{q,k,v}_proj"
 _is_core = make_recognizer(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_PE_POOL}\.probe$")
@@ -299,6 +299,7 @@ _PE_HEADS = HEADS_OF_WIDTH | {1536: 16}
 
 
 def _configure_perception_encoder(network: Network) -> Fields:
+    """Return the fields of the config."""
     parts, dims = network.parts, network.dims
     has_class = "cls" in parts
     if "map" in parts and "norm" not in parts:
@@ -321,7 +322,8 @@ def _configure_perception_encoder(network: Network) -> Fields:
     }
 
 
-def _in_part(rule: KeyRule) -> KeyRule:
+def _assign_part(rule: KeyRule) -> KeyRule:
+    """Return OpenCLIP's rule as part of an optional part, where Perception Encoder's models may lack the key."""
     parts = {_OPEN_CLASS: "cls", "ln_post.weight": "norm", "ln_post.bias": "norm"}
     return replace(rule, part=parts.get(rule.key, rule.part))
 
@@ -330,7 +332,7 @@ PERCEPTION_ENCODER = replace(
     OPEN_CLIP,
     name="perception_encoder",
     rules=(
-        *map(_in_part, OPEN_CLIP.rules),
+        *map(_assign_part, OPEN_CLIP.rules),
         KeyRule(f"{_PE_POOL}.probe", "11D", "keep", f"{_POOL}.probe", "map"),
         KeyRule(
             f"{_PE_POOL}.attn.in_proj_weight", ("3D", "D"), "keep", f"{_POOL}.attention.{{q,k,v}}_proj.weight", "map"

@@ -1,6 +1,6 @@
-"""Codes that grew out of DeiT's: DeiT III (arXiv 2204.07118), RoPE-ViT (2403.13298) and ViT-5 (wangf3014/ViT-5).
+"""Define the origins DeiT III (arXiv 2204.07118), RoPE-ViT (2403.13298) and ViT-5 (wangf3014/ViT-5).
 
-Their blocks have timm's names, but for the LayerScales.
+Their code derives from DeiT's, and their blocks have timm's names except for LayerScale.
 """
 
 from collections.abc import Mapping
@@ -25,6 +25,7 @@ _END = (*dense("norm", "D", "layernorm", bias_part="layernorm"), *dense("head", 
 
 
 def _names(ignored: Mapping[str, str], shapes: Shapes) -> KeyNames:
+    """Return the names of the keys, with timm's names for LayerScale."""
     return rename_keys(unwrap(shapes, timm.PATCHES, ignored), _SCALES)
 
 
@@ -35,7 +36,9 @@ def _deit_names(shapes: Shapes) -> KeyNames:
 
 
 def _fields(network: Network) -> Fields:
-    """Return what is the same in all of them; without a table and a declared size, images are of 14 patches a side."""
+    """Return the fields that all of them share; without a table and a given size, images have 14
+    patches on each side.
+    """
     dims, parts, patches = network.dims, network.parts, network.patches
     height, width = patches.sides
     size = network.image_size or (14 * height, 14 * width)
@@ -59,7 +62,10 @@ def _fields(network: Network) -> Fields:
 
 
 def _configure_deit(network: Network) -> Fields:
-    """A table without learned frequencies beside it is that of DeiT III, or of RoPE-ViT with axial ones."""
+    """Return the fields of the config.
+
+    A table without learned frequencies is taken for DeiT III's, which has no rotary positions.
+    """
     dims, fields = network.dims, _fields(network)
     if "table" in network.parts:
         fields["rotary_embedding"] = None
@@ -98,6 +104,7 @@ DEIT = replace(
 
 
 def _configure_vit5(network: Network) -> Fields:
+    """Return the fields of ViT-5's config."""
     dims = network.dims
     return _fields(network) | {
         "num_attention_heads": dims["D"] // (4 * dims["F"]),
@@ -109,7 +116,7 @@ def _configure_vit5(network: Network) -> Fields:
     }
 
 
-_IN_FIRST = "blocks.0.attn"
+_FIRST_ATTENTION = "blocks.0.attn"
 VIT5 = replace(
     DEIT,
     name="vit5",

@@ -22,7 +22,7 @@ _DINO_IGNORED = {
     r"(head\.(mlp|last_layer)|dino_head|ibot_head)\..+": "projection head of the self-distillation",
     r"mask_token": "mask token of DINOv2's training",
 }
-_OF_DINOV3 = {
+_DINOV3_IGNORED = {
     **_DINO_IGNORED,
     r"local_cls_norm\..+": "a norm that only training uses",
     r"blocks\.\d+\.attn\.qkv\.bias_mask": "the mask that takes the bias of the key away",
@@ -101,14 +101,16 @@ DINO = replace(
 
 
 def _dinov3_names(shapes: Shapes) -> KeyNames:
-    """A bias of query, key and value beside a mask is that of query and value: the code multiplies the key's by 0."""
-    names = unwrap(shapes, timm.PATCHES, _OF_DINOV3)
+    """Return the names of the keys; a masked bias of query, key and value is one of query and value, as the key's mask
+    is 0.
+    """
+    names = unwrap(shapes, timm.PATCHES, _DINOV3_IGNORED)
     is_masked = any(key.endswith(".attn.qkv.bias_mask") for key in shapes)
     return rename_keys(names, {".attn.qkv.masked_bias": ".attn.qkv.bias"} if is_masked else {})
 
 
 def _configure_dinov3(network: Network) -> Fields:
-    """What neither names nor shapes tell is the same in all released models, but for the image size."""
+    """Return the fields of the config; those that names and shapes do not show are the same in all released models."""
     dims, parts, (height, width) = network.dims, network.parts, network.patches.sides
     default_size = 224 if 224 % height == 0 else 14 * height, 224 if 224 % width == 0 else 14 * width
     return {
@@ -163,8 +165,8 @@ DINOV3 = replace(
         "processor": "ImageNet's mean and deviation, resized bicubically",
     },
     refused={
-        r"cls_norm\..+": "a last norm of its own for the class token",
-        r"blocks\.\d+\.(attn|mlp)\.(q_norm|k_norm|fc[123]\.scale)(\..+)?": "another attention or MLP",
+        r"cls_norm\..+": "a separate last norm for the class token",
+        r"blocks\.\d+\.(attn|mlp)\.(q_norm|k_norm|fc[123]\.scale)(\..+)?": "normalized or scaled attention or MLP",
     },
     lacking={},
     foreign_heads={},

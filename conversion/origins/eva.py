@@ -1,4 +1,4 @@
-"""EVA-01 and EVA-02 in the files of their own code: fine-tuned encoders (asuka) and the image towers of EVA-CLIP.
+"""Define the origin EVA: EVA-01 and EVA-02 in files of the original code, fine-tuned (asuka) or as EVA-CLIP's towers.
 
 Sources: EVA, arXiv 2211.07636; EVA-02, 2303.11331; EVA-CLIP, 2303.15389.
 """
@@ -14,11 +14,11 @@ from hf_vit.errors import UserError
 _PATCHES, _BASES = "patch_embed.proj.weight", ("visual.", "")
 _BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
 _HEADS = HEADS_OF_WIDTH | {1792: 16}
-_POST_NORM_WIDTH = 1792  # of EVA-02-CLIP-E, alone of the released models without rotation or LayerScale
-_OF_TABLES = "tables of rotary positions, which are computed"
+_POST_NORM_WIDTH = 1792  # EVA-02-CLIP-E's; other released models without rotation or LayerScale have pre-norms
+_COMPUTED_TABLES = "tables of rotary positions, which are computed"
 _IGNORED = {
-    r"(visual\.)?rope\.freqs_cos": _OF_TABLES,
-    r"(visual\.)?blocks\.\d+\.attn\.rope\.freqs_(cos|sin)": _OF_TABLES,
+    r"(visual\.)?rope\.freqs_cos": _COMPUTED_TABLES,
+    r"(visual\.)?blocks\.\d+\.attn\.rope\.freqs_(cos|sin)": _COMPUTED_TABLES,
     r"mask_token": "mask token of the pre-training",
     r"lm_head\..+": "head of the pre-training",
 }
@@ -26,6 +26,7 @@ _OTHER_TOWER = {r"text\..+": "the text tower", r"logit_scale": "scale of the con
 
 
 def _names(shapes: Shapes) -> KeyNames:
+    """Return the names of the encoder's keys."""
     is_clip = bool(find_prefixes(shapes, _BASES[0] + _PATCHES))
     found = unwrap(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
     is_rotary = any(re.search(r"\.mlp\.w(1|12)\.|(^|\.)rope\.freqs", key) for key in shapes)
@@ -38,6 +39,7 @@ def _names(shapes: Shapes) -> KeyNames:
 
 
 def _configure(network: Network) -> Fields:
+    """Return the fields of the config."""
     dims, parts = network.dims, network.parts
     is_rotary, after_pooling = "rope" in parts, "norm_after" in parts
     heads = {"num_attention_heads": dims["D"] // dims["K"]} if is_rotary else heads_of(dims["D"], _HEADS)

@@ -73,18 +73,18 @@ COMPUTATIONS = {"offset_mlp": _offset_biases}
 
 
 def _reference_grid(sines: torch.Tensor, dims: Mapping[str, int]) -> int:
-    """Return the patches a side that a table of sines [h*h, K] of EVA-02 spans: `pt_hw_seq_len` of its code."""
+    """Return the side in patches that a table of sines [h*h, K] of EVA-02 spans: `pt_hw_seq_len` of its code."""
     side, count = math.isqrt(len(sines)), sines.shape[1] // 4
-    slowest = 10_000 ** (-(count - 1) / count)  # the last of the row's frequencies; each stands there twice
+    slowest = 10_000 ** (-(count - 1) / count)  # the last frequency of the rows; the table has each twice
     return round(side * math.asin(float(sines[side, 2 * count - 1])) / slowest) if side > 1 else 1
 
 
-# Name -> function of an array and of the sizes of axes; it returns the value of the config's field that the rule names
-# in the place of a parameter.
+# Name -> function of an array and the sizes of axes that returns a value of the config. Rules with such a transform
+# name the config's field in place of a parameter.
 SETTINGS: dict[str, Callable[[torch.Tensor, Mapping[str, int]], Any]] = {
     "periods": lambda array, dims: tuple(array.tolist()),
     "reference_grid": _reference_grid,
-    # From 1 down to the slowest but one step; what float32 rounded is taken off.
+    # The frequencies are powers of the base from 1 down; rounding to 5 digits removes float32's errors.
     "base": lambda array, dims: float(f"{float(array[-1]) ** (-len(array) / max(len(array) - 1, 1)):.5g}"),
 }
 
@@ -128,7 +128,7 @@ class KeyRule:
 
     @property
     def stack_axis(self) -> int:
-        """The axis along which a stacked array holds all blocks."""
+        """Return the axis along which a stacked array holds all blocks."""
         return list(self.axes).index("N")
 
     @property
@@ -199,8 +199,8 @@ class Patches:
         )
         if not (h and w):
             raise UserError(
-                f"an image of {size_text(image_size)} px is smaller than a patch of {size_text(self.stride)} px; give a "
-                "larger image size"
+                f"an image of {size_text(image_size)} px is smaller than a patch of {size_text(self.stride)} px; "
+                "give a larger image size"
             )
         return h, w
 

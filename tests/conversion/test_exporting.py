@@ -212,7 +212,9 @@ def test_timms_own_reader_reads_the_older_spelling(pooling: str, size: tuple[int
 def test_missing_libraries_are_named(tmp_path: Path, monkeypatch):
     source = make("HfViTModel", tmp_path / "source")
     monkeypatch.setattr("hf_vit.conversion.targets.target.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'needs onnx, onnxscript, onnxruntime: pip install "hf-vit\[export\]"'):
+    with pytest.raises(
+        UserError, match=r'needs onnx, onnxscript, onnxruntime; install with pip install "hf-vit\[export\]"'
+    ):
         export(source, tmp_path / "out", "onnx")
     with pytest.raises(UserError, match=r'pip install "hf-vit\[bench\]"'):
         export(source, tmp_path / "out", "timm")

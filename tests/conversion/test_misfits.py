@@ -265,7 +265,7 @@ STEM_MISFITS: tuple[tuple[Callable[[dict], dict], str], ...] = (
         "a stem needs a BiT ResNet with post-activation units"),
     (lambda a: {f"root_block/{key.removeprefix('params/')}": array for key, array in a.items()},
         "looks like a BiT ResNetV2"),
-    (lambda a: {"weights": np.ones(3)}, "looks like no BiT ResNet"),
+    (lambda a: {"weights": np.ones(3)}, "looks like another kind of checkpoint"),
 )  # fmt: skip
 TINY = {"image_size": 48, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
@@ -347,7 +347,7 @@ def test_accounting_notices_every_breach():
         "1 keys left over: embedding/kernel; 1 parameters not filled": plan.rows[1:],
         "keys used twice: embedding/bias": (dataclasses.replace(first, key=second.key), *plan.rows[1:]),
         "parameters filled twice": (dataclasses.replace(first, parameter=second.parameter), *plan.rows[1:]),
-        "keys used that are not there: x": (dataclasses.replace(first, key="x"), *plan.rows[1:]),
+        "keys used but missing from the file: x": (dataclasses.replace(first, key="x"), *plan.rows[1:]),
         "parameters that the model does not have: x": (dataclasses.replace(first, parameter="x"), *plan.rows[1:]),
         "parameters of another shape": (dataclasses.replace(first, parameter_shape=(1,)), *plan.rows[1:]),
     }

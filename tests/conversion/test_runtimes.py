@@ -105,10 +105,14 @@ def saved(folder: Path) -> Path:
 def test_without_the_library_it_is_refused_by_name(tmp_path: Path):
     assert importlib.util.find_spec("executorch") is None, "its own environment is for it: see below"
     model = saved(tmp_path / "model")
-    with pytest.raises(UserError, match=r'export to ExecuTorch needs executorch: pip install "hf-vit\[executorch\]"'):
+    with pytest.raises(
+        UserError, match=r'export to ExecuTorch needs executorch; install with pip install "hf-vit\[executorch\]"'
+    ):
         export(model, tmp_path / "out", "executorch")
     (tmp_path / "model.pte").write_bytes(b"")
-    with pytest.raises(UserError, match=r'model\.pte needs executorch: pip install "hf-vit\[executorch\]"'):
+    with pytest.raises(
+        UserError, match=r'model\.pte needs executorch; install with pip install "hf-vit\[executorch\]"'
+    ):
         predict(str(tmp_path / "model.pte"), [str(model)])
 
 

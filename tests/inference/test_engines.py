@@ -316,7 +316,7 @@ def test_an_engine_that_is_not_installed(monkeypatch):
     """By its name it is refused with the remedy; "auto" takes what there is."""
     monkeypatch.setattr(runtimes, "find_spec", lambda name: None if name == "openvino" else True)
     model = build()
-    with pytest.raises(hf_vit.UserError, match=r'needs openvino: pip install "hf-vit\[openvino,export\]"'):
+    with pytest.raises(hf_vit.UserError, match=r'needs openvino; install with pip install "hf-vit\[openvino,export\]"'):
         hf_vit.optimize_for_inference(model, engine="openvino")
     assert hf_vit.optimize_for_inference(model).engine == "torch"
 

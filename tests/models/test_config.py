@@ -87,7 +87,7 @@ WRONG: Wrong = [
     ({"layer_scale_init_value": NAN}, ["layer_scale_init_value=nan", "finite number of at least 0, or None"]),
     ({"layer_scale_init_value": -1.0}, ["layer_scale_init_value=-1.0", "at least 0"]),
     ({"layer_scale_init_value": "small"}, ["layer_scale_init_value", "'small'", "float"]),
-    ({"num_hidden_groups": 3}, ["num_hidden_groups=3", "exceeds num_hidden_layers=2", "at least one layer"]),
+    ({"num_hidden_groups": 3}, ["num_hidden_groups=3", "exceeds num_hidden_layers=2", "one group per layer"]),
     ({"num_labels": -1}, ["num_labels=-1", "integer of at least 0"]),
     ({"num_labels": "3"}, ["num_labels='3'", "integer of at least 0"]),
     ({"id2label": ["cat", "dog"]}, [r"id2label=\['cat', 'dog'\]", "dict", r"dict\(enumerate\(names\)\)"]),
@@ -141,7 +141,7 @@ OWN: dict[str, Wrong] = {
         ),
         (
             {"hidden_size": 4, "num_attention_heads": 1, "position_embedding": "sincos_2d"},
-            ["'sincos_2d'", "two frequencies", "hidden_size=4 must exceed 4"],
+            ["'sincos_2d'", "two frequencies", "a hidden_size above 4 instead of 4"],
         ),
         (
             {"hidden_size": 3, "num_attention_heads": 3, "position_embedding": "sincos_1d"},

@@ -82,8 +82,8 @@ class Calibration:
         )
         if num_train < LEAST_LEARNING or num_test < LEAST_JUDGING:
             raise UserError(
-                f"{data.name} has {num_train} training and {num_test} test images; int8 needs at least {LEAST_LEARNING} "
-                f"and {LEAST_JUDGING} of them: give more images with --calibrate"
+                f"{data.name} has {num_train} training and {num_test} test images; int8 needs at least "
+                f"{LEAST_LEARNING} and {LEAST_JUDGING} of them: give more images with --calibrate"
             )
         train_rows, validation_rows, test_rows = (
             [(split, row) for row in np.random.default_rng(0).permutation(count).tolist()]

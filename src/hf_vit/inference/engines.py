@@ -206,7 +206,7 @@ def _find_obstacle(
     """Return why an engine cannot compute a model, in words that follow the engine's name; None if it can."""
     dtype, device = placement
     if missing := engine.missing():
-        return f'needs {", ".join(missing)}: pip install "hf-vit[{engine.engine_extra}]"'
+        return f'needs {", ".join(missing)}; install with pip install "hf-vit[{engine.engine_extra}]"'
     if option := next((f"{name}={value!r}" for name, value in options.items() if value), None):
         return f"cannot be combined with {option}; leave one of them out"
     if device.type != "cpu":
@@ -253,7 +253,7 @@ def engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, plan: 
     except (MemoryError, UserError):
         raise
     except Exception as error:  # exporter and engines have a class for every reason
-        reason = f"{engine.package} cannot take this {type(model).__name__} ({one_line(error)})"
+        reason = f"{engine.package} cannot run this {type(model).__name__} ({one_line(error)})"
         raise UserError(f"{reason}; use engine='torch'") from error
     return changes
 

@@ -239,9 +239,11 @@ class FusedLayer(HfViTLayer):
     ) -> torch.Tensor:
         num_queries = self.num_read if only_for_head else None
         if self.norm_after_branches:
-            attended, _ = self.attention(hidden_states, attention_mask, num_queries=num_queries, **kwargs)
-            attended, residual = self.layernorm_before(attended), hidden_states[:, :num_queries]
-            hidden_states = residual + (attended if self.layer_scale1 is None else self.layer_scale1(attended))
+            attention_output, _ = self.attention(hidden_states, attention_mask, num_queries=num_queries, **kwargs)
+            attention_output, residual = self.layernorm_before(attention_output), hidden_states[:, :num_queries]
+            hidden_states = residual + (
+                attention_output if self.layer_scale1 is None else self.layer_scale1(attention_output)
+            )
             branch = self.layernorm_after(self.mlp(hidden_states))
             return hidden_states + (branch if self.layer_scale2 is None else self.layer_scale2(branch))
         normalized = self.layernorm_before(hidden_states)

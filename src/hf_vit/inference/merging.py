@@ -108,7 +108,7 @@ class MergingLayer(FusedLayer):
         groups: TokenGroups | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        assert groups is not None, "a merging layer belongs to a merging model"
+        assert groups is not None, "a MergingLayer only runs inside a MergingModel, which makes the groups"
         num_queries = self.num_read if only_for_head else None
         query, key, value = self.attention.project(self.layernorm_before(hidden_states))
         query, bias = query[:, :, :num_queries], groups.attention_bias
@@ -193,7 +193,9 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
         if obstacle := next((reason for reason, applies in reasons.items() if applies), None):
             raise UserError(f"merge_tokens does not work with {obstacle}; leave it out")
     if not vits or any(isinstance(module, HfBaseBackbone) for module in model.modules()):
-        raise UserError(f"merge_tokens does not work with {type(model).__name__}; give a model or a classifier")
+        raise UserError(
+            f"merge_tokens does not work with {type(model).__name__}; give a bare Vision Transformer or a classifier"
+        )
 
 
 def merging_changes(model: nn.Module, changes: list[Change], num_merged: int) -> list[Change]:

@@ -83,10 +83,10 @@ def _copy_layer(layer: Any, config: Any) -> Any:
 
 
 def _join_rotations(embedded: Sequence[Tokens]) -> dict[str, Any]:
-    """Return the keyword arguments of all layers: the rotation of all tokens, in one sequence."""
+    """Return the keyword arguments of all layers: the rotation of all images' tokens, in one sequence."""
 
     def join(tables: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[1, 1, N, K/2] or [1, N, 2] each -> [1, T, K/2 or 2]."""
+        """Join tables [1, 1, N, K/2] or [1, N, 2] to one [1, T, K/2 or 2]."""
         sizes = zip(tables, (len(tokens.hidden_states) for tokens in embedded), strict=True)
         return torch.cat([table.flatten(0, -3).expand(size, -1, -1).flatten(0, 1) for table, size in sizes])[None]
 

@@ -160,7 +160,7 @@ def _check_untouched(name: str, module: nn.Module) -> None:
         )
     patched = [key for key in vars(module) if callable(getattr(type(module), key, None))]
     if patched:
-        raise UserError(f"{name}.{patched[0]} was replaced on this object (accelerate does this, too); {_AS_LOADED}")
+        raise UserError(f"{name}.{patched[0]} was replaced on this object, maybe by accelerate; {_AS_LOADED}")
 
 
 def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:

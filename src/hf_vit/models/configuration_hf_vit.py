@@ -178,7 +178,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         self._check_numbers(("num_hidden_layers",), lambda value: value <= MAX_LAYERS, limit)
 
     def validate_rates(self) -> None:
-        self._check_numbers(RATES, lambda value: 0 <= value < 1, "is not a probability; it needs 0 <= {name} < 1")
+        self._check_numbers(RATES, lambda value: 0 <= value < 1, "is not a probability; give 0 <= {name} < 1")
         requirement = "must be a finite number above 0"
         self._check_numbers(SCALES, lambda value: value > 0 and math.isfinite(value), requirement)
 
@@ -459,7 +459,7 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 groups is not None and groups > layers,
-                f"num_hidden_groups={groups} exceeds num_hidden_layers={layers}; a group holds at least one layer",
+                f"num_hidden_groups={groups} exceeds num_hidden_layers={layers}; use at most one group per layer",
             ),
             (
                 scale is not None and not 0 <= scale < math.inf,
@@ -494,8 +494,7 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 self.use_distillation_token and pooling != "token",
-                f"use_distillation_token=True needs pooling='token' (got '{pooling}'): "
-                "the distillation token stands beside a class token",
+                f"use_distillation_token=True needs a class token; use pooling='token' instead of '{pooling}'",
             ),
             (
                 self.use_distillation_head and not self.use_distillation_token,
@@ -543,8 +542,8 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 positions in ("sincos_1d", "sincos_2d") and self.hidden_size <= num_parts,
-                f"position_embedding='{positions}' needs at least two frequencies; hidden_size={self.hidden_size} must "
-                f"exceed {num_parts}",
+                f"position_embedding='{positions}' needs at least two frequencies; use a hidden_size above {num_parts} "
+                f"instead of {self.hidden_size}",
             ),
         )
 
@@ -559,11 +558,12 @@ class HfViTBaseConfig(HfBaseConfig):
         num_periods = size // (2 * self.num_rotary_axes)
         names = [field.name for field in fields(self) if field.name.startswith("rotary_")]
         defaults = {field.name: field.default for field in fields(self)}
-        others = [name for name in names if getattr(self, name) != defaults[name]]
-        periods, moved = self.rotary_periods, (self.rotary_shift, self.rotary_jitter, self.rotary_rescale)
+        changed_fields = [name for name in names if getattr(self, name) != defaults[name]]
+        periods, moves = self.rotary_periods, (self.rotary_shift, self.rotary_jitter, self.rotary_rescale)
         centered = self.rotary_coordinates == "centered"
         if self.rotary_embedding is None:
-            refuse((others, f"{', '.join(others)} have no effect without rotary_embedding; set it to 'axial'"))
+            names_set = ", ".join(changed_fields)
+            refuse((changed_fields, f"{names_set}: no effect without rotary_embedding; set rotary_embedding='axial'"))
             return
         reference = self.rotary_reference_grid
         refuse(
@@ -574,8 +574,8 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 self.position_embedding.startswith("relative"),
-                f"rotary_embedding does not go with position_embedding='{self.position_embedding}'; use 'learned' or "
-                "'none'",
+                f"rotary_embedding does not go with position_embedding='{self.position_embedding}'; use "
+                "position_embedding='learned' or 'none'",
             ),
             (
                 periods is not None and (len(periods) != num_periods or not all(0 < p < math.inf for p in periods)),
@@ -584,38 +584,39 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 self.rotary_embedding == "mixed" and (periods or centered or self.rotary_register_base),
-                "rotary_embedding='mixed' learns its frequencies over whole coordinates of patches; leave out "
-                "rotary_periods, rotary_register_base and rotary_coordinates='centered'",
+                "rotary_embedding='mixed' learns its frequencies for the patches' indices; leave out rotary_periods, "
+                "rotary_register_base and rotary_coordinates='centered'",
             ),
             (
                 centered and (self.rotary_offset or reference is not None),
-                "rotary_coordinates='centered' has its own scale; leave out rotary_offset and rotary_reference_grid",
+                "rotary_offset and rotary_reference_grid do not go with rotary_coordinates='centered', which has a "
+                "fixed scale; leave them out",
             ),
             (
                 reference is not None and min(as_pair(reference)) < 1,
-                f"rotary_reference_grid={reference} must be at least 1 patch a side",
+                f"rotary_reference_grid={reference} must be at least 1 patch on each side",
             ),
             (
                 self.rotary_register_base is not None and (not registers or math.isqrt(registers) ** 2 != registers),
-                f"rotary_register_base places registers on a square grid, and num_register_tokens={registers} makes "
-                "none; use 1, 4, 9, ... registers",
+                f"rotary_register_base needs registers that fill a square grid (1, 4, 9, ...), but "
+                f"num_register_tokens={registers}; change one of them",
             ),
             (
-                any(value is not None for value in moved) and not centered,
-                "rotary_shift, rotary_jitter and rotary_rescale move centered coordinates; set "
-                "rotary_coordinates='centered' or leave them out",
+                any(value is not None for value in moves) and not centered,
+                "rotary_shift, rotary_jitter and rotary_rescale need rotary_coordinates='centered'; set that, or "
+                "leave them out",
             ),
             (
-                any(value is not None and not 0 <= value < math.inf for value in moved)
-                or any(value is not None and value < 1 for value in moved[1:]),
-                f"rotary_shift={moved[0]} must be at least 0, rotary_jitter={moved[1]} and rotary_rescale={moved[2]} "
+                any(value is not None and not 0 <= value < math.inf for value in moves)
+                or any(value is not None and value < 1 for value in moves[1:]),
+                f"rotary_shift={moves[0]} must be at least 0, rotary_jitter={moves[1]} and rotary_rescale={moves[2]} "
                 "at least 1, or None for none",
             ),
         )
 
     def validate_prediction(self) -> None:
         """Raise a ValueError for invalid settings of patch prediction: causality, mean and deviation of the pixels."""
-        next_patch = "predict_next_patch=True needs is_causal=True: with full attention every patch sees the next one"
+        next_patch = "predict_next_patch=True needs is_causal=True, so that no patch attends to the next one; set both"
         refuse((self.predict_next_patch and not self.is_causal, next_patch))
         for name, least in (("image_mean", -math.inf), ("image_std", 0)):
             value, channels = getattr(self, name), self.num_channels

@@ -197,18 +197,18 @@ def patch_coordinates(
     """
     sides: list[torch.Tensor] = []
     for axis, side in enumerate(grid):
-        places = torch.arange(side, dtype=like.dtype, device=like.device)
+        positions = torch.arange(side, dtype=like.dtype, device=like.device)
         if config.rotary_coordinates == "centered":
-            places = (places + 0.5) / side * 2 - 1
+            positions = (positions + 0.5) / side * 2 - 1
             if moves is not None:
-                places = (places + moves[0][axis]) * moves[1][axis]
-            places = places * (2 * math.pi)
+                positions = (positions + moves[0][axis]) * moves[1][axis]
+            positions = positions * (2 * math.pi)
         elif config.rotary_reference_grid is not None:
-            places = places / side * as_pair(config.rotary_reference_grid)[axis]
-        sides.append(places + config.rotary_offset)
+            positions = positions / side * as_pair(config.rotary_reference_grid)[axis]
+        sides.append(positions + config.rotary_offset)
     (h, w), (rows, columns) = grid, sides
-    places = [rows[:, None].expand(h, w), columns[None].expand(h, w)]
-    return torch.stack(places[::-1] if config.rotary_axis_order == "column_row" else places, dim=-1).flatten(0, 1)
+    positions = [rows[:, None].expand(h, w), columns[None].expand(h, w)]
+    return torch.stack(positions[::-1] if config.rotary_axis_order == "column_row" else positions, dim=-1).flatten(0, 1)
 
 
 def draw_moves(config: HfViTBaseConfig, like: torch.Tensor) -> list[torch.Tensor]:
@@ -252,19 +252,21 @@ def rotation_of(
         coordinates = patch_coordinates(config, grid, like, moves)[None]
     else:
         coordinates = like.new_zeros(hidden_states.shape[0], grid[0] * grid[1], 2)
-        for own in sorted(set(image_grids)):
-            images = torch.tensor([i for i, g in enumerate(image_grids) if g == own], device=like.device)
-            places = images[:, None], top_left_indices(own, grid, like.device)
-            coordinates = coordinates.index_put(places, patch_coordinates(config, own, like, moves))
+        for image_grid in sorted(set(image_grids)):
+            images = torch.tensor([i for i, other in enumerate(image_grids) if other == image_grid], device=like.device)
+            indices = images[:, None], top_left_indices(image_grid, grid, like.device)
+            coordinates = coordinates.index_put(indices, patch_coordinates(config, image_grid, like, moves))
     padding = (0, 0, 0, special) if config.is_causal else (0, 0, special, 0)
     if config.rotary_embedding == "mixed" or config.num_rotary_axes == 1:
         return F.pad(coordinates, padding)
     angles = F.pad(axial_angles(config, coordinates, config.rotary_base, config.rotary_periods), padding)
     if config.rotary_register_base is not None:  # registers are the last special tokens, before the patches
         side, first = math.isqrt(config.num_register_tokens), special - config.num_register_tokens
-        of_registers = patch_coordinates(config, (side, side), like, moves)
-        of_registers = axial_angles(config, of_registers, config.rotary_register_base).expand(angles.shape[0], -1, -1)
-        angles = torch.cat([angles[:, :first], of_registers, angles[:, special:]], dim=1)
+        register_angles = patch_coordinates(config, (side, side), like, moves)
+        register_angles = axial_angles(config, register_angles, config.rotary_register_base).expand(
+            angles.shape[0], -1, -1
+        )
+        angles = torch.cat([angles[:, :first], register_angles, angles[:, special:]], dim=1)
     return angles.cos()[:, None], angles.sin()[:, None]
 
 
@@ -500,7 +502,7 @@ class HfViTEmbeddings(nn.Module):
         kind = self.config.position_embedding
         if kind == "learned":
             special = self.num_special_rows
-            rows = self._resampled(grid)
+            rows = self._resample_learned_table(grid)
             return rows[:, special:], rows[:, :special] if special else None
         if kind == "learned_2d":
             rows, columns = self.row_position_embeddings[0], self.column_position_embeddings[0]
@@ -516,7 +518,7 @@ class HfViTEmbeddings(nn.Module):
             return FIXED_TABLES[kind](grid, self.config.hidden_size, like.device)[None].to(like.dtype), None
         return None, None
 
-    def _resampled(self, grid: Grid) -> torch.Tensor:
+    def _resample_learned_table(self, grid: Grid) -> torch.Tensor:
         """Return the learned table for a grid, [1, T + h*w, D]."""
         how = self.num_special_rows, self.interpolation, self.config.position_interpolation_offset
         return resample_position_table(self.position_embeddings, self.grid, grid, *how)
@@ -526,7 +528,9 @@ class HfViTEmbeddings(nn.Module):
         if self.grid == config.grid:
             return
         if hasattr(self, "position_embeddings"):
-            self.position_embeddings = replace_parameter(self.position_embeddings, self._resampled(config.grid))
+            self.position_embeddings = replace_parameter(
+                self.position_embeddings, self._resample_learned_table(config.grid)
+            )
         elif hasattr(self, "row_position_embeddings"):
             for name, side in (("row", config.grid[0]), ("column", config.grid[1])):
                 table = getattr(self, f"{name}_position_embeddings")

@@ -104,7 +104,7 @@ class HfViTAttention(nn.Module):
         self.attention_dropout = config.attention_probs_dropout_prob
         width, bias = config.hidden_size, config.qkv_bias
         biases = bias, bias and config.key_bias, bias
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=each) for each in biases)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=has_bias) for has_bias in biases)
         self.o_proj = nn.Linear(width, width, bias=config.projection_bias)
         self.q_layernorm = build_norm(config, self.head_dim) if config.use_qk_norm else None
         self.k_layernorm = build_norm(config, self.head_dim) if config.use_qk_norm else None
@@ -122,8 +122,8 @@ class HfViTAttention(nn.Module):
         magnitudes = 1 / self.config.rotary_base ** (torch.arange(count) / count)
         directions = torch.rand(self.config.num_attention_heads, 1) * 2 * torch.pi
         directions = torch.cat([directions.expand(-1, count), (directions + torch.pi / 2).expand(-1, count)], dim=1)
-        both = torch.stack([directions.cos(), directions.sin()]) * magnitudes.repeat(2)
-        init.copy_(self.rotary_frequencies, both.flatten(1).to(self.rotary_frequencies))
+        frequencies = torch.stack([directions.cos(), directions.sin()]) * magnitudes.repeat(2)
+        init.copy_(self.rotary_frequencies, frequencies.flatten(1).to(self.rotary_frequencies))
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
         """Split [B, N, A*K] into heads [B, A, N, K]; under tensor parallelism A is this process's
@@ -172,8 +172,8 @@ class HfViTAttention(nn.Module):
             heads = self.config.num_attention_heads
             if heads != query.shape[1]:
                 raise ValueError(
-                    f"rotary_embedding='mixed' has frequencies for each of {heads} heads, of which {query.shape[1]} "
-                    "are here; tensor parallelism shares them out: run without it"
+                    f"rotary_embedding='mixed' needs all {heads} heads in one process, which has {query.shape[1]} "
+                    "under tensor parallelism; load the model without tp_plan"
                 )
             first, second = frequencies.to(rotation).unflatten(1, (heads, 1, -1))
             angles = rotation[:, None, :, :1] * first + rotation[:, None, :, 1:] * second
@@ -347,8 +347,8 @@ class HfViTLayer(GradientCheckpointingLayer):
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
         if self.norm_after_branches:
-            attended = self.dropout(self.attention(hidden_states, attention_mask, **kwargs)[0])
-            hidden_states = self._add(hidden_states, self.layernorm_before(attended), self.layer_scale1)
+            branch = self.dropout(self.attention(hidden_states, attention_mask, **kwargs)[0])
+            hidden_states = self._add(hidden_states, self.layernorm_before(branch), self.layer_scale1)
             return self._add(hidden_states, self.layernorm_after(self.mlp(hidden_states)), self.layer_scale2)
         # The attention output gets no name, which would keep it in memory while the MLP, which needs most, runs.
         hidden_states = self._add(
@@ -371,8 +371,8 @@ class HfViTLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         """Return the attention probabilities [B, A, N, N] of this block for its input [B, N, D]."""
         normalized = hidden_states if self.norm_after_branches else self.layernorm_before(hidden_states)
-        places = tokens.grid, tokens.image_grids, tokens.rotation
-        return self.attention.probabilities(normalized, tokens.token_mask, *places)
+        arguments = tokens.grid, tokens.image_grids, tokens.rotation
+        return self.attention.probabilities(normalized, tokens.token_mask, *arguments)
 
 
 def class_token_index(config: HfViTBaseConfig) -> int:
@@ -521,7 +521,7 @@ class AttentionMaps:
 
     def __getitem__(self, layer: int) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if layer not in self.maps:
-            raise KeyError(f"layer {layer} was not requested; available: {sorted(self.maps)}")
+            raise KeyError(f"layer {layer} was not requested; the maps have the layers {sorted(self.maps)}")
         return self.maps[layer]
 
     def __iter__(self) -> Iterator[int]:

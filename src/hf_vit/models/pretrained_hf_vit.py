@@ -59,7 +59,8 @@ def check_images(pixel_values: torch.Tensor, num_channels: int) -> None:
         )
     if pixel_values.ndim != 4 or pixel_values.shape[1] != num_channels:
         raise ValueError(
-            f"pixel_values have shape {tuple(pixel_values.shape)}; the model needs [B, {num_channels}, H, W]"
+            f"pixel_values have shape {tuple(pixel_values.shape)}; the model needs [B, {num_channels}, H, W]: use the "
+            'image processor with return_tensors="pt"'
         )
     if not pixel_values.is_floating_point():
         raise ValueError(
