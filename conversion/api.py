@@ -107,12 +107,12 @@ def convert(
                     None if recorded_results is None else _verify(reader, plan, weights.state, folder, recorded_results)
                 )
             with progress(f"finishing {output_folder.name}"), explain_write_errors(output_folder):
-                facts = {"source": checkpoint.name} | facts_of(reader, plan, weights, verification)
+                facts = {"source": checkpoint.name} | collect_facts(reader, plan, weights, verification)
                 seconds = time.perf_counter() - started
                 append_record(folder, new_record("conversion", values=facts, seconds=seconds))
             if report_file is not None:
                 with explain_write_errors(Path(report or "")):
-                    report_file.write_text(report_of(plan, reader.shapes), encoding="utf-8")
+                    report_file.write_text(build_report(plan, reader.shapes), encoding="utf-8")
             prepare_output(output_folder, force, folder.parent)  # check again, before the report is delivered
     return ConversionResult(Path(output), plan, weights.rounded, verification, seconds)
 
@@ -163,7 +163,7 @@ def _verify(
     return verification
 
 
-def report_of(plan: Plan, shapes: Shapes) -> str:
+def build_report(plan: Plan, shapes: Shapes) -> str:
     """Return a JSON report: every key of the file with its shape, transform and parameter, and what was assumed."""
     rows = [
         {
@@ -185,7 +185,7 @@ def report_of(plan: Plan, shapes: Shapes) -> str:
     return f'{json.dumps(head)[:-1]}, "keys": [\n {lines}\n]}}\n'
 
 
-def facts_of(
+def collect_facts(
     reader: CheckpointReader, plan: Plan, weights: Weights, verification: Verification | None
 ) -> dict[str, Any]:
     """Return the values of the conversion's record in facts.json."""
@@ -213,7 +213,7 @@ def facts_of(
                     "largest_difference": check.difference,
                     "tolerance": check.tolerance,
                 }
-                for check in verification.worst()
+                for check in verification.worst_checks()
             },
         }
     return facts
@@ -224,7 +224,7 @@ def describe(result: ConversionResult) -> str:
     plan, verification = result.plan, result.verification
     head = f"{plan.config.num_labels} labels{' (new head)' if plan.new_head else ''}" if plan.has_head else "no head"
     lines = [
-        f"{plan.origin}: {_network(plan)}, {head}",
+        f"{plan.origin}: {_describe_network(plan)}, {head}",
         f"keys: {len(plan.consumed)} used, {len(plan.ignored)} ignored"
         + "".join(f"; {count} {reason}" for reason, count in Counter(plan.ignored.values()).items()),
     ]
@@ -233,7 +233,9 @@ def describe(result: ConversionResult) -> str:
     if verification is not None:
         lines.append(
             f"verified: {len(verification.checks)} recorded arrays agree; closest to its tolerance: "
-            + ", ".join(f"{check.precision} {check.difference:.1e} at {check.stage}" for check in verification.worst())
+            + ", ".join(
+                f"{check.precision} {check.difference:.1e} at {check.stage}" for check in verification.worst_checks()
+            )
         )
         lines += [f"not compared: {array} ({reason})" for array, reason in verification.skipped.items()]
     return "\n".join([*lines, f"saved in {result.output} after {result.seconds:.1f} s"])
@@ -251,7 +253,7 @@ def assumption(plan: Plan) -> str | None:
     return f"assumed, because the source does not record it: {'; '.join(plan.assumed.values())}{hint}"
 
 
-def _network(plan: Plan) -> str:
+def _describe_network(plan: Plan) -> str:
     """Return the model's sizes, such as "12 layers, 768 wide, 12 heads, patch 16x16, 224x224 px, token pooling"."""
     config, size = plan.config, size_text(as_pair(plan.config.image_size))
     if plan.family == "bit":

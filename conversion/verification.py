@@ -124,7 +124,7 @@ class Verification:
         """Return the first array that differs; None if all agree."""
         return next((check for check in self.checks if not check.agrees), None)
 
-    def worst(self) -> list[ArrayCheck]:
+    def worst_checks(self) -> list[ArrayCheck]:
         """Return for each precision the comparison closest to, or furthest beyond, its tolerance."""
         checks = [[check for check in self.checks if check.precision == group] for group in PRECISION.values()]
         return [max(group, key=lambda check: check.difference / check.tolerance) for group in checks if group]

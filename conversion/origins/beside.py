@@ -84,7 +84,7 @@ def read_labels(path: str | Path) -> list[str]:
     return labels
 
 
-def names_of(names: object) -> tuple[str, ...] | None:
+def read_class_names(names: object) -> tuple[str, ...] | None:
     """Return the names of a source's classes in order; None for anything but a list of names.
 
     A name may occur twice, like "crane" in ImageNet.
@@ -295,7 +295,7 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
         raise UserError(
             f"id2label in config.json has no name for class {class_names.index(None)}; download the file again"
         )
-    labels = None if class_names == [f"LABEL_{i}" for i in range(len(class_names))] else names_of(class_names)
+    labels = None if class_names == [f"LABEL_{i}" for i in range(len(class_names))] else read_class_names(class_names)
     processor = companions.processor
     if processor is None:  # use the preprocessing of released models of that type
         whole_image = {"height": size[0], "width": size[1]}

@@ -138,15 +138,15 @@ _NUMBERED = re.compile(r"(LayerNorm|MultiHeadDotProductAttention|MlpBlock)_(\d+)
 _SCOPE = re.compile(r"((Transformer/encoderblock|MAPHead_0)(?:_\d+)?/)([^/]+)(/.+)")
 
 
-def _has(pattern: str) -> Callable[[Shapes], bool]:
+def _make_key_test(pattern: str) -> Callable[[Shapes], bool]:
     """Return a function that tells whether some key matches a pattern."""
     return lambda shapes: any(re.search(pattern, key) for key in shapes)
 
 
-_has_table = _has(rf"{TABLE}$")  # only vit_jax has the position table inside the Transformer
-_has_stem = _has(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/")
+_has_table = _make_key_test(rf"{TABLE}$")  # only vit_jax has the position table inside the Transformer
+_has_stem = _make_key_test(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/")
 # Only files of big_vision have a MAP head or stacked blocks.
-_has_parts_of_big_vision = _has(r"(^|/)(MAPHead_0/.|probe$|Transformer/encoderblock/.)")
+_has_parts_of_big_vision = _make_key_test(r"(^|/)(MAPHead_0/.|probe$|Transformer/encoderblock/.)")
 
 
 def _vit_jax_names(shapes: Shapes) -> KeyNames:
@@ -529,7 +529,8 @@ MIXER = Origin(
     ),
     block_pattern=r"MixerBlock_(0|[1-9]\d*)/",
     recognizes=lambda shapes: (
-        any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in _IMAGE_PREFIXES) and _has("/token_mixing/")(shapes)
+        any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in _IMAGE_PREFIXES)
+        and _make_key_test("/token_mixing/")(shapes)
     ),
     names=partial(_names_at_anchor, _MIXER_STEM, "MLP-Mixers"),
     configure=configure_mixer,

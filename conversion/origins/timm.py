@@ -18,7 +18,7 @@ from hf_vit.conversion.origins.beside import (
     ORIGINAL_PIXELS,
     Text,
     from_timm,
-    names_of,
+    read_class_names,
     read_size,
     validate_values,
 )
@@ -164,7 +164,7 @@ def refuse_foreign(architecture: str) -> None:
         raise UserError(f"timm's '{architecture:.80}' has {feature}, which hf_vit does not support; use it with timm")
 
 
-def _first_of(table: Mapping[str, Fields], architecture: str) -> Fields:
+def _find_fields(table: Mapping[str, Fields], architecture: str) -> Fields:
     """Return the fields of the first entry of a table that matches an architecture."""
     return next((dict(values) for name, values in table.items() if re.fullmatch(name, architecture)), {})
 
@@ -299,10 +299,10 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
             f"timm's architecture '{architecture:.80}' is not supported; give one of vit_*, deit_*, deit3_* or "
             "flexivit_*"
         )
-    arguments = _first_of(ARGUMENTS, architecture) | (config_file.model_args or {})
+    arguments = _find_fields(ARGUMENTS, architecture) | (config_file.model_args or {})
     _refuse_unlikely(shapes, arguments)
     special = {"cls_token", "dist_token", "reg_token"} & set(bare_names(shapes))
-    fields = {"layer_norm_eps": 1e-6} | _first_of(EXCEPTIONS, architecture)
+    fields = {"layer_norm_eps": 1e-6} | _find_fields(EXCEPTIONS, architecture)
     fields |= _argument_fields({"global_pool": config_file.global_pool, **arguments}, has_special=bool(special))
     if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in special:
         fields["pooling"] = "map_with_registers"
@@ -318,7 +318,7 @@ def _declare(config_file: TimmConfig, config: Mapping[str, Any], fields: Mapping
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
     labels = config_file.label_names or pretrained.get("label_names")  # the top level takes precedence
     fields = {**fields, **({} if config_file.problem_type is None else {"problem_type": config_file.problem_type})}
-    return Declared(fields, read_size(arguments.get("img_size") or size), names_of(labels), pixels)
+    return Declared(fields, read_size(arguments.get("img_size") or size), read_class_names(labels), pixels)
 
 
 def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:

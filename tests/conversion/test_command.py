@@ -208,7 +208,7 @@ def test_report_comes_with_the_model_and_replaces_nothing_else(checkpoint, write
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hf_vit.conversion.api.report_of", fail)
+    monkeypatch.setattr("hf_vit.conversion.api.build_report", fail)
     with pytest.raises(UserError, match=r"report\.json cannot be written: No space left"):
         conversion.convert(source, tmp_path / "model3", report=tmp_path / "report.json")
     assert (tmp_path / "report.json").read_bytes() == report

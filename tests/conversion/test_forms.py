@@ -31,7 +31,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassif
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.conversion.api import report_of
+from hf_vit.conversion.api import build_report
 from hf_vit.conversion.origins.origin import TRANSFORMS
 from hf_vit.conversion.readers import Companions
 from hf_vit.conversion.verification import run_stages
@@ -217,7 +217,7 @@ def test_report_tells_every_key_of_every_origin(name: str):
     beside = case.beside() if case.beside else {}
     companions = Companions(beside.get("config.json"), beside.get("preprocessor_config.json"))
     plan = conversion.plan(shapes, companions=companions, **case.options)
-    report = json.loads(report_of(plan, shapes))
+    report = json.loads(build_report(plan, shapes))
     assert report["origin"] == plan.origin == name.split()[0]
     assert {row["source"]: tuple(row["shape"]) for row in report["keys"] if row["source"]} == shapes
     state = plan.model_class(plan.config).state_dict()

@@ -21,7 +21,7 @@ from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs import certificate as certificates
 from hf_vit.conversion.targets.graphs import int8
 from hf_vit.conversion.targets.graphs.certificate import verify
-from hf_vit.conversion.targets.graphs.int8 import choose, expected_agreement
+from hf_vit.conversion.targets.graphs.int8 import choose_float_parts, expected_agreement
 from hf_vit.conversion.targets.graphs.runtimes import openvino_core
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
@@ -207,7 +207,7 @@ def test_what_breaks_answers_stays_in_float():
             broken[0, 0] = -1
         return lambda given: given.pixels @ broken + 1e-3 * ("a.1" in layers)
 
-    chosen = choose(answers, lambda given: given.pixels, parts, data)  # pyright: ignore[reportArgumentType]
+    chosen = choose_float_parts(answers, lambda given: given.pixels, parts, data)  # pyright: ignore[reportArgumentType]
     assert list(chosen) == ["b", "d"]
 
     def all_broken(layers: Any, _: torch.Tensor) -> Any:
@@ -216,7 +216,7 @@ def test_what_breaks_answers_stays_in_float():
     with pytest.raises(
         UserError, match=r"only 0\.00% of 100 images would keep their class, even with half of the model's 4 parts"
     ):
-        choose(all_broken, lambda given: given.pixels, parts, data)  # pyright: ignore[reportArgumentType]
+        choose_float_parts(all_broken, lambda given: given.pixels, parts, data)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_share_that_stays_is_foretold_better_than_counted():
@@ -278,7 +278,7 @@ def test_why_nothing_could_be_written_is_told(
         starve()
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), files[1])
 
-    choose_first = int8.choose
+    choose_first = int8.choose_float_parts
 
     def forbid_when_chosen(*arguments: Any) -> Any:
         chosen = choose_first(*arguments)
@@ -286,7 +286,7 @@ def test_why_nothing_could_be_written_is_told(
         return chosen
 
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes_path", infer_when_it_begins)
-    monkeypatch.setattr(int8, "choose", forbid_when_chosen)
+    monkeypatch.setattr(int8, "choose_float_parts", forbid_when_chosen)
     given: Any = {"static": True, "quantize": "dynamic", "calibrate": str(places["data"])}
     try:
         with pytest.raises(UserError) as told:

@@ -317,7 +317,7 @@ def measure_agreement(
     classes, graph = torch.tensor(class_indices), runtime.open(outgoing.folder / runtime.file)
     all_matches = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
     with torch.no_grad():
-        for batch, pixel_values, labels in data.judging.labeled():
+        for batch, pixel_values, labels in data.judging.labeled_batches():
             expected, actual = outgoing.compute_results(pixel_values).argmax(-1), graph.run(batch)["logits"].argmax(-1)
             all_matches.append((expected == actual, actual == classes[labels], expected == classes[labels]))
     agreement, *accuracies = (float(torch.cat(matches).double().mean()) for matches in zip(*all_matches, strict=True))

@@ -44,13 +44,13 @@ class Images:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return (batch for batch, _, _ in self.labeled())
+        return (batch for batch, _, _ in self.labeled_batches())
 
     def first(self, count: int) -> "Images":
         """Return only the first images."""
         return replace(self, rows=self.rows[:count])
 
-    def labeled(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def labeled_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Iterate over (the graph's input, pixel values [B, C, H, W], classes of the data [B])."""
         size = BATCH if self.takes == PIXEL_VALUES else 1
         for start in range(0, len(self.rows), size):
@@ -132,7 +132,7 @@ def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -
         return _logits_of(runtime, quantized_file)
 
     try:
-        in_float = choose(quantize_layers, _logits_of(runtime, file), parts, data)
+        in_float = choose_float_parts(quantize_layers, _logits_of(runtime, file), parts, data)
         for part, target in zip(runtime.parts(quantized_file), runtime.parts(file), strict=True):
             part.replace(target)
     finally:
@@ -146,7 +146,7 @@ def _logits_of(runtime: Runtime, file: Path) -> Answers:
     return lambda images: torch.cat([graph.run(batch)["logits"] for batch in images])
 
 
-def choose(
+def choose_float_parts(
     quantize: Callable[[Sequence[str], Images], Answers],
     in_float: Answers,
     parts: dict[str, list[str]],

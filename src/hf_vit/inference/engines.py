@@ -19,7 +19,7 @@ from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
 from hf_vit.environment import has_avx2_alone
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import FAMILIES
-from hf_vit.inference.freezing import precede
+from hf_vit.inference.freezing import add_base
 from hf_vit.inference.layers import Dense, FusedAttention
 from hf_vit.inference.plan import (
     Change,
@@ -69,6 +69,7 @@ class EngineEncoder(HfPreTrainedModel):
     def forward(
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
+        """Compute the outputs with the engine's graph where it can; otherwise with torch."""
         graph_outputs = self.run_graph(self.outputs.names, pixel_values, patch_attention_mask, kwargs)
         if graph_outputs is not None:
             return self.outputs.output_class(**graph_outputs)
@@ -135,6 +136,7 @@ class EngineClassifier(HfPreTrainedModel):
         patch_attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
+        """Compute the logits with the engine's graph where it can; otherwise with torch. The loss is always torch's."""
         # A graph cannot call hooks, nor compute a head that has been replaced since.
         if self.parts == tuple(self.children()) and not any(has_listeners(part) for part in self.parts):
             encoder: Any = self.base_model
@@ -243,11 +245,11 @@ def engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, plan: 
             classifier = classifiers.get(encoder)
             graph_model = encoder if classifier is None else classifier
             graph, outputs, *classifier_outputs = _make_graph(graph_model, engine, dtype, num_read.get(encoder))
-            engine_class = precede(type(encoder), by=EngineEncoder)
+            engine_class = add_base(type(encoder), base=EngineEncoder)
             settings = {"graph": graph, "outputs": outputs, "is_cut": encoder in num_read, "__class__": engine_class}
             changes += [Change(encoder, name, value) for name, value in settings.items()]
             if classifier is not None:
-                engine_class, parts = precede(type(classifier), by=EngineClassifier), tuple(classifier.children())
+                engine_class, parts = add_base(type(classifier), base=EngineClassifier), tuple(classifier.children())
                 settings = {"outputs": classifier_outputs[0], "parts": parts, "__class__": engine_class}
                 changes += [Change(classifier, name, value) for name, value in settings.items()]
     except (MemoryError, UserError):
@@ -342,4 +344,4 @@ def separate_projections(attention: FusedAttention) -> None:
         for tensor in query.buffers():
             tensor.mul_(attention.scaling)
         attention.scaling = 1.0
-    attention.__class__ = precede(type(attention), by=SeparateAttention)
+    attention.__class__ = add_base(type(attention), base=SeparateAttention)

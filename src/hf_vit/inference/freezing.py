@@ -195,9 +195,11 @@ def refuse_gradients(inputs: torch.Tensor) -> None:
 
 
 @functools.cache
-def precede(kind: type[Module], by: type[nn.Module]) -> type[Module]:
-    """Return a class that inherits from `by`, then from `kind`, with the name of `kind`, which transformers needs."""
-    combined: Any = type(kind.__name__, (by, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+def add_base(kind: type[Module], base: type[nn.Module]) -> type[Module]:
+    """Return a class that inherits from `base`, then from `kind`, and has kind's name, which transformers needs."""
+    combined: Any = type(
+        kind.__name__, (base, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    )
     return combined
 
 
@@ -231,4 +233,4 @@ def freeze(
             vars(guarded)["_placement"] = placement
             if not hasattr(guarded, "engine"):
                 guarded.engine = engine
-            guarded.__class__ = precede(type(guarded), by=Sealed if guarded in computed else guard_of(guarded))
+            guarded.__class__ = add_base(type(guarded), base=Sealed if guarded in computed else guard_of(guarded))

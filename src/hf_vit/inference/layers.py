@@ -136,7 +136,7 @@ class FusedAttention(HfViTAttention, Merged):
     ) -> torch.Tensor:
         """Compute attention for the first `num_queries` tokens only, [B, num_queries, D], to all tokens."""
         query, key, value = self.project(hidden_states)
-        query, key = self.place(query, key, rotation)
+        query, key = self.normalize_and_rotate(query, key, rotation)
         mask = None if attention_mask is None else attention_mask[:, :, :num_queries]
         output = F.scaled_dot_product_attention(query[:, :, :num_queries], key, value, mask, scale=self.scaling)
         return output.transpose(1, 2).flatten(2)
@@ -149,6 +149,9 @@ class FusedAttention(HfViTAttention, Merged):
         num_queries: int | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the result [B, N, D] with `residual` added, for the first `num_queries` tokens if given, and the
+        probabilities.
+        """
         if num_queries is None:
             output, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
         else:
@@ -237,6 +240,7 @@ class FusedLayer(HfViTLayer):
         only_for_head: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
+        """Transform tokens [B, N, D]; return only those that the head reads if `only_for_head`."""
         num_queries = self.num_read if only_for_head else None
         if self.norm_after_branches:
             attention_output, _ = self.attention(hidden_states, attention_mask, num_queries=num_queries, **kwargs)
@@ -263,6 +267,7 @@ class PatchProduct(nn.Module):
         self.dense = Dense(kernel.permute(0, 2, 3, 1).flatten(1), None if bias is None else bias.to(dtype))
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        """Return one vector for each patch of maps: [B, C, H, W] -> [B, D, h, w]."""
         if self.patch == (1, 1) and torch.compiler.is_exporting():  # a product would need two transposes
             kernel = self.dense.merged_weight[:, :, None, None]
             return F.conv2d(maps.to(kernel.dtype), kernel, self.dense.merged_bias).to(maps.dtype)
@@ -315,6 +320,7 @@ class ChannelwiseGroupNorm(nn.GroupNorm):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize a map [B, C, H, W]."""
         values = input.to(torch.promote_types(input.dtype, torch.float32))
         centered = values - self._group_means(values.mean((2, 3)))
         sums = torch.linalg.vector_norm(centered, dim=(2, 3)) ** 2

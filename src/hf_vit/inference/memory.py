@@ -77,6 +77,7 @@ class InPlaceBottleneck(ResNetBottleneck):
     """`ResNetBottleneck` that overwrites values that nothing reads again, unless its parts have hooks."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Transform a map [B, C, H, W]; where hooks listen, compute it in the original way."""
         if any(has_listeners(child) for child in self.children()):
             return super().forward(features)
         residual = features

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.errors import UserError
-from hf_vit.inference.freezing import REMEDY, precede
+from hf_vit.inference.freezing import REMEDY, add_base
 from hf_vit.inference.layers import FusedLayer
 from hf_vit.inference.plan import Change, has_custom_attention
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
@@ -108,6 +108,7 @@ class MergingLayer(FusedLayer):
         groups: TokenGroups | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
+        """Attend, then merge tokens by their keys, then apply the MLP: [B, N, D] -> [B, fewer, D]."""
         assert groups is not None, "a MergingLayer only runs inside a MergingModel, which makes the groups"
         num_queries = self.num_read if only_for_head else None
         query, key, value = self.attention.project(self.layernorm_before(hidden_states))
@@ -137,6 +138,11 @@ class MergingModel(HfViTBaseModel):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorated method lists its parameters)
         self, pixel_values: torch.Tensor, patch_attention_mask: Any = None, **kwargs: Any
     ) -> Any:
+        """Compute the outputs with merged tokens.
+
+        Raises:
+            UserError: padding, a custom attention function, hidden states or attentions are requested.
+        """
         _refuse_padding(patch_attention_mask)
         if has_custom_attention(self.config):
             raise UserError("merge_tokens does not work with a custom attention function; use a built-in one")
@@ -212,4 +218,4 @@ def merging_changes(model: nn.Module, changes: list[Change], num_merged: int) ->
     return added
 
 
-_MERGING = {kind: precede(kind, by=MergingModel) for kind in (HfViTModel, HfHybridViTModel)}
+_MERGING = {kind: add_base(kind, base=MergingModel) for kind in (HfViTModel, HfHybridViTModel)}

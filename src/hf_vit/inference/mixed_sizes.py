@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-from hf_vit.inference.freezing import Frozen, precede
+from hf_vit.inference.freezing import Frozen, add_base
 from hf_vit.inference.layers import derive
 from hf_vit.inference.plan import has_custom_attention, has_listeners
 from hf_vit.models.embeddings_hf_vit import Grid, Tokens, image_grids_of, top_left_indices
@@ -104,6 +104,7 @@ class UnpaddedModel(HfViTBaseModel):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorated method lists its parameters)
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
+        """Compute the outputs without padding where nothing asks for padded results or listens to modules."""
         requested = {name: kwargs.get(name, getattr(self.config, name, None)) for name in _PADDED_OPTIONS}
         reads_positions = any(value is not None and value is not False for value in requested.values())
         needs_padding = reads_positions or has_custom_attention(self.config)
@@ -204,4 +205,4 @@ def _share_layers(encoder: Any) -> Any:
     transformers' recording hooks are installed first, as the copy would install them a second time.
     """
     maybe_install_capturing_hooks(encoder)
-    return derive(precede(type(encoder), by=UnpaddedModel), encoder)
+    return derive(add_base(type(encoder), base=UnpaddedModel), encoder)

@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_vit.environment import cpu_capabilities, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
-from hf_vit.inference.freezing import REMEDY, precede, refuse_gradients
+from hf_vit.inference.freezing import REMEDY, add_base, refuse_gradients
 from hf_vit.inference.layers import Dense, FusedAttention, Merged, PatchProduct, StandardizedConv2d
 from hf_vit.inference.plan import REPLACEMENTS
 from hf_vit.models.resnet_hf_vit import PADDINGS, StdConv2d
@@ -98,6 +98,7 @@ class PackedDense(Merged):
         self.packed_bias = dense.merged_bias
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return inputs [..., I] @ weight + bias, then GELU if it is fused, plus `residual`: [..., O]."""
         _refuse_gradients_and_tracing(inputs)
         inputs_, weight, bias = inputs.to(self.computed_in), self.packed_weight, self.packed_bias
         if residual is not None:
@@ -140,6 +141,7 @@ class PackedConv2d(nn.Module):
         self.packed_kernel = [convolution.kernel]  # in a list, as a frozen module cannot set attributes
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Convolve [B, I, H, W]; the first call puts the kernel in oneDNN's order for that size."""
         _refuse_gradients_and_tracing(inputs)
         padded, padding = self.pad(inputs.to(self.computed_in), self.kernel_side, self.stride[0])
         arguments = (padding, self.stride, (1, 1), self.groups)
@@ -180,6 +182,7 @@ class QuantizedDense(Merged):
         self.packed_bias = None if dense.merged_bias is None else dense.merged_bias.float()
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Quantize inputs [..., I] by their range, multiply in int8, and return [..., O] in floating point."""
         _refuse_gradients_and_tracing(inputs)
         values = inputs.float().contiguous()
         dtype = (inputs if residual is None else residual).dtype
@@ -250,5 +253,5 @@ def attend_by_products(attention: nn.Module) -> bool:
     capabilities = cpu_capabilities()
     is_faster = bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16")
     if is_faster:
-        attention.__class__ = precede(type(attention), by=ProductAttention)
+        attention.__class__ = add_base(type(attention), base=ProductAttention)
     return is_faster

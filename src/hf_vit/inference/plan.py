@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError, one_line
-from hf_vit.inference.freezing import RECORDING, REMEDY, Guarded, guard_of, precede
+from hf_vit.inference.freezing import RECORDING, REMEDY, Guarded, add_base, guard_of
 from hf_vit.inference.layers import (
     FUSED_ATTENTIONS,
     FUSED_MLPS,
@@ -104,7 +104,7 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
     if any(isinstance(module, Guarded) for module in modules.values()):
         raise UserError(f"the model is already optimized; use it as it is, or {REMEDY}")
     try:
-        precede(type(model), by=guard_of(model))
+        add_base(type(model), base=guard_of(model))
     except Exception as error:  # code of a user's metaclass may raise anything
         raise UserError(
             f"{class_name} cannot be subclassed to guard it ({one_line(error)}); optimize the hf_vit model inside it"

@@ -508,9 +508,9 @@ class HfViTEmbeddings(nn.Module):
             rows, columns = self.row_position_embeddings[0], self.column_position_embeddings[0]
             if not is_grid(grid, self.grid):
                 # A one-axis table is a grid of height 1, as torch 2.15 antialiases grids of width 1 wrongly.
-                how = self.interpolation, self.config.position_interpolation_offset
-                rows = resample_grid(rows[None], (1, grid[0]), *how)[0]
-                columns = resample_grid(columns[None], (1, grid[1]), *how)[0]
+                resampling = self.interpolation, self.config.position_interpolation_offset
+                rows = resample_grid(rows[None], (1, grid[0]), *resampling)[0]
+                columns = resample_grid(columns[None], (1, grid[1]), *resampling)[0]
             h, w = grid
             table = torch.cat([rows[:, None].expand(h, w, -1), columns[None].expand(h, w, -1)], dim=-1)
             return table.reshape(1, h * w, -1), getattr(self, "class_position_embedding", None)
@@ -520,8 +520,8 @@ class HfViTEmbeddings(nn.Module):
 
     def _resample_learned_table(self, grid: Grid) -> torch.Tensor:
         """Return the learned table for a grid, [1, T + h*w, D]."""
-        how = self.num_special_rows, self.interpolation, self.config.position_interpolation_offset
-        return resample_position_table(self.position_embeddings, self.grid, grid, *how)
+        resampling = self.num_special_rows, self.interpolation, self.config.position_interpolation_offset
+        return resample_position_table(self.position_embeddings, self.grid, grid, *resampling)
 
     def resize_to(self, config: HfViTBaseConfig) -> None:
         """Resample the learned tables, and keep them, at the grid of another config."""

@@ -75,9 +75,9 @@ class LogitNorm(nn.Module):
         """
         number = q.shape[0] * q.shape[2] ** 2
         qk, offsets = torch.stack([q, k]), torch.stack([to_q, to_k])
-        of_line, of_place = qk.transpose(3, 4) @ qk, qk.permute(0, 2, 3, 4, 1) @ qk.permute(0, 2, 3, 1, 4)
-        of_offsets = (offsets @ offsets.transpose(2, 3))[:, None]
-        squares = [of_line.prod(0).sum((0, 2, 3))[None], (of_place * of_offsets).sum((2, 3, 4))]
+        line_grams, position_grams = qk.transpose(3, 4) @ qk, qk.permute(0, 2, 3, 4, 1) @ qk.permute(0, 2, 3, 1, 4)
+        offset_grams = (offsets @ offsets.transpose(2, 3))[:, None]
+        squares = [line_grams.prod(0).sum((0, 2, 3))[None], (position_grams * offset_grams).sum((2, 3, 4))]
         sums = [qk.sum(3).prod(0).sum((0, 2))[None], (qk.sum(1) * offsets.sum(3)[:, None]).sum((2, 3))]
         return torch.cat(squares) / number, torch.cat(sums) / number, number
 
@@ -153,6 +153,7 @@ class HfAxialResNetAttention(nn.Module):
         return self.add_normalized(content, position)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Attend along one axis of a map [B, H, W, C]."""
         qkv = self.qkv(features if self.axis == 2 else features.transpose(1, 2))  # [B, lines, L, 2C]
         length, channels, size = qkv.shape[2], features.shape[3], self.key_size
         dtype = torch.promote_types(qkv.dtype, torch.float32)
@@ -183,6 +184,7 @@ class HfAxialResNetBottleneck(nn.Module):
         init.zeros_(self.expand.norm.weight)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Transform a map [B, H, W, C], and reduce its height and width by the stride."""
         hidden = self.row(self.column(F.relu(self.reduce(features))))
         if self.stride != 1:
             hidden = F.avg_pool2d(hidden.permute(0, 3, 1, 2), self.stride, ceil_mode=True).permute(0, 2, 3, 1)
@@ -213,6 +215,7 @@ class HfAxialResNetStem(nn.Module):
         init.kaiming_normal_(self.root_conv.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return the map [B, h, w, C] of images [B, C, H, W]."""
         features = F.relu(
             self.root_norm(self.root_conv(pixel_values.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)))
         )

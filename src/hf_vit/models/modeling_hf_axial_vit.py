@@ -93,7 +93,7 @@ class HfAxialViTLayer(nn.Module):
         columns = self.along(self.column, columns, grid[0], column_mask, rotation=along_column, **kwargs)
         return transpose_grid(columns, (grid[1], grid[0]))
 
-    def along(
+    def attend_along(
         self, block: nn.Module, tokens: torch.Tensor, length: int, mask: torch.Tensor | None, **kwargs: Any
     ) -> torch.Tensor:
         """Run a block on every line of `length` tokens; input and output are [B, N, D]."""

@@ -140,7 +140,7 @@ def make_lines(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Ten
         keys = keys * is_patch
     keys = F.pad(keys, (0, -(h * w) % length)).unflatten(1, (-1, length))  # [B or 1, R, L]
     queries = torch.arange(1, keys.shape[1] * length + 1, device=device).unflatten(0, (-1, length))[..., None]
-    near_keys = near_lines(keys[:, None, ..., None], is_strided)[:, 0, :, None, :, 0]  # [B or 1, R, 1, m]
+    near_keys = gather_near_lines(keys[:, None, ..., None], is_strided)[:, 0, :, None, :, 0]  # [B or 1, R, 1, m]
     allowed_near = (
         (near_keys > 0) & (near_keys % length != queries % length) & may_attend(config, queries - 1, near_keys - 1, w)
     )
@@ -149,7 +149,7 @@ def make_lines(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Ten
     return Lines(special_mask, additive(allowed, tokens.hidden_states.dtype)[:, None], order)
 
 
-def near_lines(lines: torch.Tensor, with_neighbors: bool) -> torch.Tensor:
+def gather_near_lines(lines: torch.Tensor, with_neighbors: bool) -> torch.Tensor:
     """Return the tokens near each line [B, A, R, m, K] from lines [B, A, R, L, K]: the line itself, or also both
     neighbors.
     """
@@ -175,7 +175,7 @@ class HfLocalViTAttention(HfViTAttention):
         if isinstance(attention_mask, torch.Tensor):
             return super().attend(hidden_states, attention_mask, *args, **kwargs)
         query, key, value = self.project(hidden_states)
-        query, key = self.place(query, key, kwargs.get("rotation"))
+        query, key = self.normalize_and_rotate(query, key, kwargs.get("rotation"))
         attend_parts: Any = self.attend_tiles if isinstance(attention_mask, Tiles) else self.attend_lines
         output = attend_parts(query, key, value, attention_mask)
         if special := self.config.num_special_tokens:
@@ -212,13 +212,13 @@ class HfLocalViTAttention(HfViTAttention):
         length, is_strided = lines.mask.shape[3], self.config.attention_pattern == "strided"
         order = None if lines.order is None else lines.order[:, None, :, None].expand_as(query[:, :, special:])
 
-        def fold(tensor: torch.Tensor) -> torch.Tensor:
+        def arrange_in_lines(tensor: torch.Tensor) -> torch.Tensor:
             """Return the patches of [B, A, N, K] as lines [B, A, R, L, K]."""
             patches = tensor[:, :, special:] if order is None else tensor[:, :, special:].gather(2, order)
             return F.pad(patches, (0, 0, 0, -count % length)).unflatten(2, (-1, length))
 
-        queries, keys, values = fold(query * self.scaling), fold(key), fold(value)
-        near_keys, near_values = near_lines(keys, is_strided), near_lines(values, is_strided)
+        queries, keys, values = arrange_in_lines(query * self.scaling), arrange_in_lines(key), arrange_in_lines(value)
+        near_keys, near_values = gather_near_lines(keys, is_strided), gather_near_lines(values, is_strided)
         to_special = queries @ key[:, :, None, :special].transpose(3, 4)
         to_near = queries @ near_keys.transpose(3, 4)
         to_column = (queries.transpose(2, 3) @ keys.permute(0, 1, 3, 4, 2)).transpose(2, 3)
@@ -242,7 +242,7 @@ class HfLocalViTAttention(HfViTAttention):
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
         """Return the attention probabilities [B, A, N, N], which are 0 outside the pattern."""
-        query, key = self.place(*self.query_and_key(hidden_states), rotation)
+        query, key = self.normalize_and_rotate(*self.query_and_key(hidden_states), rotation)
         mask = dense_mask(self.config, Tokens(query[:, 0], grid, token_mask))
         return attention_probabilities(query, key, self.scaling, mask)
 

@@ -159,7 +159,7 @@ class HfViTAttention(nn.Module):
         """Project tokens [B, N, D] to query and key [B, A, N, K], which is all that attention probabilities need."""
         return self.heads(self.q_proj(hidden_states)), self.heads(self.k_proj(hidden_states))
 
-    def place(
+    def normalize_and_rotate(
         self, query: torch.Tensor, key: torch.Tensor, rotation: Rotation | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalize and rotate query and key [B, A, N, K], if the config says so."""
@@ -194,7 +194,7 @@ class HfViTAttention(nn.Module):
         has them.
         """
         query, key, value = self.project(hidden_states)
-        query, key = self.place(query, key, rotation)
+        query, key = self.normalize_and_rotate(query, key, rotation)
         bias = self.position_bias(query, grid, image_grids)
         if bias is not None:
             kwargs["position_bias"] = bias
@@ -218,6 +218,7 @@ class HfViTAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the result [B, N, D] for tokens [B, N, D], and the probabilities, which are None unless "eager"."""
         output, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
         if self.inner_layernorm is not None:
             output = self.inner_layernorm(output)
@@ -234,7 +235,7 @@ class HfViTAttention(nn.Module):
         """Return the probabilities [B, A, N, N] from q and k, under any attention implementation; `token_mask` is [B,
         N] bool.
         """
-        query, key = self.place(*self.query_and_key(hidden_states), rotation)
+        query, key = self.normalize_and_rotate(*self.query_and_key(hidden_states), rotation)
         mask = additive_mask(query[:, 0], token_mask, self.is_causal)
         bias = self.position_bias(query, grid, image_grids)
         return attention_probabilities(query, key, self.scaling, mask, bias)
@@ -253,6 +254,7 @@ class HfViTMLP(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Transform each token of [B, N, D]."""
         if not self.has_bias:
             check_values(hidden_states, self)
         hidden = self.dropout(self.activation_fn(self.fc1(hidden_states)))
@@ -279,6 +281,7 @@ class HfViTSwiGLU(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Transform each token of [B, N, D]."""
         if not self.has_bias:
             check_values(hidden_states, self)
         hidden = self.dropout(F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
@@ -346,6 +349,7 @@ class HfViTLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
+        """Transform tokens [B, N, D]; a mask [B, 1, 1 or N, N] is added to the logits of attention."""
         if self.norm_after_branches:
             branch = self.dropout(self.attention(hidden_states, attention_mask, **kwargs)[0])
             hidden_states = self._add(hidden_states, self.layernorm_before(branch), self.layer_scale1)
@@ -410,6 +414,7 @@ class AttentionPooling(nn.Module):
         init.uniform_(self.probe, -bound, bound)
 
     def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+        """Pool tokens [B, N, D] to [B, D]; `token_mask` [B, N] is True at tokens that are not padding."""
         batch = hidden_states.shape[0]
         inputs = {"q_proj": self.probe.expand(batch, -1, -1), "k_proj": hidden_states, "v_proj": hidden_states}
         query, key, value = (

@@ -145,6 +145,7 @@ class ResNetBottleneck(nn.Module):
             self.projection, self.projection_norm = conv_and_norm(config, in_channels, out_channels, 1, stride)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Transform a map [B, C, H, W]."""
         residual = features
         if self.projection is not None and self.projection_norm is not None:
             residual = self.projection_norm(self.projection(features))
