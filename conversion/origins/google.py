@@ -74,10 +74,10 @@ def _names_below(
     """Remove the prefix of the model, and sort out keys that are not weights.
 
     Args:
-        there: the prefixes below which the file has the anchor.
-        what: what the anchor is, for messages.
+        file_prefixes: the prefixes below which the file has the anchor.
+        anchor_name: the name of the anchor in messages.
         keys: all keys of the file.
-        known: the prefixes that the origin may have.
+        known_prefixes: the prefixes that the origin may have.
 
     Raises:
         UserError: the file has the anchor below no known prefix, or below several.

@@ -496,7 +496,7 @@ def _declare_mean_pooled(
 
     Args:
         architectures: regular expression of the architectures.
-        needless: regular expression of arguments that need not be read.
+        ignored_arguments: regular expression of arguments that need not be read.
         companions: the files beside the weights.
         shapes: not used; other origins need them.
     """

@@ -91,7 +91,7 @@ def unwrap(
 
 
 def rename_keys(names: KeyNames, spellings: Mapping[str, str]) -> KeyNames:
-    """Return the same keys with parts of their normal names replaced; `spelt` has the normal part -> the file's part.
+    """Return the same keys with parts of their normal names replaced; `spellings` maps normal parts to the file's.
 
     A part that begins with a dot is inside of a name, any other at its beginning.
     """

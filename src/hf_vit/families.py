@@ -324,6 +324,7 @@ _AUTO_CLASS_OF: Mapping[Any, str] = {
 @functools.cache
 def register() -> None:
     """Register every family and every dense prediction head with transformers' Auto classes, once."""
+    # Models cannot import this module, which imports them.
     HfPublishedMixin._find_class = staticmethod(_find_class)  # pyright: ignore[reportPrivateUsage]
     processors = {"torchvision": transformers.ViTImageProcessor, "pil": transformers.ViTImageProcessorPil}
     for family in FAMILIES.values():

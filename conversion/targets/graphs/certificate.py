@@ -183,7 +183,7 @@ def certify(
         runtime: the graph's runtime.
         sizes: (height, width) in px of the batches.
         tolerance: the largest difference of results.
-        words: the image sizes that the graph takes, in words.
+        size_text: the image sizes that the graph takes, in words.
 
     Raises:
         UserError: in int8 too many held-out images get another class, or accuracy drops too much.

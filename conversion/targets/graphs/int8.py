@@ -114,7 +114,10 @@ QUANTIZERS = {name: runtime for name, runtime in RUNTIMES.items() if runtime.mod
 
 
 def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -> tuple[int, dict[str, float]]:
-    """Replace the float graph by a quantized one; return the number of its dense layers, and the result of `choose`."""
+    """Replace the float graph by a quantized one; return its number of dense layers, and what stayed in float.
+
+    The parts in float and their changes come from `choose_float_parts`.
+    """
     layers, parts = runtime.dense_layers(file), dict[str, list[str]]()
     if not layers:
         raise UserError(f"{file.name} has no dense layers to quantize; leave --quantize out")

@@ -215,14 +215,14 @@ class Nodes:
 
 
 def refuse_other_sizes(model: Any, stride: tuple[int, int], only_multiples: bool) -> None:
-    """Make a graph refuse images smaller than a patch and, if `whole`, sides that are not multiples of it.
+    """Make a graph refuse images smaller than a patch and, if `only_multiples`, sides that are not multiples of it.
 
     ONNX has no operator that raises an error, but every runtime refuses to reshape to more values.
 
     Args:
         model: an `onnx_ir.Model` whose first input is [B, C, H, W]; it is changed in place.
         stride: (height, width) of a patch in px.
-        whole: whether sides must be multiples.
+        only_multiples: whether sides must be multiples.
     """
     images = model.graph.inputs[0]
     nodes = Nodes(

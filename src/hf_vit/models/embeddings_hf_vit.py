@@ -28,7 +28,7 @@ Rows = tuple[torch.Tensor | None, torch.Tensor | None]
 Rotation = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
 
-def is_grid(grid: Grid, other: Grid) -> bool:
+def is_same_grid(grid: Grid, other: Grid) -> bool:
     """Return whether two grids are equal; False if a trace holds a side as a symbol or tensor (it may be any size)."""
     sides: list[Any] = [*grid, *other]
     return all(isinstance(side, int) for side in sides) and tuple(grid) == tuple(other)
@@ -115,7 +115,7 @@ def resample_position_table(
             f"position table of shape {tuple(table.shape)} does not fit grid {old_grid[0]}x{old_grid[1]} with "
             f"{num_prefix_tokens} special tokens; it needs [1, {expected}, D]"
         )
-    if is_grid(old_grid, new_grid):
+    if is_same_grid(old_grid, new_grid):
         return table
     prefix, patches = table[:, :num_prefix_tokens], table[0, num_prefix_tokens:]
     stretched = resample_grid(patches.reshape(*old_grid, -1), new_grid, mode, offset)
@@ -319,7 +319,7 @@ class RelativePositions(nn.Module):
     def _table(self, grid: Grid) -> torch.Tensor:
         """Return the offset embeddings [2h-1, 2w-1, width] for a grid."""
         table = self.offset_embeddings.reshape(2 * self.grid[0] - 1, 2 * self.grid[1] - 1, -1)
-        if is_grid(grid, self.grid):
+        if is_same_grid(grid, self.grid):
             return table
         return resample_grid(table, (2 * grid[0] - 1, 2 * grid[1] - 1), self.interpolation)
 
@@ -506,7 +506,7 @@ class HfViTEmbeddings(nn.Module):
             return rows[:, special:], rows[:, :special] if special else None
         if kind == "learned_2d":
             rows, columns = self.row_position_embeddings[0], self.column_position_embeddings[0]
-            if not is_grid(grid, self.grid):
+            if not is_same_grid(grid, self.grid):
                 # A one-axis table is a grid of height 1, as torch 2.15 antialiases grids of width 1 wrongly.
                 resampling = self.interpolation, self.config.position_interpolation_offset
                 rows = resample_grid(rows[None], (1, grid[0]), *resampling)[0]
