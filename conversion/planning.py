@@ -275,7 +275,11 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     _refuse_inapplicable(settings, layout)
     source_has_head = "head" in layout.parts and not settings.drop_pre_logits
     has_head = source_has_head or settings.new_head
-    assumed = {name: text for name, text in origin.assumed.items() if not layout.parts & origin.told.get(name, set())}
+    assumed = {
+        name: text
+        for name, text in origin.assumed.items()
+        if not layout.parts & origin.parts_that_tell.get(name, set())
+    }
     fields = _build_fields(layout, declared, settings, assumed)
     fields |= _read_fields(layout, companions)
     fields |= _label_fields(layout.dims["L"] if source_has_head else None, declared, settings)

@@ -128,7 +128,7 @@ def _is_hybrid(config: PreTrainedConfig) -> bool:
 def _spell_stem(key: str, config: PreTrainedConfig) -> str:
     """Return timm's spelling of a stem's key."""
     has_root_only = _is_hybrid(config) and not config.stage_depths
-    return timm_tables.name_in_root_alone(key) if has_root_only else key
+    return timm_tables.spell_root_only(key) if has_root_only else key
 
 
 def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_what_has_no_place_is_named(field: str, target: str, tmp_path: Path):
 
 
 @pytest.mark.slow  # torch's exporter
-@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 patches:UserWarning")
+@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 whole patches:UserWarning")
 def test_a_tower_whose_images_leave_pixels_over_as_onnx(tmp_path: Path):
     source = make("HfViTForImageClassification", tmp_path / "source", **TOWER, image_size=14)
     assert export(source, tmp_path / "exported", "onnx").difference <= 1e-5

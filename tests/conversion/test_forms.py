@@ -249,7 +249,7 @@ HYBRIDS = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:images of 19x19 px hold 2x2 patches:UserWarning")
+@pytest.mark.filterwarnings("ignore:images of 19x19 px hold 2x2 whole patches:UserWarning")
 @pytest.mark.parametrize("form", HYBRIDS.values(), ids=HYBRIDS)
 def test_form_of_a_hybrid_gives_the_references_digits(form, reference, write_npz, tmp_path: Path):
     form = {"grid": (2, 2), **form}

@@ -438,7 +438,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no size": (ViTImageProcessor(do_resize=False), r"do_resize=False without a crop \(images keep their sizes\)"),
     "no deviation": (ViTImageProcessor(image_std=[0.5, 0, 0.5]), r"image_std=\(0\.5, 0, 0\.5\) \(division by 0"),
     "margin": (ViTImageProcessor(do_pad=True), "do_pad=True"),
-    "no processor": (object(), r"a object \(not one of transformers' torchvision processors\)"),
+    "no processor": (object(), r"object \(not one of transformers' torchvision processors\)"),
 }  # fmt: skip
 
 

@@ -138,7 +138,8 @@ def test_a_name_of_two_classes_judges_no_accuracy():
     for names, wanted in ((["cat", "crane"], (1.0, None, None)), (["cat"], (1.0, 1 / 3, 1 / 3))):
         batch = (logits.numpy(), logits, torch.zeros(3, dtype=torch.long))
         data: Any = SimpleNamespace(
-            data=SimpleNamespace(label_names=names), judging=SimpleNamespace(labeled=lambda batch=batch: [batch])
+            data=SimpleNamespace(label_names=names),
+            judging=SimpleNamespace(labeled_batches=lambda batch=batch: [batch]),
         )
         assert certificates.measure_agreement(outgoing, runtime, data) == pytest.approx(wanted)
 

@@ -264,7 +264,7 @@ TIMM = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 patches:UserWarning")
+@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 whole patches:UserWarning")
 @pytest.mark.parametrize("case", TIMM)
 def test_models_of_timm(case: str, tmp_path: Path):
     build, fields = TIMM[case]

@@ -59,7 +59,7 @@ def reason_to_refuse(options: dict[str, Any]) -> str | None:
     return None
 
 
-@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 patches:UserWarning")
+@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 whole patches:UserWarning")
 @pytest.mark.parametrize("seed", range(len(POOLED)))
 @torch.no_grad()
 def test_options_are_converted_exactly_or_refused_by_name(seed: int, tmp_path: Path):

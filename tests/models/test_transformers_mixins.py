@@ -21,7 +21,7 @@ common = transformers_mixins.load("test_modeling_common")
 backbone = transformers_mixins.load("test_backbone_common")
 
 # Some of their cases ask for attentions under sdpa, of which ours warn (test_attention.py).
-pytestmark = pytest.mark.filterwarnings("ignore:output_attentions=True gives no attentions:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:output_attentions=True returns no attentions:UserWarning")
 
 # What transformers knows of its own models by name; copies in the test module's namespace, so that nothing leaks.
 for mapping, head in {

@@ -116,7 +116,7 @@ def test_bad_images_are_skipped_on_request(command, make_colours, tmp_path):
     assert training["values"]["skipped_images"] == 1
 
 
-@pytest.mark.filterwarnings("ignore:images of 10x10 px hold 2x2 patches:UserWarning")
+@pytest.mark.filterwarnings("ignore:images of 10x10 px hold 2x2 whole patches:UserWarning")
 def test_an_image_size_that_leaves_pixels_over(command, colours, tmp_path):
     """The model is made for 2x2 patches of 4 px, and for images of 10 px, of which it sees 8."""
     arguments = ("--model", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--image-size", "10", *ONE_STEP)
