@@ -278,7 +278,7 @@ def test_label_files(tmp_path: Path):
     for name, text, told in (
         ("labels.txt", b"", "holds no name"),
         ("labels.txt", b"cat\n\ndog\n", "holds an empty name"),
-        ("labels.txt", b"cat\ndog\ncat\n", "names cat more than once"),
+        ("labels.txt", b"cat\ndog\ncat\n", "has cat more than once"),
         ("labels.txt", b"\xff\xfe\x00", "cannot be read as a label file"),
         ("labels.json", b"{", "cannot be read as a label file"),
         ("labels.json", b'{"0": "cat"}', "not a JSON list of names"),

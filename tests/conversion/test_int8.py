@@ -131,7 +131,7 @@ def test_a_name_of_two_classes_judges_no_accuracy():
     """Which of the two an image shows, its name does not tell; where the data has neither, all is as ever."""
     logits = torch.eye(3)
     config = SimpleNamespace(id2label={0: "crane", 1: "cat", 2: "crane"}, num_labels=3)
-    outgoing: Any = SimpleNamespace(config=config, folder=Path(), outcome=lambda pixel_values: pixel_values)
+    outgoing: Any = SimpleNamespace(config=config, folder=Path(), compute_results=lambda pixel_values: pixel_values)
     runtime: Any = SimpleNamespace(
         file="", open=lambda file: SimpleNamespace(run=lambda given: {"logits": torch.tensor(given)})
     )
@@ -308,7 +308,7 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
         "--quantize 'dynamic' cannot be combined with --to openvino; give static"),
     "another target": ({"to": "timm", "quantize": "static"}, "--quantize cannot be combined with --to timm; leave it"),
     "too few": ({"to": "onnx", "quantize": "static", "calibrate": "FEW"},
-        r"FEW has \d+ training and \d+ test images; int8 needs 64 .* give more"),
+        r"FEW has \d+ training and \d+ test images; int8 needs at least 64 .* give more"),
     "no decoder": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "decoding": "yes"},
         "--quantize static cannot be combined with --decoding; use --preprocessing"),
     "a bare model": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "model": "BARE"},

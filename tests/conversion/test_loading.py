@@ -62,13 +62,13 @@ def test_folders_of_other_models_are_refused(tmp_path: Path):
     for fields, told in (
         (
             {"model_type": "beit"},
-            "has model_type 'beit', a model with a bias of relative positions in every block; .* with transformers",
+            "has model_type 'beit', a model with a bias of relative positions in every block, .* with transformers",
         ),
         ({"model_type": "gpt2"}, "has model_type 'gpt2', which does not convert; give one of vit, vit_mae"),
         ({"model_type": "deit"}, "has model_type 'deit', but the keys are those of vit"),
         ({"model_type": None}, "has model_type None"),
         ({"hidden_size": 48}, "does not fit the weights beside it: it has hidden_size=48, the weights need 24"),
-        ({"image_size": 16}, "does not fit the weights beside it: image_size 16x16 makes 4x4 = 16 patches"),
+        ({"image_size": 16}, "does not fit the weights beside it: image_size 16x16 has 4x4 = 16 patches"),
         ({"image_size": "big"}, "has the size 'big'; it must be one number of px"),
         ({"patch_size": [4, 4, 4]}, r"has the size \[4, 4, 4\]"),
         ({"num_attention_heads": 5}, "sizes: hidden_size=24 is not divisible by num_attention_heads=5"),

@@ -128,12 +128,12 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("hybrid", without("encoderblock"), ["holds no encoder block"]),
     ("hybrid", lambda _: shapes_of(make_hybrid(width=40)),
         ["the stem is 40 wide, which is not a multiple of GroupNorm's 32 groups"]),
-    ("gap", with_key("embedding/kernel", 48, 8), ["patches of many grids in one sequence (NaFlex)"]),
+    ("gap", with_key("embedding/kernel", 48, 8), ["patches of many grids into one sequence (NaFlex)"]),
     ("token", without("pos_embedding"), ["no position table", "sincos2d", "--image-size HxW"]),
     ("map", with_key("cls", 1, 1, 8), ["a class token and a MAP head"]),
     ("gap", lambda s: s | replaced("^", "params/img/")(s), ["encoders below 2 prefixes",
         "give one with --prefix"]),
-    ("gap", replaced("^", "model/"), ["encoders below 'model/'", "--prefix model/"]),
+    ("gap", replaced("^", "model/"), ["encoders below the unknown 'model/'", "--prefix model/"]),
     ("gap", with_key("Transformer/pos_embedding", 1, 9, 8), ["holds pos_embedding under the old and the current name"]),
     ("map", without(f"{MAP}Mlp"), [f"4 keys missing: {MAP}MlpBlock_0/Dense_0/kernel, {MAP}MlpBlock_0/Dense_0/bias"]),
     ("map", lambda s: replaced(f"^{MAP}", "")(without("Head_0/Layer")(s)),
@@ -189,7 +189,7 @@ def test_heads_that_do_not_split_the_width_are_refused():
     shapes = shapes_of(make_checkpoint(heads=2, head_size=4))
     of_attention = {key for key in shapes if "Attention" in key and "out/bias" not in key}
     wide = {key: tuple(3 if side == 4 else side for side in shapes[key]) for key in of_attention}
-    with pytest.raises(UserError, match="2 heads of size 3 make 6, but the hidden size is 8"):
+    with pytest.raises(UserError, match="2 heads of size 3 have 6 channels, but the hidden size is 8"):
         conversion.plan(shapes | wide)
     with pytest.raises(UserError, match="hidden_size=6 into 4 parts"):
         conversion.plan(without("pos_embedding")(small("gap", heads=1, head_size=6)), image_size=(12, 12))
@@ -198,7 +198,7 @@ def test_heads_that_do_not_split_the_width_are_refused():
 # (shapes, options, what the refusal must say).
 BAD_OPTIONS: tuple[tuple[Callable[[], Shapes], dict[str, Any], str], ...] = (
     (GOOD["vit_jax"], {"num_labels": 0}, "a classifier needs at least 1 label, got 0"),
-    (GOOD["vit_jax"], {"num_labels": 3, "labels": ["a", "b", "c"]}, "not both"),
+    (GOOD["vit_jax"], {"num_labels": 3, "labels": ["a", "b", "c"]}, "were both given"),
     (GOOD["vit_jax"], {"resize_to": (3, 12)}, "sizes: image_size=(3, 12) does not fit patch_size=4"),
     (GOOD["vit_jax"], {"drop_pre_logits": True}, "leave out --drop-pre-logits"),
     (GOOD["vit_jax"], {"num_heads": 4}, "--num-heads 4: files of vit_jax have num_attention_heads=2"),
@@ -212,14 +212,14 @@ BAD_OPTIONS: tuple[tuple[Callable[[], Shapes], dict[str, Any], str], ...] = (
     (GOOD["mixer"], {"pooling": "gap"}, "An MLP-Mixer has no pooling; leave out --pooling"),
     (GOOD["mixer"], {"hidden_act": "gelu"}, "files of mixer have hidden_act='gelu_pytorch_tanh'"),
     (GOOD["mixer"], {"image_size": (8, 8)},
-        "makes 2x4 = 8 patches of 4x2 px, but the token MLP has 4; sizes that fit: 8x4"),
+        "has 2x4 = 8 patches of 4x2 px, but the token MLP has 4; sizes that fit: 8x4"),
     (lambda: shapes_of(make_mixer(grid=(1, 3))), {},
         "the token MLP has rows for 3 patches, which is not a square number"),
     (GOOD["bit_paper"], {"resize_to": (64, 64)}, "A BiT ResNet has no positions to resample"),
     (GOOD["bit_paper"], {"drop_pre_logits": True}, "no representation layer"),
     (lambda: small("gap", grid=(2, 3)), {"image_size": (12, 12)}, "9 patches of 4x4 px, but the position table has 6"),
     (lambda: shapes_of(make_checkpoint(grid=(2, 3))), {"image_size": (12, 12)},
-        "12x12 makes 3x3 = 9 patches of 4x4 px, but the position table has 6"),
+        "12x12 has 3x3 = 9 patches of 4x4 px, but the position table has 6"),
     (lambda: shapes_of(make_checkpoint(grid=(2, 3))), {"image_size": (3, 12)}, "smaller than a patch of 4x4 px"),
 )  # fmt: skip
 
@@ -379,6 +379,6 @@ def test_every_rule_of_the_stem_is_in_the_table():
 def test_a_prefix_that_is_unknown_is_named(make: Callable[[], dict[str, np.ndarray]], origin: str):
     """What the message asks for converts."""
     shapes = {f"my_code/net/{key}": array.shape for key, array in make().items()}
-    with pytest.raises(UserError, match=rf"{origin} below 'my_code/net/'.*--prefix my_code/net/"):
+    with pytest.raises(UserError, match=rf"{origin} below the unknown 'my_code/net/'.*--prefix my_code/net/"):
         conversion.plan(shapes)
     assert conversion.plan(shapes, prefix="my_code/net/").rows

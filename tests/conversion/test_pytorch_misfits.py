@@ -190,7 +190,7 @@ def test_one_weight_in_two_spellings_is_refused():
         ({"architecture": "vit_x", "global_pool": "max"}, "timm's argument global_pool='max'"),
         (
             {"architecture": "vit_x", "pretrained_cfg": {"input_size": [3, 16, 16]}},
-            "image_size 16x16 makes 4x4 = 16 patches",
+            "image_size 16x16 has 4x4 = 16 patches",
         ),
     ],
 )

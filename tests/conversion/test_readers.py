@@ -205,8 +205,8 @@ def test_index_and_files_must_agree(tmp_path: Path):
         ({**good, "d": second}, "disagree on 1 keys, such as 'd' in model-00002"),
         ({"a": first, "c": second}, "disagree on 1 keys, such as 'b' in model-00001"),
         ({**good, "a": second}, "disagree on 2 keys, such as 'a'"),
-        ({**good, "c": "../model.safetensors"}, "names unexpected files"),
-        ({**good, "c": "/etc/passwd"}, "names unexpected files"),
+        ({**good, "c": "../model.safetensors"}, "lists unexpected files"),
+        ({**good, "c": "/etc/passwd"}, "lists unexpected files"),
         ({**good, "c": 3}, "there is no file .*saved/3"),
         ({**good, "c": "model-00003.safetensors"}, "there is no file .*model-00003"),
         ({}, "has no 'weight_map'"),
@@ -277,7 +277,7 @@ def test_what_is_no_float_is_refused(tmp_path: Path):
     for save in (save_file, torch.save):
         for dtype in (torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn):
             save({"a": torch.ones(2).to(dtype)}, tmp_path / "model")
-            assert_unreadable(tmp_path / "model", "'a' in model holds .*; weights need")
+            assert_unreadable(tmp_path / "model", "'a' in model is .*; weights must be")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -364,7 +364,7 @@ def test_declared_size_that_no_compression_reaches(tmp_path: Path):
     entry = data.rindex(b"PK\x01\x02")
     struct.pack_into("<I", data, entry + 24, 2**31)
     path.write_bytes(data)
-    assert_refused(path, "cannot hold 2147483648")
+    assert_refused(path, "cannot expand to 2147483648")
 
 
 def test_directory_that_ends_early(tmp_path: Path):
@@ -514,7 +514,7 @@ def test_torch_files_that_are_no_checkpoint(tmp_path: Path):
             (loop, "nests dicts or lists too deeply"),
             (bomb, "more than 1000000 values"),
             ({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)}, "holds 'a.b' twice"),
-            ({"a": torch.ones(1).expand(10**12)}, r"damaged at 'a' .shape \[1000000000000\] does not fit the 4 bytes"),
+            ({"a": torch.ones(1).expand(10**12)}, r"damaged at 'a' .shape \[1000000000000\] does not fit its 4 bytes"),
             (overlapping, "'a' in model.pth overlaps itself in memory"),
             ({"a": torch.eye(3).to_sparse()}, "'a' in model.pth is not a dense tensor"),
             ({"a": quantized}, "'a' in model.pth is not a dense tensor"),

@@ -121,7 +121,7 @@ def test_in_and_out_again_to_the_same_class(case: str, tmp_path: Path):
                 theirs = model.float()(images, **options).last_hidden_state
                 assert largest(ours(images).last_hidden_state, theirs) <= 1e-5
     if not name:
-        with pytest.raises(UserError, match=r"CLIP cannot express .*norm_after_pooling=None \(it has True or False\)"):
+        with pytest.raises(UserError, match=r"CLIP cannot express .*norm_after_pooling=None \(only True or False\)"):
             conversion.export(result.output, tmp_path / "exported", "transformers")
         return
     exported = conversion.export(tmp_path / "new", tmp_path / "exported", "transformers")
@@ -272,7 +272,7 @@ def test_what_open_clips_config_says(tmp_path: Path):
             ({}, {"timm_model_name": "vit_base"}, "model_cfg.vision_cfg.timm_model_name='vit_base'"),
             ({}, {"pool_type": "avg"}, "model_cfg.vision_cfg.pool_type='avg'"),
             ({"resize_mode": "longest"}, {}, "preprocess_cfg.resize_mode='longest'"),
-            ({}, {"image_size": 16}, "makes 4x4 = 16 patches of 4x4 px, but the position table has 9"),
+            ({}, {"image_size": 16}, "has 4x4 = 16 patches of 4x4 px, but the position table has 9"),
         ]
     ):
         source = write_open_clip(tmp_path / f"other-{number}", pixels, **tower)
