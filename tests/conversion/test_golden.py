@@ -276,7 +276,7 @@ def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path
         "has no float array 'images'": {"logits": recording["logits"]},
         "has no results that can be compared .it has images only": {"images": images},
         "has no results that can be compared .no stage": {"images": images, "logit": recording["logits"]},
-        "are 1x64x64, not": {"images": images[..., 0], "logits": recording["logits"]},
+        "have shape 1x64x64; they must be": {"images": images[..., 0], "logits": recording["logits"]},
         r"'logits' in recording.npz has shape 1x9, the converted model's is 1x10": {
             "images": images,
             "logits": recording["logits"][:, :9],
