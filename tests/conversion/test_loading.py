@@ -75,7 +75,7 @@ def test_folders_of_other_models_are_refused(tmp_path: Path):
         ({"num_hidden_layers": 3}, "it has num_hidden_layers=3, the weights need 2"),
         ({"hidden_act": "gelo"}, "hidden_act='gelo' is not an activation"),
         ({"qkv_bias": False}, "it has qkv_bias=False, the weights need True"),
-        ({"model_type": "hf_vit", "architectures": ["ViTModel"]}, "which is not a class of hf_vit"),
+        ({"model_type": "hf_vit", "architectures": ["ViTModel"]}, "which is not part of hf_vit"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | fields))
         with pytest.raises(UserError, match=told) as error:
