@@ -30,7 +30,7 @@ def _names(ignored: Mapping[str, str], shapes: Shapes) -> KeyNames:
 
 
 def _deit_names(shapes: Shapes) -> KeyNames:
-    """Rows and columns of patches are left out where the frequencies are that they belong to."""
+    """Return the names of the keys; rows and columns of patches are ignored if their frequencies are in the file."""
     computed = {r"freqs_t_[xy]": "rows and columns of rotary positions, which are computed"}
     return _names(computed if any(key.endswith("freqs") for key in shapes) else {}, shapes)
 
@@ -123,8 +123,8 @@ VIT5 = replace(
     rules=(
         *_START,
         KeyRule("reg_token", "1GD", "keep", "embeddings.register_tokens"),
-        KeyRule(f"{_IN_FIRST}.rope.freqs", "F", "base", "rotary_base"),
-        KeyRule(f"{_IN_FIRST}.rope_reg.freqs", "F", "base", "rotary_register_base"),
+        KeyRule(f"{_FIRST_ATTENTION}.rope.freqs", "F", "base", "rotary_base"),
+        KeyRule(f"{_FIRST_ATTENTION}.rope_reg.freqs", "F", "base", "rotary_register_base"),
         KeyRule(f"{_BLOCK}.attn.q_norm.weight", "K", "keep", f"{_TARGET}.attention.q_layernorm.weight", "qk_norm"),
         KeyRule(f"{_BLOCK}.attn.k_norm.weight", "K", "keep", f"{_TARGET}.attention.k_layernorm.weight", "qk_norm"),
         *(

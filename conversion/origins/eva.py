@@ -28,14 +28,14 @@ _OTHER_TOWER = {r"text\..+": "the text tower", r"logit_scale": "scale of the con
 def _names(shapes: Shapes) -> KeyNames:
     """Return the names of the encoder's keys."""
     is_clip = bool(find_prefixes(shapes, _BASES[0] + _PATCHES))
-    found = unwrap(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
+    names = unwrap(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
     is_rotary = any(re.search(r"\.mlp\.w(1|12)\.|(^|\.)rope\.freqs", key) for key in shapes)
-    if is_rotary and "rope.freqs_sin" not in found.normal:
+    if is_rotary and "rope.freqs_sin" not in names.normal:
         raise UserError(
-            f"the file lacks '{found.spell('rope.freqs_sin')}', the table of its rotary positions, which tells their "
+            f"the file lacks '{names.spell('rope.freqs_sin')}', the table of its rotary positions, which tells their "
             "scale; give the file as EVA's code saved it"
         )
-    return found
+    return names
 
 
 def _configure(network: Network) -> Fields:

@@ -549,7 +549,7 @@ class HfViTBaseConfig(HfBaseConfig):
 
     @property
     def num_rotary_axes(self) -> int:
-        """Axes of the grid that share the channels of a head in rotary positions."""
+        """Return the number of grid axes that share the channels of a head in rotary positions."""
         return 2
 
     def validate_rotary(self) -> None:

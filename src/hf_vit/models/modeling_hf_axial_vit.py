@@ -88,9 +88,9 @@ class HfAxialViTLayer(nn.Module):
         **kwargs: Any,
     ) -> torch.Tensor:
         (row_mask, column_mask), (along_row, along_column) = attention_mask, rotation
-        hidden_states = self.along(self.row, hidden_states, grid[1], row_mask, rotation=along_row, **kwargs)
+        hidden_states = self.attend_along(self.row, hidden_states, grid[1], row_mask, rotation=along_row, **kwargs)
         columns = transpose_grid(hidden_states, grid)
-        columns = self.along(self.column, columns, grid[0], column_mask, rotation=along_column, **kwargs)
+        columns = self.attend_along(self.column, columns, grid[0], column_mask, rotation=along_column, **kwargs)
         return transpose_grid(columns, (grid[1], grid[0]))
 
     def attend_along(
@@ -107,7 +107,7 @@ class HfAxialViTLayer(nn.Module):
         masks = (None, None) if tokens.token_mask is None else line_masks(tokens.token_mask, tokens.grid)
         along_row, along_column = line_rotations(self.config, tokens)
         rows = self._line_maps(self.row, hidden_states, (h, w), masks[0], along_row)
-        hidden_states = self.along(self.row, hidden_states, w, attention_mask[0], rotation=along_row)
+        hidden_states = self.attend_along(self.row, hidden_states, w, attention_mask[0], rotation=along_row)
         columns = self._line_maps(self.column, transpose_grid(hidden_states, (h, w)), (w, h), masks[1], along_column)
         return rows, columns
 
@@ -226,9 +226,9 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         num_special_positions = vit.config.num_special_positions
         weights: dict[str, torch.Tensor] = {}
         for name in model.state_dict():
-            vit_class = name.replace(".row.", ".").replace(".column.", ".")
+            vit_key = name.replace(".row.", ".").replace(".column.", ".")
             num_dropped_rows = num_special_positions if name.endswith("embeddings.position_embeddings") else 0
-            weights[name] = vit_weights[vit_class][:, num_dropped_rows:] if num_dropped_rows else vit_weights[vit_class]
+            weights[name] = vit_weights[vit_key][:, num_dropped_rows:] if num_dropped_rows else vit_weights[vit_key]
         model.load_state_dict(copy.deepcopy(weights))
         return model
 
