@@ -121,6 +121,8 @@ _PROCESSORS: dict[str, Fields] = {
     "DeiT": {**_COMMON, **_CROPPED, "size": 256, "crop_size": 224},
     **dict.fromkeys(("ViTHybrid", "CLIP", "Bit"), _CLIP),  # all three have CLIP's constants
     "Siglip": {**_COMMON, "size": {"height": 224, "width": 224}, "resample": 3},
+    # DINOv3's does not round to whole pixel values after resizing, which moves them by at most 0.5/255.
+    "DINOv3ViT": {**_COMMON, "size": 224, "resample": 2, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
 }
 
 
@@ -255,6 +257,9 @@ DEFAULTS: Mapping[str, Fields] = {
     "bit": {},
     "dinov2": _DINOV2 | {"patch_size": 14},
     "dinov2_with_registers": _DINOV2 | {"patch_size": 16, "num_register_tokens": 4},
+    "ijepa": _VIT,
+    "dinov3_vit": _DINOV2
+    | {"num_attention_heads": 6, "layer_norm_eps": 1e-5, "patch_size": 16, "num_register_tokens": 0},
 }
 # model_type of a model with two towers -> that of its image tower, whose config is inside.
 IMAGE_TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
@@ -304,5 +309,6 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
             "clip": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
             "siglip": {"image_processor_type": "SiglipImageProcessor", "size": whole_image},
             "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colors},
+            "dinov3_vit": {"image_processor_type": "DINOv3ViTImageProcessor"},
         }.get(re.sub(r"_vision_model|_with_registers", "", kind))
     return Declared(fields, size, labels, None if processor is None else from_transformers(processor))

@@ -12,9 +12,9 @@ from hf_vit.errors import UserError
 # The first that recognizes a file is its origin.
 ORIGINS: tuple[Origin, ...] = (
     *google.ORIGINS,
-    *(transformers.VIT, transformers.DEIT, transformers.VIT_HYBRID, transformers.BIT),
+    *(transformers.IJEPA, transformers.VIT, transformers.DEIT, transformers.VIT_HYBRID, transformers.BIT),
     *(clip.CLIP_CLASSIFIER, clip.CLIP, clip.SIGLIP),
-    transformers.DINOV2,
+    *(transformers.DINOV2, transformers.DINOV3),
     *(eva.EVA, deit.VIT5, deit.DEIT, dino_mae.DINOV3, dino_mae.MAE, dino_mae.DINO),
     *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT),
     *(clip.PERCEPTION_ENCODER, clip.OPEN_CLIP, aim.AIMV2),
@@ -24,7 +24,7 @@ TRANSFORMERS_TYPES = (*DEFAULTS, *IMAGE_TOWERS)
 # Values of `model_type` that do not convert -> the feature that no model here has.
 UNSUPPORTED_FEATURES = {
     **dict.fromkeys(("beit", "data2vec-vision"), "a bias of relative positions in every block"),
-    **dict.fromkeys(("dinov3_vit", "eva02", "pe_vision"), "rotary positions (RoPE)"),
+    **dict.fromkeys(("eva02", "pe_vision"), "rotary positions (RoPE)"),
     **dict.fromkeys(("sam", "sam2", "sam_vision_model", "vitdet"), "attention in windows with relative positions"),
     **dict.fromkeys(("swin", "swinv2", "hiera"), "attention in windows on maps of several sizes"),
     **dict.fromkeys(("siglip2", "siglip2_vision_model"), "patches of many grids in one sequence (NaFlex)"),

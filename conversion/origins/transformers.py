@@ -1,4 +1,4 @@
-"""Define the origins of transformers: ViT, MAE, MSN, DeiT, DINOv2, BiT and the former ViTHybrid.
+"""Define the origins of transformers: ViT, MAE, MSN, I-JEPA, DeiT, DINOv2, DINOv3, BiT and the former ViTHybrid.
 
 config.json has facts that weights do not show. Current names of transformers are those of the models here; older files,
 and some that transformers 5 still saves, spell the blocks differently.
@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, read_config, validate_values
+from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, Number, Positive, read_config, validate_values
 from hf_vit.conversion.origins.google import STEM
 from hf_vit.conversion.origins.origin import (
     Declared,
@@ -23,6 +23,7 @@ from hf_vit.conversion.origins.origin import (
     Patches,
     dense,
     resnet_rules,
+    square_or_pair,
     stage_depths,
 )
 from hf_vit.conversion.origins.timm import configure_bit, configure_stem, resnet_layer_rules
@@ -31,7 +32,7 @@ from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
 PATCHES = "embeddings.patch_embeddings.projection.weight"
-_BASES = ("", "vit.", "deit.")
+_BASES = ("", "vit.", "deit.", "ijepa.")
 _BLOCK = "layers.{i}"
 _DISTILLATION_TOKEN = "embeddings.distillation_token"
 _LAYER_SCALE = ".layer_scale1.lambda1"
@@ -337,5 +338,141 @@ DINOV2 = Origin(
         r"classifier\..+": "a classifier on the class token and the mean of the patches together "
         "(Dinov2ForImageClassification)"
     },
+    package="transformers",
+)
+
+# I-JEPA (arXiv 2301.08243): a ViT without class token.
+
+
+IJEPA = replace(
+    VIT,
+    name="transformers_ijepa",
+    rules=tuple(rule for rule in VIT.rules if not rule.key.startswith(("embeddings.cls_token", "pooler."))),
+    recognizes=make_recognizer(
+        PATCHES, _BASES, r"(^|\.)embeddings\.position_embeddings$", lacks="cls_token$|layer_scale1"
+    ),
+    configure=lambda network: _common_fields(0, network) | {"pooling": "gap"},
+    declared=partial(_declared, ("ijepa",)),
+)
+
+# DINOv3 (arXiv 2508.10104).
+
+_DINOV3_PATCHES, _DINOV3_BLOCK = "embeddings.patch_embeddings.weight", "model.layer.{i}"
+
+
+class Dinov3Config(BaseModel):
+    """The fields of DINOv3's config.json that `TransformersConfig` lacks, with the defaults of transformers' class."""
+
+    rope_theta: Positive = 100.0
+    pos_embed_shift: Number | None = None
+    pos_embed_jitter: Number | None = None
+    pos_embed_rescale: Number | None = 2.0
+    use_gated_mlp: bool = False
+
+
+def _dinov3_names(shapes: Shapes) -> KeyNames:
+    """Remove prefixes, and use current names; the first layer of an ungated MLP gets the name that a ViT's has."""
+    names = unwrap(shapes, _DINOV3_PATCHES, {r"embeddings\.mask_token": "mask token of DINOv3's training"})
+    if not any(name.startswith("model.layer.") for name in names.normal):
+        names = rename_keys(names, {"model.layer.": "layer."})
+    if shapes.get(names.normal.get("embeddings.register_tokens", ""), (1, 1))[1] == 0:
+        ignore_keys(names, "embeddings.register_tokens", "empty array of register tokens")
+    if not any(".mlp.gate_proj." in name for name in names.normal):
+        names = rename_keys(names, {".mlp.fc1.": ".mlp.up_proj.", ".mlp.fc2.": ".mlp.down_proj."})
+    return names
+
+
+def _configure_dinov3(network: Network) -> Fields:
+    """Return the fields of DINOv3's config."""
+    dims, parts, patches = network.dims, network.parts, network.patches
+    if ("query_bias" in parts) != ("value_bias" in parts) or {"key_bias"} <= parts - {"query_bias"}:
+        biases = ", ".join(name for name in ("query", "key", "value") if f"{name}_bias" in parts)
+        raise UserError(
+            f"the attention has biases for {biases} only; hf_vit's models have them for query and value, or for all "
+            "three; use it with transformers"
+        )
+    height, width = patches.sides
+    return {
+        "image_size": square_or_pair(network.image_size or (14 * height, 14 * width)),
+        "patch_size": square_or_pair(patches.sides),
+        "num_channels": dims["C"],
+        "hidden_size": dims["D"],
+        "intermediate_size": dims["M"],
+        "mlp_type": "dense" if "dense" in parts else "swiglu",
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "qkv_bias": "query_bias" in parts,
+        "key_bias": "key_bias" in parts,
+        "projection_bias": "projection_bias" in parts,
+        "mlp_bias": bool({"dense_bias", "swiglu_bias"} & parts),
+        "layer_scale_init_value": 1.0,
+        "num_register_tokens": dims["G"] if "registers" in parts else 0,
+        "pooling": "token",
+        "position_embedding": "none",
+        "rotary_embedding": "axial",
+        "rotary_coordinates": "centered",
+        "rotary_pairing": "halves",
+    }
+
+
+def _declared_dinov3(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts in DINOv3's config.json."""
+    if companions.config is None:
+        raise UserError(
+            "the number of heads and the periods of DINOv3's rotary positions are in config.json alone; give the "
+            "folder with the config.json that belongs to the weights"
+        )
+    declared = read_config(companions, ("dinov3_vit",))
+    own = validate_values(Dinov3Config, companions.config, "config.json")
+    fields = dict(declared.fields) | {
+        "rotary_base": own.rope_theta,
+        "rotary_shift": own.pos_embed_shift,
+        "rotary_jitter": own.pos_embed_jitter,
+        "rotary_rescale": own.pos_embed_rescale,
+    }
+    if own.use_gated_mlp and (activation := fields.pop("hidden_act")) != "silu":
+        raise UserError(
+            f"config.json has hidden_act={activation!r:.80} in a gated MLP, and hf_vit's SwiGLU uses silu; use it "
+            "with transformers"
+        )
+    return replace(declared, fields=fields)
+
+
+DINOV3 = Origin(
+    name="transformers_dinov3",
+    rules=(
+        KeyRule(_DINOV3_PATCHES, "DCPQ", "keep", PATCHES),
+        KeyRule("embeddings.patch_embeddings.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias"),
+        KeyRule("embeddings.cls_token", "11D", "keep", "embeddings.cls_token"),
+        KeyRule("embeddings.register_tokens", "1GD", "keep", "embeddings.register_tokens", part="registers"),
+        *dense(f"{_DINOV3_BLOCK}.norm1", "D", f"{_BLOCK}.layernorm_before"),
+        *(
+            rule
+            for letter, part in zip("qkvo", ("query_bias", "key_bias", "value_bias", "projection_bias"), strict=True)
+            for rule in dense(
+                f"{_DINOV3_BLOCK}.attention.{letter}_proj", "DD", f"{_BLOCK}.attention.{letter}_proj", bias_part=part
+            )
+        ),
+        KeyRule(f"{_DINOV3_BLOCK}{_LAYER_SCALE}", "D", "keep", f"{_BLOCK}{_LAYER_SCALE}"),
+        *dense(f"{_DINOV3_BLOCK}.norm2", "D", f"{_BLOCK}.layernorm_after"),
+        *(
+            rule
+            for name, axes, part in (
+                ("fc1", "MD", "dense"),
+                ("fc2", "DM", "dense"),
+                ("gate_proj", "MD", "swiglu"),
+                ("up_proj", "MD", "swiglu"),
+                ("down_proj", "DM", "swiglu"),
+            )
+            for rule in dense(f"{_DINOV3_BLOCK}.mlp.{name}", axes, f"{_BLOCK}.mlp.{name}", part, f"{part}_bias")
+        ),
+        KeyRule(f"{_DINOV3_BLOCK}.layer_scale2.lambda1", "D", "keep", f"{_BLOCK}.layer_scale2.lambda1"),
+        *dense("norm", "D", "layernorm"),
+    ),
+    block_pattern=r"model\.layer\.(0|[1-9]\d*)\.",
+    recognizes=make_recognizer(_DINOV3_PATCHES, ("",), r"(^|\.)layer\.\d+\.layer_scale1\.lambda1$"),
+    names=_dinov3_names,
+    configure=_configure_dinov3,
+    declared=_declared_dinov3,
     package="transformers",
 )

@@ -1,4 +1,4 @@
-"""Export to a folder for transformers: its ViT, DeiT, CLIP, SigLIP or DINOv2.
+"""Export to a folder for transformers: its ViT, DeiT, CLIP, SigLIP, DINOv2 or DINOv3.
 
 The class follows from the model's settings, so that a model that came from one of these classes goes back to it.
 """
@@ -149,13 +149,64 @@ DINOV2 = Kind(
     ),
     _dinov2_fields,
 )
-KINDS = (VIT, CLIP, SIGLIP, DINOV2)
+
+
+def _dinov3_fields(config: Any) -> dict[str, Any]:
+    """Return the fields of DINOv3's config; its SwiGLU has its activation in `hidden_act`."""
+    is_gated = config.mlp_type == "swiglu"
+    return {
+        "intermediate_size": config.intermediate_size,
+        "attention_dropout": config.attention_probs_dropout_prob,
+        "drop_path_rate": config.drop_path_rate,
+        "layerscale_value": config.layer_scale_init_value,
+        "num_register_tokens": config.num_register_tokens,
+        "use_gated_mlp": is_gated,
+        **({"hidden_act": "silu"} if is_gated else {}),
+        **dict.fromkeys(("query_bias", "value_bias"), config.qkv_bias),
+        "key_bias": config.qkv_bias and config.key_bias,
+        "proj_bias": config.projection_bias,
+        "mlp_bias": config.mlp_bias,
+        "rope_theta": config.rotary_base,
+        "pos_embed_shift": config.rotary_shift,
+        "pos_embed_jitter": config.rotary_jitter,
+        "pos_embed_rescale": config.rotary_rescale,
+    }
+
+
+DINOV3 = Kind(
+    "transformers' DINOv3",
+    tables.DINOV3,
+    _ANY_CONSTANTS
+    | dict.fromkeys(
+        (
+            *("qkv_bias", "key_bias", "projection_bias", "mlp_bias", "layer_scale_init_value", "num_register_tokens"),
+            *("mlp_type", "rotary_base", "rotary_shift", "rotary_jitter", "rotary_rescale"),
+        ),
+        ANY,
+    )
+    | {
+        "position_embedding": ("none",),
+        "rotary_embedding": ("axial",),
+        "rotary_coordinates": ("centered",),
+        "rotary_pairing": ("halves",),
+        "use_class_token": (None, True),
+    },
+    lambda config, has_head: (
+        (["a classifier (it has none for DINOv3)"] if has_head else [])
+        + (["layer_scale_init_value=None"] if config.layer_scale_init_value is None else [])
+    ),
+    lambda config, has_head: "DINOv3ViTModel",
+    _dinov3_fields,
+)
+KINDS = (VIT, CLIP, SIGLIP, DINOV2, DINOV3)
 
 
 def kind_of(config: Any) -> Kind:
     """Return the classes that fit the model, or that come closest."""
     if config.norm_before_layers:
         return CLIP
+    if config.rotary_embedding is not None:
+        return DINOV3
     if config.layer_scale_init_value is not None:
         return DINOV2
     return SIGLIP if not config.has_class_token else VIT
@@ -237,10 +288,21 @@ def _options(outgoing: OutgoingModel) -> dict[str, Any]:
 
 
 def _add_missing_arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
-    """Return the arrays with those that only transformers has: DINOv2's mask token, and its head for class token and
-    mean.
+    """Return the arrays with those that only transformers has: DINOv2's and DINOv3's mask token, and DINOv2's head for
+    class token and mean.
     """
     arrays, config = outgoing.arrays, outgoing.config
+    if kind_of(config) is DINOV3:
+        shape, dtype = (1, 1, config.hidden_size), outgoing.model.dtype
+        arrays = {
+            key.replace(".mlp.fc1.", ".mlp.up_proj.").replace(".mlp.fc2.", ".mlp.down_proj."): array
+            for key, array in arrays.items()
+        }
+        return {
+            "embeddings.mask_token": torch.zeros(shape, dtype=dtype),
+            "embeddings.register_tokens": torch.zeros(1, 0, config.hidden_size, dtype=dtype),
+            **arrays,
+        }
     if kind_of(config) is not DINOV2:
         return arrays
     if outgoing.has_head:

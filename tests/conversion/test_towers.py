@@ -56,16 +56,22 @@ def outcome_of(model: Any, images: torch.Tensor) -> Outcome:
         return output.last_hidden_state, getattr(model, "visual_projection", nn.Identity())(output.pooler_output)
     output = model(images)
     if "logits" in output:
-        return model.vision_model(images).last_hidden_state, output.logits
+        tower = model.ijepa if hasattr(model, "ijepa") else model.vision_model
+        return tower(images).last_hidden_state, output.logits
     tokens = output.last_hidden_state
     pooled = output.get("image_embeds", output.get("pooler_output"))
     return tokens, tokens.mean(dim=1) if pooled is None else pooled
 
 
 @torch.no_grad()
-def hold(ours: Any, size: tuple[int, int], theirs: Callable[[torch.Tensor], Outcome]) -> None:
+def hold(
+    ours: Any,
+    size: tuple[int, int],
+    theirs: Callable[[torch.Tensor], Outcome],
+    tolerances: dict[torch.dtype, float] = TOLERANCE,
+) -> None:
     """Tokens and outcome agree in both precisions."""
-    for dtype, tolerance in TOLERANCE.items():
+    for dtype, tolerance in tolerances.items():
         images = torch.randn(2, 3, *size, dtype=torch.float64).to(dtype)
         tokens, outcome = theirs(images)
         assert largest(ours.to(dtype).base_model(images).last_hidden_state, tokens) <= tolerance
@@ -97,6 +103,14 @@ TOWERS: dict[str, tuple[Callable[[], nn.Module], str, set[str], dict[str, Any]]]
         "Dinov2Model", MASK, {"mlp_type": "swiglu", "intermediate_size": 32, "qkv_bias": False}),
     "dinov2 with registers": (lambda: of_transformers("Dinov2WithRegistersModel", **DINOV2, num_register_tokens=3),
         "Dinov2WithRegistersModel", MASK, {"num_register_tokens": 3}),
+    "dinov3": (lambda: of_transformers("DINOv3ViTModel", layerscale_value=0.5, num_register_tokens=3, rope_theta=30.0),
+        "DINOv3ViTModel", {"mask token of DINOv3's training"}, {"key_bias": False, "num_register_tokens": 3}),
+    "dinov3 of swiglu": (lambda: of_transformers("DINOv3ViTModel", use_gated_mlp=True, hidden_act="silu",
+        query_bias=False, value_bias=False), "DINOv3ViTModel", {"mask token of DINOv3's training",
+        "empty array of register tokens"}, {"mlp_type": "swiglu", "qkv_bias": False}),
+    "i-jepa": (lambda: of_transformers("IJepaModel"), "SiglipVisionModel", set(), {"pooling": "gap"}),
+    "classifier of i-jepa": (lambda: of_transformers("IJepaForImageClassification", num_labels=5),
+        "SiglipForImageClassification", set(), {"pooling": "gap", "num_labels": 5}),
 }  # fmt: skip
 
 
@@ -106,15 +120,25 @@ def test_in_and_out_again_to_the_same_class(case: str, tmp_path: Path):
     """From both spellings of transformers; at other sizes, resampled as theirs; and back to the library."""
     build, name, left_out, fields = TOWERS[case]
     model: Any = build()
+    # transformers rotates by angles of float32 in every precision.
+    tolerances = dict.fromkeys(TOLERANCE, 1e-5) if case.startswith("dinov3") else TOLERANCE
     for spelling in ("old", "new"):
         model.float().save_pretrained(tmp_path / spelling, save_original_format=spelling == "old")
         result = conversion.convert(tmp_path / spelling, tmp_path / f"{spelling} converted")
         assert set(result.plan.ignored.values()) == left_out
         assert {field: getattr(result.plan.config, field) for field in fields} == fields
         ours, size = load(result), result.plan.config.nominal_size
-        hold(ours, size, lambda images: outcome_of(model.to(images.dtype), images))
-    if case in ("clip", "siglip without a head", "dinov2", "dinov2 with registers"):
-        options = {} if case.startswith("dinov2") else {"interpolate_pos_encoding": True}
+        hold(ours, size, lambda images: outcome_of(model.to(images.dtype), images), tolerances)
+    if case in (
+        "clip",
+        "dinov3",
+        "dinov3 of swiglu",
+        "i-jepa",
+        "siglip without a head",
+        "dinov2",
+        "dinov2 with registers",
+    ):
+        options = {} if case.startswith("dino") else {"interpolate_pos_encoding": True}
         for other in ((20, 24), (8, 8)):
             images = torch.randn(2, 3, *other)
             with torch.no_grad():
@@ -130,7 +154,7 @@ def test_in_and_out_again_to_the_same_class(case: str, tmp_path: Path):
     again, report = getattr(transformers, name).from_pretrained(exported.output, output_loading_info=True)
     assert not any(report.values())
     with torch.no_grad():
-        for dtype, tolerance in TOLERANCE.items():
+        for dtype, tolerance in tolerances.items():
             images = torch.randn(2, 3, *size, dtype=torch.float64).to(dtype)
             found, expected = (outcome_of(one.eval().to(dtype), images) for one in (again, model))
             assert max(map(largest, found, expected)) <= tolerance
@@ -142,6 +166,7 @@ def test_pixels_come_along(tmp_path: Path):
         "CLIPVisionModel": ({"shortest_edge": 12}, {"height": 12, "width": 12}, CLIP_MEAN, 3),
         "SiglipVisionModel": ({"height": 12, "width": 12}, None, [0.5] * 3, 3),
         "Dinov2Model": ({"shortest_edge": 256}, {"height": 224, "width": 224}, IMAGENET_MEAN, 3),
+        "DINOv3ViTModel": ({"height": 224, "width": 224}, None, IMAGENET_MEAN, 2),
     }
     for name, (size, crop, mean, resample) in expected.items():
         of_transformers(name).save_pretrained(tmp_path / name)
