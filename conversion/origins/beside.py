@@ -258,11 +258,12 @@ DEFAULTS: Mapping[str, Fields] = {
     "dinov2": _DINOV2 | {"patch_size": 14},
     "dinov2_with_registers": _DINOV2 | {"patch_size": 16, "num_register_tokens": 4},
     "ijepa": _VIT,
+    "aimv2_vision_model": {"num_attention_heads": 8, "image_size": 224, "patch_size": 14},
     "dinov3_vit": _DINOV2
     | {"num_attention_heads": 6, "layer_norm_eps": 1e-5, "patch_size": 16, "num_register_tokens": 0},
 }
 # model_type of a model with two towers -> that of its image tower, whose config is inside.
-IMAGE_TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
+IMAGE_TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model", "aimv2": "aimv2_vision_model"}
 
 
 def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declared:
@@ -309,6 +310,7 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
             "clip": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
             "siglip": {"image_processor_type": "SiglipImageProcessor", "size": whole_image},
             "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colors},
+            "aimv2": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
             "dinov3_vit": {"image_processor_type": "DINOv3ViTImageProcessor"},
         }.get(re.sub(r"_vision_model|_with_registers", "", kind))
     return Declared(fields, size, labels, None if processor is None else from_transformers(processor))

@@ -14,7 +14,7 @@ ORIGINS: tuple[Origin, ...] = (
     *google.ORIGINS,
     *(transformers.IJEPA, transformers.VIT, transformers.DEIT, transformers.VIT_HYBRID, transformers.BIT),
     *(clip.CLIP_CLASSIFIER, clip.CLIP, clip.SIGLIP),
-    *(transformers.DINOV2, transformers.DINOV3),
+    *(transformers.DINOV2, transformers.DINOV3, transformers.AIMV2),
     *(eva.EVA, deit.VIT5, deit.DEIT, dino_mae.DINOV3, dino_mae.MAE, dino_mae.DINO),
     *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT),
     *(clip.PERCEPTION_ENCODER, clip.OPEN_CLIP, aim.AIMV2),

@@ -1,4 +1,4 @@
-"""Define the origins of transformers: ViT, MAE, MSN, I-JEPA, DeiT, DINOv2, DINOv3, BiT and the former ViTHybrid.
+"""Define the origins of transformers: ViT, MAE, MSN, I-JEPA, DeiT, DINOv2, DINOv3, AIMv2, BiT and the former ViTHybrid.
 
 config.json has facts that weights do not show. Current names of transformers are those of the models here; older files,
 and some that transformers 5 still saves, spell the blocks differently.
@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from hf_vit.conversion.origins import aim
 from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, Number, Positive, read_config, validate_values
 from hf_vit.conversion.origins.google import STEM
 from hf_vit.conversion.origins.origin import (
@@ -474,5 +475,68 @@ DINOV3 = Origin(
     names=_dinov3_names,
     configure=_configure_dinov3,
     declared=_declared_dinov3,
+    package="transformers",
+)
+
+# AIMv2 (arXiv 2411.14402): Apple's network with separate query, key and value.
+
+_TOWER_BASES = ("", "vision_model.")
+_AIMV2_PATCHES, _AIMV2_BLOCK = "embeddings.patch_embed.weight", "encoder.layers.{i}"
+_AIMV2_IGNORED = {
+    r"text_model\..+|(text|visual)_projection\..+": "the text tower, and projections to its space",
+    r"logit_scale": "scale of the contrastive loss",
+}
+# Layer of transformers -> layer here; all are without bias.
+_AIMV2_LAYERS = {
+    "rms_norm1": ("D", "layernorm_before"),
+    "attention.q_proj": ("DD", "attention.q_proj"),
+    "attention.k_proj": ("DD", "attention.k_proj"),
+    "attention.v_proj": ("DD", "attention.v_proj"),
+    "attention.out_proj": ("DD", "attention.o_proj"),
+    "rms_norm2": ("D", "layernorm_after"),
+    "ffn.gate_proj": ("MD", "mlp.gate_proj"),
+    "ffn.up_proj": ("MD", "mlp.up_proj"),
+    "ffn.down_proj": ("DM", "mlp.down_proj"),
+}
+
+
+class Aimv2Config(BaseModel):
+    """The fields of AIMv2's config.json that `TransformersConfig` lacks, with the defaults of transformers' class."""
+
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: Positive = 1e-5
+
+
+def _declared_aimv2(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts in AIMv2's config.json."""
+    declared = read_config(companions, ("aimv2_vision_model", "aimv2"))
+    config = companions.config or {}
+    tower = config.get("vision_config") if config.get("model_type") == "aimv2" else config
+    values = validate_values(Aimv2Config, tower if isinstance(tower, dict) else {}, "config.json")
+    fields = {name: value for name, value in declared.fields.items() if name not in ("hidden_act", "qkv_bias")}
+    return replace(declared, fields=fields | {"layer_norm_eps": values.rms_norm_eps})
+
+
+AIMV2 = replace(
+    aim.AIMV2,
+    name="transformers_aimv2",
+    rules=(
+        KeyRule(_AIMV2_PATCHES, "DCPQ", "keep", PATCHES),
+        KeyRule("embeddings.patch_embed.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias"),
+        KeyRule("embeddings.rms_norm.weight", "D", "keep", "embeddings.patch_layernorm.weight"),
+        KeyRule("embeddings.position_embedding.weight", "TD", "as_table", "embeddings.position_embeddings", "table"),
+        *(
+            KeyRule(f"{_AIMV2_BLOCK}.{name}.weight", axes, "keep", f"{_BLOCK}.{target}.weight")
+            for name, (axes, target) in _AIMV2_LAYERS.items()
+        ),
+        KeyRule("rms_norm.weight", "D", "keep", "layernorm.weight"),
+    ),
+    block_pattern=r"encoder\.layers\.(0|[1-9]\d*)\.",
+    recognizes=make_recognizer(
+        _AIMV2_PATCHES, ("", "vision_model."), r"(^|\.)encoder\.layers\.\d+\.ffn\.gate_proj\.weight$"
+    ),
+    names=lambda shapes: unwrap(shapes, _AIMV2_PATCHES, _AIMV2_IGNORED, _TOWER_BASES),
+    declared=_declared_aimv2,
+    foreign_heads={r"head\..+": "attention pooling without an MLP (use_head)"},
     package="transformers",
 )

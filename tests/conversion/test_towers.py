@@ -108,6 +108,9 @@ TOWERS: dict[str, tuple[Callable[[], nn.Module], str, set[str], dict[str, Any]]]
     "dinov3 of swiglu": (lambda: of_transformers("DINOv3ViTModel", use_gated_mlp=True, hidden_act="silu",
         query_bias=False, value_bias=False), "DINOv3ViTModel", {"mask token of DINOv3's training",
         "empty array of register tokens"}, {"mlp_type": "swiglu", "qkv_bias": False}),
+    "aimv2": (lambda: of_transformers("Aimv2VisionModel", use_head=False), "", set(), {"norm_type": "rmsnorm"}),
+    "aimv2 of native size": (lambda: of_transformers("Aimv2VisionModel", use_head=False, is_native=True), "", set(),
+        {"position_embedding": "sincos_2d_mae"}),
     "i-jepa": (lambda: of_transformers("IJepaModel"), "SiglipVisionModel", set(), {"pooling": "gap"}),
     "classifier of i-jepa": (lambda: of_transformers("IJepaForImageClassification", num_labels=5),
         "SiglipForImageClassification", set(), {"pooling": "gap", "num_labels": 5}),
@@ -120,8 +123,8 @@ def test_in_and_out_again_to_the_same_class(case: str, tmp_path: Path):
     """From both spellings of transformers; at other sizes, resampled as theirs; and back to the library."""
     build, name, left_out, fields = TOWERS[case]
     model: Any = build()
-    # transformers rotates by angles of float32 in every precision.
-    tolerances = dict.fromkeys(TOLERANCE, 1e-5) if case.startswith("dinov3") else TOLERANCE
+    # transformers computes angles and RMSNorm in float32 in every precision.
+    tolerances = dict.fromkeys(TOLERANCE, 1e-5) if case.startswith(("dinov3", "aimv2")) else TOLERANCE
     for spelling in ("old", "new"):
         model.float().save_pretrained(tmp_path / spelling, save_original_format=spelling == "old")
         result = conversion.convert(tmp_path / spelling, tmp_path / f"{spelling} converted")
@@ -138,14 +141,16 @@ def test_in_and_out_again_to_the_same_class(case: str, tmp_path: Path):
         "dinov2",
         "dinov2 with registers",
     ):
-        options = {} if case.startswith("dino") else {"interpolate_pos_encoding": True}
+        options = {} if case.startswith(("dino", "aimv2")) else {"interpolate_pos_encoding": True}
         for other in ((20, 24), (8, 8)):
             images = torch.randn(2, 3, *other)
             with torch.no_grad():
                 theirs = model.float()(images, **options).last_hidden_state
                 assert largest(ours(images).last_hidden_state, theirs) <= 1e-5
     if not name:
-        with pytest.raises(UserError, match=r"CLIP cannot express .*norm_after_pooling=None \(only True or False\)"):
+        with pytest.raises(
+            UserError, match=r"cannot express .*(norm_after_pooling=None \(only True or False\)|rmsnorm)"
+        ):
             conversion.export(result.output, tmp_path / "exported", "transformers")
         return
     exported = conversion.export(tmp_path / "new", tmp_path / "exported", "transformers")

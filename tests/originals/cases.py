@@ -306,6 +306,7 @@ CASES = {
     "transformers_siglip": of_transformers_with_files("SiglipVisionModel"),
     "transformers_dinov2": of_transformers_with_files("Dinov2WithRegistersModel", mlp_ratio=2),
     "transformers_dinov3": of_transformers_with_files("DINOv3ViTModel", num_register_tokens=2),
+    "transformers_aimv2": of_transformers_with_files("Aimv2VisionModel", use_head=False),
     "transformers_ijepa": of_transformers_with_files("IJepaForImageClassification"),
     "transformers_dinov2 of SwiGLU": of_transformers_with_files("Dinov2Model", use_swiglu_ffn=True),
     "timm_vit": of_torch(lambda: of_timm(embed_dim=64, num_heads=1)),
