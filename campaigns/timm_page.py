@@ -11,13 +11,14 @@ PAGE = Path(__file__).parents[1] / "docs" / "timm.md"
 EXACT, REFUSED = "exact", "refused: "
 
 HEAD = """\
-# Which of timm's plain ViTs convert
+# Which of timm's vision transformers convert
 
-Of the {total} architectures of timm {timm} whose names begin with `vit_`, `deit`, `flexivit` or `test_vit`,
-`hf-vit convert` converts {exact} and refuses {refused}. Each was built with two blocks (wide ones with one) and random
-weights, also in heads, norms, positions and special tokens, and saved as timm saves a repository. After conversion, the
-logits (or pooled features without a head) equal timm's to 1e-5 of the largest value in float32 (6e-5 for hybrids), and
-to 1e-10 when converted in float64.
+Of the {total} architectures of timm {timm} in its modules vision_transformer, deit, vision_transformer_relpos,
+vision_transformer_hybrid, mlp_mixer, resnetv2, eva, beit, naflexvit and vision_transformer_sam, `hf-vit convert`
+converts {exact} and refuses {refused}. Each was built with two blocks (wide ones with one) and random weights, also in
+heads, norms, positions and special tokens, and saved as timm saves a repository. After conversion, the logits (or
+pooled features without a head) equal timm's to 1e-5 of the largest value in float32 (6e-5 for hybrids and BiT), and to
+1e-10 in float64 (1e-7 with rotary positions, whose angles timm computes in float32).
 
 Recorded on {date} with `{command}`; `python -m campaigns.timm_page` writes this page from the record.
 

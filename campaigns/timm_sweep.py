@@ -1,4 +1,4 @@
-"""Every plain ViT of timm: converted with exactly its logits, or refused in one line that names what it has.
+"""Every architecture of timm's modules of ViTs, hybrids, Mixers and BiT: converted with exactly its logits, or refused in one line that names what it has.
 
 `docs/timm.md` is made from the recorded result: `python -m campaigns.timm_page`.
 """
@@ -22,10 +22,16 @@ from hf_vit.conversion.fill import build_model, load_weights
 from hf_vit.conversion.readers import open_checkpoint
 from hf_vit.errors import UserError
 
-NAMES = [name for name in timm.list_models() if name.startswith(("vit_", "deit", "flexivit", "test_vit"))]
-TOLERANCE = {"plain": {torch.float32: 1e-5, torch.float64: 1e-10}}
-# As everywhere: a stem normalises again and again, and float32 rounds each time.
-TOLERANCE["hybrid"] = TOLERANCE["plain"] | {torch.float32: 6e-5}
+MODULES = (
+    *("vision_transformer", "deit", "vision_transformer_relpos", "vision_transformer_hybrid", "mlp_mixer", "resnetv2"),
+    *("eva", "beit", "naflexvit", "vision_transformer_sam"),
+)
+NAMES = sorted({name for module in MODULES for name in timm.list_models(module=module)})
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+# As everywhere: a ResNet normalizes again and again, and float32 rounds each time.
+FLOAT32_TOLERANCE = {"hybrid": 6e-5, "bit": 6e-5}
+# timm computes the angles of rotary positions in float32, also for a model in float64.
+ROTARY_TOLERANCE = 1e-7
 MEMORY = 3e9  # bytes, at any time
 WIDE = 2048  # channels; two blocks of a model that is wider do not fit
 
@@ -82,7 +88,10 @@ def attempt(name: str, folder: Path) -> str:
         return REFUSED + result.removeprefix("saved: ").replace(f"'{name}'", "architecture")
     ours = result.plan.model_class.from_pretrained(result.output).eval()
     pixels = torch.randn(1, *model.pretrained_cfg["input_size"], generator=torch.Generator().manual_seed(1))
-    for dtype, tolerance in TOLERANCE[result.plan.family].items():
+    tolerances = TOLERANCE | {torch.float32: FLOAT32_TOLERANCE.get(result.plan.family, TOLERANCE[torch.float32])}
+    if getattr(result.plan.config, "rotary_embedding", None) is not None:
+        tolerances[torch.float64] = ROTARY_TOLERANCE
+    for dtype, tolerance in tolerances.items():
         model.to(dtype)
         ours = in_dtype(ours, result, folder / "saved", dtype)
         expected, found = model(pixels.to(dtype)), ours(pixels.to(dtype))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from hf_vit.conversion.origins import aim, clip, deit, dino_mae, eva, google, timm, transformers
+from hf_vit.conversion.origins import aim, clip, deit, dino_mae, eva, google, timm, timm_eva, transformers
 from hf_vit.conversion.origins.beside import DEFAULTS, IMAGE_TOWERS
 from hf_vit.conversion.origins.origin import Origin
 from hf_vit.conversion.readers import NO_COMPANIONS, Companions, Shapes
@@ -16,7 +16,7 @@ ORIGINS: tuple[Origin, ...] = (
     *(clip.CLIP_CLASSIFIER, clip.CLIP, clip.SIGLIP),
     *(transformers.DINOV2, transformers.DINOV3, transformers.AIMV2),
     *(eva.EVA, deit.VIT5, deit.DEIT, dino_mae.DINOV3, dino_mae.MAE, dino_mae.DINO),
-    *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT),
+    *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT, timm_eva.EVA),
     *(clip.PERCEPTION_ENCODER, clip.OPEN_CLIP, aim.AIMV2),
 )
 # Values of `model_type` in transformers' config.json that convert.
@@ -65,7 +65,10 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NO_COMP
             )
         raise UserError(f"{subject}, which does not convert; give one of {', '.join(TRANSFORMERS_TYPES)}")
     if isinstance(architecture, str):  # a model of timm, whose name shows more than its keys
-        timm.refuse_foreign(architecture.partition(".")[0])
+        name = architecture.partition(".")[0]
+        timm.refuse_foreign(name)
+        if timm_eva.has_architecture(name) and timm_eva.EVA.recognizes(shapes):
+            return timm_eva.EVA  # some of these files have the keys of the original code
     for origin in ORIGINS:
         if origin.recognizes(shapes):
             return origin

@@ -64,7 +64,7 @@ ARGUMENTS: dict[str, Fields] = {
 _RMS = "norms that do not subtract the mean (RMSNorm)"
 # Architecture -> its feature that no model here has, even if its keys are those of a plain ViT.
 UNSUPPORTED_FEATURES: dict[str, str] = {
-    r"vit_.*(rope|dinov3|lingbot|sapiens2|pe_core|pe_lang|pe_spatial)(_.*)?|eva(02)?_.+": "rotary positions (RoPE)",
+    r"vit_\w+_sapiens2(_.*)?": "queries that share keys, and LayerScale after attention alone",
     r"(beitv?2?|beit3)(_.+)?": "a learned bias of relative positions in its attention, also for the class token",
     r"samvit_.+": "attention in windows with relative positions (SAM)",
     r"naflexvit_.+": "patches of many grids in one sequence (NaFlex)",
@@ -303,13 +303,13 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
     _refuse_unlikely(shapes, arguments)
     special = {"cls_token", "dist_token", "reg_token"} & set(bare_names(shapes))
     fields = {"layer_norm_eps": 1e-6} | _find_fields(EXCEPTIONS, architecture)
-    fields |= _argument_fields({"global_pool": config_file.global_pool, **arguments}, has_special=bool(special))
+    fields |= argument_fields({"global_pool": config_file.global_pool, **arguments}, has_special=bool(special))
     if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in special:
         fields["pooling"] = "map_with_registers"
-    return _declare(config_file, companions.config, fields)
+    return declare(config_file, companions.config, fields)
 
 
-def _declare(config_file: TimmConfig, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Declared:
+def declare(config_file: TimmConfig, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Declared:
     """Return these fields with the image size, class names and preprocessing in config.json, read as timm does."""
     if config_file.pretrained_cfg is not None and "input_size" not in config_file.pretrained_cfg:
         raise UserError("config.json has a pretrained_cfg without input_size; download the file again")
@@ -341,7 +341,7 @@ def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
+def argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
     """Return the config's fields that arguments of an architecture set."""
     fields: Fields = {}
     for name, value in arguments.items():
@@ -518,7 +518,7 @@ def _declare_mean_pooled(
         raise UserError(
             f"config.json has global_pool={pooling!r:.80}, but hf_vit's models of this kind use 'avg'; use it with timm"
         )
-    return _declare(config_file, companions.config, {})
+    return declare(config_file, companions.config, {})
 
 
 def _configure_mixer(network: Network) -> Fields:

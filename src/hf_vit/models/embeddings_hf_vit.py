@@ -203,9 +203,11 @@ def patch_coordinates(
             if moves is not None:
                 positions = (positions + moves[0][axis]) * moves[1][axis]
             positions = positions * (2 * math.pi)
-        elif config.rotary_reference_grid is not None:
-            positions = positions / side * as_pair(config.rotary_reference_grid)[axis]
-        sides.append(positions + config.rotary_offset)
+        else:
+            positions = positions + config.rotary_offset
+            if config.rotary_reference_grid is not None:
+                positions = positions / side * as_pair(config.rotary_reference_grid)[axis]
+        sides.append(positions)
     (h, w), (rows, columns) = grid, sides
     positions = [rows[:, None].expand(h, w), columns[None].expand(h, w)]
     return torch.stack(positions[::-1] if config.rotary_axis_order == "column_row" else positions, dim=-1).flatten(0, 1)

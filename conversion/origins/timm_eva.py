@@ -1,0 +1,149 @@
+"""Define timm's origin for its class `Eva`: EVA, EVA-02, DINOv3, Perception Encoder, RoPE-ViT and its own ViTs with
+rotary positions.
+
+The settings of rotary positions are not in the weights: they come from the architecture in config.json.
+"""
+
+import re
+from dataclasses import replace
+
+from hf_vit.conversion.origins import timm
+from hf_vit.conversion.origins.beside import validate_values
+from hf_vit.conversion.origins.origin import (
+    Declared,
+    Fields,
+    KeyNames,
+    KeyRule,
+    Network,
+    dense,
+    heads_of,
+    square_or_pair,
+)
+from hf_vit.conversion.origins.wrapped import bare_names, rename_keys, unwrap
+from hf_vit.conversion.readers import Companions, Shapes
+from hf_vit.errors import UserError
+
+_BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
+_AXIAL: Fields = {"rotary_embedding": "axial", "rotary_base": 10_000.0}
+_ENCODER = {**_AXIAL, "rotary_axis_order": "column_row", "layer_norm_eps": 1e-5, "pooling_num_heads": 8}
+_LINES = {"rotary_embedding": "axial", "rotary_coordinates": "centered", "rotary_pairing": "halves"}
+_ROPE_VIT = {"rotary_embedding": "axial", "rotary_axis_order": "column_row"}
+# Architecture -> fields of the config that its weights do not show (all matches count, later ones win).
+_FIELDS: dict[str, Fields] = {
+    r"eva02_.+": {**_AXIAL, "rotary_reference_grid": 16},
+    r"eva02_enormous_.+": {"rotary_embedding": None, "rotary_reference_grid": None, "norm_after_branches": True},
+    r"(eva_giant|eva02_enormous|vit_pe_\w+_gigantic)_.+": {"num_attention_heads": 16},
+    r"vit_\w+_rope_reg\d_gap_\d+": {**_AXIAL, "rotary_reference_grid": 16},
+    r"vit_pe_\w+": {**_ENCODER, "rotary_offset": 1, "rotary_reference_grid": 32},
+    r"vit_pe_\w+_gigantic_\w+": {"rotary_offset": 0},
+    r"vit_pe_core_(tiny|small|large)_\w+": {"rotary_reference_grid": 24},
+    r"vit_pe_core_base_\w+": {"rotary_reference_grid": 14},
+    r"vit_pe_(lang|spatial)_\w+": {"pooling_num_heads": None},
+    r"vit_\w+_rope(_ape)?_224": {**_ROPE_VIT, "rotary_base": 100.0},
+    r"vit_\w+_rope_mixed(_ape)?_224": {**_ROPE_VIT, "rotary_embedding": "mixed", "rotary_base": 10.0},
+    r"vit_\w+_(dinov3|lingbot)(_\w+)?": {**_LINES, "rotary_base": 100.0, "layer_norm_eps": 1e-5},
+    r"vit_7b_.+": {"num_attention_heads": 32},
+}
+_NAMES = re.compile(r"eva(02)?_\w+|vit_\w+_(rope|dinov3|lingbot)(_\w+)?|vit_pe_(core|lang|spatial)_\w+")
+_SCALES = {".ls1.gamma": ".gamma_1", ".ls2.gamma": ".gamma_2"}  # timm's names in its ViT -> in this class
+
+
+def has_architecture(name: str) -> bool:
+    """Return whether an architecture of timm is of this origin."""
+    return _NAMES.fullmatch(name) is not None
+
+
+def _names(shapes: Shapes) -> KeyNames:
+    """Return the names of the keys, with the names that timm's ViT has for LayerScale, and DINOv2 for a SwiGLU."""
+    return rename_keys(timm.with_swiglu(unwrap(shapes, timm.PATCHES, {}), shapes), _SCALES)
+
+
+def _configure(network: Network) -> Fields:
+    """Return the fields of the config that names and shapes show."""
+    dims, parts, patches = network.dims, network.parts, network.patches
+    has_class = "cls" in parts
+    fields: Fields = heads_of(dims["D"], {}) | {
+        "patch_size": square_or_pair(patches.sides),
+        "num_channels": dims["C"],
+        "hidden_size": dims["D"],
+        "intermediate_size": dims["M"],
+        "mlp_type": "dense" if "dense" in parts else "swiglu",
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": bool({"qkv_bias", "qv_bias", "separate_bias"} & parts),
+        "key_bias": not {"qv_bias", "separate_bias"} & parts,
+        "norm_in_attention": "norm_in_attention" in parts,
+        "norm_in_mlp": "norm_in_mlp" in parts,
+        "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
+        "use_class_token": has_class,
+        "num_register_tokens": dims["G"] if "registers" in parts else 0,
+        "norm_before_layers": "norm_before" in parts,
+        "norm_after_pooling": "norm_after" in parts if {"norm", "norm_after"} & parts else None,
+        "pooling": "map" if "map" in parts else "gap" if "norm_after" in parts or not has_class else "token",
+        "pooling_intermediate_size": dims["X"] if "map" in parts else None,
+    }
+    if "table" not in parts:
+        height, width = patches.sides
+        size = network.image_size or (14 * height, 14 * width)
+        return fields | {"image_size": square_or_pair(size), "position_embedding": "none"}
+    on_class = has_class and patches.fits(dims["T"] - 1, network.image_size)
+    return fields | {
+        "image_size": square_or_pair(patches.table_size(dims["T"] - on_class, network.image_size)),
+        "position_embedding": "learned",
+        "position_on_class_token": on_class or not has_class,
+        "position_interpolation": "bicubic_antialias",
+    }
+
+
+def _declared(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts about architecture, arguments and preprocessing in timm's config.json, which must be there."""
+    config_file = validate_values(timm.TimmConfig, companions.config or {}, "config.json")
+    architecture, arguments = (config_file.architecture or "").partition(".")[0], config_file.model_args or {}
+    if not has_architecture(architecture):
+        raise UserError(
+            "the settings of rotary positions in timm's EVA, DINOv3, Perception Encoder and RoPE-ViT are not in the "
+            "weights; give the folder with timm's config.json"
+        )
+    fields: Fields = {}
+    for pattern, values in _FIELDS.items():
+        fields |= values if re.fullmatch(pattern, architecture) else {}
+    has_special = bool({"cls_token", "reg_token"} & set(bare_names(shapes)))
+    fields |= timm.argument_fields({"global_pool": config_file.global_pool, **arguments}, has_special)
+    return timm.declare(config_file, companions.config or {}, fields)
+
+
+def _adapt(rule: KeyRule) -> KeyRule:
+    """Return a rule of timm's ViT for this class, where a part may be missing or have another size."""
+    axes = tuple(axis.replace("M", "X") for axis in rule.axes) if rule.key.startswith("attn_pool.mlp.") else rule.axes
+    parts = {"pos_embed": "table", f"{_BLOCK}.attn.qkv.weight": "qkv"}
+    return replace(rule, axes=axes, part=parts.get(rule.key, rule.part))
+
+
+_LACKING = ("dist_token", "pre_logits.", "head_dist.", "shared_rel_pos", f"{_BLOCK}.attn.rel_pos")
+EVA = replace(
+    timm.VIT,
+    name="timm_eva",
+    rules=(
+        *(_adapt(rule) for rule in timm.RULES if not rule.key.startswith(_LACKING)),
+        KeyRule("rope.freqs", "2NAF", "dense", f"{_TARGET}.attention.rotary_frequencies", "mixed", stacked=True),
+        KeyRule(f"{_BLOCK}.attn.q_bias", "D", "keep", f"{_TARGET}.attention.q_proj.bias", "qv_bias"),
+        KeyRule(f"{_BLOCK}.attn.v_bias", "D", "keep", f"{_TARGET}.attention.v_proj.bias", "qv_bias"),
+        *(
+            KeyRule(f"{_BLOCK}.attn.{name}.weight", "DD", "keep", f"{_TARGET}.attention.{name}.weight", "without qkv")
+            for name in ("q_proj", "k_proj", "v_proj")
+        ),
+        KeyRule(f"{_BLOCK}.attn.q_proj.bias", "D", "keep", f"{_TARGET}.attention.q_proj.bias", "separate_bias"),
+        KeyRule(f"{_BLOCK}.attn.v_proj.bias", "D", "keep", f"{_TARGET}.attention.v_proj.bias", "separate_bias"),
+        *dense(f"{_BLOCK}.attn.norm", "D", f"{_TARGET}.attention.inner_layernorm", "norm_in_attention"),
+        *dense(f"{_BLOCK}.mlp.norm", "M", f"{_TARGET}.mlp.inner_layernorm", "norm_in_mlp"),
+    ),
+    names=_names,
+    configure=_configure,
+    rules_of=None,
+    declared=_declared,
+    refused={
+        r"blocks\.\d+\.attn\.([qk]_norm|gate)(\..+)?": "attention with normalized queries and keys, or with gates",
+        r"blocks\.\d+\.attn\.k_proj\.bias": "separate biases of query, key and value",
+    },
+    lacking={},
+)
