@@ -1,4 +1,4 @@
-"""Every architecture of timm's modules of ViTs, hybrids, Mixers and BiT: converted with exactly its logits, or refused in one line that names what it has.
+"""Every architecture in timm's modules of ViTs, hybrids, Mixers and BiT: converted exactly, or refused by its true name.
 
 `docs/timm.md` is made from the recorded result: `python -m campaigns.timm_page`.
 """

@@ -97,7 +97,7 @@ DEIT = replace(
         "processor": "ImageNet's mean and deviation, resized bicubically",
     },
     parts_that_tell={"rotary_embedding": frozenset({"mixed"})},
-    refused={},
+    refused={r"rope\.freqs": "rotary positions of timm's class Eva, whose config.json is missing"},
     lacking={},
     package="its own code",
 )

@@ -83,6 +83,45 @@ def test_options_are_converted_exactly_or_refused_by_name(seed: int, tmp_path: P
     assert conversion.export(result.output, tmp_path / "back", "timm").difference <= 1e-5
 
 
+# Of timm's class `Eva`, one for each convention of positions, norms, biases and MLPs; heads of 32.
+EVA = (
+    *("eva_giant_patch14_224", "eva_giant_patch14_clip_224", "eva02_tiny_patch14_224", "eva02_base_patch14_448"),
+    *("eva02_base_patch16_clip_224", "eva02_enormous_patch14_clip_224", "vit_mediumd_patch16_rope_reg1_gap_256"),
+    *("vit_betwixt_patch16_rope_reg4_gap_256", "vit_pe_core_base_patch16_224", "vit_pe_core_gigantic_patch14_448"),
+    *("vit_pe_lang_large_patch14_448", "vit_pe_spatial_base_patch16_512", "vit_small_patch16_rope_224"),
+    *("vit_small_patch16_rope_ape_224", "vit_small_patch16_rope_mixed_224", "vit_small_patch16_rope_mixed_ape_224"),
+    *("vit_small_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb", "vit_base_patch16_lingbot"),
+)
+
+
+@pytest.mark.parametrize("name", EVA)
+@torch.no_grad()
+def test_class_eva(name: str, tmp_path: Path):
+    """Away from the grid that positions were made for; timm's angles are of float32 in every precision, up to 25 here."""
+    arguments = {"embed_dim": 64, "num_heads": 2, "img_size": 20}
+    model = of_timm(name, **arguments)
+    if model.attn_pool is not None:  # has as many heads as the architecture: 8
+        model = of_timm(name, **{**arguments, "embed_dim": 128})
+    result = conversion.convert(
+        save_timm(model, tmp_path / "saved", model_args={**arguments, "depth": 2}), tmp_path / "out"
+    )
+    assert result.plan.origin == "timm_eva"
+    ours = result.plan.model_class.from_pretrained(result.output).eval()
+    sizes = [(20, 20)] + ([(16, 8)] if name.endswith(("dinov3", "dinov3_qkvb", "lingbot")) else [])
+    for dtype, tolerance in {torch.float32: 5e-5, torch.float64: 5e-6}.items():  # 8e-7 was seen
+        for size in sizes:
+            images = torch.randn(2, 3, *size, dtype=dtype)
+            expected = model.to(dtype)(images)
+            found = ours.to(dtype)(images).logits
+            torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+
+
+def test_class_eva_needs_its_config(tmp_path: Path):
+    torch.save(of_timm("vit_small_patch16_rope_mixed_224", embed_dim=64, num_heads=2).state_dict(), tmp_path / "a.pth")
+    with pytest.raises(UserError, match=r"rotary positions of timm's class Eva, whose config.json is missing"):
+        conversion.convert(tmp_path / "a.pth", tmp_path / "out")
+
+
 RELATIVE = "vit_relpos_small_patch16_224"
 
 
@@ -104,7 +143,7 @@ def assert_same(model: Any, ours: Any) -> None:
 
 RELATIVES: dict[str, dict[str, Any]] = {
     "mlp": {},
-    "rectangular": {"img_size": (12, 20)},
+    "rectangular": {"img_size": 20},
     "class token": {"class_token": True, "global_pool": "token", "fc_norm": False},
     "shared": {"shared_rel_pos": True, "rel_pos_dim": 48},
     "table": {"rel_pos_type": "bias"},
