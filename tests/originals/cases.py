@@ -316,6 +316,14 @@ CASES = {
         silent={"cls_token": ("drop", "rename")},  # its table has no row for it: one of GAP
     ),
     "timm_vit of CLIP": of_torch(lambda: of_timm("vit_base_patch16_clip_224", embed_dim=64, num_heads=1)),
+    "timm_eva": of_torch(
+        lambda: of_timm("vit_medium_patch16_rope_reg1_gap_256", embed_dim=64, num_heads=1),
+        lambda _: {
+            "config.json": TIMM_CONFIG
+            | {"architecture": "vit_medium_patch16_rope_reg1_gap_256", "global_pool": "avg"}
+            | {"model_args": {"num_heads": 1, "img_size": 12}}
+        },
+    ),
     "timm_hybrid": of_torch(hybrid_of_timm),
     "timm_mixer": of_torch(mixer_of_timm),
     "timm_bit": of_torch(lambda: bit_of_timm((1,))),
