@@ -272,7 +272,9 @@ def test_training_moves_centered_coordinates(moved: str):
         _, sine = model.train(training).embed(images, None).rotation
         angles = sine[0, 0, 1:].asin().unflatten(0, (4, 5)) * 100 / (2 * math.pi)  # [h, w, K/2], rows first
         first, last = angles[0, 0, [0, 2]], angles[-1, -1, [0, 2]]
-        factors.append((last - first) / torch.tensor([1.5, 1.6], dtype=torch.float64))  # centers are 3/4 and 4/5 from the middle
+        factors.append(
+            (last - first) / torch.tensor([1.5, 1.6], dtype=torch.float64)
+        )  # centers are 3/4 and 4/5 from the middle
         starts.append((first + last) / 2)
     torch.testing.assert_close(factors[0], torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(starts[0], torch.zeros(2, dtype=torch.float64))
