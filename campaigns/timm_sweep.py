@@ -1,4 +1,4 @@
-"""Every architecture in timm's modules of ViTs, hybrids, Mixers and BiT: converted exactly, or refused by its true name.
+"""Every architecture in timm's modules of ViTs, hybrids, Mixers and BiT: converted exactly, or refused by name.
 
 `docs/timm.md` is made from the recorded result: `python -m campaigns.timm_page`.
 """

@@ -97,7 +97,7 @@ EVA = (
 @pytest.mark.parametrize("name", EVA)
 @torch.no_grad()
 def test_class_eva(name: str, tmp_path: Path):
-    """Away from the grid that positions were made for; timm's angles, up to 25 here, are of float32 in any precision."""
+    """Away from the grid that positions were made for; timm's angles, up to 25, are of float32 in any precision."""
     arguments = {"embed_dim": 64, "num_heads": 2, "img_size": 20}
     model = of_timm(name, **arguments)
     if model.attn_pool is not None:  # has as many heads as the architecture: 8
