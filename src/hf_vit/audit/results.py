@@ -384,7 +384,7 @@ class NearTies:
     def _predictions(self) -> dict[str, NDArray[Any]]:
         """Return per image the true class, the two top classes, and whether ranks 1, 2 or 5, 6 are a near tie."""
         batches = list[dict[str, NDArray[Any]]]()
-        for logits, labels in self._examination.logits(self._examination.split):
+        for logits, labels in self._examination.iterate_logits(self._examination.split):
             best = find_largest(logits, 6)
             ranked = logits.gather(1, best)
             is_tied = ranked[:, :-1] - ranked[:, 1:] <= NEAR_TIE * logits.abs().amax(dim=-1, keepdim=True)

@@ -48,10 +48,10 @@ def line_masks(token_mask: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torc
 
 def line_rotations(config: HfAxialViTConfig, tokens: Tokens) -> LineRotations:
     """Return the rotations along rows [lines, 1, w, K/2] and along columns [lines, 1, h, K/2]; None without."""
-    if tokens.rotation is None:
+    if not isinstance(tokens.rotation, torch.Tensor):
         return None, None
-    places: Any = tokens.rotation.unbind(-1)  # [B or 1, N] each
-    rows, columns = places if config.rotary_axis_order == "row_column" else reversed(places)
+    coordinates = tokens.rotation.unbind(-1)  # [B or 1, N] each
+    rows, columns = coordinates if config.rotary_axis_order == "row_column" else reversed(coordinates)
     rotations: list[tuple[torch.Tensor, torch.Tensor]] = []
     for line, length in ((columns, tokens.grid[1]), (transpose_grid(rows, tokens.grid), tokens.grid[0])):
         lines = line.reshape(-1, length, 1)
