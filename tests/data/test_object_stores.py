@@ -212,7 +212,7 @@ def test_folders_are_those_of_data(model, folder, caplog):
     for name in ("._000.png", "a.heic"):
         (folder / "cat" / name).write_bytes(b"no image")
     (folder / "cat" / "z.png").symlink_to("nowhere")
-    with pytest.raises(UserError, match=r"there is no image .*z\.png"):
+    with pytest.raises(UserError, match=r"z\.png does not exist"):
         predict(model, str(folder / "cat"))
     found = predict(model, str(folder / "cat"), skip_bad_images=True)
     assert [each.problem is None for each in found] == [True] * 12 + [False]
