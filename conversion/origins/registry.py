@@ -75,10 +75,16 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NO_COMP
     if isinstance(architecture, str) and not re.match(r"(test_|flexi)?vit|deit|mixer|resnetv2_\d+x", architecture):
         raise UserError(f"timm's architecture '{architecture:.80}' is not supported by hf_vit; use it with timm")
     prefixes = {key[: match.end()] for key in shapes for match in re.finditer(r"[./]", key)}
+    models: dict[str, str] = {}  # prefix -> the origin of what is below it
     for prefix in sorted(prefixes, key=len)[:MAX_PREFIXES]:
         keys_below_prefix = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
-        if origin_name := next((origin.name for origin in ORIGINS if origin.recognizes(keys_below_prefix)), None):
-            raise UserError(f"{file_name} has a model of {origin_name} below '{prefix}'; give --prefix {prefix}")
+        origin_name = next((origin.name for origin in ORIGINS if origin.recognizes(keys_below_prefix)), None)
+        if origin_name is not None and not prefix.startswith(tuple(models)):
+            models[prefix] = origin_name
+    if models:
+        places = " and ".join(f"'{prefix}'" for prefix in models)
+        name = next(iter(models.values()))
+        raise UserError(f"{file_name} has a model of {name} below {places}; give --prefix {' or '.join(models)}")
     examples = ", ".join(list(shapes)[:3])
     likely = likely_kind(shapes) or f"an unknown checkpoint (it holds {examples}, ...)"
     origin_names = ", ".join(origin.name for origin in ORIGINS)

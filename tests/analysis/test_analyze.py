@@ -243,6 +243,10 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
         analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
     with pytest.raises(UserError, match=r"of a run with other inputs \(images, settings differ\)"):
         analyze(saved, pictures, tmp_path / "out", settings=AnalysisSettings(num_images=4), **options)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/report.html").write_text("my own")
+    with pytest.raises(UserError, match=r"mine/report\.html is not a report of hf-vit analyze; choose another folder"):
+        analyze(saved, pictures, tmp_path / "mine", settings=SETTINGS, **options)
     (tmp_path / "out/attention_entropy.json").write_text('{"name": "something else"}')
     with pytest.raises(UserError, match=r"attention_entropy.json is not a result of this version of hf-vit analyze"):
         analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)

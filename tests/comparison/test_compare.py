@@ -45,6 +45,13 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_a_file_of_somebody_else_is_kept(saved, data, tmp_path):
+    (tmp_path / "comparison.csv").write_text("my own")
+    with pytest.raises(UserError, match=r"comparison\.csv is not a result of hf-vit compare; choose another folder"):
+        run(saved, data, tmp_path, "swin", "igpt", probe=True)
+    assert (tmp_path / "comparison.csv").read_text() == "my own"
+
+
 def test_two_at_once_do_not_mix_and_the_same_inputs_give_the_same_files(saved, data, tmp_path, monkeypatch):
     """The second, of other settings, comes while the first has found an empty folder and measures."""
     measure, refused = api.measure_model, []

@@ -382,3 +382,7 @@ def test_a_prefix_that_is_unknown_is_named(make: Callable[[], dict[str, np.ndarr
     with pytest.raises(UserError, match=rf"{origin} below (the unknown )?'my_code/net/'.*--prefix my_code/net/"):
         conversion.plan(shapes)
     assert conversion.plan(shapes, prefix="my_code/net/").rows
+    both = shapes | {f"my_ema/{key}": array.shape for key, array in make().items()}
+    choice = "my_code/net/" if origin == "position tables" else "my_ema/ or my_code/net/"
+    with pytest.raises(UserError, match=rf"--prefix {choice}$"):
+        conversion.plan(both)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import threading
@@ -222,7 +223,7 @@ def test_settings_that_were_off_are_not_told(folder: Path) -> None:
 def test_examples_to_try_are_those_that_somebody_put_there(told: Path, tmp_path: Path) -> None:
     write_card(told, license="mit")
     (told / "examples").mkdir()
-    for name in ("a cat.png", "dog.JPG", "notes.txt"):
+    for name in ("a cat.png", "dog.JPG", "._dog.JPG", "notes.txt"):
         (told / "examples" / name).write_bytes(b"x")
     address = "https://huggingface.co/me/mine/resolve/main/examples"
     assert metadata(render_card(told, repo_id="me/mine"))["widget"] == [
@@ -234,6 +235,10 @@ def test_examples_to_try_are_those_that_somebody_put_there(told: Path, tmp_path:
     (tmp_path / "scratch").mkdir()
     shared = collect(told, "me/mine", scratch=tmp_path / "scratch").files
     assert {name for name in shared if name.startswith("examples/")} == {"examples/a cat.png", "examples/dog.JPG"}
+    (told / "examples" / os.fsdecode(b"caf\xe9.png")).write_bytes(b"x")
+    with pytest.raises(UserError, match=r"'caf.udce9\.png' in .*examples cannot be shared; rename the file"):
+        collect(told, "me/mine", scratch=tmp_path / "scratch")
+    (told / "examples" / os.fsdecode(b"caf\xe9.png")).unlink()
     (told / "examples" / "secret.png").symlink_to(tmp_path / "secret.png")
     (tmp_path / "secret.png").write_bytes(b"private")
     with pytest.raises(UserError, match=r"secret\.png is a link to a file outside"):

@@ -489,6 +489,8 @@ def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument
     Raises:
         UserError: a result has another model, images or settings; a report must not mix them.
     """
+    if (folder / REPORT_NAME).exists() and not any((folder / f"{name}.json").exists() for name in ANALYSES):
+        raise UserError(f"{folder / REPORT_NAME} is not a report of hf-vit analyze; choose another folder, or move it")
     documents: dict[str, AnalysisDocument] = {}
     for name, analysis in ANALYSES.items():
         document = AnalysisDocument.read(folder / f"{name}.json")

@@ -139,6 +139,8 @@ def compare(
             with explain_write_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             lock.enter_context(lock_folder(folder, wait=False))
+            if not (folder / "models").is_dir() and (others := sorted(folder.glob("comparison.*"))):
+                raise UserError(f"{others[0]} is not a result of hf-vit compare; choose another folder, or move it")
             names = [re.sub(r"[^\w.-]", "--", inputs.model.name) for inputs in all_inputs]
             files = [folder / "models" / f"{name}.json" for name in names]
             results = {index: _read_result(*pair) for index, pair in enumerate(zip(files, all_inputs, strict=True))}

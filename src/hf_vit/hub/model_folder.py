@@ -148,8 +148,11 @@ def count_parameters(folder: Path) -> int | None:
 
 def list_examples(folder: Path) -> list[str]:
     """Return the paths of the images in `folder/examples`, which the model's Hub page offers as examples."""
-    images = (path for path in (folder / "examples").glob("*") if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
-    return sorted(f"examples/{path.name}" for path in images if path.is_file())
+    paths = [path for path in (folder / "examples").glob("[!.]*") if path.suffix.lower() in (".png", ".jpg", ".jpeg")]
+    for path in paths:
+        if not path.name.isprintable():  # as names are that are not UTF-8
+            raise UserError(f"the file name {path.name!a} in {folder / 'examples'} cannot be shared; rename the file")
+    return sorted(f"examples/{path.name}" for path in paths if path.is_file())
 
 
 def list_code(folder: Path, config: ModelConfig) -> set[str]:

@@ -103,7 +103,9 @@ def explain_load_errors(name: str) -> Generator[None]:
         if is_out_of_memory(error):
             raise
         details = f"{first_line(error):.200}"
-        if isinstance(error, SafetensorError | EOFError):
+        if isinstance(error, SafetensorError) and "is not valid UTF-8" in details:
+            message = f"{name} has a path that is not valid UTF-8; rename its folder"
+        elif isinstance(error, SafetensorError | EOFError):
             message = f"the weights of {name} are damaged ({details}); copy or save them again"
         elif isinstance(error, StrictDataclassError):
             message = f"{CONFIG} of {name} is not valid: {strict_reason(error)}; correct it"
