@@ -1,0 +1,416 @@
+"""Coverage-guided bytes for every reader: a refusal of one line or a good answer, and nothing else.
+
+Needs atheris (`pip install atheris`), which is no dependency of the package. Corpora and findings stay in
+`build/campaigns/fuzz/READER`, so that a stopped run resumes; executions, CPU seconds and what was found are kept in
+`campaigns/results/fuzz.json`.
+
+    python -m campaigns.fuzz --seconds 7200           # every reader in turn, in slices
+    python -m campaigns.fuzz --replay                 # try all findings again
+
+A finding is an exception for which the program has no line, a line of more than 1,200 characters, more than 10 CPU
+seconds, or a peak of memory above three times the input and 64 MiB.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+import time
+import traceback
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from campaigns.engine import RESULTS, SCRATCH
+
+SECONDS, FREE_MEMORY, LONGEST, SLICE = 10, 64 * 2**20, 1200, 240
+# Readers of one file of a model's folder.
+FILES = {
+    "config": "config.json", "processor": "preprocessor_config.json", "facts": "facts.json", "card": "README.md",
+}  # fmt: skip
+# What trees of JSON and cells of lists get in place of what they hold.
+ODD: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 255, 256, 2**31, 2**63, 10**30, 0.5, -0.0, 1e-320, 1e308, 1e999, float("nan"),
+    "", " ", "0", "01", "nan", "../a", "/etc/passwd", "\ud800", "e\u0301", "a\nb", "\x00", "x" * 300, [], {}, [[]],
+    [None], [0, 0, 1, 1], {"": None}, {"0": "a", "2": "b"}, "hf_vit", "vit", "a--b.C", "https://localhost:1/x",
+]  # fmt: skip
+
+
+class Ground:
+    """A folder with a small model, shards, a list, masks and objects, of which each target replaces one file."""
+
+    def __init__(self, root: Path) -> None:
+        import torch
+        from PIL import Image
+        from safetensors.torch import save_file
+
+        from hf_vit import HfViTConfig, HfViTForImageClassification
+        from hf_vit.data import make_processor
+        from hf_vit.results.facts import append_record, new_record
+
+        self.root, self.model = root, root / "model"
+        config = HfViTConfig(
+            image_size=8, patch_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+            id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1},
+        )  # fmt: skip
+        HfViTForImageClassification(config).save_pretrained(self.model)
+        make_processor(config).save_pretrained(self.model)
+        values = {"top1": 0.5, "metrics": {"accuracy": 0.5}, "protocol": "top1", "settings": {"epochs": 1}}
+        for kind in ("training", "evaluation"):
+            append_record(self.model, new_record(kind, values=values, command="hf-vit finetune"))
+        (self.model / "README.md").write_text(
+            "---\nlicense: mit\ntags: [a]\nmodel-index:\n- name: a\n  results: []\n---\n# a\n"
+        )
+        self.images = [Image.new("RGB", (8, 8), (20 * number, 9, 80)) for number in range(8)]
+        for number, image in enumerate(self.images):
+            for place in ("list", "coco", "dense/images"):
+                (root / place).mkdir(parents=True, exist_ok=True)
+                image.save(root / place / f"{number}.png")
+            (root / "dense/annotations").mkdir(exist_ok=True)
+            Image.new("L", (8, 8), number % 4).save(root / f"dense/annotations/{number}.png")
+        (root / "shards").mkdir()
+        shutil.copy(self.model / "config.json", root / "shards")
+        self.tensors = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.zeros(2)}
+        for number, (key, tensor) in enumerate(self.tensors.items()):
+            save_file({key: tensor}, root / f"shards/model-{number}.safetensors")
+
+
+def seeds_of(reader: str, ground: Ground) -> list[bytes]:
+    """Return good inputs, from which mutations begin; a first byte 1 stands for the inside of an archive."""
+    import numpy as np
+    import torch
+    from safetensors.torch import save
+
+    file = io.BytesIO()
+    if reader == "npz":
+        np.savez(file, **{key: tensor.numpy() for key, tensor in ground.tensors.items()})  # pyright: ignore
+    elif reader == "pth":
+        torch.save({"state_dict": ground.tensors, "epoch": 1}, file)
+    if archive := file.getvalue():
+        members = zipfile.ZipFile(file)
+        inside = next(name for name in members.namelist() if name.endswith(("bias.npy", "data.pkl")))
+        return [b"\0" + archive, b"\1" + members.read(inside)]
+    box = {"image_id": 1, "category_id": 1, "bbox": [1, 1, 3, 3], "area": 9, "iscrowd": 0}
+    masks = [[[1, 1, 4, 1, 4, 4]], {"size": [8, 8], "counts": [9, 3, 52]}]
+    coco = {
+        "images": [{"id": n, "file_name": f"{n}.png", "height": 8, "width": 8} for n in range(8)],
+        "annotations": [{**box, "image_id": n, "id": n, "segmentation": masks[n % 2]} for n in range(8)],
+        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+    }
+    rows = [{"image": f"{n}.png", "label": ("cat", "dog")[n % 2], "split": "train"} for n in range(8)]
+    lines = [list(rows[0]), *(row.values() for row in rows)]
+    index = {"weight_map": {key: f"model-{number}.safetensors" for number, key in enumerate(ground.tensors)}}
+    given = {
+        "safetensors": [b"\0" + save(ground.tensors), b"\1" + save(ground.tensors)[8:]],
+        "index": [json.dumps(index).encode()],
+        "csv": ["\n".join(map(",".join, lines)).encode()],
+        "jsonl": ["\n".join(map(json.dumps, rows)).encode()],
+        "coco": [json.dumps(coco).encode(), json.dumps({**coco, "annotations": [box]}).encode()],
+        "dense": [
+            b"\0" + (ground.root / "dense/annotations/0.png").read_bytes(),
+            b'\1{"0": "a", "1": "b", "2": "c", "3": "d"}',
+            b"\2Idx\tRatio\n1\t0.1\tcat\n2\t0.2\tdog\n3\t0.2\tcow",
+        ],
+    }
+    return given[reader] if reader in given else [(ground.model / FILES[reader]).read_bytes()]
+
+
+def targets(ground: Ground) -> dict[str, Callable[[bytes], object]]:
+    """Return the function of each reader that takes bytes."""
+    from hf_vit.conversion.loading import open_model
+    from hf_vit.conversion.readers import open_checkpoint
+    from hf_vit.data import load_data
+    from hf_vit.hub.card import render_card
+    from hf_vit.hub.card_metadata import find_metadata_errors, read_license
+    from hf_vit.loading.model import load_model
+    from hf_vit_cli.main import format_error
+
+    root, model = ground.root, ground.model
+    good = {name: (model / name).read_bytes() for name in FILES.values()}
+
+    def checkpoint(name: str, data: bytes, wrap: Callable[[bytes], bytes] = bytes) -> None:
+        (root / name).write_bytes(wrap(data[1:]) if data[:1] == b"\1" else data[1:])
+        with open_checkpoint((root / name).parent if name.endswith(".json") else root / name) as reader:
+            for key in list(reader.shapes):
+                reader.read_floats(key)
+
+    def zipped(member: str, data: bytes) -> bytes:
+        file = io.BytesIO()
+        others = {"a/data/0": bytes(24), "a/data/1": bytes(8), "a/version": b"3", "a/byteorder": b"little"}
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, content in {member: data, **(others if member.endswith("pkl") else {})}.items():
+                archive.writestr(name, content)
+        return file.getvalue()
+
+    def predict() -> None:
+        loaded = load_model(model)
+        loaded.model(loaded.pixel_values(ground.images[:2]))
+
+    def card() -> None:
+        read_license(model)
+        cards = (model / "README.md").read_text("utf-8", "replace"), render_card(model)
+        lines = [line for each in cards for line in find_metadata_errors(each)]
+        assert all(len(line) < LONGEST for line in lines), "a long line"
+
+    def replace(name: str, data: bytes) -> None:
+        """Try every door to a model; the worst error counts."""
+        (model / name).write_bytes(data)
+        errors: list[Exception] = []
+        for door in (card, predict, lambda: open_model(model))[: 1 if name in ("facts.json", "README.md") else 3]:
+            try:
+                door()
+            except Exception as error:
+                errors.append(error)
+        (model / name).write_bytes(good[name])
+        for error in sorted(errors, key=lambda error: format_error(error) is not None):
+            raise error
+
+    def table(place: str, name: str, data: bytes, target: Any = "label") -> None:
+        (root / place / name).write_bytes(data)
+        load_data(str(root / place if target == "mask" else root / place / name), multi_label=True, target=target)
+
+    def dense(data: bytes) -> None:
+        names = ["annotations/0.png", "id2label.json", "objectInfo.txt"]
+        for name in names[1:]:
+            (root / "dense" / name).unlink(missing_ok=True)
+        table("dense", names[data[0] % 3 if data else 0], data[1:], "mask")
+
+    return {
+        "npz": lambda data: checkpoint("a.npz", data, lambda inner: zipped("a.npy", inner)),
+        "pth": lambda data: checkpoint("a.pth", data, lambda inner: zipped("a/data.pkl", inner)),
+        "safetensors": lambda data: checkpoint(
+            "a.safetensors", data, lambda inner: max(0, len(inner) - 32).to_bytes(8, "little") + inner
+        ),
+        "index": lambda data: checkpoint("shards/model.safetensors.index.json", b"\0" + data),
+        "csv": lambda data: table("list", "a.csv", data),
+        "jsonl": lambda data: table("list", "a.jsonl", data),
+        "coco": lambda data: table("coco", "a.json", data, "objects"),
+        "dense": dense,
+        **{reader: lambda data, name=name: replace(name, data) for reader, name in FILES.items()},
+    }
+
+
+READERS = (
+    "npz",
+    "pth",
+    "safetensors",
+    "config",
+    "processor",
+    "index",
+    "facts",
+    "card",
+    "csv",
+    "jsonl",
+    "coco",
+    "dense",
+)
+
+
+# ---- mutations
+
+
+def mutate(reader: str, data: bytes, longest: int, seed: int) -> bytes:
+    """Return other bytes: of JSON and lists half of the time with one odd value, else as libFuzzer has it."""
+    import atheris
+
+    draw = random.Random(seed)
+    try:
+        if reader in ("config", "processor", "index", "facts", "coco") and draw.random() < 0.7:
+            return json.dumps(_other(json.loads(data), draw)).encode()[:longest]
+        if reader == "jsonl" and draw.random() < 0.6:
+            lines = data.split(b"\n")
+            at = draw.randrange(len(lines))
+            lines[at] = json.dumps(_other(json.loads(lines[at]), draw)).encode()
+            return b"\n".join(lines)[:longest]
+        if reader in ("csv", "card") and draw.random() < 0.6:
+            parts = re.split(rb"([,;\t\n\r\":])", data)
+            parts[draw.randrange(len(parts))] = str(draw.choice(ODD)).encode("utf-8", "surrogatepass")
+            return b"".join(parts)[:longest]
+    except (ValueError, RecursionError):
+        pass
+    return atheris.Mutate(data, longest)
+
+
+def _other(tree: Any, draw: random.Random) -> Any:
+    """Return a tree of JSON in which one value is odd, gone, twice, or another one's."""
+    places: list[tuple[Any, Any]] = []
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+            places.append((node, key))
+            waiting.append(node[key])
+    if not places:
+        return draw.choice(ODD)
+    for _ in range(draw.choice((1, 1, 2))):
+        (node, key), (other, name) = draw.choice(places), draw.choice(places)
+        try:
+            way = draw.randrange(6)
+            if way == 0:
+                del node[key]
+            elif way == 1:
+                node[key] = json.loads(json.dumps(other[name]))
+            elif way == 2 and isinstance(node, dict):
+                node[str(draw.choice(ODD))] = node.pop(key)
+            elif way == 3 and isinstance(node[key], int | float):
+                node[key] = node[key] * draw.choice((-1, 0.5, 1000, 10**9, 10**20))
+            else:
+                node[key] = draw.choice(ODD)
+        except (LookupError, ValueError, OverflowError):
+            continue
+    return tree
+
+
+# ---- one slice in a process of its own, and the judge
+
+
+def peak_memory() -> int:
+    """Return the highest resident memory since it was last set back, bytes."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def judge(target: Callable[[bytes], object], data: bytes) -> tuple[str, str] | None:
+    """Return what is wrong, in a word with its place, and the details; None where nothing is."""
+    from hf_vit_cli.main import format_error
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before, begin, problem = peak_memory(), time.process_time(), None
+    try:
+        target(data)
+    except Exception as error:
+        message = format_error(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((one for one in reversed(frames) if re.search(r"/(src|conversion)/", one.filename)), frames[-1])
+        if message is None:
+            problem = (
+                f"{type(error).__name__} in {Path(frame.filename).name} {frame.name}",
+                traceback.format_exc()[-3000:],
+            )
+        elif len(message) > LONGEST:
+            problem = f"long message in {frame.name}", message[:3000]
+    seconds, memory = time.process_time() - begin, peak_memory() - before
+    if problem is None and seconds > SECONDS:
+        problem = "slow", f"{seconds:.0f} s"
+    if problem is None and memory > max(FREE_MEMORY, 3 * len(data)):
+        problem = "memory", f"{memory / 2**20:.0f} MiB of {len(data)} bytes"
+    return problem
+
+
+def prepare() -> None:
+    """Import, once, what is fuzzed, so that libFuzzer sees its branches."""
+    import atheris
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    with atheris.instrument_imports(include=["hf_vit", "json", "zipfile", "pickletools", "csv", "yaml", "numpy.lib"]):
+        import logging
+
+        from datasets import disable_progress_bars
+
+        with tempfile.TemporaryDirectory() as place:
+            targets(Ground(Path(place)))
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    disable_progress_bars()
+
+
+def folders_of(reader: str) -> tuple[Path, Path]:
+    """Return where a reader's corpus and its findings are kept."""
+    places = SCRATCH / "fuzz" / reader / "corpus", SCRATCH / "fuzz" / reader / "findings"
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+    return places
+
+
+def fuzz(reader: str, seconds: float, counter: Path) -> None:
+    """Fuzz one reader for so many CPU seconds, then end the process."""
+    import atheris
+
+    corpus, found = folders_of(reader)
+    ground = Ground(Path(tempfile.mkdtemp(prefix="fuzz-")))
+    target, count = targets(ground)[reader], 0
+    for data in seeds_of(reader, ground):
+        (corpus / hashlib.sha256(data).hexdigest()[:12]).write_bytes(data)
+        target(data)
+    begin = time.process_time()
+
+    def try_one(data: bytes) -> None:
+        nonlocal count
+        problem, count = judge(target, data), count + 1
+        path = found / f"{hashlib.sha256(str(problem and problem[0]).encode()).hexdigest()[:12]}.bin"
+        if problem is not None and not (path.exists() and path.stat().st_size <= len(data)):
+            path.write_bytes(data)
+            path.with_suffix(".txt").write_text("\n".join(problem))
+        if count % 20 == 0 or time.process_time() - begin > seconds:
+            counter.write_text(f"{count} {time.process_time() - begin}")
+        if time.process_time() - begin > seconds:
+            shutil.rmtree(ground.root)
+            os._exit(0)
+
+    arguments = ["fuzz", "-timeout=3000", "-rss_limit_mb=6000", "-max_len=16384", "-verbosity=0"]
+    atheris.Setup(
+        [*arguments, f"-artifact_prefix={found}/", str(corpus)],
+        try_one,
+        custom_mutator=lambda data, longest, seed: mutate(reader, data, longest, seed),
+    )
+    atheris.Fuzz()
+
+
+def run(reader: str, seconds: float) -> None:
+    """Run one slice in a copy of this process and add what it did to the record."""
+    counter = Path(tempfile.mkdtemp()) / "count"
+    counter.write_text("0 0")
+    if (child := os.fork()) == 0:
+        try:
+            fuzz(reader, seconds, counter)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    os.waitpid(child, 0)
+    count, spent = counter.read_text().split()
+    path, found = RESULTS / "fuzz.json", folders_of(reader)[1]
+    record = json.loads(path.read_text()) if path.exists() else {"readers": {}}
+    row = record["readers"].setdefault(reader, {"executions": 0, "cpu_seconds": 0, "findings": []})
+    row["executions"] += int(count)
+    row["cpu_seconds"] = round(row["cpu_seconds"] + float(spent))
+    texts = {each.read_text().partition("\n")[0] for each in found.glob("*.txt")}
+    texts |= {each.name.partition("-")[0] for each in found.glob("*-*")}  # libFuzzer's: a crash, a hang
+    row["findings"] = sorted({*row["findings"], *texts})
+    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    print(reader, row, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m campaigns.fuzz", description=__doc__)
+    parser.add_argument("--reader", choices=READERS, action="append", help="by default all, in turn")
+    parser.add_argument("--seconds", type=int, default=7200, help="of CPU for every reader, over all runs")
+    parser.add_argument("--slice", type=int, default=60, help="CPU seconds of a turn")
+    parser.add_argument("--replay", action="store_true", help="try all findings again")
+    arguments = parser.parse_args()
+    readers, path = arguments.reader or list(READERS), RESULTS / "fuzz.json"
+    prepare()
+    if arguments.replay:
+        ground = Ground(Path(tempfile.mkdtemp(prefix="fuzz-")))
+        for reader in readers:
+            for file in sorted(folders_of(reader)[1].iterdir()):
+                if file.suffix != ".txt":
+                    print(reader, file.name, judge(targets(ground)[reader], file.read_bytes()) or "good", flush=True)
+        return
+    while True:
+        rows = json.loads(path.read_text())["readers"] if path.exists() else {}
+        spent = {each: rows.get(each, {}).get("cpu_seconds", 0) for each in readers}
+        reader = min(spent, key=lambda each: spent[each])
+        if spent[reader] >= arguments.seconds:
+            return
+        run(reader, arguments.slice)
+
+
+if __name__ == "__main__":
+    main()
