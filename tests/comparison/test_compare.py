@@ -153,8 +153,8 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
         (["vit", "vit"], "vit is given twice"),
         (["vit", "nowhere"], "there is no folder nowhere"),
         (["vit", "timm:nowhere"], "timm:nowhere cannot be loaded"),
-        (["vit", "igpt"], "igpt: it has no class names; or fit a linear probe"),
-        (["vit", "other"], r"other: the data has classes that the model .* fit a linear probe \(--probe\)"),
+        (["vit", "igpt"], "igpt cannot be compared: it has no class names; or fit a linear probe"),
+        (["vit", "other"], r"other cannot be compared: the data has classes .* fit a linear probe \(--probe\)"),
     ],
 )  # fmt: skip
 def test_mistakes_come_before_any_work(kinds, message, saved, data, tmp_path, monkeypatch):

@@ -196,7 +196,7 @@ def test_the_maps_have_the_strides_that_are_told(family: str, head: str, strides
 
 @pytest.mark.parametrize(("family", "head"), ONE_STRIDE)
 def test_a_head_that_does_not_fit_is_refused(family: str, head: str) -> None:
-    with pytest.raises(UserError, match=rf"the head '{head}' reads \d maps of different strides.*linear or detr"):
+    with pytest.raises(UserError, match=rf"the head '{head}' needs \d maps of different strides.*linear or detr"):
         build(family, head)
 
 
