@@ -147,7 +147,7 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(run, save_classifier,
     _fails(
         run("evaluate", folder, "--data", class_folders),
         "was replaced while it was measured",
-        "(measured: top-1 accuracy ",
+        "(the results are: top-1 accuracy ",
     )
     assert sorted(folder.iterdir()) == before
 

@@ -356,7 +356,7 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
         ),
         (patch_drop, None, {"patch_size": 90}, "do not fit images of 8x8 px"),
         *(
-            (robustness, None, options, "must lie in 0 < epsilon <= 255")
+            (robustness, None, options, "give epsilons above 0 and up to 255")
             for options in ({"epsilons": ()}, {"epsilons": (0,)}, {"epsilons": (300,)}, {"steps": 0})
         ),
         (

@@ -314,8 +314,8 @@ def test_a_mapping_that_does_not_fit_is_refused(photographs, tmp_path):
             )
 
     words = ("n02708093", "n03196217", "n02769748", "n01440764", "n02791124")
-    refused(words, mappings, r"the model has no class 'analog clock' \(and 3 others of the mapping\)")
-    refused(WORDS, tmp_path, r"there is no .*folder_to_objectnet_label.json; give the folder 'mappings'")
+    refused(words, mappings, r"the model has no class 'analog clock' \(nor 3 others of the mapping\)")
+    refused(WORDS, tmp_path, r"folder_to_objectnet_label.json does not exist; give the folder 'mappings'")
     (mappings / "objectnet_to_imagenet_1k.json").write_text('["Alarm clock"]')
     refused(WORDS, mappings, r"objectnet_to_imagenet_1k\.json does not map names to names")
 

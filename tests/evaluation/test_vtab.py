@@ -491,7 +491,7 @@ def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path, small):
     with pytest.raises(UserError, match="6 test images instead of the published 5,400; copy all of it"):
         vtab.load_vtab(tmp_path)
     small(eurosat=6)
-    with pytest.raises(UserError, match="too few images to draw 20 and 10 from"):
+    with pytest.raises(UserError, match="too few images to draw 20 and 10"):
         vtab.load_vtab(tmp_path)
     folders(tmp_path / "eurosat/2750", ["Highway", "River"], 10)
     small(eurosat=10)
