@@ -156,10 +156,10 @@ def rows_of(*labels, images=None):
     ("rows", "options", "message"),
     [
         (Untouchable(), {"label_names": ["yak"]}, "that the model does not have"),
-        *((rows_of(each), {}, re.escape(f"label {each!r}, outside the 6")) for each in (-1, 6, None, "ant", [1])),
+        *((rows_of(each), {}, re.escape(f"label {each!r}, which is not one of the 6")) for each in (-1, 6, None, "ant", [1])),
         (rows_of(0, 0, images=[*make_images(1), None]), {}, "a row has no image"),
         (make_dataset(4).select([]), {}, "holds no image"),
-        (make_dataset(4), {"batch_size": 0}, "batch size 0"),
+        (make_dataset(4), {"batch_size": 0}, "batch size is 0"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_measured_are_refused(rows, options, message):
@@ -420,8 +420,8 @@ def test_a_metric_holds_no_images(monkeypatch):
         ({"predictions": [0, 1]}, "different lengths"),
         ({"top_k": [[0, 1]]}, r"shape \(1, 2\); top-5 accuracy needs \[B, 5\] or wider"),
         ({"top_k": [0]}, r"shape \(1,\); top-5 accuracy needs \[B, 5\] or wider"),
-        ({"predictions": [7]}, "predictions holds 7 to 7 of 7 classes"),
-        ({"references": [-1]}, "references holds -1"),
+        ({"predictions": [7]}, "predictions has classes from 7 to 7; give 0 to 6"),
+        ({"references": [-1]}, "references has classes from -1"),
         ({"confidences": [3.0]}, "softmax"),
         ({"confidences": [np.nan]}, "softmax"),
     ],
