@@ -151,7 +151,7 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
     [
         (["vit"], "a comparison needs at least two models"),
         (["vit", "vit"], "vit is given twice"),
-        (["vit", "nowhere"], "there is no folder nowhere"),
+        (["vit", "nowhere"], "there is no file or folder nowhere"),
         (["vit", "timm:nowhere"], "timm:nowhere cannot be loaded"),
         (["vit", "igpt"], "igpt cannot be compared: it has no class names; or fit a linear probe"),
         (["vit", "other"], r"other cannot be compared: the data has classes .* fit a linear probe \(--probe\)"),
@@ -185,7 +185,7 @@ def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, da
     words = ("--data", "digits", "--output", tmp_path / "out")
     assert typed("compare", saved.source("vit"), "nowhere/at/all", *words) == 1
     error = capsys.readouterr().err
-    assert error.startswith("hf-vit: there is no folder nowhere/at/all")
+    assert error.startswith("hf-vit: there is no file or folder nowhere/at/all")
     assert len(error.splitlines()) == 1
 
 

@@ -186,7 +186,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
     opened, entered = embedding.NamedModel.load, embedding._write_or_check_manifest
     for change, said in (
         (lambda folder: (folder / "model.safetensors").unlink(), rf"^on node {node}: "),
-        (lambda folder: shutil.rmtree(folder), rf"^on node {node}: there is no folder"),
+        (lambda folder: shutil.rmtree(folder), rf"^on node {node}: there is no file or folder"),
         (_save_other, f"^node {node} has another model named model; give a model that all"),
     ):
         # As on a node whose disk is another one: after this process opened it, and before the others do.

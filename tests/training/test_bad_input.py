@@ -77,7 +77,7 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--distillation", "soft"), "need --teacher"),
         (("--teacher", "TINY", "--distillation", "loud"), "distillation = 'loud': Input should be 'hard', 'soft' or"),
         (("--streaming", "--class-weights"), "a stream cannot be balanced by class; leave --streaming"),
-        (("--teacher", "no/such/teacher/here"), "there is no folder no/such/teacher/here"),
+        (("--teacher", "no/such/teacher/here"), "there is no file or folder no/such/teacher/here"),
         (("--teacher", "timm:no_such_model"), "timm:no_such_model cannot be loaded"),
         (("--teacher", "TINY", "--data", "digits"), "teacher tiny: the data has classes that the model does not have"),
     ],
