@@ -118,7 +118,7 @@ def test_a_run_killed_in_its_final_tidying_is_finished(left, train, done, tmp_pa
     LEFT[left](output / "checkpoints")
     monkeypatch.setattr(HfViTTrainer, "train", lambda *args, **kwargs: pytest.fail("trained again"))
     again = train(output, told.append, dict(learning_rate=0.1), resume=True)
-    assert told == [f"{output} holds a finished model; there is nothing to resume"]
+    assert told == [f"{output} holds a finished model, so there is nothing to resume"]
     assert {path.name for path in output.iterdir()} == {p.name for p in done.folder.iterdir()} - {"checkpoints"}
     assert (output / "facts.json").read_bytes() == (done.folder / "facts.json").read_bytes()
     assert same_weights(output, done.folder)
@@ -157,7 +157,7 @@ def test_a_finished_pre_training_by_command(command, colours, tiny_checkpoint, t
     assert (output / "checkpoints" / "run.json").is_file()
     second = command(*arguments, *steps, "--resume")
     assert (second[0], second[2]) == (0, "")
-    assert "holds a finished model; there is nothing to resume" in second[1]
+    assert "holds a finished model, so there is nothing to resume" in second[1]
     code, _, err = command("finetune", *arguments[1:], "--resume")
     assert (code, err.count("\n")) == (1, 1)
     assert "holds a model for another task; choose a new or empty folder" in err
@@ -284,5 +284,5 @@ def test_a_diverged_run_names_a_way_that_is_open(train, tmp_path, monkeypatch):
         return next(model.parameters()).sum() * float("nan")
 
     monkeypatch.setattr(HfViTTrainer, "compute_loss", explode)
-    with pytest.raises(UserError, match=r"loss became nan at step 1 .*lower the learning rate.* another --output$"):
+    with pytest.raises(UserError, match=r"loss became nan at step 1 .*lower the learning rate.* another --output for other settings$"):
         train(tmp_path / "out", changes=dict(evaluations=1))

@@ -161,7 +161,7 @@ def test_choices_reach_the_model(train, tmp_path):
 
 
 REFUSED = [
-    ({"objective": "jigsaw"}, "objective 'jigsaw' is unknown; choose masked-patch, next-patch, contrastive"),
+    ({"objective": "jigsaw"}, "unknown objective 'jigsaw'; choose masked-patch, next-patch, contrastive"),
     ({"target": "edges"}, "target 'edges' is unknown; choose mean_color, downsampled, pixels"),
     ({"objective": "contrastive", "micro_batch_size": 4}, "cannot be split into micro-batches of 4"),
     ({"objective": "contrastive", "batch_size": 64}, "needs a full batch of 64 images, but there are only 50"),
@@ -483,5 +483,5 @@ def test_two_views_are_a_function_of_seed_epoch_and_image():
 
 
 def test_one_view_is_refused():
-    with pytest.raises(ValueError, match=r"views of shape \(6, 3, 16, 16\).*\[B, 2, C, H, W\]"):
+    with pytest.raises(ValueError, match=r"shape \(6, 3, 16, 16\).*\[B, 2, C, H, W\]"):
         learner()(views()[:, 0])

@@ -197,7 +197,7 @@ def test_a_missing_peft_names_the_extra(monkeypatch, tiny_config):
 def test_a_model_without_projections_or_head_is_refused():
     pytest.importorskip("peft")
     model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(UserError, match="choose --tune all or head"):
+    with pytest.raises(UserError, match="choose --tune all or --tune head"):
         LoraAdapter(model)
     with pytest.raises(UserError, match="no classification head"):
         train_head_only(model)
