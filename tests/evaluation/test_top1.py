@@ -156,7 +156,7 @@ def rows_of(*labels, images=None):
     ("rows", "options", "message"),
     [
         (Untouchable(), {"label_names": ["yak"]}, "that the model does not have"),
-        *((rows_of(each), {}, re.escape(f"label {each!r}, which is not one of the 6")) for each in (-1, 6, None, "ant", [1])),
+        *((rows_of(each), {}, re.escape(f"label {each!r}, which is not one")) for each in (-1, 6, None, "ant", [1])),
         (rows_of(0, 0, images=[*make_images(1), None]), {}, "a row has no image"),
         (make_dataset(4).select([]), {}, "holds no image"),
         (make_dataset(4), {"batch_size": 0}, "batch size is 0"),

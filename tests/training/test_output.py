@@ -284,5 +284,5 @@ def test_a_diverged_run_names_a_way_that_is_open(train, tmp_path, monkeypatch):
         return next(model.parameters()).sum() * float("nan")
 
     monkeypatch.setattr(HfViTTrainer, "compute_loss", explode)
-    with pytest.raises(UserError, match=r"loss became nan at step 1 .*lower the learning rate.* another --output for other settings$"):
+    with pytest.raises(UserError, match=r"loss became nan at step 1 .*another --output for other settings$"):
         train(tmp_path / "out", changes=dict(evaluations=1))
