@@ -4,12 +4,21 @@ Sources: B, L, H: arXiv 2010.11929, table 1; Ti, S: arXiv 2106.10270; So400m, g,
 and 2209.06794 with the numbers of the original code's table. Hybrids: 2010.11929 section 3.1 and table 6, 2106.10270.
 Local: 2010.11929's sizes.
 BiT: 1912.11370; R50x2 as 2010.11929, table 6. AxialResNet: 2003.07853, section 4. Mixer: 2105.01601, table 1.
+DINOv3: 2508.10104 and `dinov3/hub/backbones.py`; EVA-02: 2303.11331; PE core: 2504.13181 and its code's `config.py`;
+ViT-5: 2602.08071 and its code's `models_vit5.py`.
 """
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from transformers.utils.constants import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    OPENAI_CLIP_MEAN,
+    OPENAI_CLIP_STD,
+)
 
 from hf_vit.errors import UserError
 from hf_vit.families import FAMILIES
@@ -74,6 +83,70 @@ MIXERS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
     "Mixer-H": (32, 1280, 640, 5120, (14,)),
 }
 
+# The fields in which rotary models differ from a plain ViT: those of their converted checkpoints.
+_IMAGENET_PIXELS = {"image_mean": IMAGENET_DEFAULT_MEAN, "image_std": IMAGENET_DEFAULT_STD}
+_DINOV3 = {
+    **_IMAGENET_PIXELS,
+    **{
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "key_bias": False,
+        "layer_scale_init_value": 1e-5,
+        "num_register_tokens": 4,
+    },
+    **{"position_embedding": "none", "rotary_embedding": "axial", "rotary_coordinates": "centered"},
+    **{"rotary_pairing": "halves", "rotary_rescale": 2.0},
+}
+_DINOV3_SWIGLU = _DINOV3 | {"mlp_type": "swiglu"}
+_EVA02 = {
+    **{"image_mean": OPENAI_CLIP_MEAN, "image_std": OPENAI_CLIP_STD, "hidden_act": "gelu"},
+    **{"mlp_type": "swiglu", "key_bias": False, "pooling": "gap", "use_class_token": True, "norm_after_pooling": True},
+    **{"position_interpolation": "bicubic", "rotary_embedding": "axial", "rotary_base": 10_000.0},
+    **{"rotary_reference_grid": 16},
+}
+_EVA02_NORM = _EVA02 | {"norm_in_mlp": True}
+_PE = {
+    **{"hidden_act": "gelu", "layer_norm_eps": 1e-5, "norm_before_layers": True, "use_class_token": True},
+    **{"pooling": "map", "pooling_num_heads": 8, "norm_after_pooling": False, "position_interpolation": "bilinear"},
+    **{"rotary_embedding": "axial", "rotary_base": 10_000.0, "rotary_offset": 1, "rotary_axis_order": "column_row"},
+}
+_VIT5 = {
+    **_IMAGENET_PIXELS,
+    **{
+        "hidden_act": "gelu",
+        "qkv_bias": False,
+        "norm_type": "rmsnorm",
+        "use_qk_norm": True,
+        "layer_scale_init_value": 1e-4,
+    },
+    **{"num_register_tokens": 4, "position_on_class_token": False, "position_interpolation": "bicubic"},
+    **{"rotary_embedding": "axial", "rotary_base": 10_000.0, "rotary_register_base": 100.0},
+}
+
+# Name -> (size, other fields).
+ROTARY: dict[str, tuple[Variant, dict[str, Any]]] = {
+    "DINOv3-S": (Variant(12, 384, 1536, 6, (16,)), _DINOV3),
+    "DINOv3-S+": (Variant(12, 384, 1536, 6, (16,)), _DINOV3_SWIGLU),
+    "DINOv3-B": (Variant(12, 768, 3072, 12, (16,)), _DINOV3),
+    "DINOv3-L": (Variant(24, 1024, 4096, 16, (16,)), _DINOV3),
+    "DINOv3-H+": (Variant(32, 1280, 5120, 20, (16,)), _DINOV3_SWIGLU),
+    "DINOv3-7B": (Variant(40, 4096, 8192, 32, (16,)), _DINOV3_SWIGLU | {"qkv_bias": False, "key_bias": True}),
+    "EVA-02-Ti": (Variant(12, 192, 512, 3, (14,)), _EVA02),
+    "EVA-02-S": (Variant(12, 384, 1024, 6, (14,)), _EVA02),
+    "EVA-02-B": (Variant(12, 768, 2048, 12, (14,)), _EVA02_NORM),
+    "EVA-02-L": (Variant(24, 1024, 2730, 16, (14,)), _EVA02_NORM),
+    "PE-core-B": (Variant(12, 768, 3072, 12, (16,)), _PE | {"pooling_intermediate_size": 3072}),
+    "PE-core-L": (
+        Variant(24, 1024, 4096, 16, (14,)),
+        _PE | {"image_size": 336, "pooling_intermediate_size": 4096},
+    ),
+    "PE-core-G": (
+        Variant(50, 1536, 8960, 16, (14,)),
+        _PE | {"image_size": 448, "pooling_intermediate_size": 6144, "use_class_token": False, "rotary_offset": 0},
+    ),
+    **{f"ViT-5-{size}": (replace(VARIANTS[size], patches=(16,)), _VIT5) for size in ("S", "B", "L")},
+}
+
 
 def variant_names() -> list[str]:
     """Return the names of all variants, plain ones first."""
@@ -81,7 +154,8 @@ def variant_names() -> list[str]:
     axial_names = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
     local_names = [f"Local-{size}/{patch}" for size in LOCAL_SIZES for patch in LOCAL_PATCHES]
     mixer_names = [f"{size}/{patch}" for size, (*_, patches) in MIXERS.items() for patch in patches]
-    return [*plain_names, *HYBRIDS, *axial_names, *local_names, *RESNETS, *mixer_names]
+    rotary_names = [f"{size}/{patch}" for size, (variant, _) in ROTARY.items() for patch in variant.patches]
+    return [*plain_names, *HYBRIDS, *axial_names, *local_names, *RESNETS, *mixer_names, *rotary_names]
 
 
 def looks_like_variant(name: str) -> bool:
@@ -90,9 +164,9 @@ def looks_like_variant(name: str) -> bool:
 
 
 def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
-    """Return the configuration of a variant, such as "B/16", "R50+B/16", "Axial-B/32", "Local-B/8" or "BiT-R50x1".
+    """Return the configuration of a variant, such as "B/16", "R50+B/16", "Axial-B/32", "DINOv3-B/16" or "BiT-R50x1".
 
-    Plain, axial and local variants and Mixers take any patch side in px ("Ti/4"); `overrides` sets any field.
+    Plain, axial, local and rotary variants and Mixers take any patch side in px ("Ti/4"); `overrides` sets any field.
 
     Raises:
         UserError: there is no such variant; the message names the most similar ones.
@@ -109,6 +183,9 @@ def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
         layers, width, tokens, channels, _ = MIXERS[size]
         widths = {"hidden_size": width, "token_intermediate_size": tokens, "intermediate_size": channels}
         return _build_config("mixer", {"num_hidden_layers": layers, **widths, "patch_size": int(patch), **overrides})
+    if size in ROTARY and patch.isdecimal():
+        variant, fields = ROTARY[size]
+        return _build_config("plain", {**_width_fields(variant), **fields, "patch_size": int(patch), **overrides})
     match = re.fullmatch(r"(?:ViT-)?(Axial-|Local-)?([A-Za-z0-9]+)/(\d+)", name)
     if match is None or match[2] not in VARIANTS:
         suggestions = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()

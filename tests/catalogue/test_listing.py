@@ -36,7 +36,7 @@ def test_sizes_are_the_papers() -> None:
     """arXiv 2010.11929, table 1, in millions."""
     listing = list_models(search="L/16")
     sizes = {entry.name: entry.parameters for entry in listing.entries}
-    assert list(sizes) == ["L/16", "R50+L/16", "Mixer-L/16"]
+    assert list(sizes) == ["L/16", "R50+L/16", "Mixer-L/16", "DINOv3-L/16", "ViT-5-L/16"]
     assert sizes["L/16"] is not None
     assert sizes["L/16"] / 1e6 == pytest.approx(307, rel=0.01)
     small = list_models(search="Ti/16", max_parameters=6e6).entries

@@ -1,15 +1,19 @@
 """The named variants: their parameter counts against the papers', timm's models and formulas written out here."""
 
 import re
+from pathlib import Path
 
 import pytest
 import timm
 import torch
+from transformers import AutoConfig
 
 import hf_vit
 from hf_vit import VARIANTS, UserError, variant_config
 from hf_vit.families import family_of
-from hf_vit.variants import HYBRIDS, variant_names
+from hf_vit.variants import HYBRIDS, ROTARY, variant_names
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 # Layers, D, MLP width, heads: arXiv 2010.11929 table 1 (B, L, H), 2106.10270 (Ti, S), 2106.04560 table 2 (g, G),
 # 2209.06794 (e), 2305.13035 (So400m). Typed here again, not read from the package.
@@ -34,7 +38,34 @@ TIMM = {
     **{"L/16": "vit_large_patch16_224", "H/14": "vit_huge_patch14_224", "R+Ti/16": "vit_tiny_r_s16_p8_224"},
     **{"R26+S/32": "vit_small_r26_s32_224", "R50+L/32": "vit_large_r50_s32_224"},
     **{f"Mixer-{size}": f"mixer_{size.replace('/', '').lower()}_224" for size in MIXERS if size != "H/14"},
+    **{
+        f"DINOv3-{size}/16": f"vit_{theirs}_patch16_dinov3_qkvb"  # with the biases that Meta's files have
+        for size, theirs in {"S": "small", "S+": "small_plus", "B": "base", "L": "large", "H+": "huge_plus"}.items()
+    },
+    "DINOv3-7B/16": "vit_7b_patch16_dinov3",
+    **{
+        f"EVA-02-{size}/14": f"eva02_{theirs}_patch14_224"
+        for size, theirs in {"Ti": "tiny", "S": "small", "B": "base", "L": "large"}.items()
+    },
+    "PE-core-B/16": "vit_pe_core_base_patch16_224",
+    "PE-core-L/14": "vit_pe_core_large_patch14_336",
+    "PE-core-G/14": "vit_pe_core_gigantic_patch14_448",
 }
+
+# Millions in the table of Meta's dinov3 (README.md), which rounds coarsely; the exact ones are timm's, above.
+DINOV3 = {"S/16": 21, "S+/16": 29, "B/16": 86, "L/16": 300, "H+/16": 840, "7B/16": 6716}
+
+# Variant -> a small model that the original code saved, and what its shapes do not tell.
+SAVED = {
+    "DINOv3-L/16": ("dinov3_vits.pth", {}), "DINOv3-H+/16": ("dinov3_splus.pth", {}),
+    "DINOv3-7B/16": ("dinov3_7b.pth", {}), "EVA-02-L/14": ("eva02_base.pt", {}),
+    "PE-core-L/14": ("pe_core.pt", {"num_heads": 2}), "PE-core-G/14": ("pe_core_nocls.pt", {"num_heads": 2}),
+    "ViT-5-S/16": ("vit5.pth", {}),
+}  # fmt: skip
+SIZES = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "image_size", "patch_size"),
+    *("pooling_intermediate_size", "rotary_reference_grid", "rotary_periods"),
+)
 
 
 def count(name: str, labels: int = 0, **overrides) -> int:
@@ -87,7 +118,7 @@ def formula(name: str) -> int:
 
 
 def test_count_is_the_formulas():
-    names = [name for name in variant_names() if not name.startswith(("AxialResNet", "BiT", "Mixer"))]
+    names = [name for name in variant_names() if not name.startswith(("AxialResNet", "BiT", "Mixer", *ROTARY))]
     assert {name: count(name) for name in names} == {name: formula(name) for name in names}
 
 
@@ -97,6 +128,8 @@ def test_count_is_the_published():
     assert {name for name in variant_names() if name.startswith("Mixer")} == {f"Mixer-{size}" for size in MIXERS}
     for size, millions in MIXERS.items():
         assert count(f"Mixer-{size}") / 1e6 == pytest.approx(millions, abs=0.5), size
+    for size, millions in DINOV3.items():
+        assert count(f"DINOv3-{size}") / 1e6 == pytest.approx(millions, rel=0.03), size
     # 3.9 thousand million (arXiv 2209.06794) counts attention pooling and the 29,593 labels of JFT-3B.
     assert count("e/14", labels=29_593, pooling="map") / 1e9 == pytest.approx(3.9, abs=0.05)
     grids = {"R+Ti/16": (7, 7), "R26+S/32": (7, 7), "R50+B/16": (14, 14), "R50+L/32": (7, 7)}
@@ -107,6 +140,36 @@ def test_count_is_timms():
     for name, theirs in TIMM.items():
         assert count(name, labels=1000) == count_of_timm(theirs, 1000), name
     assert count("So400m/14", pooling="map") == count_of_timm("vit_so400m_patch14_siglip_224", 0)
+
+
+def vit5(layers: int, width: int, heads: int, mlp: int, cells: int, patch: int, labels: int) -> int:
+    """ViT-5's code: no biases of query, key and value, norms of one weight, norms of a head, LayerScales, 4 registers.
+
+    The norms of query and key are shared by a block's heads.
+    """
+    per_block = 2 * width + 4 * width**2 + width + 2 * (width // heads) + 2 * width * mlp + mlp + width + 2 * width
+    outside = 3 * patch**2 * width + width + (1 + 4 + cells) * width + width
+    return layers * per_block + outside + labels * (width + 1)
+
+
+def test_count_of_vit5_is_its_codes():
+    saved = torch.load(GOLDEN / "vit5.pth", weights_only=True)["model"]
+    learned = sum(value.numel() for key, value in saved.items() if not key.endswith(".freqs"))
+    assert vit5(2, 48, 3, 144, 25, 8, 12) == learned
+    for size in "SBL":
+        layers, width, mlp, heads = PAPERS[size]
+        assert count(f"ViT-5-{size}/16", labels=1000) == vit5(layers, width, heads, mlp, 196, 16, 1000), size
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_rotary_variants_are_converted_models(name: str, tmp_path: Path):
+    """All but sizes and labels is what the original's file converts to."""
+    file, options = SAVED[name]
+    hf_vit.convert(GOLDEN / file, tmp_path / "out", **options)
+    theirs = AutoConfig.from_pretrained(tmp_path / "out").to_dict()
+    ours = variant_config(name, **{size: theirs[size] for size in SIZES}).to_dict()
+    of_files = {"auto_map", "architectures", "dtype", "id2label", "label2id", "_name_or_path"}
+    assert {key: ours[key] for key in ours if key not in of_files and ours[key] != theirs[key]} == {}
 
 
 def test_every_size_of_the_papers_is_there():

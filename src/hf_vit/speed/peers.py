@@ -248,7 +248,7 @@ def find_obstacle(
         f"{package} is not installed": package is not None and find_spec(package) is None,
         f"{variant} has no attention": base_name in ("hf_vit eager", "hf_vit flash") and not is_vit,
         f"{variant} has no GELU": base_name == "hf_vit tanh" and not hasattr(config, "hidden_act"),
-        f"{base_name} has no {variant}": type(config) is not HfViTConfig
+        f"{base_name} has no {variant}": (type(config) is not HfViTConfig or config.rotary_embedding is not None)
         and base_name in (PRODUCTS, *PEERS)
         and not is_in_timm,
     }
