@@ -137,7 +137,7 @@ def test_images_of_refused_sizes_are_not_answered(threads: int, places: dict[str
         with pytest.raises(
             UserError,
             match=rf"the graph cannot run 2 images of {height}x{width} px: "
-            "(.*image_sides_are_smaller_than_4x4_px|.*; resize them: the graph takes at least 4x4 px$)",
+            "(.*image_sides_are_smaller_than_4x4_px|.*; resize them to at least 4x4 px$)",
         ):
             model(torch.zeros(2, 3, height, width))
     assert torch.equal(model(torch.ones(2, 3, 16, 16)).logits, wanted)

@@ -26,22 +26,25 @@ from hf_vit.errors import UserError
 _BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
 _AXIAL: Fields = {"rotary_embedding": "axial", "rotary_base": 10_000.0}
 _ENCODER = {**_AXIAL, "rotary_axis_order": "column_row", "layer_norm_eps": 1e-5, "pooling_num_heads": 8}
-_LINES = {"rotary_embedding": "axial", "rotary_coordinates": "centered", "rotary_pairing": "halves"}
+_DINO = {**_AXIAL, "rotary_base": 100.0, "rotary_coordinates": "centered", "rotary_pairing": "halves"}
+_NO_TABLE = {"position_embedding": "none"}
 _ROPE_VIT = {"rotary_embedding": "axial", "rotary_axis_order": "column_row"}
 # Architecture -> fields of the config that its weights do not show (all matches count, later ones win).
 _FIELDS: dict[str, Fields] = {
     r"eva02_.+": {**_AXIAL, "rotary_reference_grid": 16},
     r"eva02_enormous_.+": {"rotary_embedding": None, "rotary_reference_grid": None, "norm_after_branches": True},
     r"(eva_giant|eva02_enormous|vit_pe_\w+_gigantic)_.+": {"num_attention_heads": 16},
-    r"vit_\w+_rope_reg\d_gap_\d+": {**_AXIAL, "rotary_reference_grid": 16},
-    r"vit_pe_\w+": {**_ENCODER, "rotary_offset": 1, "rotary_reference_grid": 32},
+    r"eva02_(tiny|small|base|large)_.+": {"mlp_type": "swiglu"},
+    r"vit_\w+_rope_reg\d_gap_\d+": {**_AXIAL, "rotary_reference_grid": 16, **_NO_TABLE},
+    r"vit_pe_\w+": {**_ENCODER, "rotary_offset": 1, "rotary_reference_grid": 32, "norm_before_layers": True},
     r"vit_pe_\w+_gigantic_\w+": {"rotary_offset": 0},
     r"vit_pe_core_(tiny|small|large)_\w+": {"rotary_reference_grid": 24},
     r"vit_pe_core_base_\w+": {"rotary_reference_grid": 14},
     r"vit_pe_(lang|spatial)_\w+": {"pooling_num_heads": None},
     r"vit_\w+_rope(_ape)?_224": {**_ROPE_VIT, "rotary_base": 100.0},
     r"vit_\w+_rope_mixed(_ape)?_224": {**_ROPE_VIT, "rotary_embedding": "mixed", "rotary_base": 10.0},
-    r"vit_\w+_(dinov3|lingbot)(_\w+)?": {**_LINES, "rotary_base": 100.0, "layer_norm_eps": 1e-5},
+    r"vit_\w+_rope(_mixed)?_224": _NO_TABLE,
+    r"vit_\w+_(dinov3|lingbot)(_\w+)?": {**_DINO, "layer_norm_eps": 1e-5, **_NO_TABLE},
     r"vit_7b_.+": {"num_attention_heads": 32},
 }
 _NAMES = re.compile(r"eva(02)?_\w+|vit_\w+_(rope|dinov3|lingbot)(_\w+)?|vit_pe_(core|lang|spatial)_\w+")

@@ -156,8 +156,7 @@ def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
 @pytest.mark.parametrize(
     ("architecture", "told"),
     [
-        ("vit_base_patch16_dinov3.lvd_1689m", "rotary positions"),
-        ("vit_pe_spatial_base_patch16_512", "rotary positions"), ("eva02_base_patch14_224", "rotary positions"),
+        ("vit_giant_patch16_sapiens2.sa_1b", "queries that share keys"),
         ("samvit_base_patch16", "attention in windows"), ("naflexvit_base_patch16_gap", "patches of many grids"),
         ("vit_base_patch16_rpn_224", "LayerNorms after attention and MLP"), ("vit_base_mci_224", "another stem"),
         ("vit_small_patch16_18x2_224", "parallel attention and MLP"),
@@ -169,6 +168,19 @@ def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architectur
     name = architecture.partition(".")[0]
     pattern = rf"the checkpoint: timm's '{name}' has {told}.*, which hf_vit does not support; use it with timm"
     assert re.fullmatch(pattern, message)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field"),
+    [
+        ("vit_base_patch16_dinov3.lvd_1689m", "position_embedding"),
+        ("vit_pe_spatial_base_patch16_512", "norm_before_layers"),
+        ("eva02_base_patch14_224", "mlp_type"),
+    ],
+)
+def test_weights_that_are_not_of_the_architecture_are_refused(architecture: str, field: str):
+    message = refusal(good("timm_vit")[0], Companions({"architecture": architecture, "input_size": [3, 12, 12]}))
+    assert field in message
 
 
 def test_one_weight_in_two_spellings_is_refused():

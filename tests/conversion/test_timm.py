@@ -239,7 +239,7 @@ def plan_of(name: str) -> conversion.Plan:
 @pytest.mark.parametrize("name", architectures())
 def test_architecture_is_understood_or_refused(name: str):
     model = built(name)
-    if not is_expressible(model) or not re.match(r"vit_|deit|flexivit|test_vit", name):
+    if not is_expressible(model) or not re.match(r"vit_|deit|flexivit|test_vit|eva_", name):
         reasons = (
             "hf_vit does not support",
             r"is not supported; give one of vit_\*",

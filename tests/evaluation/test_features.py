@@ -275,7 +275,7 @@ def _bert(folder):
             lambda folder: shutil.rmtree(folder),
             "there is no file or folder .*; give a path, or owner/name of a model on the Hub",
         ),
-        (lambda folder: (folder / "config.json").unlink(), r"no config\.json in it; give the folder"),
+        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json; give the folder"),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json of .* is damaged"),
         (lambda folder: (folder / "config.json").write_text("{}"), "cannot be read as a model"),
         (_edit_config(model_type="perceptron"), "cannot be read as a model: .*perceptron"),

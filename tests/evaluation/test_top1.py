@@ -180,7 +180,7 @@ def test_kinds_of_models_and_images(dataset, capsys):
     assert half.loss != full.loss, "measured as it is"
     model = make_classifier()
     torch.nn.init.constant_(model.classifier.bias, float("nan"))
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match="NaN or infinite"):
         measure(model, dataset)
 
 

@@ -594,7 +594,7 @@ DAMAGE = {
     "records cut": (lambda root: dmlab(root, example_writer()), _cut("dmlab/dmlab-test.tfrecord"),
                     "dmlab-test.tfrecord ends within a record"),
     "records lack": (lambda root: dmlab(root, example_writer()), _without("dmlab/dmlab-validation.tfrecord"),
-                     "there is no dmlab-validation.tfrecord"),
+                     "dmlab-validation.tfrecord does not exist"),
     "no mapping": (kitti, _without("Kitti/raw/mapping"), "raw/mapping/ of devkit_object.zip"),
     "no labels": (kitti, _without("Kitti/raw/training/label_2/000003.txt"), "000003.txt"),
     "no kitti": (kitti, _without("Kitti/raw"), "Dataset not found); copy all of it"),

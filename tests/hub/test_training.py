@@ -52,7 +52,7 @@ def test_a_failed_push_ends_the_run(hub: Loopback, xet_client: Client, tmp_path:
     assert done.code != 0
     assert "UserError: the model in" in done.err
     assert "no space left" in done.err
-    assert f"Push it later: hf-vit push {folder} {REPO}" in done.err
+    assert f"Push it later with hf-vit push {folder} {REPO}" in done.err
     stock = {"folder": str(tmp_path / "stock"), "hub_model_id": "alice/two", "stock": True}
     silent = xet_client.attempt("hub.jobs:train", **stock)
     assert silent.code == 0, silent.err

@@ -274,7 +274,9 @@ def test_a_data_worker_that_is_killed_is_one_line(train, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(SeededDataset, "__getitems__", killed)
         message = r"^a data loading process was killed, probably for lack of memory \(DataLoader worker .*\); "
-        with pytest.raises(UserError, match=message + r"free some or choose a smaller --num-workers, then start again"):
+        with pytest.raises(
+            UserError, match=message + r"free some memory or choose a smaller --num-workers, then start again"
+        ):
             train(tmp_path / "out", num_workers=1)
     assert train(tmp_path / "out", resume=True).steps == 4
 

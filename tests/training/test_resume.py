@@ -204,7 +204,7 @@ def test_a_checkpoint_without_its_training_weights_is_no_place_to_go_on_from(tra
     done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
     again = killed(done, "again")
     (list_checkpoints(again / "checkpoints")[0] / "training_weights.safetensors").unlink()
-    with pytest.raises(UserError, match=r"lacks training_weights\.safetensors"):
+    with pytest.raises(UserError, match=r"has no training_weights\.safetensors"):
         train(again, resume=True, changes=changes)
 
 
@@ -329,7 +329,7 @@ def test_a_sweep_by_command(command, tiny_checkpoint, colours, tmp_path):
     assert code == 0, err
     assert [line.partition(":")[0] for line in err.splitlines()] == ["step 4 of 4"] * 2
     assert "learning rates, validation split" in out
-    assert sum("best" in line and "0.00" in line for line in out.splitlines()) == 1
+    assert sum(line.endswith("best │") and "0.00" in line for line in out.splitlines()) == 1
     record = json.loads((output / "facts.json").read_text())[0]
     assert "--sweep-rates 0.001,0.003" in record["command"]
     for value, message in (("a,b", "cannot be read"), ("0.1,0.1", "duplicate learning rate"), ("-1", "greater than 0")):

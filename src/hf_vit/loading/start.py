@@ -156,8 +156,14 @@ def build_model(
 
 
 def find_dense_head(name: str | HfBaseConfig, task: str) -> str | None:
-    """Return the head's name if a checkpoint has a head for this task; None for everything else."""
-    head = find_source(name, with_variants=True).dense_head if isinstance(name, str) else None
+    """Return the head's name if a checkpoint has a head for this task; None for everything else.
+
+    A name that cannot be found gives None too: settings are checked before the model is looked for again.
+    """
+    try:
+        head = find_source(name, with_variants=True).dense_head if isinstance(name, str) else None
+    except UserError:
+        return None
     return head.name if head is not None and head.task == task else None
 
 
