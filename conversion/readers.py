@@ -236,7 +236,10 @@ class NpzReader(CheckpointReader):
     def _read_member(self, info: zipfile.ZipInfo, file_size: int) -> Member:
         """Read a .npy header and check its size against the archive's."""
         if info.flag_bits & 0x1:
-            raise ValueError("it is encrypted")
+            raise UserError(
+                f"{self.path.name} holds '{info.filename}' encrypted, which hf_vit cannot read; unpack it with its "
+                "password and save the arrays with numpy.savez"
+            )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"compression method {info.compress_type} is not one that numpy writes")
         if not 0 <= info.header_offset < file_size:
@@ -530,13 +533,16 @@ def _open_folder(folder: Path) -> CheckpointReader:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of reasonable size; raise a UserError that says what else the file is."""
+    limits = f"hf_vit reads at most {MAX_JSON_BYTES:,} bytes and {MAX_JSON_VALUES:,} values; give the model's own file"
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise UserError(f"{path.name} has {size:,} bytes, too many for a JSON file of a model; {limits}")
         text = path.read_bytes()
-        if sum(map(text.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
-            raise ValueError(f"it has more than {MAX_JSON_VALUES} values")
+        if (count := sum(map(text.count, (b",", b"[", b"{")))) > MAX_JSON_VALUES:
+            raise UserError(f"{path.name} has {count:,} values, too many for a JSON file of a model; {limits}")
         content: object = json.loads(text)
+    except UserError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path.name} is not valid JSON ({short_reason(error)}); download the file again") from error
     if not isinstance(content, dict):

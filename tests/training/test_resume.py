@@ -332,7 +332,11 @@ def test_a_sweep_by_command(command, tiny_checkpoint, colours, tmp_path):
     assert sum(line.endswith("best │") and "0.00" in line for line in out.splitlines()) == 1
     record = json.loads((output / "facts.json").read_text())[0]
     assert "--sweep-rates 0.001,0.003" in record["command"]
-    for value, message in (("a,b", "is not a list of numbers"), ("0.1,0.1", "duplicate learning rate"), ("-1", "greater than 0")):
+    for value, message in (
+        ("a,b", "is not a list of numbers"),
+        ("0.1,0.1", "duplicate learning rate"),
+        ("-1", "greater than 0"),
+    ):
         code, _, err = command(*arguments, "--output", tmp_path / "no", "--sweep-rates", value)
         assert code == 1
         assert message in err

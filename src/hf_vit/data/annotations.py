@@ -97,7 +97,7 @@ def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[st
         mask: polygons [[x1, y1, x2, y2, ...], ...] in px, run lengths {"size", "counts"}, or {"bytes": an image file
             that is 0 outside of the object}.
         height, width: px of the image.
-        place: name of the object in errors.
+        object_name: name of the object in errors.
 
     Raises:
         UserError: the mask is empty, damaged or of another size than the image, or pycocotools is not installed.

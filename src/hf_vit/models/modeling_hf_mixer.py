@@ -36,7 +36,7 @@ class HfMixerPatchEmbeddings(nn.Module):
         self.projection = nn.Conv2d(config.num_channels, config.hidden_size, patch, stride=patch)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return the patches [B, N, D] of images [B, C, H, W], padded at the end to whole patches."""
+        """Return the patches [B, N, D] of images [B, C, H, W], padded on both sides to whole patches."""
         (height, width), (stride_h, stride_w) = pixel_values.shape[2:], self.projection.stride
         missing_rows, missing_columns = -height % stride_h, -width % stride_w
         if missing_rows or missing_columns:  # TensorFlow's SAME padding, which adds an odd px at the end

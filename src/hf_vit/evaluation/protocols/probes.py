@@ -79,7 +79,8 @@ def linear_probe(
     (train_features, labels), *selection = (examination.depth_features(name) for name in splits)
     if len(np.unique(labels)) < 2:
         raise UserError(
-            f"split '{learn_split}' has images of only one class, but a probe needs two; choose another split"
+            f"split '{learn_split}' has images of only one class, but a probe needs two; give data with more classes "
+            "in that split"
         )
     test_features, truth = examination.depth_features(examination.split)
     best: list[Probe] = []

@@ -207,7 +207,7 @@ def parse_example(message: bytes) -> dict[str, bytes | int]:
 def _message(value: bytes | int) -> bytes:
     """Return a value that must be a protobuf message; raise ValueError for a number."""
     if not isinstance(value, bytes):
-        raise ValueError("a number is in the place of a message")
+        raise ValueError("it has a number where a record needs a nested field")
     return value
 
 
