@@ -351,9 +351,11 @@ def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys)
         (("spark", None), "unknown runner 'spark'; choose from local, ray"),
         (("local", "10.0.0.1:6379"), "needs --runner ray"),
     ]
-    for given, said in refusals:
-        with pytest.raises(UserError, match=said), open_runner(*given, None):
-            raise AssertionError("it runs")
+    with monkeypatch.context() as patched:
+        patched.setattr("ray.is_initialized", lambda: False)  # other tests of this file keep a connection
+        for given, said in refusals:
+            with pytest.raises(UserError, match=said), open_runner(*given, None):
+                raise AssertionError("it runs")
     config, out = HfViTConfig(image_size=8, patch_size=4), tmp_path / "out"
     with pytest.raises(UserError, match="--runner ray needs --lr-sweep"):
         finetune(config, str(place / "images"), out, runner="ray")
