@@ -33,7 +33,7 @@ FLOAT32_TOLERANCE = {"hybrid": 6e-5, "bit": 6e-5}
 # timm computes the angles of rotary positions in float32, also for a model in float64.
 ROTARY_TOLERANCE = 1e-7
 MEMORY = 3e9  # bytes, at any time
-WIDE = 2048  # channels; two blocks of a model that is wider do not fit
+WIDE = 1700  # channels; two blocks of a model that is wider do not fit
 
 
 def weights_that_show(model: nn.Module) -> nn.Module:
