@@ -50,14 +50,17 @@ def weights_that_show(model: nn.Module) -> nn.Module:
 
 
 def build(name: str) -> tuple[nn.Module, dict[str, int]]:
-    """The architecture of two blocks, or of one where it is wide; and the arguments that make it so."""
+    """The architecture of two blocks (each stage of a ResNet: one), or of one where it is wide; and its arguments."""
     with torch.device("meta"):
         whole = timm.create_model(name)
-    arguments = {"depth": 1 if getattr(whole, "embed_dim", 0) > WIDE else 2}
-    if "sapiens2" in name:  # has an argument with an entry for each of its blocks
-        whole.blocks = whole.blocks[: arguments["depth"]]
-        return whole.to_empty(device="cpu"), arguments
-    return timm.create_model(name, **arguments), arguments
+    depth = 1 if getattr(whole, "embed_dim", 0) > WIDE or hasattr(whole, "stages") else 2
+    try:
+        return timm.create_model(name, depth=depth), {"depth": depth}
+    except (TypeError, AssertionError):  # no such argument, or another with an entry for each block
+        for part in (whole, *getattr(whole, "stages", ())):
+            if hasattr(part, "blocks"):
+                part.blocks = part.blocks[:depth]
+        return whole.to_empty(device="cpu"), {}
 
 
 def converted_or_refusal(folder: Path) -> conversion.ConversionResult | str:
