@@ -65,7 +65,7 @@ _RMS = "norms that do not subtract the mean (RMSNorm)"
 # Architecture -> its feature that no model here has, even if its keys are those of a plain ViT.
 UNSUPPORTED_FEATURES: dict[str, str] = {
     r"vit_\w+_sapiens2(_.*)?": "queries that share keys, and LayerScale after attention alone",
-    r"(beitv?2?|beit3)(_.+)?": "a learned bias of relative positions in its attention, also for the class token",
+    r"beit(v2)?(_.+)?": "a learned bias of relative positions in its attention, also for the class token",
     r"samvit_.+": "attention in windows with relative positions (SAM)",
     r"naflexvit_.+": "patches of many grids in one sequence (NaFlex)",
     r"vit_\w+_rpn_\d+": "LayerNorms after attention and MLP instead of before them",
@@ -74,6 +74,8 @@ UNSUPPORTED_FEATURES: dict[str, str] = {
     r"vit_d(little|wee)_.+": "differential attention",
     r"vit_\w+_(mci|resnet\d+d)(_.+)?": "another stem than BiT's ResNet (ResNet-D, MobileCLIP)",
     r"test_vit4": _RMS,
+    r"g(mixer|mlp)_.+|resmlp_.+": "another mix of tokens than the MLP-Mixer's (gates, or affine layers)",
+    r"resnetv2_\d+(d|t)?(_(evos|frn|gn))?": "another ResNetV2 than BiT's (batch norms or other stems)",
 }
 # Arguments in config.json that are not read: names and shapes show them too, or they only affect training.
 _IGNORED_ARGUMENTS = re.compile(

@@ -1,5 +1,5 @@
 """Define timm's origin for its class `Eva`: EVA, EVA-02, DINOv3, Perception Encoder, RoPE-ViT and its own ViTs with
-rotary positions.
+rotary positions; and for BEiT-3, whose blocks have the same norms.
 
 The settings of rotary positions are not in the weights: they come from the architecture in config.json.
 """
@@ -33,7 +33,8 @@ _ROPE_VIT = {"rotary_embedding": "axial", "rotary_axis_order": "column_row"}
 _FIELDS: dict[str, Fields] = {
     r"eva02_.+": {**_AXIAL, "rotary_reference_grid": 16},
     r"eva02_enormous_.+": {"rotary_embedding": None, "rotary_reference_grid": None, "norm_after_branches": True},
-    r"(eva_giant|eva02_enormous|vit_pe_\w+_gigantic)_.+": {"num_attention_heads": 16},
+    r"(eva_giant|beit3_giant|eva02_enormous|vit_pe_\w+_gigantic)_.+": {"num_attention_heads": 16},
+    r"beit3_.+": {"layer_norm_eps": 1e-5},
     r"eva02_(tiny|small|base|large)_.+": {"mlp_type": "swiglu"},
     r"vit_\w+_rope_reg\d_gap_\d+": {**_AXIAL, "rotary_reference_grid": 16, **_NO_TABLE},
     r"vit_pe_\w+": {**_ENCODER, "rotary_offset": 1, "rotary_reference_grid": 32, "norm_before_layers": True},
@@ -47,7 +48,7 @@ _FIELDS: dict[str, Fields] = {
     r"vit_\w+_(dinov3|lingbot)(_\w+)?": {**_DINO, "layer_norm_eps": 1e-5, **_NO_TABLE},
     r"vit_7b_.+": {"num_attention_heads": 32},
 }
-_NAMES = re.compile(r"eva(02)?_\w+|vit_\w+_(rope|dinov3|lingbot)(_\w+)?|vit_pe_(core|lang|spatial)_\w+")
+_NAMES = re.compile(r"eva(02)?_\w+|beit3_\w+|vit_\w+_(rope|dinov3|lingbot)(_\w+)?|vit_pe_(core|lang|spatial)_\w+")
 _SCALES = {".ls1.gamma": ".gamma_1", ".ls2.gamma": ".gamma_2"}  # timm's names in its ViT -> in this class
 
 

@@ -90,7 +90,12 @@ EVA = (
     *("vit_betwixt_patch16_rope_reg4_gap_256", "vit_pe_core_base_patch16_224", "vit_pe_core_gigantic_patch14_448"),
     *("vit_pe_lang_large_patch14_448", "vit_pe_spatial_base_patch16_512", "vit_small_patch16_rope_224"),
     *("vit_small_patch16_rope_ape_224", "vit_small_patch16_rope_mixed_224", "vit_small_patch16_rope_mixed_ape_224"),
-    *("vit_small_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb", "vit_base_patch16_lingbot"),
+    *(
+        "beit3_base_patch16_224",
+        "vit_small_patch16_dinov3",
+        "vit_small_plus_patch16_dinov3_qkvb",
+        "vit_base_patch16_lingbot",
+    ),
 )
 
 
@@ -197,7 +202,7 @@ ACTIVATIONS = {nn.GELU: "gelu", GELUTanh: "gelu_pytorch_tanh", QuickGELU: "quick
 
 def architectures() -> list[str]:
     """Every name but for its image size, and every size of those that the table of exceptions knows."""
-    names = [name for name in timm.list_models() if re.match(r"vit_|deit|flexivit|test_vit|beit3|eva_large|aim", name)]
+    names = [name for name in timm.list_models() if re.match(r"vit_|deit|flexivit|test_vit|eva_large|aim", name)]
     names = [name for name in names if model_entrypoint(name).__module__.rpartition(".")[2] in MODULES]
     known = [name for name in names if any(re.fullmatch(exception, name) for exception in EXCEPTIONS)]
     others = {re.sub(r"_\d+$", "", name): name for name in names if name not in known}
