@@ -72,6 +72,18 @@ def _configure_clip(network: Network) -> Fields:
     return network.vit_fields(1, heads={}) | _CLIP_FIELDS | {"hidden_act": "quick_gelu"}
 
 
+def _declared_clip(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts in CLIP's config.json, which also has the width of the projection."""
+    width = (companions.config or {}).get("projection_dim")
+    rows = next((shape[0] for key, shape in shapes.items() if key.endswith("visual_projection.weight") and shape), None)
+    if None not in (width, rows) and width != rows:
+        raise UserError(
+            f"config.json has projection_dim={width!r:.80}, but visual_projection.weight has {rows} rows; download the "
+            "files again"
+        )
+    return read_config(companions, ("clip_vision_model", "clip"))
+
+
 CLIP = Origin(
     name="transformers_clip",
     rules=(
@@ -84,7 +96,7 @@ CLIP = Origin(
     recognizes=make_recognizer(_PATCHES, _BASES, rf"{_CLASS}$"),
     names=_names,
     configure=_configure_clip,
-    declared=lambda companions, shapes: read_config(companions, ("clip_vision_model", "clip")),
+    declared=_declared_clip,
     assumed={
         "num_attention_heads": "heads of 64",
         "hidden_act": "quick_gelu",

@@ -37,6 +37,8 @@ _FIELDS: dict[str, Fields] = {
     r"beit3_.+": {"layer_norm_eps": 1e-5},
     r"eva02_(tiny|small|base|large)_.+": {"mlp_type": "swiglu"},
     r"vit_\w+_rope_reg\d_gap_\d+": {**_AXIAL, "rotary_reference_grid": 16, **_NO_TABLE},
+    r"vit_\w+_rope_reg1_\w+": {"num_register_tokens": 1},
+    r"vit_\w+_(rope_reg4|dinov3|lingbot)(_\w+)?": {"num_register_tokens": 4},
     r"vit_pe_\w+": {**_ENCODER, "rotary_offset": 1, "rotary_reference_grid": 32, "norm_before_layers": True},
     r"vit_pe_\w+_gigantic_\w+": {"rotary_offset": 0},
     r"vit_pe_core_(tiny|small|large)_\w+": {"rotary_reference_grid": 24},

@@ -505,6 +505,7 @@ class Aimv2Config(BaseModel):
 
     hidden_act: Literal["silu"] = "silu"
     rms_norm_eps: Positive = 1e-5
+    is_native: bool = False
 
 
 def _declared_aimv2(companions: Companions, shapes: Shapes) -> Declared:
@@ -514,7 +515,10 @@ def _declared_aimv2(companions: Companions, shapes: Shapes) -> Declared:
     tower = config.get("vision_config") if config.get("model_type") == "aimv2" else config
     values = validate_values(Aimv2Config, tower if isinstance(tower, dict) else {}, "config.json")
     fields = {name: value for name, value in declared.fields.items() if name not in ("hidden_act", "qkv_bias")}
-    return replace(declared, fields=fields | {"layer_norm_eps": values.rms_norm_eps})
+    if companions.config is not None:
+        fields |= {"layer_norm_eps": values.rms_norm_eps}
+        fields |= {"position_embedding": "sincos_2d_mae" if values.is_native else "learned"}
+    return replace(declared, fields=fields)
 
 
 AIMV2 = replace(

@@ -313,7 +313,8 @@ CASES = {
     "timm_vit beside its config": of_torch(of_timm, lambda _: {"config.json": TIMM_CONFIG}),
     "timm_vit of SwiGLU and registers": of_torch(
         lambda: of_timm("vit_giant_patch14_reg4_dinov2", embed_dim=64, num_heads=1, mlp_ratio=0.5),
-        silent={"cls_token": ("drop", "rename")},  # its table has no row for it: one of GAP
+        # Its table has no row for either: one of GAP, or one without registers.
+        silent={"cls_token": ("drop", "rename"), "reg_token": ("drop",)},
     ),
     "timm_vit of CLIP": of_torch(lambda: of_timm("vit_base_patch16_clip_224", embed_dim=64, num_heads=1)),
     "timm_eva": of_torch(
@@ -334,7 +335,7 @@ CASES = {
     "mae": encoder(**{"mask_token": np.ones((1, 1, 64), "f4"), "decoder_embed.weight": np.ones((8, 64), "f4")}),
     "dino": encoder("teacher.backbone."),
     "dino of DINOv2": dinov2_in_chunks(),
-    "open_clip": clip_of_open_clip(),
+    "open_clip": replace(clip_of_open_clip(), silent={"visual.proj": ("drop",)}),  # one without projection
     "dinov3": recorded("dinov3_vits.pth", silent={"storage_tokens": ("drop", "less", "more")}),  # any number of them
     "eva": recorded("eva02_clip.pt"),
     "vit5": recorded("vit5.pth"),
