@@ -32,7 +32,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 FLOAT32_TOLERANCE = {"hybrid": 6e-5, "bit": 6e-5}
 # timm computes the angles of rotary positions in float32, also for a model in float64.
 ROTARY_TOLERANCE = 1e-7
-MEMORY = 3e9  # bytes, at any time
+MEMORY = 6e9  # bytes, at any time
 WIDE = 1700  # channels; two blocks of a model that is wider do not fit
 
 

@@ -1,8 +1,22 @@
-"""Define the origin AIMv2 (arXiv 2411.14402): files of Apple's code."""
+"""Define the origins of AIMv2 (arXiv 2411.14402): files of Apple's code and of timm."""
 
-from hf_vit.conversion.origins.beside import CLIP_MEAN, CLIP_STD
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyRule, Network, Origin, dense, square_or_pair
-from hf_vit.conversion.origins.wrapped import make_recognizer, unwrap
+import re
+from dataclasses import replace
+
+from hf_vit.conversion.origins import timm
+from hf_vit.conversion.origins.beside import CLIP_MEAN, CLIP_STD, validate_values
+from hf_vit.conversion.origins.origin import (
+    Declared,
+    Fields,
+    KeyNames,
+    KeyRule,
+    Network,
+    Origin,
+    dense,
+    square_or_pair,
+)
+from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, unwrap
+from hf_vit.conversion.readers import Companions, Shapes
 
 _PATCHES = "preprocessor.patchifier.proj.weight"
 _BLOCK, _TARGET = "trunk.blocks.{i}", "layers.{i}"
@@ -68,4 +82,45 @@ AIMV2 = Origin(
     },
     foreign_heads={r"head\..+": "a head that pools by attention without an MLP"},
     package="apple/ml-aim",
+)
+
+# timm's AIMv2: the same network with the names of its ViT.
+
+_TIMM_MODULES = {
+    "preprocessor.patchifier.": "patch_embed.",
+    "preprocessor.pos_embed": "pos_embed",
+    "trunk.blocks.": "blocks.",
+    "trunk.post_trunk_norm.": "norm.",
+}
+_TIMM_LAYERS = {".norm_1.": ".norm1.", ".norm_2.": ".norm2.", ".mlp.fc1.": ".mlp.fc1_g.", ".mlp.fc3.": ".mlp.fc1_x."}
+
+
+def is_timm_architecture(name: str) -> bool:
+    """Return whether an architecture of timm is an AIMv2."""
+    return re.fullmatch(r"aimv2_\w+", name) is not None
+
+
+def _timm_names(shapes: Shapes) -> KeyNames:
+    """Return the names of the keys, with Apple's names for modules and layers."""
+    return rename_keys(rename_keys(unwrap(shapes, timm.PATCHES, {}), _TIMM_MODULES), _TIMM_LAYERS)
+
+
+def _declared_timm(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts about arguments and preprocessing in timm's config.json."""
+    config_file = validate_values(timm.TimmConfig, companions.config or {}, "config.json")
+    arguments = {"global_pool": config_file.global_pool, **(config_file.model_args or {})}
+    fields = timm.argument_fields(arguments, has_special=False)
+    return timm.declare(config_file, companions.config or {}, {"position_embedding": "learned", **fields})
+
+
+TIMM_AIMV2 = replace(
+    AIMV2,
+    name="timm_aimv2",
+    rules=(*AIMV2.rules, *dense("head", "LD", "classifier", "head")),
+    recognizes=make_recognizer(timm.PATCHES, ("",), r"(^|\.)patch_embed\.norm\.weight$"),
+    names=_timm_names,
+    configure=lambda network: _configure(network) | {"position_interpolation": "bicubic_antialias"},
+    declared=_declared_timm,
+    foreign_heads={},
+    package="timm",
 )

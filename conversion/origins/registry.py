@@ -16,7 +16,7 @@ ORIGINS: tuple[Origin, ...] = (
     *(clip.CLIP_CLASSIFIER, clip.CLIP, clip.SIGLIP),
     *(transformers.DINOV2, transformers.DINOV3, transformers.AIMV2),
     *(eva.EVA, deit.VIT5, deit.DEIT, dino_mae.DINOV3, dino_mae.MAE, dino_mae.DINO),
-    *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT, timm_eva.EVA),
+    *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT, timm_eva.EVA, aim.TIMM_AIMV2),
     *(clip.PERCEPTION_ENCODER, clip.OPEN_CLIP, aim.AIMV2),
 )
 # Values of `model_type` in transformers' config.json that convert.
@@ -69,6 +69,8 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NO_COMP
         timm.refuse_foreign(name)
         if timm_eva.has_architecture(name) and timm_eva.EVA.recognizes(shapes):
             return timm_eva.EVA  # some of these files have the keys of the original code
+        if aim.is_timm_architecture(name) and aim.TIMM_AIMV2.recognizes(shapes):
+            return aim.TIMM_AIMV2
     for origin in ORIGINS:
         if origin.recognizes(shapes):
             return origin

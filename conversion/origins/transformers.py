@@ -376,7 +376,7 @@ def _dinov3_names(shapes: Shapes) -> KeyNames:
     names = unwrap(shapes, _DINOV3_PATCHES, {r"embeddings\.mask_token": "mask token of DINOv3's training"})
     if not any(name.startswith("model.layer.") for name in names.normal):
         names = rename_keys(names, {"model.layer.": "layer."})
-    if shapes.get(names.normal.get("embeddings.register_tokens", ""), (1, 1))[1] == 0:
+    if 0 in shapes.get(names.normal.get("embeddings.register_tokens", ""), ()):
         ignore_keys(names, "embeddings.register_tokens", "empty array of register tokens")
     if not any(".mlp.gate_proj." in name for name in names.normal):
         names = rename_keys(names, {".mlp.fc1.": ".mlp.up_proj.", ".mlp.fc2.": ".mlp.down_proj."})

@@ -325,6 +325,14 @@ CASES = {
             | {"model_args": {"num_heads": 1, "img_size": 12}}
         },
     ),
+    "timm_aimv2": of_torch(
+        lambda: of_timm("aimv2_large_patch14_224", embed_dim=128, num_heads=1),
+        lambda _: {
+            "config.json": TIMM_CONFIG
+            | {"architecture": "aimv2_large_patch14_224", "global_pool": "avg"}
+            | {"model_args": {"num_heads": 1, "img_size": 12}}
+        },
+    ),
     "timm_hybrid": of_torch(hybrid_of_timm),
     "timm_mixer": of_torch(mixer_of_timm),
     "timm_bit": of_torch(lambda: bit_of_timm((1,))),
