@@ -173,7 +173,7 @@ def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architectur
 @pytest.mark.parametrize(
     ("architecture", "field"),
     [
-        ("vit_base_patch16_dinov3.lvd_1689m", "position_embedding"),
+        ("vit_base_patch16_dinov3.lvd_1689m", "num_register_tokens=4, the weights need 0"),
         ("vit_pe_spatial_base_patch16_512", "norm_before_layers"),
         ("eva02_base_patch14_224", "mlp_type"),
     ],

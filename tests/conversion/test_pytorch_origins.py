@@ -565,7 +565,7 @@ def test_a_released_name_of_timm(tmp_path: Path):
 def test_others_of_timm_are_refused(tmp_path: Path):
     """Gated MLPs (gMixer) and affine norms (ResMLP) are other networks, whatever their keys."""
     gated = save_timm(mixer_of_timm("gmixer_24_224", mlp_layer=GluMlp), tmp_path / "gated")
-    with pytest.raises(UserError, match=r"'gmixer_24_224' has the keys of another one .mixer_"):
+    with pytest.raises(UserError, match="'gmixer_24_224' has another mix of tokens than the MLP-Mixer's"):
         conversion.convert(gated, tmp_path / "out")
     affine = mixer_of_timm("resmlp_12_224", block_layer=ResBlock, norm_layer=Affine, mlp_ratio=4)
     with pytest.raises(UserError, match="the checkpoint looks like part of a ViT of timm"):
