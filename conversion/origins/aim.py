@@ -86,13 +86,13 @@ AIMV2 = Origin(
 
 # timm's AIMv2: the same network with the names of its ViT.
 
-_TIMM_MODULES = {
+TIMM_MODULES = {
     "preprocessor.patchifier.": "patch_embed.",
     "preprocessor.pos_embed": "pos_embed",
     "trunk.blocks.": "blocks.",
     "trunk.post_trunk_norm.": "norm.",
 }
-_TIMM_LAYERS = {".norm_1.": ".norm1.", ".norm_2.": ".norm2.", ".mlp.fc1.": ".mlp.fc1_g.", ".mlp.fc3.": ".mlp.fc1_x."}
+TIMM_LAYERS = {".norm_1.": ".norm1.", ".norm_2.": ".norm2.", ".mlp.fc1.": ".mlp.fc1_g.", ".mlp.fc3.": ".mlp.fc1_x."}
 
 
 def is_timm_architecture(name: str) -> bool:
@@ -102,7 +102,7 @@ def is_timm_architecture(name: str) -> bool:
 
 def _timm_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys, with Apple's names for modules and layers."""
-    return rename_keys(rename_keys(unwrap(shapes, timm.PATCHES, {}), _TIMM_MODULES), _TIMM_LAYERS)
+    return rename_keys(rename_keys(unwrap(shapes, timm.PATCHES, {}), TIMM_MODULES), TIMM_LAYERS)
 
 
 def _declared_timm(companions: Companions, shapes: Shapes) -> Declared:

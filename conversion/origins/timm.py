@@ -229,11 +229,11 @@ def _common_fields(network: Network, patches: Patches) -> Fields:
         # Weights do not show the initial value; timm's models use 1e-5 or 1e-6.
         "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
     }
-    positions = _relative_positions if _RELATIVE & parts else _added_positions
+    positions = _relative_positions if _RELATIVE & parts else added_positions
     return fields | positions(network, patches)
 
 
-def _added_positions(network: Network, patches: Patches) -> Fields:
+def added_positions(network: Network, patches: Patches) -> Fields:
     """Return the fields for a position table, which may have rows for special tokens and registers too."""
     dims, parts, image_size = network.dims, network.parts, network.image_size
     rows, special = dims["T"], ("cls" in parts) + ("distillation" in parts)

@@ -5,7 +5,9 @@ The settings of rotary positions are not in the weights: they come from the arch
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import validate_values
@@ -50,8 +52,31 @@ _FIELDS: dict[str, Fields] = {
     r"vit_\w+_(dinov3|lingbot)(_\w+)?": {**_DINO, "layer_norm_eps": 1e-5, **_NO_TABLE},
     r"vit_7b_.+": {"num_attention_heads": 32},
 }
+# Argument in config.json -> field, and timm's value -> the field's where they differ. Exports write all of them.
+_SWITCH = {True: True, False: False}
+ARGUMENTS: dict[str, tuple[str, dict[Any, Any] | None]] = {
+    "use_abs_pos_emb": ("position_embedding", {True: "learned", False: "none"}),
+    "use_pre_transformer_norm": ("norm_before_layers", _SWITCH),
+    "use_post_norm": ("norm_after_branches", _SWITCH),
+    "num_reg_tokens": ("num_register_tokens", None),
+    "attn_pool_num_heads": ("pooling_num_heads", None),
+    "rope_temperature": ("rotary_base", None),
+    "rope_grid_offset": ("rotary_offset", None),
+    "rope_grid_indexing": ("rotary_axis_order", {"ij": "row_column", "xy": "column_row"}),
+    "rope_rotate_half": ("rotary_pairing", {True: "halves", False: "interleaved"}),
+    "rope_shift_coords": ("rotary_shift", None),
+    "rope_jitter_coords": ("rotary_jitter", None),
+    "rope_rescale_coords": ("rotary_rescale", None),
+    "ref_feat_shape": ("rotary_reference_grid", None),
+}
+# Kind of rotary positions in timm -> fields `rotary_embedding` and `rotary_coordinates`.
+ROTATIONS = {"cat": ("axial", "index"), "mixed": ("mixed", "index"), "dinov3": ("axial", "centered")}
+_SHOWN_ARGUMENTS = re.compile(  # by names and shapes
+    r"swiglu_(mlp|align_to)|scale_(mlp|attn_inner)|attn_type|qkv_fused|use_(fc|post_transformer)_norm|"
+    r"attn_pool_mlp_ratio|head_init_scale"
+)
 _NAMES = re.compile(r"eva(02)?_\w+|beit3_\w+|vit_\w+_(rope|dinov3|lingbot)(_\w+)?|vit_pe_(core|lang|spatial)_\w+")
-_SCALES = {".ls1.gamma": ".gamma_1", ".ls2.gamma": ".gamma_2"}  # timm's names in its ViT -> in this class
+SCALES = {".ls1.gamma": ".gamma_1", ".ls2.gamma": ".gamma_2"}  # timm's names in its ViT -> in this class
 
 
 def has_architecture(name: str) -> bool:
@@ -61,7 +86,7 @@ def has_architecture(name: str) -> bool:
 
 def _names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys, with the names that timm's ViT has for LayerScale, and DINOv2 for a SwiGLU."""
-    return rename_keys(timm.with_swiglu(unwrap(shapes, timm.PATCHES, {}), shapes), _SCALES)
+    return rename_keys(timm.with_swiglu(unwrap(shapes, timm.PATCHES, {}), shapes), SCALES)
 
 
 def _configure(network: Network) -> Fields:
@@ -92,13 +117,7 @@ def _configure(network: Network) -> Fields:
         height, width = patches.sides
         size = network.image_size or (14 * height, 14 * width)
         return fields | {"image_size": square_or_pair(size), "position_embedding": "none"}
-    on_class = has_class and patches.fits(dims["T"] - 1, network.image_size)
-    return fields | {
-        "image_size": square_or_pair(patches.table_size(dims["T"] - on_class, network.image_size)),
-        "position_embedding": "learned",
-        "position_on_class_token": on_class or not has_class,
-        "position_interpolation": "bicubic_antialias",
-    }
+    return fields | timm.added_positions(network, patches) | {"position_interpolation": "bicubic_antialias"}
 
 
 def _declared(companions: Companions, shapes: Shapes) -> Declared:
@@ -113,9 +132,38 @@ def _declared(companions: Companions, shapes: Shapes) -> Declared:
     fields: Fields = {}
     for pattern, values in _FIELDS.items():
         fields |= values if re.fullmatch(pattern, architecture) else {}
-    has_special = bool({"cls_token", "reg_token"} & set(bare_names(shapes)))
-    fields |= timm.argument_fields({"global_pool": config_file.global_pool, **arguments}, has_special)
+    special = {"cls_token", "reg_token"} & set(bare_names(shapes))
+    if arguments.get("use_rot_pos_emb") is True and "rotary_embedding" not in fields:
+        fields |= _AXIAL
+    fields |= _read_arguments(arguments)
+    if arguments.get("use_rot_pos_emb") is False:
+        fields = {field: value for field, value in fields.items() if not field.startswith("rotary_")}
+    others = {
+        name: value
+        for name, value in arguments.items()
+        if name not in (*ARGUMENTS, "rope_type", "use_rot_pos_emb") and not _SHOWN_ARGUMENTS.fullmatch(name)
+    }
+    fields |= timm.argument_fields({"global_pool": config_file.global_pool, **others}, bool(special))
+    if fields.get("pooling") == "map" and "reg_token" in special:  # timm's class pools its registers too
+        fields["pooling"] = "map_with_registers"
     return timm.declare(config_file, companions.config or {}, fields)
+
+
+def _read_arguments(arguments: Mapping[str, Any]) -> Fields:
+    """Return the fields that arguments of timm's class alone set."""
+    fields: Fields = {}
+    for name in arguments.keys() & {*ARGUMENTS, "rope_type"}:
+        value = arguments[name]
+        field, choices = ARGUMENTS.get(name, ("", dict[Any, Any](ROTATIONS)))
+        if choices is not None and not (isinstance(value, str | bool) and value in choices):
+            raise UserError(
+                f"config.json has timm's argument {name}={value!r:.80}, which hf_vit does not support; use it with timm"
+            )
+        if name == "rope_type":
+            fields["rotary_embedding"], fields["rotary_coordinates"] = ROTATIONS[value]
+        else:
+            fields[field] = value if choices is None else choices[value]
+    return fields
 
 
 def _adapt(rule: KeyRule) -> KeyRule:

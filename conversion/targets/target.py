@@ -283,9 +283,22 @@ class Target(ABC):
         prefix, part = f"{model.base_model_prefix}.", self.part_for(model.config)
         state = {name.removeprefix(prefix): value.detach().cpu() for name, value in model.state_dict().items()}
         arrays, exported, sizes = dict[str, torch.Tensor](), set[str](), _sizes(model.config, state)
+
+        def size_of(axis: str) -> int:
+            factor, letter = axis_factor(axis)
+            return factor * (sizes[letter] if letter else 1)
+
         for rule in _rules_for(part.table, model.config):
-            if all(name in state for name in rule.parameters) and not exported.issuperset(rule.parameters):
-                shape = [factor * (sizes[letter] if letter else 1) for factor, letter in map(axis_factor, rule.axes)]
+            if rule.stacked:  # one array holds the parameter of all blocks
+                blocks = [rule.for_block(i).parameter for i in range(model.config.num_hidden_layers)]
+                if blocks and all(name in state for name in blocks):
+                    per_block = TRANSFORMS[rule.transform]
+                    shape = [size_of(axis) for axis in rule.axes if axis != "N"]
+                    values = [per_block.revert(state[name], shape) for name in blocks]
+                    arrays[self.spell(rule.key, model)] = torch.stack(values, dim=rule.stack_axis)
+                    exported.update(blocks)
+            elif all(name in state for name in rule.parameters) and not exported.issuperset(rule.parameters):
+                shape = list(map(size_of, rule.axes))
                 shape[0] //= len(rule.parameters)
                 reverted = [TRANSFORMS[rule.transform].revert(state[name], shape) for name in rule.parameters]
                 arrays[self.spell(rule.key, model)] = torch.cat(reverted)
@@ -333,7 +346,9 @@ def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
         "A": heads,
         "K": config.hidden_size // heads,
         "S": getattr(config, "token_intermediate_size", 0),
+        "F": config.hidden_size // heads // 2,
         "M": config.intermediate_size,
+        "X": getattr(config, "pooling_intermediate_size", None) or config.intermediate_size,
         "R": getattr(config, "representation_size", None) or config.hidden_size,
         "L": config.num_labels,
         "W": getattr(config, "stem_width", 0),
@@ -371,6 +386,10 @@ def _relevant_fields(config: PreTrainedConfig) -> dict[str, Any]:
         settings["num_hidden_groups"] = None
     if not config.has_class_token and config.position_on_class_token != "with_registers":
         settings["position_on_class_token"] = True
+    if (periods := settings["rotary_periods"]) is not None:  # of float32, as files hold them
+        powers = torch.arange(len(periods), dtype=torch.float64) / len(periods)
+        if torch.allclose(torch.tensor(periods, dtype=torch.float64), config.rotary_base**powers, rtol=3e-7, atol=0):
+            settings["rotary_periods"] = None
     if "group_norm_eps" in settings and config.group_norm_eps is None:
         settings["group_norm_eps"] = config.layer_norm_eps
     return settings

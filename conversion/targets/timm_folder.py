@@ -2,6 +2,9 @@
 
 import json
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -9,10 +12,11 @@ from safetensors.torch import save_file
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from hf_vit.conversion.origins import aim, timm_eva
 from hf_vit.conversion.origins import timm as timm_tables
 from hf_vit.conversion.origins.beside import RESAMPLE
 from hf_vit.conversion.targets.graphs.preprocessing import scale_of
-from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target, largest_difference
+from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, largest_difference
 from hf_vit.errors import UserError
 
 # Architectures by eps and type of MLP, which arguments cannot change; arguments set everything else, heads too.
@@ -33,6 +37,10 @@ STEM_WIDTH = 64
 _ACTIVATIONS = {ours: name for name, ours in timm_tables.ACTIVATIONS.items()}
 _POOLINGS = {ours: name for name, ours in timm_tables.POOLINGS.items()} | {"map_with_registers": "map"}
 
+# Architectures of timm's class Eva by eps.
+EVAS = {1e-6: "eva_giant_patch14_224", 1e-5: "vit_base_patch16_dinov3"}
+_PACKED = {".mlp.w12.": ".mlp.fc1.", ".mlp.w3.": ".mlp.fc2."}  # the tables' names -> timm's
+
 _TABLES = {"hf_vit": timm_tables.VIT, "hf_hybrid_vit": timm_tables.HYBRID}
 _EXPRESSED = {
     **SIZES,
@@ -48,24 +56,182 @@ _EXPRESSED = {
 }
 
 
+@dataclass(frozen=True)
+class Kind(Part):
+    """A class of timm, and what it can express."""
+
+    architecture: Callable[[Any], str]
+    arguments: Callable[[Any], dict[str, Any]]  # config -> timm's arguments that not all classes have
+    spellings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_PACKED))
+
+
+def _vit_architecture(config: Any) -> str:
+    """Return the name of the architecture of timm's VisionTransformer."""
+    if _is_hybrid(config):
+        return HYBRIDS[config.stage_depths]
+    return DISTILLED if config.use_distillation_token else PLAIN[config.layer_norm_eps, config.mlp_type]
+
+
+def _vit_objections(config: Any, has_head: bool) -> list[str]:
+    """Name combinations of settings that none of timm's architectures has."""
+    has_own_architecture = _is_hybrid(config) or config.use_distillation_token
+    if (config.layer_norm_eps, config.mlp_type) not in (list(PLAIN)[:1] if has_own_architecture else PLAIN):
+        return [f"layer_norm_eps={config.layer_norm_eps} with mlp_type={config.mlp_type!r} in one architecture"]
+    if config.mlp_type == "swiglu" and config.pooling.startswith("map") and config.hidden_act != "silu":
+        return [f"hidden_act={config.hidden_act!r} in the MAP head of a model with mlp_type='swiglu' (timm has 'silu')"]
+    if not config.use_distillation_token:
+        return []
+    if _is_hybrid(config):
+        return ["use_distillation_token=True of a hybrid"]
+    unsupported = {
+        "num_register_tokens beside a distillation token": config.num_register_tokens,
+        "use_distillation_head=False before a classifier": has_head and not config.has_distillation_head,
+        "position_on_class_token=False beside a distillation token": not config.position_on_class_token,
+    }
+    return [setting for setting, applies in unsupported.items() if applies]
+
+
+def _vit_arguments(config: Any) -> dict[str, Any]:
+    """Return the arguments of timm's VisionTransformer alone."""
+    is_swiglu = config.mlp_type == "swiglu"  # timm packs gate and values into one layer
+    includes_special_tokens = config.pooling == "map_with_registers" or (
+        config.pooling == "map" and config.has_class_token
+    )
+    return {
+        "mlp_ratio": _ratio(config.intermediate_size * (2 if is_swiglu else 1), config.hidden_size),
+        "act_layer": "silu" if is_swiglu else _ACTIVATIONS[config.hidden_act],
+        **_token_arguments(config),
+        "pre_norm": config.norm_before_layers,
+        "final_norm": config.norm_after_pooling is not None,
+        "fc_norm": bool(config.norm_after_pooling),
+        **({"reg_tokens": config.num_register_tokens} if config.num_register_tokens else {}),
+        **({"pool_include_prefix": True} if includes_special_tokens else {}),
+    }
+
+
+def _token_arguments(config: Any) -> dict[str, Any]:
+    """Return the arguments that timm's VisionTransformer and Eva have, and AIMv2 does not need."""
+    return {
+        "qkv_bias": config.qkv_bias,
+        "class_token": config.has_class_token,
+        "no_embed_class": config.position_on_class_token != "with_registers"
+        and (bool(config.num_register_tokens) or (config.has_class_token and not config.position_on_class_token)),
+        "init_values": config.layer_scale_init_value,
+    }
+
+
+def _eva_objections(config: Any, has_head: bool) -> list[str]:
+    """Name combinations of settings that timm's class Eva lacks."""
+    is_mixed, uses_act = config.rotary_embedding == "mixed", config.mlp_type == "dense" or "map" in config.pooling
+    unsupported = {
+        f"hidden_act={config.hidden_act!r} (only 'gelu')": uses_act and config.hidden_act != "gelu",
+        "pooling='map' beside registers": config.pooling == "map" and config.num_register_tokens,
+        "layer_scale_init_value beside norm_after_branches": config.norm_after_branches
+        and config.layer_scale_init_value is not None,
+        "rotary_pairing='halves' with rotary_embedding='mixed'": is_mixed and config.rotary_pairing == "halves",
+        "rotary_offset or rotary_reference_grid with rotary_embedding='mixed'": is_mixed
+        and (config.rotary_offset or config.rotary_reference_grid is not None),
+    }
+    return [setting for setting, applies in unsupported.items() if applies]
+
+
+def _eva_arguments(config: Any) -> dict[str, Any]:
+    """Return the arguments of timm's class Eva alone."""
+    rotations = {ours: theirs for theirs, ours in timm_eva.ROTATIONS.items()}
+    rotation = rotations.get((config.rotary_embedding, config.rotary_coordinates))
+    arguments: dict[str, Any] = {"use_rot_pos_emb": rotation is not None}
+    arguments |= {} if rotation is None else {"rope_type": rotation}
+    for name, (setting, choices) in timm_eva.ARGUMENTS.items():
+        values = {value: value for value in (getattr(config, setting),)} if choices is None else choices
+        if rotation is not None or not setting.startswith("rotary_"):
+            arguments[name] = next(theirs for theirs, ours in values.items() if ours == getattr(config, setting))
+    pooling_width = config.pooling_intermediate_size or config.intermediate_size
+    return arguments | {
+        "mlp_ratio": _ratio(config.intermediate_size, config.hidden_size),
+        "attn_pool_mlp_ratio": _ratio(pooling_width, config.hidden_size),
+        **_token_arguments(config),
+        "attn_type": "rope" if config.qkv_bias and config.key_bias else "eva",
+        "qkv_fused": True,
+        "swiglu_mlp": config.mlp_type == "swiglu",
+        "swiglu_align_to": 0,
+        "scale_mlp": config.norm_in_mlp,
+        "scale_attn_inner": config.norm_in_attention,
+        "use_post_transformer_norm": config.norm_after_pooling is False,
+        "use_fc_norm": bool(config.norm_after_pooling),
+        "dynamic_img_size": config.position_embedding == "none",
+    }
+
+
+_ANY_FIELDS = (
+    *("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value", "num_register_tokens"),
+    *("norm_before_layers", "norm_after_pooling", "mlp_type"),
+)
+VIT = Kind("timm's VisionTransformer", timm_tables.VIT, _EXPRESSED, _vit_objections, _vit_architecture, _vit_arguments)
+HYBRID = replace(VIT, table=timm_tables.HYBRID)
+EVA = Kind(
+    "timm's Eva",
+    timm_eva.EVA,
+    {
+        **SIZES,
+        **dict.fromkeys((*_ANY_FIELDS, *(setting for setting, _ in timm_eva.ARGUMENTS.values())), ANY),
+        **dict.fromkeys(("hidden_act", "key_bias", "norm_in_attention", "norm_in_mlp", "rotary_coordinates"), ANY),
+        **dict.fromkeys(("pooling_intermediate_size", "rotary_embedding"), ANY),
+        "position_embedding": ("learned", "none"),
+        "pooling": tuple(_POOLINGS),
+        "layer_norm_eps": tuple(EVAS),
+    },
+    _eva_objections,
+    lambda config: EVAS[config.layer_norm_eps],
+    _eva_arguments,
+    _PACKED | timm_eva.SCALES | {".mlp.w1.": ".mlp.fc1_g.", ".mlp.w2.": ".mlp.fc1_x."},
+)
+AIMV2 = Kind(
+    "timm's AIMv2",
+    aim.TIMM_AIMV2,
+    SIZES
+    | {"norm_type": ("rmsnorm",), "norm_on_patches": (True,), "mlp_type": ("swiglu",), "layer_norm_eps": (1e-5,)}
+    | dict.fromkeys(("qkv_bias", "projection_bias", "mlp_bias"), (False,))
+    | {"pooling": ("gap",), "hidden_act": ANY},
+    lambda config, has_head: [],
+    lambda config: "aimv2_large_patch14_224",
+    lambda config: {"mlp_ratio": _ratio(config.intermediate_size, config.hidden_size)},
+    aim.TIMM_MODULES | aim.TIMM_LAYERS,
+)
+
+
+def kind_of(config: Any) -> Kind:
+    """Return the class that fits the model, or that comes closest."""
+    if _is_hybrid(config):
+        return HYBRID
+    if config.norm_on_patches:
+        return AIMV2
+    has_key_bias_alone = config.qkv_bias and not config.key_bias
+    if config.rotary_embedding is None and not (
+        has_key_bias_alone or config.norm_after_branches or config.norm_in_attention or config.norm_in_mlp
+    ):
+        return VIT
+    if config.mlp_type == "swiglu" and config.norm_in_mlp:  # with gate and values in two layers
+        return replace(EVA, table=replace(EVA.table, rules=tuple(r for r in EVA.table.rules if ".w12." not in r.key)))
+    return EVA
+
+
 @final
 class TimmFolder(Target):
     """config.json and weights for timm, which are checked with timm."""
 
     name = "timm"
-    title = "timm's VisionTransformer"
+    title = "timm"
     tables = _TABLES
-    expresses = _EXPRESSED
     libraries = (("timm",), "timm")
+
+    def part_for(self, config: PreTrainedConfig) -> Part:
+        return kind_of(config)
 
     def write(self, outgoing: OutgoingModel) -> None:
         """Write config.json and the weights."""
         config, num_classes = outgoing.config, outgoing.config.num_labels if outgoing.has_head else 0
-        architecture = (
-            DISTILLED if config.use_distillation_token else PLAIN.get((config.layer_norm_eps, config.mlp_type))
-        )
         config_file = {
-            "architecture": HYBRIDS[config.stage_depths] if _is_hybrid(config) else architecture,
+            "architecture": kind_of(config).architecture(config),
             "num_classes": num_classes,
             "num_features": config.hidden_size,
             "global_pool": _POOLINGS[config.pooling],
@@ -75,7 +241,8 @@ class TimmFolder(Target):
         if config.problem_type is not None:  # timm ignores it, but a conversion back reads it
             config_file["problem_type"] = config.problem_type
         arrays = outgoing.arrays
-        if config.num_register_tokens and config.has_class_token and config.position_on_class_token is True:
+        has_position = config.has_class_token and config.position_on_class_token is True and "pos_embed" in arrays
+        if config.num_register_tokens and has_position:
             # timm has positions for all special tokens, registers included, or for none, so add the position here.
             class_position, patches = arrays["pos_embed"][:, :1], arrays["pos_embed"][:, 1:]
             arrays = arrays | {"cls_token": arrays["cls_token"] + class_position, "pos_embed": patches.contiguous()}
@@ -97,27 +264,9 @@ class TimmFolder(Target):
         """Return timm's key for one of the table."""
         if key.startswith("norm.") and model.config.norm_after_pooling:
             return f"fc_{key}"
-        return _spell_stem(key.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2."), model.config)
-
-    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
-        """Name combinations of settings that none of timm's architectures has."""
-        has_own_architecture = _is_hybrid(config) or config.use_distillation_token
-        if (config.layer_norm_eps, config.mlp_type) not in (list(PLAIN)[:1] if has_own_architecture else PLAIN):
-            return [f"layer_norm_eps={config.layer_norm_eps} with mlp_type={config.mlp_type!r} in one architecture"]
-        if config.mlp_type == "swiglu" and config.pooling.startswith("map") and config.hidden_act != "silu":
-            return [
-                f"hidden_act={config.hidden_act!r} in the MAP head of a model with mlp_type='swiglu' (timm has 'silu')"
-            ]
-        if not config.use_distillation_token:
-            return []
-        if _is_hybrid(config):
-            return ["use_distillation_token=True of a hybrid"]
-        unsupported = {
-            "num_register_tokens beside a distillation token": config.num_register_tokens,
-            "use_distillation_head=False before a classifier": has_head and not config.has_distillation_head,
-            "position_on_class_token=False beside a distillation token": not config.position_on_class_token,
-        }
-        return [setting for setting, applies in unsupported.items() if applies]
+        for normal, timms in kind_of(model.config).spellings.items():
+            key = key.replace(normal, timms)
+        return _spell_stem(key, model.config)
 
 
 def _is_hybrid(config: PreTrainedConfig) -> bool:
@@ -134,14 +283,6 @@ def _spell_stem(key: str, config: PreTrainedConfig) -> str:
 def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     """Return timm's `model_args`."""
     config = outgoing.config
-    is_swiglu = config.mlp_type == "swiglu"  # timm packs gate and values into one layer
-    width = config.intermediate_size * (2 if is_swiglu else 1)
-    ratio = width / config.hidden_size
-    if int(config.hidden_size * ratio) < width:  # timm rounds the width down
-        ratio = math.nextafter(ratio, math.inf)
-    includes_special_tokens = config.pooling == "map_with_registers" or (
-        config.pooling == "map" and config.has_class_token
-    )
     sides = (config.stem_patch_size,) * 2 if _is_hybrid(config) else config.patch_stride
     return {
         "img_size": list(outgoing.nominal_size),
@@ -151,37 +292,32 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
         "embed_dim": config.hidden_size,
         "depth": config.num_hidden_layers,
         "num_heads": config.num_attention_heads,
-        "mlp_ratio": ratio,
-        "qkv_bias": config.qkv_bias,
-        "act_layer": "silu" if is_swiglu else _ACTIVATIONS[config.hidden_act],
         "global_pool": _POOLINGS[config.pooling],
-        "class_token": config.has_class_token,
-        "no_embed_class": config.position_on_class_token != "with_registers"
-        and (bool(config.num_register_tokens) or (config.has_class_token and not config.position_on_class_token)),
-        "pre_norm": config.norm_before_layers,
-        "init_values": config.layer_scale_init_value,
-        "final_norm": config.norm_after_pooling is not None,
-        "fc_norm": bool(config.norm_after_pooling),
-        **({"reg_tokens": config.num_register_tokens} if config.num_register_tokens else {}),
-        **({"pool_include_prefix": True} if includes_special_tokens else {}),
+        **kind_of(config).arguments(config),
     }
+
+
+def _ratio(width: int, hidden_size: int) -> float:
+    """Return the ratio from which timm computes a width, which it rounds down."""
+    ratio = width / hidden_size
+    return ratio if int(hidden_size * ratio) == width else math.nextafter(ratio, math.inf)
 
 
 def _pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     """Return timm's `pretrained_cfg`, which normalizes pixels after division by 255."""
-    config, processor = outgoing.config, outgoing.processor
+    config, processor, size = outgoing.config, outgoing.processor, _input_size(outgoing)
     filter_names = {number: name for name, number in RESAMPLE.items()}
     mode, crop_share = _cropping(outgoing)
     mean, std = map(list, scale_of(processor, config.num_channels, unit=255))
     if min(std) <= 0:
         raise UserError(
-            f"timm's VisionTransformer cannot express image_std={processor.image_std} with "
+            f"timm cannot express image_std={processor.image_std} with "
             f"rescale_factor={processor.rescale_factor} (both must be above 0), so nothing was written; save the model "
             "with another image processor"
         )
     pretrained_config: dict[str, Any] = {
-        "input_size": [config.num_channels, *outgoing.nominal_size],
-        "fixed_input_size": True,
+        "input_size": [config.num_channels, *size],
+        "fixed_input_size": config.position_embedding != "none",
         "interpolation": filter_names[int(processor.resample)],
         "crop_pct": crop_share,
         "crop_mode": mode,
@@ -198,9 +334,17 @@ def _pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, A
     return pretrained_config
 
 
+def _input_size(outgoing: OutgoingModel) -> tuple[int, int]:
+    """Return the images that preprocessing gives: any for a model without tables, else nominal ones."""
+    processor, size = outgoing.processor, outgoing.nominal_size
+    pixels = dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
+    takes_any = outgoing.config.position_embedding == "none" and {"height", "width"} <= pixels.keys()
+    return (pixels["height"], pixels["width"]) if takes_any else size
+
+
 def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
     """Return timm's (crop_mode, crop_pct) for the processor's steps; raise a UserError if timm cannot express them."""
-    processor, (height, width) = outgoing.processor, outgoing.nominal_size
+    processor, (height, width) = outgoing.processor, _input_size(outgoing)
     size, crop = dict(processor.size), dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
     mode = "center" if "shortest_edge" in size else "squash"
     scaled = size.get("shortest_edge", size.get("height", 0))
@@ -215,7 +359,7 @@ def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
     is_other = size != expected_size or crop != {"height": height, "width": width} or not has_square_crop
     if not processor.do_resize or has_padding or is_other:
         raise UserError(
-            f"timm's VisionTransformer cannot express the preprocessing size={size}, "
+            f"timm cannot express the preprocessing size={size}, "
             f"crop_size={crop}{', do_pad=True' * has_padding} of a model for {height}x{width} px, so nothing was "
             "written; save the model with another image processor"
         )

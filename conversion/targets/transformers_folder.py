@@ -1,4 +1,4 @@
-"""Export to a folder for transformers: its ViT, DeiT, CLIP, SigLIP, DINOv2 or DINOv3.
+"""Export to a folder for transformers: its ViT, DeiT, CLIP, SigLIP, DINOv2, DINOv3 or AIMv2.
 
 The class follows from the model's settings, so that a model that came from one of these classes goes back to it.
 """
@@ -198,13 +198,37 @@ DINOV3 = Kind(
     lambda config, has_head: "DINOv3ViTModel",
     _dinov3_fields,
 )
-KINDS = (VIT, CLIP, SIGLIP, DINOV2, DINOV3)
+AIMV2 = Kind(
+    "transformers' AIMv2",
+    tables.AIMV2,
+    _ANY_CONSTANTS
+    | {"norm_type": ("rmsnorm",), "norm_on_patches": (True,), "mlp_type": ("swiglu",), "pooling": ("gap",)}
+    | dict.fromkeys(("qkv_bias", "projection_bias", "mlp_bias"), (False,))
+    | {"position_embedding": ("learned", "sincos_2d_mae")},
+    lambda config, has_head: (
+        (["a classifier (it has none for AIMv2)"] if has_head else [])
+        + [
+            f"{name}={size} (only squares)"
+            for name, size in {"image_size": config.nominal_size, "patch_size": config.patch_stride}.items()
+            if size[0] != size[1]
+        ]
+    ),
+    lambda config, has_head: "Aimv2VisionModel",
+    lambda config: (
+        _tower_fields(config)
+        | {"hidden_act": "silu", "rms_norm_eps": config.layer_norm_eps, "use_head": False}
+        | {"is_native": config.position_embedding == "sincos_2d_mae"}
+    ),
+)
+KINDS = (VIT, CLIP, SIGLIP, DINOV2, DINOV3, AIMV2)
 
 
 def kind_of(config: Any) -> Kind:
     """Return the classes that fit the model, or that come closest."""
     if config.norm_before_layers:
         return CLIP
+    if config.norm_on_patches:
+        return AIMV2
     if config.rotary_embedding is not None:
         return DINOV3
     if config.layer_scale_init_value is not None:

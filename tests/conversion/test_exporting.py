@@ -43,6 +43,20 @@ TIMM = {"hidden_act": "gelu", "position_interpolation": "bicubic"}
 CLIP = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "norm_before_layers": True}
 RECTANGLE = {"image_size": (8, 18), "patch_size": (4, 6)}
 DISTILLED = {"use_distillation_token": True}
+ROTARY = {**TIMM, "rotary_embedding": "axial"}
+# For timm's class Eva.
+EVAS: tuple[dict[str, Any], ...] = (
+    {**ROTARY, **LABELS, **RECTANGLE, "rotary_reference_grid": (3, 5), "rotary_offset": 1, "num_register_tokens": 2,
+        "position_on_class_token": False},
+    {**ROTARY, "rotary_coordinates": "centered", "position_embedding": "none", "rotary_pairing": "halves",
+        "rotary_periods": (1.0, 10.0), "rotary_rescale": 2.0, "layer_norm_eps": 1e-5, "hidden_size": 24,
+        "mlp_type": "swiglu", "norm_after_pooling": None},
+    {**ROTARY, "rotary_embedding": "mixed", "rotary_axis_order": "column_row", "position_on_class_token": False},
+    {**ROTARY, "pooling": "map_with_registers", "num_register_tokens": 2, "norm_before_layers": True,
+        "pooling_num_heads": 2, "pooling_intermediate_size": 11, "position_on_class_token": "with_registers"},
+    {**TIMM, "norm_after_branches": True, "norm_in_attention": True, "norm_in_mlp": True, "mlp_type": "swiglu"},
+    {**TIMM, "key_bias": False, "pooling": "gap", "norm_after_pooling": True, "layer_scale_init_value": 0.1},
+)  # fmt: skip
 # (target, class) -> fields of configs that come back with the same parameters.
 CONFIGS: dict[tuple[str, str], tuple[dict[str, Any], ...]] = {
     ("transformers", "HfViTForImageClassification"): (LABELS, {"id2label": LABELS["id2label"]}, {"hidden_act": "gelu",
@@ -54,7 +68,7 @@ CONFIGS: dict[tuple[str, str], tuple[dict[str, Any], ...]] = {
         {"pooling": "gap", "use_class_token": True}, {**TIMM, "pooling": "map"}, {"position_on_class_token": False},
         {"layer_scale_init_value": 1e-5}, RECTANGLE, {**TIMM, **LABELS, **DISTILLED}, CLIP, {"pooling": "gap",
         "norm_after_pooling": True}, {"num_register_tokens": 3, "position_on_class_token": False,
-        "layer_scale_init_value": 1e-5}, {"mlp_type": "swiglu"}),
+        "layer_scale_init_value": 1e-5}, {"mlp_type": "swiglu"}, *EVAS),
     ("timm", "HfViTModel"): ({**DISTILLED, "layer_scale_init_value": 1e-5}, {}, {"pooling": "map",
         "norm_after_pooling": True, "num_register_tokens": 2, "position_on_class_token": True}),
     ("timm", "HfHybridViTForImageClassification"): ({**TIMMS_HYBRID, **LABELS}, {**TIMMS_HYBRID, "stage_depths": (),
@@ -152,10 +166,15 @@ def in_the_other_library(target: str, folder: Path) -> nn.Module:
 
 
 def same_logits_in_the_other_library(ours: Any, target: str, folder: Path, with_names: bool) -> None:
-    """As its users load it, in both precisions, beside ours in float64; with labels and preprocessing."""
+    """As its users load it, in both precisions, beside ours in float64 (timm's angles are of float32); with labels and
+    preprocessing.
+    """
     theirs = in_the_other_library(target, folder)
     height, width = (side * stride for side, stride in zip(ours.config.grid, ours.config.patch_stride, strict=True))
-    for dtype, tolerance in {torch.float64: 1e-10, torch.float32: 1e-5}.items():
+    for dtype, tolerance in {
+        torch.float64: 5e-6 if ours.config.rotary_embedding else 1e-10,
+        torch.float32: 1e-5,
+    }.items():
         images = torch.randn(2, 3, height, width, dtype=torch.float64).to(dtype)
         with torch.no_grad():
             expected, logits = ours.double()(images.double()).logits, theirs.to(dtype)(images)
@@ -257,6 +276,15 @@ REFUSED: tuple[tuple[dict[str, Any], tuple[str, ...], str], ...] = (
     ({"layer_norm_eps": 1e-5, "mlp_type": "swiglu"}, TIMM_ALONE, "layer_norm_eps=1e-05 with mlp_type='swiglu'"),
     ({"mlp_type": "swiglu", "layer_norm_eps": 1e-5}, TRANSFORMERS, ""),
     ({"qkv_bias": False}, JAX, ""),
+    ({"rotary_register_base": 100.0, **ROTARY, "num_register_tokens": 4}, TIMM_ALONE, ""),
+    ({"rotary_periods": (1.0, 9.0), **ROTARY}, ALL, ""),
+    ({"rotary_pairing": "halves", **ROTARY, "rotary_embedding": "mixed"}, TIMM_ALONE,
+        "rotary_pairing='halves' with rotary_embedding='mixed'"),
+    ({"pooling": "map", **ROTARY, "num_register_tokens": 2, "use_class_token": False}, TIMM_ALONE,
+        "pooling='map' beside registers"),
+    ({"use_qk_norm": True, **ROTARY}, ALL, ""),
+    ({"norm_type": "rmsnorm", **ROTARY}, ALL, ""),
+    ({"position_embedding": "sincos_2d_mae", "norm_type": "rmsnorm", "norm_on_patches": True}, TIMM_ALONE, ""),
 )  # fmt: skip
 
 

@@ -119,6 +119,19 @@ def test_class_eva(name: str, tmp_path: Path):
             expected = model.to(dtype)(images)
             found = ours.to(dtype)(images).logits
             torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+    comes_back(result, tmp_path)
+
+
+@torch.no_grad()
+def comes_back(result: Any, folder: Path) -> None:
+    """To timm, which gives the same results, and back with the same bits."""
+    assert conversion.export(result.output, folder / "exported", "timm").difference <= 1e-5
+    again = conversion.convert(folder / "exported", folder / "again")
+    ours, back = (one.plan.model_class.from_pretrained(one.output).eval() for one in (result, again))
+    assert ours.state_dict().keys() == back.state_dict().keys()
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in ours.state_dict().items())
+    images = torch.randn(2, 3, *ours.config.nominal_size)
+    assert torch.equal(ours(images).logits, back(images).logits)
 
 
 @torch.no_grad()
@@ -132,6 +145,7 @@ def test_aimv2(tmp_path: Path):
     images = torch.randn(2, 3, 20, 20, dtype=torch.float64)
     expected = model.double()(images)
     torch.testing.assert_close(ours(images).logits, expected, rtol=0, atol=1e-10 * expected.abs().max().item())
+    comes_back(result, tmp_path)
 
 
 def test_class_eva_needs_its_config(tmp_path: Path):
