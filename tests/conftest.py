@@ -89,3 +89,17 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(platform, "machine", lambda: machine)
 
     return report
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `hf-vit` in this process: exit code, what it printed, what it complained about."""
+    from hf_vit_cli.main import main
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        return (int(ended.value.code or 0), *capfd.readouterr())
+
+    return run

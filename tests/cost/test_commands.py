@@ -1,8 +1,6 @@
 """`hf-vit cost` and `hf-vit scaling-law`, as a user meets them."""
 
 import json
-import re
-import shlex
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.cost import forward_flops, measured_run, training_flops
 from hf_vit.results.facts import Record, append_record
-from hf_vit_cli.main import main
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 4}
 
@@ -25,17 +22,10 @@ def short_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Run a command line: exit code, output, errors."""
+def run(command, monkeypatch: pytest.MonkeyPatch):
+    """Run a command line in a wide terminal: exit code, output, errors."""
     monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return call
+    return command
 
 
 def trained(folder: Path, steps: int = 100, top1: float = 0.9, **values: Any) -> Path:
@@ -242,16 +232,3 @@ def test_scaling_law_refuses_in_one_line(run, tmp_path: Path) -> None:
     fails(run("scaling-law", folder), "no training")
     trained(folder, top1="unknown")
     fails(run("scaling-law", folder), "no evaluation", "hf-vit evaluate")
-
-
-@pytest.mark.slow  # 15 s: the page's commands, whose parts the tests above run
-def test_the_commands_of_the_page_on_cost_run(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
-    monkeypatch.chdir(tmp_path)
-    trained(tmp_path / "out" / "demo")
-    rows = [f"{compute},{0.5 + 1 / compute}" for compute in (1, 2, 4, 8, 16)]
-    Path("runs.csv").write_text("\n".join(["compute,error", *rows]))
-    (block,) = re.findall(r"^```bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    for line in block.splitlines():
-        assert run(*shlex.split(line, comments=True)[1:])[0] == 0, line
-    assert Path("law.png").is_file()

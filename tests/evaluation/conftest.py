@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from evaluation.tiny import NAMES, make_classifier, make_processor
 
-from hf_vit_cli.main import main
-
 
 @pytest.fixture
 def save_classifier(tmp_path: Path) -> Callable[..., Path]:
@@ -21,16 +19,3 @@ def save_classifier(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return save
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the program: exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
-        return (int(stopped.value.code or 0), *capfd.readouterr())
-
-    return run

@@ -21,7 +21,6 @@ from hf_vit.evaluation.protocols import registry
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, find_recipe
 from hf_vit.training.run import Job, open_start
-from hf_vit_cli.main import main
 
 
 @pytest.fixture
@@ -39,9 +38,9 @@ def _fails(outcome, *needed):
         assert word in err
 
 
-def test_evaluate_prints_records_draws_and_writes_the_card(run, save_classifier, class_folders):
+def test_evaluate_prints_records_draws_and_writes_the_card(command, save_classifier, class_folders):
     folder = save_classifier()
-    code, out, _ = run("evaluate", folder, "--data", class_folders, "--batch-size", 3, "--device", "cpu")
+    code, out, _ = command("evaluate", folder, "--data", class_folders, "--batch-size", 3, "--device", "cpu")
     assert code == 0
     (record,) = Facts.load(folder).records
     assert record.kind == "evaluation"
@@ -61,14 +60,14 @@ def test_evaluate_prints_records_draws_and_writes_the_card(run, save_classifier,
     assert str(class_folders.parent) not in card + (folder / "facts.json").read_text()
 
 
-def test_streams_other_splits_and_folders(run, save_classifier, class_folders, tmp_path):
+def test_streams_other_splits_and_folders(command, save_classifier, class_folders, tmp_path):
     """All as transformers' pipeline answers; a card written by hand stays."""
     folder, pictures = save_classifier(), tmp_path / "new" / "pictures"
     (folder / "README.md").write_text("my own words")
     given = ("evaluate", folder, "--data", class_folders, "--device", "cpu")
     for more in ([], ["--streaming"], ["--output", pictures, "--split", "train"]):
         before = (folder / "confusion_matrix.png").is_file()
-        assert run(*given, *more)[0] == 0
+        assert command(*given, *more)[0] == 0
         assert (folder / "confusion_matrix.png").is_file() or not before
     table, stream, elsewhere = Facts.load(folder).records
     classify = pipeline("image-classification", model=str(folder), device="cpu")
@@ -85,7 +84,7 @@ def test_streams_other_splits_and_folders(run, save_classifier, class_folders, t
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_pictures_of_others_are_left_alone(elsewhere, run, save_classifier, class_folders, tmp_path, caplog):
+def test_pictures_of_others_are_left_alone(elsewhere, command, save_classifier, class_folders, tmp_path, caplog):
     """Those that an evaluation has drawn are replaced, and removed where there is none any more."""
     folder = save_classifier()
     place = tmp_path if elsewhere else folder
@@ -93,20 +92,20 @@ def test_pictures_of_others_are_left_alone(elsewhere, run, save_classifier, clas
     own = [place / "confusion_matrix.png", place / "wrong_images.png"]
     for path in own:
         path.write_bytes(b"mine")
-    assert run(*given)[0] == run(*given)[0] == 0
+    assert command(*given)[0] == command(*given)[0] == 0
     assert [path.read_bytes() for path in own] == [b"mine"] * 2
     assert [str(path) in caplog.text for path in own] == [True] * 2
     assert not Facts.load(folder).records[0].values.get("pictures")
     for path in own:
         path.unlink()
-    assert run(*given)[0] == 0
+    assert command(*given)[0] == 0
     drawn = own[0].read_bytes()
     own[0].write_bytes(b"")
-    assert run(*given)[0] == 0
+    assert command(*given)[0] == 0
     assert own[0].read_bytes() == drawn
 
 
-def test_evaluate_refuses_in_one_line(run, save_classifier, class_folders, tmp_path):
+def test_evaluate_refuses_in_one_line(command, save_classifier, class_folders, tmp_path):
     folder, birds = save_classifier(), save_classifier("birds", ("ant", "owl"))
     (tmp_path / "out").mkdir()
     for model, data, more, needed in (
@@ -116,24 +115,24 @@ def test_evaluate_refuses_in_one_line(run, save_classifier, class_folders, tmp_p
         (birds, class_folders, [], ["'fox'", "'owl'"]),
         (folder, class_folders, ["--device", "abacus"], ["abacus"]),
     ):
-        _fails(run("evaluate", model, "--data", data, *more), *needed)
+        _fails(command("evaluate", model, "--data", data, *more), *needed)
     for content in ("mine", "[]", "{}"):
         (tmp_path / "out" / "top1.json").write_text(content)
         _fails(
-            run("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"),
+            command("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"),
             "move the file, or choose another output",
         )
         assert (tmp_path / "out" / "top1.json").read_text() == content
     (class_folders / "test" / "ant" / "2.png").write_bytes(b"not an image")
-    _fails(run("evaluate", folder, "--data", class_folders), "2.png")
+    _fails(command("evaluate", folder, "--data", class_folders), "2.png")
     assert not (folder / "facts.json").exists()
-    code, out, _ = run("evaluate", folder, "--data", class_folders, "--skip-bad-images")
+    code, out, _ = command("evaluate", folder, "--data", class_folders, "--skip-bad-images")
     assert code == 0
     assert "7 images" in out
     assert "left out" in out
 
 
-def test_what_was_measured_is_told_where_it_cannot_be_kept(run, save_classifier, class_folders, monkeypatch):
+def test_what_was_measured_is_told_where_it_cannot_be_kept(command, save_classifier, class_folders, monkeypatch):
     """Another model takes the folder while the first is measured: it gets no record of the first."""
     folder, evaluated = save_classifier(), registry.evaluate_protocol
 
@@ -145,20 +144,20 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(run, save_classifier,
     monkeypatch.setattr(registry, "evaluate_protocol", replaced_meanwhile)
     before = sorted(folder.iterdir())
     _fails(
-        run("evaluate", folder, "--data", class_folders),
+        command("evaluate", folder, "--data", class_folders),
         "was replaced while it was measured",
         "(the results are: top-1 accuracy ",
     )
     assert sorted(folder.iterdir()) == before
 
 
-def test_nothing_is_written_among_the_images(run, save_classifier, class_folders):
+def test_nothing_is_written_among_the_images(command, save_classifier, class_folders):
     folder, before = save_classifier(), sorted(class_folders.rglob("*"))
     given = ("--data", class_folders, "--output")
     for output in (class_folders, class_folders / "out", class_folders / "test" / ".." / "out"):
-        for command in ("evaluate", "embed", "compare"):
-            _fails(run(command, folder, *given, output), "in the folder of the data", "choose an output outside of it")
-        _fails(run("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
+        for name in ("evaluate", "embed", "compare"):
+            _fails(command(name, folder, *given, output), "in the folder of the data", "choose an output outside of it")
+        _fails(command("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
     assert sorted(class_folders.rglob("*")) == before
 
 
@@ -168,7 +167,7 @@ def _probabilities(images):
         return make_classifier()(pixel_values).logits.softmax(-1)
 
 
-def test_predict_answers_as_the_model(run, save_classifier, tmp_path):
+def test_predict_answers_as_the_model(command, save_classifier, tmp_path):
     """A folder, a list of files, JSON and a table; whatever the mode of the image."""
     model, folder = save_classifier(), tmp_path / "pictures"
     folder.mkdir()
@@ -177,14 +176,14 @@ def test_predict_answers_as_the_model(run, save_classifier, tmp_path):
         image.save(file)
     (folder / "notes.txt").write_text("no image")
     images = [Image.open(file).convert("RGB") for file in files]
-    code, out, _ = run("predict", model, folder, "--json", "--top", 2, "--batch-size", 2, "--device", "cpu")
+    code, out, _ = command("predict", model, folder, "--json", "--top", 2, "--batch-size", 2, "--device", "cpu")
     assert code == 0
     for found, file, row in zip(json.loads(out), files, _probabilities(images), strict=True):
         assert found["image"] == str(file)
         best = row.topk(2)
         assert [entry["label"] for entry in found["predictions"]] == [NAMES[i] for i in best.indices]
         assert [entry["score"] for entry in found["predictions"]] == pytest.approx(best.values.tolist(), rel=1e-5)
-    code, out, _ = run("predict", model, files[0], "--top", 99, "--device", "cpu")
+    code, out, _ = command("predict", model, files[0], "--top", 99, "--device", "cpu")
     assert code == 0
     for name, probability in zip(NAMES, _probabilities(images[:1])[0].tolist(), strict=True):
         assert name in out
@@ -192,13 +191,13 @@ def test_predict_answers_as_the_model(run, save_classifier, tmp_path):
     modes = [("I;16", 65535), ("RGB", (255, 255, 255)), ("RGBA", (0, 0, 0, 0))]
     for mode, color in modes:
         Image.new(mode, (9, 9), color).save(tmp_path / f"{mode[0]}{len(mode)}.png")
-    code, out, _ = run("predict", model, *(tmp_path / f"{mode[0]}{len(mode)}.png" for mode, _ in modes), "--json")
+    code, out, _ = command("predict", model, *(tmp_path / f"{mode[0]}{len(mode)}.png" for mode, _ in modes), "--json")
     assert code == 0
     deep, white, clear = (found["predictions"] for found in json.loads(out))
     assert deep == white == clear
 
 
-def test_predict_refuses_in_one_line_or_leaves_bad_images_out(run, save_classifier, tmp_path, monkeypatch):
+def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, save_classifier, tmp_path, monkeypatch):
     model, (image,), good = save_classifier(), make_images(1, side=40), tmp_path / "good.png"
     image.save(good)
     (tmp_path / "cut.png").write_bytes(good.read_bytes()[:500])
@@ -207,24 +206,24 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(run, save_classifi
     bad, address = [tmp_path / name for name in ("cut.png", "text.png", "missing.png")], "https://example.com/cat.png"
     for path in (*bad, tmp_path / "empty"):
         for extra in ([], ["--json"]):
-            _fails(run("predict", model, good, path, "--batch-size", 1, *extra), path.name)
-    code, out, err = run("predict", model, bad[0], good, *bad[1:], "--json", "--skip-bad-images", "--batch-size", 1)
+            _fails(command("predict", model, good, path, "--batch-size", 1, *extra), path.name)
+    code, out, err = command("predict", model, bad[0], good, *bad[1:], "--json", "--skip-bad-images", "--batch-size", 1)
     assert code == 0
     assert [found["image"] for found in json.loads(out)] == [str(good)]
     for line, path in zip(err.splitlines(), bad, strict=True):
         assert line.startswith("skipped: ")
         assert path.name in line
-    _fails(run("predict", model, address), f"{address} has an unknown scheme; give")
-    _fails(run("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
+    _fails(command("predict", model, address), f"{address} has an unknown scheme; give")
+    _fails(command("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
     pattern = tmp_path / "*.jpg"
-    _fails(run("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
+    _fails(command("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
     assert not list(tmp_path.glob("*t.csv*"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    _fails(run("predict", model, good), "good.png is too large", "reduce its size")
+    _fails(command("predict", model, good), "good.png is too large", "reduce its size")
 
 
 @pytest.mark.parametrize(("ending", "read"), [(".csv", pandas.read_csv), (".parquet", pandas.read_parquet)])
-def test_predict_writes_a_table_of_many_images(run, save_classifier, tmp_path, ending, read):
+def test_predict_writes_a_table_of_many_images(command, save_classifier, tmp_path, ending, read):
     (tmp_path / "photos/more").mkdir(parents=True)
     images, places = make_images(3), ("photos/a.png", "photos/c.png", "photos/more/d.png")
     for name, image in zip(places, images, strict=True):
@@ -233,7 +232,7 @@ def test_predict_writes_a_table_of_many_images(run, save_classifier, tmp_path, e
     (tmp_path / "photos/b.txt").write_text("no image")
     model, table = save_classifier(), tmp_path / f"table{ending}"
     asked = (model, tmp_path / "photos/**/*.*", "--output", table, "--top", 2)
-    code, _, err = run("predict", *asked, "--batch-size", 3)
+    code, _, err = command("predict", *asked, "--batch-size", 3)
     lines = err.splitlines()
     assert code == 1, "the table has a hole"
     assert lines[0].startswith("skipped: ")
@@ -249,10 +248,10 @@ def test_predict_writes_a_table_of_many_images(run, save_classifier, tmp_path, e
         best = probabilities.topk(2)
         assert [row["label"], row["label_2"]] == [NAMES[i] for i in best.indices]
         assert [row["score"], row["score_2"]] == pytest.approx(best.values.tolist(), rel=1e-5)
-    assert run("predict", *asked, "--skip-bad-images")[0] == 0
+    assert command("predict", *asked, "--skip-bad-images")[0] == 0
 
 
-def test_predict_takes_a_model_of_timm(run, tmp_path):
+def test_predict_takes_a_model_of_timm(command, tmp_path):
     """With its own preparation and names of classes; the words where it knows words."""
     import timm
     from timm.models import save_for_hf
@@ -264,7 +263,7 @@ def test_predict_takes_a_model_of_timm(run, tmp_path):
     save_for_hf(model, tmp_path / "timm", model_config=config, data_config=fed, safe_serialization=True)
     (image,) = make_images(1, side=16)
     image.save(tmp_path / "a.png")
-    code, out, err = run("predict", tmp_path / "timm", tmp_path / "a.png", "--json", "--device", "cpu")
+    code, out, err = command("predict", tmp_path / "timm", tmp_path / "a.png", "--json", "--device", "cpu")
     assert code == 0, err
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 127.5 - 1
     with torch.no_grad():
@@ -291,7 +290,7 @@ def test_mistakes_carry_the_names_of_their_files(save_classifier, class_folders)
 
 
 @pytest.fixture
-def told(tmp_path, capsys):
+def told(tmp_path, command):
     """30 cats of 12x12 px and 8 dogs of 20x16 px; one copied, one damaged, one of 12 bits in 16."""
     images = iter(make_images(40))
     root = tmp_path / "pets"
@@ -305,10 +304,9 @@ def told(tmp_path, capsys):
     Image.fromarray(np.full((12, 12), 4095, np.uint16)).save(root / "dog" / "scan.png")
 
     def run(*options):
-        with pytest.raises(SystemExit) as ended:
-            main(["data", str(root), *map(str, options)])
-        assert not ended.value.code
-        return capsys.readouterr().out
+        code, out, err = command("data", root, *options)
+        assert code == 0, err
+        return out
 
     return run
 
@@ -349,12 +347,10 @@ def test_finetune_repeats_the_notes(told, tmp_path):
 
 
 @pytest.mark.parametrize(("target", "unit"), [("mask", "pixels"), ("objects", "objects")])
-def test_masks_and_objects_are_counted_and_drawn(tmp_path, capsys, target, unit):
+def test_masks_and_objects_are_counted_and_drawn(tmp_path, command, target, unit):
     name = "scenes:images=12,size=32"
-    with pytest.raises(SystemExit) as ended:
-        main(["data", name, "--target", target, "--output", str(tmp_path / "look")])
-    assert not ended.value.code
-    out = capsys.readouterr().out
+    code, out, err = command("data", name, "--target", target, "--output", tmp_path / "look")
+    assert code == 0, err
     data = load_data(name, target=target)
     for split, column in (("train", 0), ("test", 2)):
         counts = Counter()

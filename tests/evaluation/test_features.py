@@ -7,7 +7,7 @@ import shutil
 import pytest
 import timm
 import torch
-from evaluation.tiny import NAMES, examine, make_classifier, make_data, make_processor
+from evaluation.tiny import examine, make_classifier, make_data, make_processor
 from models.families import FAMILIES, MIXERS, RESNETS
 from timm.models.cait import Cait
 from timm.models.swin_transformer import SwinTransformer
@@ -28,7 +28,6 @@ from transformers import (
     ViTModel,
 )
 
-from hf_vit import HfViTForImageClassification, variant_config
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
 from hf_vit.loading.outputs import PRE_LOGITS, class_token, depth_features, pre_logits
@@ -211,30 +210,6 @@ def test_what_an_examination_cannot_do_is_refused(pixels, monkeypatch):
 
 def open_classifier(source, device=None):
     return load_model(source, device, as_classifier=True)
-
-
-def test_a_transformers_classifier_loads(save_classifier):
-    folder = save_classifier()
-    loaded = open_classifier(folder, "cpu")
-    assert type(loaded.model).__name__ == "ViTForImageClassification"
-    assert loaded.label_sets == [list(NAMES)]
-    assert loaded.folder == folder
-    assert loaded.image_size == (8, 8)
-    assert not loaded.model.training
-    pixel_values = torch.randn(2, 3, 8, 8)
-    assert torch.equal(loaded.model(pixel_values).logits, make_classifier()(pixel_values).logits)
-
-
-def test_our_classifier_loads(tmp_path):
-    fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = variant_config("Ti/4", image_size=(8, 12), id2label=dict(enumerate(NAMES)), **fields)
-    model = HfViTForImageClassification(config).eval()
-    model.save_pretrained(tmp_path)
-    make_processor().save_pretrained(tmp_path)
-    loaded = open_classifier(str(tmp_path), "cpu")
-    assert isinstance(loaded.model, HfViTForImageClassification)
-    assert loaded.image_size == (8, 12)
-    assert loaded.label_sets == [list(NAMES)]
 
 
 def _truncate(folder):

@@ -30,9 +30,9 @@ OF_ONE_CLASS = [name for name in PROTOCOLS if name not in OTHERS]
 
 
 @pytest.fixture
-def run(run):
+def run(command):
     """Run `hf-vit evaluate`."""
-    return lambda *arguments: run("evaluate", *arguments, "--device", "cpu")
+    return lambda *arguments: command("evaluate", *arguments, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +125,6 @@ def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run, save_classifier
         (["--protocol", "knn", "--shots", 1], "the protocol knn has no option --shots; choose --protocol few-shot"),
         (["--shots", 1, "--num-images", 3], "the protocol top1 has no option --shots; choose --protocol few-shot"),
         (["--protocol", "few-shot"], "has 10 training images, but 25 shots need 25 per class"),
-        (["--protocol", "knn", "--split", "train"], "split 'train' is used for fitting"),
-        (["--protocol", "calibration", "--split", "validation"], "add --no-temperature"),
-        (["--protocol", "robustness", "--epsilons", 0], "give epsilons above 0 and up to 255"),
         (["--protocol", "real"], "give them with --real-labels real.json"),
         (["--protocol", "objectnet"], "give the folder with --mappings DIR"),
         (["--mappings", "x"], "the protocol top1 has no option --mappings; choose --protocol objectnet"),

@@ -531,9 +531,9 @@ def test_means_are_of_complete_groups_alone():
 
 
 @pytest.fixture
-def run(run):
+def run(command):
     """Run `hf-vit evaluate --protocol vtab`."""
-    return lambda *arguments: run("evaluate", *arguments, "--protocol", "vtab", "--device", "cpu")
+    return lambda *arguments: command("evaluate", *arguments, "--protocol", "vtab", "--device", "cpu")
 
 
 @pytest.mark.filterwarnings("ignore:The number of unique classes")  # of 20 images in place of 800

@@ -9,7 +9,6 @@ from PIL import Image
 
 from hf_vit import HfViTConfig
 from hf_vit.loading.folders import list_checkpoints
-from hf_vit_cli.main import main
 
 COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
 
@@ -166,19 +165,6 @@ def tiny_checkpoint(tiny_config, tmp_path_factory):
     model.save_pretrained(folder)
     make_processor(model.config, image_mean=[0.4, 0.5, 0.6]).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def command(capsys):
-    """Run `hf-vit` in this process: (exit code, what it printed, what it complained about)."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

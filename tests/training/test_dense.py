@@ -23,6 +23,7 @@ from hf_vit.data import load_data, scenes
 from hf_vit.evaluation import embed, evaluate, predict
 from hf_vit.families import DENSE_HEADS
 from hf_vit.loading.folders import list_checkpoints
+from hf_vit.loading.model import load_model
 from hf_vit.loading.outputs import detect, get_dense_task, segment
 from hf_vit.loading.start import build_classifier, find_dense_head, find_model
 from hf_vit.models.resnet_hf_vit import ResNetStem
@@ -31,7 +32,6 @@ from hf_vit.training import finetune
 from hf_vit.training.dense_model import build_dense_model, model_inputs
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit.training.run import is_complete
-from hf_vit_cli.main import main
 
 
 def answers_of(head: str, model: Any, processor: Any, pixel_values: torch.Tensor) -> list[Any]:
@@ -104,6 +104,8 @@ def test_there_are_no_features_of_the_whole_image(head: str, tmp_path: Path) -> 
     ):
         embed(str(tmp_path / "model"), "digits", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="not an image classifier"):
+        load_model(tmp_path / "model", "cpu", as_classifier=True)
 
 
 @pytest.mark.parametrize("head", DENSE_HEADS)
@@ -392,7 +394,7 @@ def test_pixels_that_are_not_judged_weigh_nothing(tmp_path: Path, head: str, lea
             torch.testing.assert_close(learnt[1][0][name], value, rtol=0, atol=1e-6, msg=name)
 
 
-def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, command: Any) -> None:
     """Without a word of the task: the same test again, and answers as JSON, masks and pictures."""
     task, _, _, result = learnt
     again = evaluate(str(result.folder), DATA, device="cpu", progress=False)
@@ -406,9 +408,8 @@ def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, capfd: p
         (tmp_path / name.lower()).mkdir(exist_ok=True)
         image.save(tmp_path / name.lower() / f"{name}.png")
     files = sorted((tmp_path / "one").iterdir())
-    with pytest.raises(SystemExit) as stopped:
-        main(["predict", str(result.folder), *map(str, files), "--output", str(tmp_path / "out"), "--threshold", "0"])
-    assert not stopped.value.code, capfd.readouterr().err
+    code, _, err = command("predict", result.folder, *files, "--output", tmp_path / "out", "--threshold", 0)
+    assert code == 0, err
     listed = json.loads((tmp_path / "out" / "predictions.json").read_text())
     told = predict(str(result.folder), files, threshold=0.0, device="cpu")
     assert [each["answers"] for each in listed] == [each.answers for each in told]

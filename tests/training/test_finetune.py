@@ -189,15 +189,6 @@ def test_new_head_and_resampled_positions(tiny_checkpoint):
     assert all(torch.equal(before[name], p) for name, p in kept.items())
 
 
-def test_representation_layer_is_dropped_with_the_old_head(tiny_config, tmp_path):
-
-    HfViTForImageClassification(tiny_config(representation_size=8)).save_pretrained(tmp_path / "old")
-    new = build_classifier(find_model(str(tmp_path / "old")), ["a", "b", "c", "d"])
-    assert new.config.representation_size is None
-    assert not [name for name in new.state_dict() if "pooler" in name]
-    assert new.classifier.weight.shape == (4, 16)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -253,12 +244,3 @@ def test_streamed_training(tiny_config, tmp_path, colours, killed):
     again = train(killed(done, "again"), resume=True)
     for one, other in zip(done.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_grayscale_and_transparent_images_are_trained_on(command, make_colours, tmp_path):
-    folder = make_colours(tmp_path / "mixed")
-    for name, mode in (("red/00.png", "L"), ("red/01.png", "RGBA"), ("blue/00.png", "P")):
-        with Image.open(folder / name) as image:
-            image.convert(mode).save(folder / name)
-    arguments = ("--model", "Ti/4", "--data", folder, "--output", tmp_path / "out", "--image-size", "8")
-    assert command("finetune", *arguments, "--steps", "1", "--evaluations", "1", "--batch-size", "4")[0] == 0

@@ -122,14 +122,6 @@ def test_the_warm_up_does_not_count():
     assert stops == [False] * 6 + [True]  # the 60th and the 70th step are the first two that count
 
 
-def test_patience_survives_a_checkpoint():
-    before = Patience(2)
-    judged(before, 0.1, 1.0, 1, best=0.14)
-    judged(before, 0.1, 1.1, 2, best=0.14)
-    again = Patience.from_state(before.state())
-    assert judged(again, 0.1, 1.05, 3, best=0.14)
-
-
 def test_no_run_is_stopped_while_it_warms_up(colours, tiny_config, tmp_path):
     """All of it is warm-up: without the rule the first evaluations, which are all the same, would end it."""
     result = finetune(

@@ -16,18 +16,8 @@ from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 from hf_vit.training.run import is_complete, last_complete, read_state
 
 # Everything that draws random numbers is on; 48 images in batches of 8 are 6 steps an epoch, a checkpoint every 4.
-SETTINGS = dict(
-    steps=24,
-    evaluations=6,
-    batch_size=8,
-    learning_rate=2e-3,
-    dropout=0.1,
-    drop_path=0.1,
-    mixup_alpha=0.2,
-    shift_px=1,
-    rotation_degrees=10.0,
-    random_resized_crop=(0.5, 1.0),
-)
+SETTINGS = dict(steps=24, evaluations=6, batch_size=8, learning_rate=2e-3, dropout=0.1, drop_path=0.1, mixup_alpha=0.2)
+SETTINGS |= dict(shift_px=1, rotation_degrees=10.0, random_resized_crop=(0.5, 1.0))
 
 
 def learn(config, data, output):
@@ -175,14 +165,8 @@ def checkpoint_copy(short, tmp_path):
         dict(average_decay=0.8, sam_rho=0.1, layer_decay=0.7, loss="bce", mixup_alpha=0.0),
         dict(average_decay=0.5, sam_rho=0.1, sam_micro_batches=True, optimizer="sgd", learning_rate=0.05),
         dict(tune="lora", lora_rank=2, learning_rate=0.02, layer_decay=0.9),
-        dict(
-            optimizer="muon",
-            schedule="warmup_stable_decay",
-            min_learning_rate=1e-5,
-            repeated_augmentation=2,
-            auto_augment="rand-m9-mstd0.5-inc1",
-            color_jitter=0.3,
-        ),
+        dict(optimizer="muon", schedule="warmup_stable_decay", min_learning_rate=1e-5)
+        | dict(repeated_augmentation=2, auto_augment="rand-m9-mstd0.5-inc1", color_jitter=0.3),
     ],
     ids=["average, sam, layer decay, bce", "average, sam a micro-batch, sgd", "lora", "muon, stable, repeated"],
 )
@@ -238,15 +222,8 @@ SWEEP_SETTINGS = dict(steps=12, evaluations=2, batch_size=16, warmup=0.0)
 @pytest.fixture(scope="module")
 def sweep(tiny_config, colours):
     def run(output, rates=RATES, report=None, **options):
-        return finetune(
-            tiny_config(),
-            str(colours),
-            output,
-            lr_sweep=rates,
-            options=FinetuneOptions(**options),
-            report=report,
-            **SWEEP_SETTINGS,
-        )
+        given = SWEEP_SETTINGS | dict(lr_sweep=rates, report=report)
+        return finetune(tiny_config(), str(colours), output, options=FinetuneOptions(**options), **given)
 
     return run
 

@@ -15,21 +15,18 @@ from hf_vit import HfAxialResNetConfig, HfAxialResNetForImageClassification, HfV
 from hf_vit.data import load_data, make_processor
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
+from hf_vit.training import finetune
 from hf_vit.training.soups import average_weights, make_soup
 
 LABELS = {0: "blue", 1: "green", 2: "red"}
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory, colours):
+def shelf(tmp_path_factory, colours, tiny_config):
     """Four classifiers, trained a little from one start with other seeds; the last one is spoilt."""
-    from hf_vit import HfViTConfig
-    from hf_vit.training import finetune
-
-    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     root = tmp_path_factory.mktemp("shelf")
     torch.manual_seed(0)
-    start = HfViTForImageClassification(HfViTConfig(**sizes, intermediate_size=32, id2label=LABELS))
+    start = HfViTForImageClassification(tiny_config(id2label=LABELS))
     start.save_pretrained(root / "start")
     make_processor(start.config).save_pretrained(root / "start")
     for seed, steps in enumerate((24, 12, 6)):
@@ -176,12 +173,12 @@ def test_bad_input_is_told(shelf, tmp_path, tiny_checkpoint, tiny_config):
     deeper = HfViTForImageClassification(tiny_config(num_hidden_layers=3, id2label=LABELS))
     deeper.save_pretrained(tmp_path / "deeper")
     make_processor(deeper.config).save_pretrained(tmp_path / "deeper")
-    cases = itertools.chain(
-        [([one], {}, "a soup needs two or more"), ([one, one], {"greedy": True}, "give --data")],
-        [([one, tmp_path / "deeper"], {}, "seed-0 and deeper differ in num_hidden_layers")],
-        [([one, tiny_checkpoint], {}, "seed-0 and tiny differ in classes")],
-    )
-    for models, options, message in cases:
+    for models, options, message in (
+        ([one], {}, "a soup needs two or more"),
+        ([one, one], {"greedy": True}, "give --data"),
+        ([one, tmp_path / "deeper"], {}, "seed-0 and deeper differ in num_hidden_layers"),
+        ([one, tiny_checkpoint], {}, "seed-0 and tiny differ in classes"),
+    ):
         with pytest.raises(UserError, match=message):
             make_soup(models, tmp_path / "no", **options)
     with pytest.raises(UserError, match="is not empty; give a new folder"):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from training.conftest import Images
-from transformers import Trainer
+from transformers import Trainer, ViTConfig, ViTForImageClassification
 
 from hf_vit import (
     HfAxialViTConfig,
@@ -159,25 +159,11 @@ def test_nothing_shared_is_a_pickle(make_trainer, tmp_path):
     assert not list(tmp_path.rglob("training_args.bin"))
 
 
-def tiny_model_of_transformers():
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        image_size=8,
-        patch_size=4,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        num_labels=3,
-    )
-    return ViTForImageClassification(config)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_soft_labels_of_a_model_of_transformers(make_trainer, smoothing):
     """Which takes them for several classes an image, and would keep that in its configuration."""
-    model = tiny_model_of_transformers()
+    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = ViTForImageClassification(ViTConfig(**sizes, intermediate_size=32, num_labels=3))
     if smoothing:  # a class of one's own
         model.__class__ = type("OneOfOnesOwn", (type(model),), {})
     trainer = make_trainer(model, Images(soft=not smoothing), label_smoothing_factor=smoothing)
