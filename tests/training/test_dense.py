@@ -318,6 +318,21 @@ def test_heads_of_transformers(tmp_path: Path, task: str, head: str, fields: dic
     assert (again.protocol, again.result.values()) == (task, result.test.values())
 
 
+@pytest.mark.parametrize("head", ["linear", "upernet"])  # the feature pyramid of the second learns
+def test_frozen_backbone(tmp_path: Path, head: str) -> None:
+    """The weights of a rotary checkpoint stay, to the bit; all that surrounds them learns."""
+    config = hf_vit.HfViTConfig(**TINY, rotary_embedding="axial", position_embedding="none")
+    hf_vit.HfViTModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
+    settings = dict(task="segmentation", head=head, tune="head", batch_size=8, evaluations=1, head_width=16)
+    once, twice = (  # the rate of the first step is 0
+        finetune(str(tmp_path / "encoder"), DATA, tmp_path / f"out-{steps}", steps=steps, **settings)
+        for steps in (1, 2)
+    )
+    before, after = (load_file(result.folder / "model.safetensors") for result in (once, twice))
+    frozen = {f"backbone.vit.{name}": value for name, value in load_file(tmp_path / "encoder/model.safetensors").items()}
+    assert {name for name, value in after.items() if torch.equal(value, frozen.get(name, before[name]))} == {*frozen}
+
+
 def test_killed_and_resumed_to_the_same_bits(learnt: Any, tmp_path: Path, warm: Zygote) -> None:
     """kill -9 after the second checkpoint; weights, best step, validation and test are those of the unbroken run."""
     task, head, settings, unbroken = learnt
@@ -446,7 +461,7 @@ def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, command:
         (dict(task="detection", rotation_degrees=5.0), "rotation_degrees"),
         (dict(task="segmentation", label_smoothing=0.1), "does not support --label-smoothing"),
         (dict(task="detection", loss="bce"), "does not support --loss"),
-        (dict(task="detection", tune="lora"), "does not support --tune"),
+        (dict(task="detection", tune="lora"), r"does not support --tune \(lora\)"),
         (dict(task="segmentation", lr_sweep=True), "--lr-sweep compares accuracies"),
         (dict(task="segmentation", sam_rho=0.05), "does not support --sam-rho"),
     ],

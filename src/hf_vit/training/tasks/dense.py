@@ -21,7 +21,7 @@ from hf_vit.families import DENSE_HEADS, DenseTask
 from hf_vit.loading.outputs import class_maps, detections
 from hf_vit.results.facts import Record
 from hf_vit.training.dense_model import build_dense_model
-from hf_vit.training.plan import Run, Start
+from hf_vit.training.plan import Run, Start, configure_weights
 from hf_vit.training.tasks.task import MeasuredTask, find_active_settings
 from hf_vit.training.trainer.dense_trainer import DenseTrainer, Judge, Judged
 from hf_vit_settings import Recipe
@@ -29,7 +29,7 @@ from hf_vit_settings import Recipe
 # Settings of a recipe that apply to class labels only.
 _LABEL_SETTINGS = (
     *("loss", "class_weights", "balanced_sampling", "label_smoothing", "new_head", "head_bias"),
-    *("tune", "sam_rho", "repeated_augmentation"),
+    *("sam_rho", "repeated_augmentation"),
 )
 _DETECTION_KEYS = ("boxes", "scores", "labels")
 # The meter's key -> the key in the labels of a batch.
@@ -104,7 +104,8 @@ class HeadTask(MeasuredTask):
 
     def check(self, recipe: Recipe) -> None:
         require_metrics()
-        for name, value in find_active_settings(recipe, _LABEL_SETTINGS).items():
+        adapter = {"tune": "lora"} if recipe.tune == "lora" else {}  # heads have queries and values of their own
+        for name, value in (find_active_settings(recipe, _LABEL_SETTINGS) | adapter).items():
             flag = f"--{name.replace('_', '-')}"
             raise UserError(
                 f"{self.task} does not support {flag} ({value}); leave it out, or choose a recipe for {self.task}"
@@ -137,8 +138,7 @@ class HeadTask(MeasuredTask):
     def prepare_trainer(self, run: Run) -> dict[str, Any]:
         return {
             "new_judge": lambda: type(self).judge(run.processor, run.data.label_names),
-            "layer_decay": run.recipe.layer_decay,
-            "average_decay": run.recipe.average_decay,
+            **configure_weights(run),
         }
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
+from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.training.trainer.distributed import get_local_parts
 
 _HEADS = ("classifier", "distillation_classifier")
@@ -129,7 +130,11 @@ class LoraAdapter:
 
 
 def train_head_only(model: nn.Module) -> None:
-    """Freeze all weights except those of the classification heads."""
+    """Freeze the model under a classifier's heads, or in the backbone of a segmentation or detection model."""
+    if backbones := [module for module in model.modules() if isinstance(module, HfBaseBackbone)]:
+        for backbone in backbones:
+            backbone.base_model.requires_grad_(False)  # the feature pyramid around it is new
+        return
     model.requires_grad_(False)
     _train_heads(model)
 
