@@ -329,7 +329,9 @@ def test_frozen_backbone(tmp_path: Path, head: str) -> None:
         for steps in (1, 2)
     )
     before, after = (load_file(result.folder / "model.safetensors") for result in (once, twice))
-    frozen = {f"backbone.vit.{name}": value for name, value in load_file(tmp_path / "encoder/model.safetensors").items()}
+    frozen = {
+        f"backbone.vit.{name}": value for name, value in load_file(tmp_path / "encoder/model.safetensors").items()
+    }
     assert {name for name, value in after.items() if torch.equal(value, frozen.get(name, before[name]))} == {*frozen}
 
 
