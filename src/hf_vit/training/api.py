@@ -118,10 +118,8 @@ def finetune(
     if options.push is None or not is_main():
         return result
     refresh_card(result.folder, license=options.license)
-    push_result = share_finished(
-        result.folder, options.push, say, private=options.private, share_images=options.share_images
-    )
-    return replace(result, pushed=push_result)
+    sharing = {"private": options.private, "share_images": options.share_images}
+    return replace(result, pushed=share_finished(result.folder, options.push, say, **sharing))
 
 
 def _find_task(
@@ -256,10 +254,8 @@ def _sweep(
         )
     if old_settings is None and is_main():
         write_run(job.work, settings)
-    jobs = [
-        replace(job, output=job.work / f"rate-{rate:g}", recipe=job.recipe.override(learning_rate=rate))
-        for rate in rates
-    ]
+    recipes = [job.recipe.override(learning_rate=rate) for rate in rates]
+    jobs = [replace(job, output=job.work / f"rate-{recipe.learning_rate:g}", recipe=recipe) for recipe in recipes]
     trials: dict[int, dict[str, Any]] = {}
     for number, trial in _run_trials(jobs, runner, task, start, say):
         trials[number] = trial
@@ -280,7 +276,7 @@ def _sweep(
 def _run_trials(
     jobs: list[Job], runner: "RayRunner | None", task: Task[Any], start: Start, say: Say
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the results of every trial when it ends; with a runner in any order."""
+    """Yield (number, validation results) of every trial when it ends; with a runner in any order."""
     if runner is None:
         yield from ((number, _run_trial(job, task, start, say)) for number, job in enumerate(jobs))
         return
@@ -299,7 +295,7 @@ def _ignore(line: str) -> None:
 
 
 def _run_trial(job: Job, task: Task[Any], start: Start, say: Say) -> dict[str, Any]:
-    """Train a job and return its validation results; those of a diverged training are None."""
+    """Train a job and return its validation results, which are None if the loss diverged."""
     names = ("accuracy", "loss", "score", "best_step", "seconds")
     trial: dict[str, Any] = {"learning_rate": job.recipe.learning_rate, **dict.fromkeys(names)}
     try:

@@ -159,11 +159,9 @@ def compare_fresh(folder: Path, result: FinetuneResult) -> FreshComparison:
             image.save(file)
         # Remote code is copied to HF_MODULES_CACHE, which should not be the user's cache.
         settings = {"HF_MODULES_CACHE": str(scratch / "modules"), "HF_HUB_OFFLINE": "1"}
-        settings["TRANSFORMERS_VERBOSITY"] = "error"
+        env = os.environ | settings | {"TRANSFORMERS_VERBOSITY": "error"}
         program = [sys.executable, "-c", FRESH_PROGRAM, str(folder.absolute()), *files]
-        process = subprocess.run(
-            program, capture_output=True, text=True, cwd=scratch, env=os.environ | settings, check=False
-        )
+        process = subprocess.run(program, capture_output=True, text=True, cwd=scratch, env=env, check=False)
     if process.returncode:
         problem = process.stderr.strip()
         if number := re.match(r"\w+Error: \[Errno (\d+)\]", problem.rpartition("\n")[2]):

@@ -116,24 +116,21 @@ def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
     config: Any = model.config
     model_type = config.model_type
     if model_type == DENSE_HEADS["mask2former"].model_type:
-        classes = [class_map.unique() for class_map in labels]
-        classes = [numbers[numbers != config.ignore_value] for numbers in classes]
-        masks = [
-            (class_map[None] == numbers[:, None, None]).float()
-            for class_map, numbers in zip(labels, classes, strict=True)
-        ]
+        masks, classes = [], []
+        for class_map in labels:
+            numbers = class_map.unique()
+            classes.append(numbers[numbers != config.ignore_value])
+            masks.append((class_map[None] == classes[-1][:, None, None]).float())
         return {"pixel_values": pixel_values, "mask_labels": masks, "class_labels": classes}
     if model_type in (DENSE_HEADS["detr"].model_type, DENSE_HEADS["deformable-detr"].model_type):
         height, width = pixel_values.shape[2:]
         scale = torch.tensor([width, height, width, height], device=pixel_values.device)
-        not_crowd = [image["iscrowd"] == 0 if "iscrowd" in image else slice(None) for image in labels]
-        labels = [
-            {
-                "class_labels": image["class_labels"][selected],
-                "boxes": box_convert(image["boxes"][selected], "xyxy", "cxcywh") / scale,
-            }
-            for image, selected in zip(labels, not_crowd, strict=True)
-        ]
+        targets = []
+        for image in labels:
+            not_crowd = image["iscrowd"] == 0 if "iscrowd" in image else slice(None)
+            boxes = box_convert(image["boxes"][not_crowd], "xyxy", "cxcywh") / scale
+            targets.append({"class_labels": image["class_labels"][not_crowd], "boxes": boxes})
+        return {"pixel_values": pixel_values, "labels": targets}
     return {"pixel_values": pixel_values, "labels": labels}
 
 
@@ -143,28 +140,30 @@ def _has_pyramid(source: Source) -> bool:
 
 
 def _make_map_fields(source: Source, head: str) -> dict[str, Any]:
-    """Return the fields of the backbone's configuration for the maps that a head reads.
-
-    Raises a `UserError` if the backbone makes fewer maps than the head needs.
-    """
+    """Return the backbone's fields for the maps that a head reads; raise `UserError` if it makes too few."""
     config: HfBaseConfig = source.config
     strides = _HEADS[head].strides
     if isinstance(config, HfResNetBaseConfig):
         stages = range(1, len(config.stage_depths) + 1)
-        matching = [f"stage{stage}" for stage in stages if 4 * 2 ** (stage - 1) in strides]
-        features = {"out_features": matching or [f"stage{stage}" for stage in stages]}
-        _require_maps(source, head, len(features["out_features"]))
-        return features if strides or head == "linear" else {"out_features": None}
+        matching = [f"stage{stage}" for stage in stages if _stage_stride(stage) in strides]
+        out_features = matching or [f"stage{stage}" for stage in stages]
+        _require_maps(source, head, len(out_features))
+        return {"out_features": out_features if strides or head == "linear" else None}
     last_map: dict[str, Any] = {"out_features": None}
     if isinstance(config, HfMixerConfig):
         _require_maps(source, head, 1)
         return last_map
     last_map |= {"use_feature_pyramid": False, "reshape_hidden_states": True, "apply_layernorm": True}
     if isinstance(config, HfHybridViTConfig):
-        stages = [i for i in range(1, len(config.stage_depths) + 1) if 4 * 2 ** (i - 1) in strides]
+        stages = [stage for stage in range(1, len(config.stage_depths) + 1) if _stage_stride(stage) in strides]
         _require_maps(source, head, len(stages) + 1)
         return last_map | {"stem_stages": tuple(stages)}
     return last_map | ({"use_feature_pyramid": True, "pyramid_strides": strides} if strides else {})
+
+
+def _stage_stride(stage: int) -> int:
+    """Return the stride of a ResNet's stage 1, 2, ... in px; each stage halves the map of the one before."""
+    return 4 * 2 ** (stage - 1)
 
 
 def _require_maps(source: Source, head: str, maps: int) -> None:
@@ -195,20 +194,20 @@ def _make_head_fields(head: str, backbone: Any, use_masks: bool) -> dict[str, An
 
 def _load_head(model: Any, checkpoint: Any, name: str) -> None:
     """Load the head's weights of a checkpoint, except for those that a model of other classes cannot use."""
-    weights, stored = model.state_dict(), checkpoint.state_dict()
+    new_state, state = model.state_dict(), checkpoint.state_dict()
     if list(checkpoint.config.id2label.values()) != list(model.config.id2label.values()):
-        # Weights whose shape depends on the number of classes belong to the classes of the checkpoint.
-        fields = {**checkpoint.config.to_dict(), "num_labels": checkpoint.config.num_labels + 1}
-        larger = type(checkpoint)(type(checkpoint.config).from_dict(fields)).state_dict()
-        stored = {key: value for key, value in stored.items() if larger[key].shape == value.shape}
+        # Weights whose shape changes with one more class belong to the classes of the checkpoint.
+        more_classes = {**checkpoint.config.to_dict(), "num_labels": checkpoint.config.num_labels + 1}
+        larger = type(checkpoint)(type(checkpoint.config).from_dict(more_classes)).state_dict()
+        state = {key: value for key, value in state.items() if larger[key].shape == value.shape}
     prefix = next(key for key, module in model.named_modules() if isinstance(module, HfBaseBackbone))
-    stored = {key: value for key, value in stored.items() if key in weights and not key.startswith(f"{prefix}.")}
-    if different := next((key for key, value in stored.items() if weights[key].shape != value.shape), None):
+    state = {key: value for key, value in state.items() if key in new_state and not key.startswith(f"{prefix}.")}
+    if different := next((key for key, value in state.items() if new_state[key].shape != value.shape), None):
         raise UserError(
             f"the head of {name} has another shape ({different}) than the one to build; leave out --head-width and the "
             "fields of the recipe's architecture, or choose another --head"
         )
-    model.load_state_dict(stored, strict=False)
+    model.load_state_dict(state, strict=False)
 
 
 def _load_backbone(model: Any, backbone: Any) -> None:

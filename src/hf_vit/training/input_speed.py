@@ -98,9 +98,8 @@ def measure_input(
                 rates[name].append(_images_per_second(work, seconds / _TURNS))
         is_cached = bool(getattr(trainer.train_dataset, "is_cached", False))
     medians = {name: median(values) for name, values in rates.items()}
-    return InputSpeed(
-        **medians, micro_batch_size=run.micro_batch_size, num_workers=loader.num_workers, is_cached=is_cached
-    )
+    workers = loader.num_workers
+    return InputSpeed(**medians, micro_batch_size=run.micro_batch_size, num_workers=workers, is_cached=is_cached)
 
 
 def _images_per_second(work: Callable[[], int], seconds: float) -> float:

@@ -115,15 +115,10 @@ def vision_config(model: nn.Module) -> HfViTBaseConfig:
 
 
 def micro_batch_size(batch_size: int, requested: int | None, accumulates: bool = True) -> int:
-    """Return the images per forward pass of one process.
+    """Return the images per forward pass of one process, by default the largest divisor of its share up to 128.
 
-    Args:
-        batch_size: images per step of all processes.
-        asked: the requested number, or None for the largest divisor up to 128.
-        accumulates: whether gradients may be accumulated; otherwise a process runs its whole share at once.
-
-    Raises:
-        UserError: the batch cannot be divided among the processes or into micro-batches of this size.
+    Without gradient accumulation a process runs its whole share of the batch at once. Raises `UserError` if the batch
+    cannot be divided among the processes, or into micro-batches of the requested size.
     """
     share, rest = divmod(batch_size, world_size())
     if rest:
@@ -227,9 +222,9 @@ def make_schedule_arguments(run: Run) -> dict[str, Any]:
         return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": min_ratio}}
     if recipe.schedule != "warmup_stable_decay":
         return {"lr_scheduler_type": _SCHEDULES[recipe.schedule]}
-    warmup, cooldown = (
-        math.ceil(value * run.steps if value < 1 else value) for value in (recipe.warmup, recipe.cooldown)
-    )
+    # A number below 1 is a share of the training.
+    durations = recipe.warmup, recipe.cooldown
+    warmup, cooldown = (math.ceil(steps * run.steps if steps < 1 else steps) for steps in durations)
     decay_steps = min(cooldown, max(1, run.steps - warmup))
     settings = {"num_decay_steps": decay_steps, "decay_type": "1-sqrt", "min_lr_ratio": min_ratio}
     return {"lr_scheduler_type": recipe.schedule, "lr_scheduler_kwargs": settings}

@@ -71,25 +71,15 @@ _ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
 _LOCK, _REMOVED = ".lock", ".checkpoints-removed"
 _LOCK_TIMEOUT = 0.1  # seconds; with 0 even a free lock fails
 # Logged metrics of the validation split -> axis label of the plot.
-_SCORES = {
-    "eval_accuracy": "accuracy",
-    "eval_mean_iou": "mean intersection over union",
-    "eval_ap50": "AP50",
-}
+_SCORES = {"eval_accuracy": "accuracy", "eval_mean_iou": "mean intersection over union", "eval_ap50": "AP50"}
 # Trains a job, once or for every learning rate of a sweep, and returns a trainer with the released weights.
 TrainJob = Callable[[Task[Any], Job, Start, Say], tuple[Run, HfViTTrainer]]
 
 
 def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
-    """Run a job from its checks to its finished folder, which is locked against other runs.
+    """Run a job from its checks to its finished folder, which is locked against other runs, and return its result.
 
     Checks run before anything is written, the cheapest first. Resuming a finished run only removes its checkpoints.
-
-    Args:
-        task: defines the model and the loss.
-        job: the arguments of the training.
-        say: called with every progress message.
-        train: `train_once`, or a function that trains several times.
     """
     output, options = job.output, job.options
     with quiet_transformers(), explain_lost_contact(options.process_timeout), ExitStack() as stack:
@@ -144,11 +134,7 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
 
 @contextmanager
 def lock_output(output: Path) -> Generator[None]:
-    """Lock the output folder against other runs (in the main process); create it, and remove it if it stays empty.
-
-    Raises:
-        UserError: the output is a file, cannot be written, or is in use by another run.
-    """
+    """Lock the output folder against other runs (in the main process); create it, and remove it if it stays empty."""
     if not is_main():
         yield
         return
@@ -282,13 +268,16 @@ def _find_checkpoint(job: Job, say: Say) -> Path | None:
 def require_space(folder: Path, needed: int) -> None:
     """Raise UserError if the disk of a folder, which need not exist, has fewer than `needed` free bytes."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    sizes = shutil.disk_usage(existing).free, needed
-    if sizes[0] < needed:
-        free, need = (f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB" for size in sizes)
+    free = shutil.disk_usage(existing).free
+    if free < needed:
         raise UserError(
-            f"the disk of {folder} has {free} free, but training needs about {need} (model and three checkpoints); "
-            "free some space, or choose another folder"
+            f"the disk of {folder} has {_format_bytes(free)} free, but training needs about {_format_bytes(needed)} "
+            "(model and three checkpoints); free some space, or choose another folder"
         )
+
+
+def _format_bytes(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def record_run(run: Run) -> None:
@@ -319,9 +308,11 @@ def record_run(run: Run) -> None:
         if 0 < len(run.data.files) <= _MOST_FILES:  # for the names of changed files in a later error
             write_atomically(run.work / _FILES_NAME, json.dumps(run.data.files, indent=1, sort_keys=True) + "\n")
         return
-    names = sorted({*old_settings, *settings})
-    pairs = {name: [values.get(name, "(not set)") for values in (old_settings, settings)] for name in names}
-    different = [f"{name} was {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
+    different = []
+    for name in sorted({*old_settings, *settings}):
+        old, new = old_settings.get(name, "(not set)"), settings.get(name, "(not set)")
+        if old != new:
+            different.append(f"{name} was {old}, now {new}")
     if not different:
         return
     changes = ""
@@ -478,11 +469,9 @@ def last_complete(work: Path) -> Path | None:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return whether all files of a checkpoint exist and none is truncated.
-
-    The Trainer writes its state last, except for files of other processes. Archives have their directory at the end,
-    safetensors headers contain the length of the file, and folders of sharded weights get their metadata last.
-    """
+    """Return whether all files of a checkpoint exist and none is truncated."""
+    # The Trainer writes its state last, except for files of other processes. Archives have their directory at the end,
+    # safetensors headers contain the length of the file, and folders of sharded weights get their metadata last.
     processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
     try:
         state: Any = read_state(checkpoint)
@@ -608,15 +597,10 @@ def _tidy(output: Path, keep_checkpoints: bool) -> None:
 
 def run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
     """Return the values that the record of every task has, with settings of the model that the recipe leaves open."""
-    batch, images, unlabeled_ratio = (
-        run.recipe.batch_size,
-        run.data.num_examples("train"),
-        run.task.get("unlabelled_ratio", 0),
-    )
+    batch, images = run.recipe.batch_size, run.data.num_examples("train")
+    unlabeled_ratio, is_contrastive = run.task.get("unlabelled_ratio", 0), run.task.get("objective") == "contrastive"
     images_seen = result.steps * batch * (1 + unlabeled_ratio)
-    if (
-        images and not unlabeled_ratio and run.task.get("objective") != "contrastive"
-    ):  # the last batch of an epoch is smaller
+    if images and not unlabeled_ratio and not is_contrastive:  # the last batch of an epoch is smaller
         epochs, remaining_steps = divmod(result.steps, math.ceil(images / batch))
         images_seen = epochs * images + remaining_steps * batch
     model_values = {
@@ -660,13 +644,14 @@ def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) ->
         return [(entry["epoch"], entry[key]) for entry in log_history if key in entry and "epoch" in entry]
 
     losses = {"training": series("loss"), "validation": series("eval_loss")}
-    scores = {name: points for key, name in _SCORES.items() if (points := series(key))}
     if not any(losses.values()):
         return False
     panels = [("loss (nats)", losses)]
-    for name, points in list(scores.items())[:1]:
-        panels.append((f"{name} (%)", {"validation": [(epoch, 100 * value) for epoch, value in points]}))
-    figure = new_figure(9 if scores else 5, 3.6)
+    for key, name in _SCORES.items():
+        if points := series(key):
+            panels.append((f"{name} (%)", {"validation": [(epoch, 100 * value) for epoch, value in points]}))
+            break  # a task has one score
+    figure = new_figure(9 if len(panels) > 1 else 5, 3.6)
     for number, (label, curves) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
         for name, points in curves.items():

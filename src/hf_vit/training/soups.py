@@ -132,9 +132,8 @@ def make_soup(
         def measure(model: nn.Module, split: str) -> ProtocolRun | None:
             if images is None:
                 return None
-            examination = Examination(
-                replace(loaded[0], model=model), images, split, batch_size=batch_size, progress=False
-            )
+            subject = replace(loaded[0], model=model)
+            examination = Examination(subject, images, split, batch_size=batch_size, progress=False)
             result = top1(examination)
             return ProtocolRun("top1", result, examination, {}, result.seconds)
 
@@ -149,10 +148,8 @@ def make_soup(
         if greedy:
             ingredients, soup_model = _select_greedily(candidates, accuracy)
         else:
-            ingredients, soup_model = (
-                [ingredient for ingredient, _ in candidates],
-                average_weights([model for _, model in candidates]),
-            )
+            ingredients = [ingredient for ingredient, _ in candidates]
+            soup_model = average_weights([model for _, model in candidates])
         test = measure(soup_model, "test")
         soup = Soup(output, ingredients, accuracy(soup_model), None if test is None else cast(Any, test.result))
         used_names = [ingredient.name for ingredient in ingredients if ingredient.is_in]
@@ -171,9 +168,8 @@ def make_soup(
             loaded[0].processor.save_pretrained(folder)
             used_folders = [model.folder for model in loaded if model.folder is not None and model.name in used_names]
             write_trained(folder, [], used_folders)
-            append_record(
-                folder, new_record("training", command=command, data=validation_fact, device=device, values=values)
-            )
+            facts: dict[str, Any] = {"command": command, "data": validation_fact, "device": device, "values": values}
+            append_record(folder, new_record("training", **facts))
             if test is not None:
                 save_protocol(test, folder=folder, command=command, device=device)
             write_card(folder)
@@ -182,13 +178,10 @@ def make_soup(
 
 def _require_same_config(first: LoadedModel, other: LoadedModel) -> None:
     """Raise UserError if the configs of two models differ in fields that change the computed function."""
-    configs: list[Any] = [subject.model.config for subject in (first, other)]
-    first_fields, other_fields = (
-        {name: value for name, value in config.to_dict().items() if name not in _IRRELEVANT} for config in configs
-    )
-    different = sorted(
-        name for name in first_fields.keys() | other_fields.keys() if first_fields.get(name) != other_fields.get(name)
-    )
+    fields: dict[str, Any] = cast(Any, first.model).config.to_dict()
+    other_fields: dict[str, Any] = cast(Any, other.model).config.to_dict()
+    names = sorted({*fields, *other_fields} - _IRRELEVANT)
+    different = [name for name in names if fields.get(name) != other_fields.get(name)]
     if different:
         names = ", ".join("classes" if name == "id2label" else name for name in different)
         raise UserError(
@@ -198,14 +191,14 @@ def _require_same_config(first: LoadedModel, other: LoadedModel) -> None:
 
 
 def _select_greedily(
-    candidates: Sequence[tuple[Ingredient, nn.Module]], judge: Callable[[nn.Module], float | None]
+    candidates: Sequence[tuple[Ingredient, nn.Module]], measure_accuracy: Callable[[nn.Module], float | None]
 ) -> tuple[list[Ingredient], nn.Module]:
     """Follow recipe 1: start with the best model, and keep every further one that does not make the soup worse."""
     (first, model), *others = sorted(candidates, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
     selected, soup, best, ingredients = [model], copy.deepcopy(model), first.accuracy or 0.0, [first]
     for ingredient, other in others:
         trial = average_weights([*selected, other])
-        accuracy = judge(trial) or 0.0
+        accuracy = measure_accuracy(trial) or 0.0
         is_in = accuracy >= best
         if is_in:
             selected, soup, best = [*selected, other], trial, accuracy

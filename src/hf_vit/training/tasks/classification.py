@@ -36,9 +36,8 @@ class ClassifierTask(MeasuredTask):
 
     def collator(self, run: Run) -> ImageCollator:
         augmentation = run.recipe.augmentation
-        return ImageCollator(
-            len(run.data.label_names), augmentation.mixup_alpha, augmentation.cutmix_alpha, seed=run.options.seed
-        )
+        mixing = augmentation.mixup_alpha, augmentation.cutmix_alpha
+        return ImageCollator(len(run.data.label_names), *mixing, seed=run.options.seed)
 
     def describe(self, run: Run) -> str:
         note = "; the checkpoint's head for these classes is kept (--new-head starts a new one)"

@@ -62,11 +62,10 @@ def detection_judge(processor: Any, names: list[str]) -> Judge:
     meter = DetectionMeter()
 
     def pair_boxes(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        found = detections(outputs, processor, _list_sizes(batch))
-        boxes = [{name: image[name].cpu() for name in _DETECTION_KEYS} for image in found]
-        truths = [
-            {name: image[key].cpu() for name, key in _TRUTH_KEYS.items() if key in image} for image in batch["labels"]
-        ]
+        predictions = detections(outputs, processor, _list_sizes(batch))
+        boxes = [{name: image[name].cpu() for name in _DETECTION_KEYS} for image in predictions]
+        labels = batch["labels"]
+        truths = [{name: image[key].cpu() for name, key in _TRUTH_KEYS.items() if key in image} for image in labels]
         return list(zip(boxes, truths, strict=True))
 
     def compute_scores() -> dict[str, float]:

@@ -216,7 +216,8 @@ class Contrast(PretextTask):
     auto_class = AutoModel
     trainer_class = ContrastTrainer
     picture = "embeddings.png"
-    arguments: ClassVar[dict[str, Any]] = PretextTask.arguments | {
+    arguments: ClassVar[dict[str, Any]] = {
+        **PretextTask.arguments,
         "label_names": ["views"],
         "dataloader_drop_last": True,
     }

@@ -74,19 +74,18 @@ class WithUnlabeled(torch.utils.data.Dataset[dict[str, Any]]):
         draws = [(start + index) * self.ratio + copy for index in indices for copy in range(self.ratio)]
         unlabeled = self.unlabeled.varied([self._get_row(draw) for draw in draws], draws)
         groups = (unlabeled[first : first + self.ratio] for first in range(0, len(unlabeled), self.ratio))
-        return [
-            {**example, UNLABELLED: group}
-            for example, group in zip(self.labeled.__getitems__(indices), groups, strict=True)
-        ]
+        pairs = zip(self.labeled.__getitems__(indices), groups, strict=True)
+        return [{**example, UNLABELLED: group} for example, group in pairs]
 
     def _get_row(self, draw: int) -> int:
         """Return the row of the unlabeled image with this number, counted through all passes."""
-        number, position = divmod(draw, len(self.rows))
-        if number not in self._orders:
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, number))
-            last = {key: self._orders[key] for key in sorted(self._orders)[-1:]}
-            self._orders = {**last, number: torch.randperm(len(self.rows), generator=generator)}
-        return int(self.rows[self._orders[number][position]])
+        pass_number, position = divmod(draw, len(self.rows))
+        if pass_number not in self._orders:
+            for old_pass in sorted(self._orders)[:-1]:
+                del self._orders[old_pass]
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, pass_number))
+            self._orders[pass_number] = torch.randperm(len(self.rows), generator=generator)
+        return int(self.rows[self._orders[pass_number][position]])
 
 
 class UnlabeledCollator:
@@ -334,12 +333,11 @@ class TeacherGradients:
     def add(self, loss: torch.Tensor, pseudo_label_loss: torch.Tensor) -> None:
         """Add the gradients of a micro-batch: of the teacher's own loss, and of the loss on its pseudo-labels."""
         gradients = torch.autograd.grad(pseudo_label_loss, self.weights, retain_graph=True, allow_unused=True)
-        added: list[torch.Tensor | None] = list(gradients)
         loss.backward()
-        self.pending = [
-            old if new is None else new if old is None else old + new
-            for old, new in zip(self.pending, added, strict=True)
-        ]
+        for index, gradient in enumerate(cast(Sequence[torch.Tensor | None], gradients)):
+            pending = self.pending[index]
+            if gradient is not None:
+                self.pending[index] = gradient if pending is None else pending + gradient
 
     @torch.no_grad()
     def finish(self, feedback: torch.Tensor) -> None:
@@ -381,9 +379,8 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         weights: dict[bool, list[nn.Parameter]] = {True: [], False: []}
         for name, weight in teacher.named_parameters():
             weights[name in decaying].append(weight)
-        groups = [
-            {"params": group, "weight_decay": self.args.weight_decay * decays} for decays, group in weights.items()
-        ]
+        decay = self.args.weight_decay
+        groups = [{"params": group, "weight_decay": decay * decays} for decays, group in weights.items()]
         settings = {name: value for name, value in settings.items() if name != "params"}
         self.teacher_optimizer = cast(Any, optimizer_class)(groups, **settings)
         return super().create_optimizer(model)
@@ -412,11 +409,12 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
     def _draw_labels(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Draw the pseudo-labels [B r] of a micro-batch, and add its gradients to those of the teacher."""
         labels, options = inputs["labels"], self.self_training
-        images = [inputs["pixel_values"], *inputs[UNLABELLED].unbind(1)]  # labeled, weakly and strongly augmented
+        weak_images, strong_images = inputs[UNLABELLED].unbind(1)  # weakly and strongly augmented
         self.teacher.subject.model.train()
         with self.accelerator.autocast():
-            labeled, strong = (self.teacher.logits(images[index], self._scale) for index in (0, 2))
-            weak = self.teacher.answer(images[1], self._scale)
+            labeled = self.teacher.logits(inputs["pixel_values"], self._scale)
+            strong = self.teacher.logits(strong_images, self._scale)
+            weak = self.teacher.answer(weak_images, self._scale)
         weight = options["uda_weight"] * self.state.global_step / self.state.max_steps
         loss = F.cross_entropy(labeled, labels, label_smoothing=self.args.label_smoothing_factor)
         loss = loss + weight * consistency_loss(weak, strong, options["uda_temperature"], options["uda_threshold"])

@@ -48,10 +48,9 @@ _CLASSIFIER_SETTINGS = (
 
 
 def find_active_settings(recipe: Recipe, names: Sequence[str] = _CLASSIFIER_SETTINGS) -> dict[str, Any]:
-    """Return the named settings of a recipe that are switched on, which is to say differ from their defaults."""
-    defaults = {field.name: field.default for field in (*fields(Recipe), *fields(AugmentationConfig))} | {
-        "architecture": {}
-    }
+    """Return the named settings of a recipe that differ from their defaults."""
+    defaults: dict[str, Any] = {field.name: field.default for field in (*fields(Recipe), *fields(AugmentationConfig))}
+    defaults["architecture"] = {}
     values = recipe.settings()
     return {name: values[name] for name in names if values[name] != defaults[name]}
 
@@ -141,7 +140,7 @@ class Task(ABC, Generic[Result]):
     def read_shared(
         self, folder: Path, recipe: Recipe, key: str
     ) -> tuple[dict[str, Any], dict[str, Any], list[Record]]:
-        """Read the fields of `TrainingResult`, the values of the training record, and the records after it.
+        """Return the fields of `TrainingResult`, the values of the training record, and the records after it.
 
         Raises a `UserError` unless the record has the `key` by which the task recognizes its own runs.
         """
@@ -440,5 +439,6 @@ class Views:
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         batches = [view(batch) for view in self.views]
-        grouped = zip(*(batch_of_view["pixel_values"] for batch_of_view in batches), strict=True)
-        return {"pixel_values": [torch.stack(views) for views in grouped], "label": batches[0]["label"]}
+        pixel_values = [batch_of_view["pixel_values"] for batch_of_view in batches]
+        stacked = [torch.stack(views_of_one) for views_of_one in zip(*pixel_values, strict=True)]
+        return {"pixel_values": stacked, "label": batches[0]["label"]}

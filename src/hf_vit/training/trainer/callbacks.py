@@ -88,9 +88,8 @@ class LoggedProgress(TrainerCallback):
     def on_evaluate(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
         texts = {"loss": "loss {:.4f}", "learning_rate": "learning rate {:.2e}", "eval_loss": "validation loss {:.4f}"}
         texts |= _SCORES
-        self._report(
-            args, state, [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged]
-        )
+        news = [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged]
+        self._report(args, state, news)
         self._logged.clear()
 
     def _report(self, args: Arguments, state: State, news: list[str]) -> None:

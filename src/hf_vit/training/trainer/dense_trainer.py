@@ -81,16 +81,13 @@ class DenseTrainer(HfViTTrainer):
         self._judge, self._losses = self.new_judge(), list[tuple[float, int]]()
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         images_per_round = self.args.eval_batch_size * self.args.world_size
-        if len(dataloader) * images_per_round < len(
-            cast(Any, dataloader.dataset)
-        ):  # other processes have one more batch
+        num_images = len(cast(Any, dataloader.dataset))
+        if len(dataloader) * images_per_round < num_images:  # other processes have one more batch
             self._gather([], [])
         weight = sum(count for _, count in self._losses)
         loss = {"loss": sum(loss * count for loss, count in self._losses) / weight} if weight else {}
-        prefix = kwargs.get("metric_key_prefix", "eval")
-        cast(Any, output.metrics).update(
-            {f"{prefix}_{name}": value for name, value in (self._judge.metrics() | loss).items()}
-        )
+        prefix, metrics = kwargs.get("metric_key_prefix", "eval"), self._judge.metrics() | loss
+        cast(Any, output.metrics).update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

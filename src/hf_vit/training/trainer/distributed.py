@@ -44,9 +44,7 @@ def gather_model(model: PreTrainedModel) -> PreTrainedModel:
         return model
     state = {name: gather_tensor(value) for name, value in model.state_dict().items()}
     # FSDP derives a class from the model's class.
-    original_class = next(
-        original_class for original_class in type(model).__mro__ if not issubclass(original_class, FSDPModule)
-    )
+    original_class = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
     copy: Any = cast(Any, original_class)(model.config)
     copy.load_state_dict(state)
     return copy.to(next(iter(state.values())).device)
@@ -115,22 +113,20 @@ def _normalize(norm: nn.BatchNorm1d | nn.BatchNorm2d, values: torch.Tensor) -> t
 
     The variance over all images is the mean of the processes' variances plus the variance of their means.
     """
-    wide_values = values if values.dtype == torch.float64 else values.float()
-    other_axes = [axis for axis in range(wide_values.ndim) if axis != 1]
-    parts = _gather_with_gradient(
-        torch.stack([wide_values.mean(other_axes), wide_values.var(other_axes, unbiased=False)])
-    )
+    wide = values if values.dtype == torch.float64 else values.float()
+    axes = [axis for axis in range(wide.ndim) if axis != 1]
+    parts = _gather_with_gradient(torch.stack([wide.mean(axes), wide.var(axes, unbiased=False)]))
     mean = parts[:, 0].mean(0)
     variance = parts[:, 1].mean(0) + parts[:, 0].var(0, unbiased=False)
     with torch.no_grad():
         assert norm.momentum is not None
         assert norm.num_batches_tracked is not None
-        count = len(parts) * wide_values.numel() // wide_values.shape[1]
+        count = len(parts) * wide.numel() // wide.shape[1]
         norm.num_batches_tracked += 1
         cast(torch.Tensor, norm.running_mean).lerp_(mean, norm.momentum)
         cast(torch.Tensor, norm.running_var).lerp_(variance * (count / (count - 1)), norm.momentum)
-    shape = [1, -1, *[1] * (wide_values.ndim - 2)]
-    result = (wide_values - mean.view(shape)) * (variance + norm.eps).rsqrt().view(shape)
+    shape = [1, -1, *[1] * (wide.ndim - 2)]
+    result = (wide - mean.view(shape)) * (variance + norm.eps).rsqrt().view(shape)
     if norm.affine:
         result = result * norm.weight.view(shape) + norm.bias.view(shape)
     return result.to(values.dtype)

@@ -128,9 +128,9 @@ class HfViTTrainer(Trainer):
             )
         if self.compute_loss_func is None and _is_of_transformers(self.model) and self._takes_probabilities():
             self.compute_loss_func = soft_cross_entropy
-        climbs_alone = sharpness is not None and sharpness.micro_batches
+        uses_micro_batches = sharpness is not None and sharpness.micro_batches
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        check_sharding(plugin, getattr(self.model, "config", None), climbs_alone)
+        check_sharding(plugin, getattr(self.model, "config", None), uses_micro_batches)
         self.label_smoother = None  # the Trainer's does not support soft labels
         self.args.remove_unused_columns = False  # the transforms need the images, which are no argument of the model
         self.args.hub_strategy = HubStrategy.END  # a model is shared once, when it is complete
@@ -155,11 +155,11 @@ class HfViTTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with a rate for every layer where `layer_decay` asks for it."""
         if self.optimizer is None and self.layer_decay is not None:
-            learner = cast(nn.Module, self.model if model is None else model)
+            target_model = cast(nn.Module, self.model if model is None else model)
             kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
             groups = make_parameter_groups(
-                learner,
-                self.get_decay_parameter_names(learner),
+                target_model,
+                self.get_decay_parameter_names(target_model),
                 learning_rate=self.args.learning_rate,
                 weight_decay=self.args.weight_decay,
                 layer_decay=self.layer_decay,
@@ -270,20 +270,17 @@ class HfViTTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Run a forward and a backward pass, two with sharpness-aware minimization; check that the loss is finite."""
-        learn = super().training_step
+        training_step = super().training_step
 
         def run(batch: dict[str, Any]) -> torch.Tensor:
-            return self._check_loss(learn(model, batch, num_items_in_batch))
+            return self._check_loss(training_step(model, batch, num_items_in_batch))
 
         loss = run(inputs) if self.sharpness is None else self.sharpness.backward(model, inputs, run)
         self._step_loss = self._step_loss + loss
         return loss
 
     def _check_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss if it is finite, and raise otherwise.
-
-        On an accelerator only the step is noted, for `_raise_if_diverged`.
-        """
+        """Return the loss; raise if it is not finite, on an accelerator later in `_raise_if_diverged`."""
         is_finite, step = torch.isfinite(loss).all(), self.state.global_step + 1
         if self._checks_later:
             current = step * ~is_finite
@@ -349,10 +346,7 @@ class HfViTTrainer(Trainer):
         return self.average
 
     def _load_training_weights(self, checkpoint: Path) -> None:
-        """Load the weights that `_save_training_state` wrote.
-
-        The Trainer has already loaded the released weights into the model, or of sharded ones the training weights.
-        """
+        """Load what `_save_training_state` wrote; the Trainer has loaded the released weights (or the sharded ones)."""
         if self.is_fsdp_enabled:
             if self.average_decay is not None:
                 load_fsdp_model(*self._sharded(), str(checkpoint), model_index=_RELEASED)
@@ -379,10 +373,10 @@ class HfViTTrainer(Trainer):
         """Save the weights that would be released; of weights that stay sharded, save the configuration only."""
         folder = Path(output_dir or str(self.args.output_dir))
         plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
-        stays_divided = plugin is not None and "SHARDED" in str(plugin.state_dict_type)
+        stays_sharded = plugin is not None and "SHARDED" in str(plugin.state_dict_type)
         model: Any = self.bare_model()
         with self._released():
-            if self.adapter is None or stays_divided:
+            if self.adapter is None or stays_sharded:
                 super().save_model(str(folder), _internal_call=True)
             else:
                 state: Any = self.accelerator.get_state_dict(cast(nn.Module, self.model))
@@ -392,7 +386,7 @@ class HfViTTrainer(Trainer):
                         self.processing_class.save_pretrained(folder)
         if self.args.should_save:
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-            is_saved = isinstance(model, PreTrainedModel) and not stays_divided
+            is_saved = isinstance(model, PreTrainedModel) and not stays_sharded
             if not is_saved and isinstance(getattr(model, "config", None), PreTrainedConfig):
                 model.config.save_pretrained(folder)  # the Trainer saves the weights only
         if _internal_call and output_dir is not None and not self.args.save_only_model:  # into a checkpoint

@@ -21,12 +21,10 @@ def smooth_labels(labels: torch.Tensor, num_labels: int, smoothing: float) -> to
 
 
 def _mean(losses: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
-    """Return the mean of losses [B] of images with labels [B, K], or their share in the mean of accumulated batches.
-
-    The Trainer's `num_items_in_batch` counts all elements of the labels, K per image.
-    """
+    """Return the mean of losses [B] of images with labels [B, K], or their share in the mean of accumulated batches."""
     if num_items_in_batch is None:
         return losses.mean()
+    # The Trainer counts all elements of the labels, K per image.
     return losses.sum() * labels[0].numel() / num_items_in_batch
 
 

@@ -28,26 +28,26 @@ class SharpnessAware:
         self.rho, self.micro_batches = rho, micro_batches
         self._batches: list[Any] = []
         self._losses: list[torch.Tensor] = []
-        self._done = 0
+        self._num_done = 0
         self._stored: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def begin(self, batches: Sequence[Any]) -> None:
         """Set the micro-batches of the next step."""
-        self._batches, self._losses, self._done = list(batches), [], 0
+        self._batches, self._losses, self._num_done = list(batches), [], 0
 
     def backward(self, model: nn.Module, inputs: dict[str, Any], run: Backward) -> torch.Tensor:
         """Add the gradient of the next micro-batch of the step, and return its loss at the original weights."""
-        self._done += 1
-        is_last = self._done == len(self._batches)
+        self._num_done += 1
+        is_last = self._num_done == len(self._batches)
         if self.micro_batches:
             old_gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
             loss = self._climb(model, [inputs], run, together=False)[0]
             for parameter, gradient in old_gradients:
                 parameter.grad = gradient
         else:
-            if self._done == 1:
+            if self._num_done == 1:
                 self._losses = self._climb(model, self._batches, run, together=True)
-            loss = self._losses[self._done - 1]
+            loss = self._losses[self._num_done - 1]
         synchronize_gradients(model, is_last)
         run(inputs)
         if self.micro_batches or is_last:
@@ -67,9 +67,8 @@ class SharpnessAware:
             gradients = [(weight, weight.grad) for weight in model.parameters() if weight.grad is not None]
             norm = gather_tensor(torch.nn.utils.get_total_norm([gradient for _, gradient in gradients]))
             local_pairs = [(get_local_part(weight), get_local_part(gradient)) for weight, gradient in gradients]
-            self._stored = [
-                (tensor, tensor.clone()) for tensor in (*(weight for weight, _ in local_pairs), *model.buffers())
-            ]
+            changed = [*(weight for weight, _ in local_pairs), *model.buffers()]
+            self._stored = [(tensor, tensor.clone()) for tensor in changed]
             for weight, gradient in local_pairs:
                 weight.add_(gradient * (self.rho / norm.clamp(min=1e-12)))
         model.zero_grad(set_to_none=True)

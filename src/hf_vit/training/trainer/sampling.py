@@ -107,16 +107,16 @@ class EpochBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[list[Any]]:
         keys = list(self.keys)
-        together = self.batch_size * self.world_size
-        for start in range(0, len(keys) - together + 1, together):
+        images_per_round = self.batch_size * self.world_size
+        for start in range(0, len(keys) - images_per_round + 1, images_per_round):
             first = start + self.rank * self.batch_size
             yield keys[first : first + self.batch_size]
-        remaining = keys[len(keys) - len(keys) % together :]
-        if remaining and not self.drop_last:
-            remaining += islice(cycle(keys), max(0, self.world_size - len(remaining)))
-            size, larger_parts = divmod(len(remaining), self.world_size)
-            first_of_part = self.rank * size + min(self.rank, larger_parts)
-            yield remaining[first_of_part : first_of_part + size + (self.rank < larger_parts)]
+        rest = keys[len(keys) - len(keys) % images_per_round :]
+        if rest and not self.drop_last:
+            rest += islice(cycle(keys), max(0, self.world_size - len(rest)))
+            size, larger_parts = divmod(len(rest), self.world_size)
+            first_of_rest = self.rank * size + min(self.rank, larger_parts)
+            yield rest[first_of_rest : first_of_rest + size + (self.rank < larger_parts)]
 
 
 class SeededDataset(Dataset[Any]):
@@ -138,14 +138,17 @@ class SeededDataset(Dataset[Any]):
         """Return a collated batch, ordered by pass, so that mixup does not mix an image with its own copy."""
         with seeded(derive_seed(self.seed, *keys[0])):
             examples: list[Any] = []
-            for number in dict.fromkeys(number for number, _ in keys):
-                examples += self._fetch(number, [index for pass_number, index in keys if pass_number == number])
+            indices_by_pass: dict[int, list[int]] = {}
+            for pass_number, index in keys:
+                indices_by_pass.setdefault(pass_number, []).append(index)
+            for pass_number, indices in indices_by_pass.items():
+                examples += self._fetch(pass_number, indices)
             return self.collator(examples)
 
-    def _fetch(self, number: int, indices: list[int]) -> list[Any]:
+    def _fetch(self, pass_number: int, indices: list[int]) -> list[Any]:
         """Return examples with the augmentation of a pass."""
         if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(number)
+            self.dataset.set_epoch(pass_number)
         fetch = getattr(self.dataset, "__getitems__", None)
         return fetch(indices) if fetch is not None else [self.dataset[index] for index in indices]
 
@@ -185,23 +188,22 @@ class SeededStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        lane = self.rank if worker is None else self.rank * worker.num_workers + worker.id
-        epoch, first, resume_position, dataset_position = (
-            self._state[name] for name in ("epoch", "first", "done", "place")
-        )
+        part = self.rank if worker is None else self.rank * worker.num_workers + worker.id
+        state = self._state
+        epoch, first, resume_position, dataset_position = state["epoch"], state["first"], state["done"], state["place"]
         while True:
             examples = self._iterate_epoch(epoch, dataset_position)
             position = 0 if dataset_position is None else resume_position
             while True:
-                number = derive_seed(self.seed, lane, first + position)
-                with seeded(number):
+                seed = derive_seed(self.seed, part, first + position)
+                with seeded(seed):
                     example, dataset_position = next(examples, (None, None))
                 if example is None:
                     break
                 position += 1
                 if position > resume_position:
                     self._state = {"epoch": epoch, "first": first, "done": position, "place": dataset_position}
-                    yield {**example, _SEED_KEY: number}
+                    yield {**example, _SEED_KEY: seed}
             if first + position == 0:
                 self._refuse_empty_part(worker)
                 return
@@ -210,8 +212,7 @@ class SeededStream(IterableDataset[Any]):
     def _iterate_epoch(self, epoch: int, dataset_position: Any) -> Iterator[tuple[Any, Any]]:
         """Iterate over (example, position after it) of this process in an epoch.
 
-        A data set that splits itself starts at a position; of any other the positions are None, and all examples of
-        the process are read from the beginning of the epoch.
+        A data set without positions (None) is read from the beginning of the epoch.
         """
         if self._splits:
             return self.dataset.examples(epoch, dataset_position)

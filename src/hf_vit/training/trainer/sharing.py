@@ -74,9 +74,8 @@ def share_training(
         return next((entry[key] for entry in reversed(history) if key in entry), None)
 
     settings = {name: getattr(arguments, name) for name in _RECIPE}
-    recipe = {
-        name: getattr(value, "value", value) for name, value in settings.items() if value not in (None, False, -1)
-    }
+    settings = {name: value for name, value in settings.items() if value not in (None, False, -1)}
+    recipe = {name: getattr(value, "value", value) for name, value in settings.items()}  # the value of an enum
     values: dict[str, Any] = {"recipe": recipe, "steps": trainer.state.global_step}
     values |= {name: value for name, key in _LOGGED.items() if (value := last(key)) is not None}
     if (base := _get_base_model(trainer)) is not None:

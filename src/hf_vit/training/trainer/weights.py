@@ -42,12 +42,9 @@ class WeightAverage:
 
     def remainder(self) -> dict[str, torch.Tensor]:
         """Return the averages with a wider dtype than the model's, for the checkpoint."""
-        pairs = zip(self._averages, get_local_parts(self.model), strict=True)
-        return {
-            f"average.{index}": average
-            for index, (average, weight) in enumerate(pairs)
-            if average.dtype != weight.dtype
-        }
+        weights = get_local_parts(self.model)
+        pairs = enumerate(zip(self._averages, weights, strict=True))
+        return {f"average.{index}": average for index, (average, weight) in pairs if average.dtype != weight.dtype}
 
     def take(self, state: dict[str, torch.Tensor]) -> None:
         """Move the averages of `remainder` from a state dict into this object; missing ones stay as they are."""
