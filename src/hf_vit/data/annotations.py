@@ -35,14 +35,11 @@ class Annotation:
 
 
 def read_class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArray[np.uint8]":
-    """Return the class numbers of a saved mask, [H, W] (height, width), with `IGNORED` for ignored pixels.
+    """Return the class numbers of a saved mask, [H, W], with `IGNORED` for ignored pixels.
 
-    Args:
-        mask: of mode "1", "L" or "P" (whose palette indices are the classes), or of 16 or 32 bits.
-        reduce_labels: map 0 to `IGNORED` and subtract 1 from every other number, as transformers' `do_reduce_labels`.
-
-    Raises:
-        UserError: the mask is in color, or a value is not in 0..255.
+    The palette indices of a mask of mode "P" are its classes. With `reduce_labels` 0 becomes `IGNORED` and every other
+    number is reduced by 1, as transformers' `do_reduce_labels` does. Raises UserError for a mask in color or with
+    values outside 0..255; its text continues "image NAME has".
     """
     if mask.format == "JPEG":
         raise UserError("a mask saved as JPEG, which changes class numbers; save masks as PNG")
@@ -68,18 +65,11 @@ def summarize_mask(mask: "NDArray[np.generic]") -> Annotation:
 
 
 def summarize_objects(objects: Mapping[str, Sequence[Any]], masks: Sequence[bytes] | None) -> Annotation:
-    """Summarize the objects of one image.
-
-    Args:
-        objects: lists "bbox", "category" and "iscrowd" with one entry for each object.
-        masks: encoded mask of every object, or None.
-    """
+    """Summarize the objects of one image: lists "bbox", "category" and "iscrowd", and the encoded masks if any."""
     digests = [None] * len(objects["bbox"]) if masks is None else [hashlib.sha256(mask).hexdigest() for mask in masks]
     fields = zip(objects["bbox"], objects["category"], objects["iscrowd"], digests, strict=True)
-    entries = sorted(
-        json.dumps([list(map(float, box)), int(label), int(crowd), mask]) for box, label, crowd, mask in fields
-    )
-    digest = hashlib.sha256("\n".join(entries).encode()).hexdigest()
+    lines = [json.dumps([list(map(float, box)), int(label), int(crowd), mask]) for box, label, crowd, mask in fields]
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
     return Annotation(digest, dict(Counter(map(int, objects["category"]))))
 
 
@@ -93,14 +83,9 @@ def find_tight_box(mask: "NDArray[np.bool_]") -> list[float]:
 def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[str, Any]:
     """Encode an object's mask as COCO's compressed run lengths {"size": [H, W], "counts": bytes}, by pycocotools.
 
-    Args:
-        mask: polygons [[x1, y1, x2, y2, ...], ...] in px, run lengths {"size", "counts"}, or {"bytes": an image file
-            that is 0 outside of the object}.
-        height, width: px of the image.
-        object_name: name of the object in errors.
-
-    Raises:
-        UserError: the mask is empty, damaged or of another size than the image, or pycocotools is not installed.
+    The mask is polygons [[x1, y1, x2, y2, ...], ...] in px, run lengths {"size", "counts"}, or {"bytes": an image file
+    that is 0 outside of the object}. Raises UserError if it is empty, damaged or of another size than the image. The
+    functions below raise the end of that message, after "OBJECT with".
     """
     try:
         from pycocotools import mask as mask_api
@@ -150,16 +135,17 @@ def _encode_lengths(mask_api: Any, mask: dict[str, Any], height: int, width: int
 
 def _encode_polygons(mask_api: Any, mask: Any, height: int, width: int) -> Any:
     """Encode the area of one polygon or of several as run lengths."""
-    polygons = mask if isinstance(mask, list) and mask and isinstance(mask[0], list) else [mask]
+    raw_polygons = mask if isinstance(mask, list) and mask and isinstance(mask[0], list) else [mask]
+    no_polygon = UserError("a polygon that is not three or more corners x, y")
     try:
-        corners = [np.asarray(points, dtype=np.float64).ravel() for points in polygons]
-    except (TypeError, ValueError, OverflowError):
-        corners = [np.zeros(0)]
-    if any(len(polygon) < 6 or len(polygon) % 2 or not np.isfinite(polygon).all() for polygon in corners):
-        raise UserError("a polygon that is not three or more corners x, y")
-    if any(np.abs(points).max() > 10 * (height + width) for points in corners):  # its encoding would fill the memory
+        polygons = [np.asarray(polygon, dtype=np.float64).ravel() for polygon in raw_polygons]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise no_polygon from error
+    if any(len(polygon) < 6 or len(polygon) % 2 or not np.isfinite(polygon).all() for polygon in polygons):
+        raise no_polygon
+    if any(np.abs(polygon).max() > 10 * (height + width) for polygon in polygons):  # its encoding would fill the memory
         raise UserError(f"a polygon far outside the image of {height}x{width} px")
-    return mask_api.merge(mask_api.frPyObjects([polygon.tolist() for polygon in corners], height, width))
+    return mask_api.merge(mask_api.frPyObjects([polygon.tolist() for polygon in polygons], height, width))
 
 
 def _refuse_other_size(size: tuple[Any, ...], height: int, width: int) -> None:

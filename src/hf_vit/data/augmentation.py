@@ -155,21 +155,15 @@ class Augmenter:
 
 
 def shift(pixels: torch.Tensor, right: Sequence[int], down: Sequence[int]) -> torch.Tensor:
-    """Move every image of a batch by whole px and fill with 0.
-
-    Args:
-        pixels: [B, C, H, W] (batch, channels, height, width).
-        right, down: B distances in px.
-    """
+    """Move every image of a batch [B, C, H, W] by whole px, B distances right and down, and fill with 0."""
     height, width = pixels.shape[-2:]
     margin = max(1, *(abs(offset) for offset in (*right, *down)))
     padded = F.pad(pixels, (margin, margin, margin, margin))
-    return torch.stack(
-        [
-            image[:, margin - dy : margin - dy + height, margin - dx : margin - dx + width]
-            for image, dx, dy in zip(padded, right, down, strict=True)
-        ]
-    )
+    moved: list[torch.Tensor] = []
+    for image, dx, dy in zip(padded, right, down, strict=True):
+        left, top = margin - dx, margin - dy
+        moved.append(image[:, top : top + height, left : left + width])
+    return torch.stack(moved)
 
 
 def affine(
@@ -233,12 +227,13 @@ def open_policy(policy: str, size: tuple[int, int] = (224, 224), fill: tuple[int
             f"the policy {policy} needs timm; install it with pip install 'hf-vit[timm]', or choose --auto-augment none"
         ) from error
     values: dict[str, Any] = {"translate_const": int(min(size) * _LARGEST_SHIFT), "img_mean": fill}
-    augment: Any = (rand_augment_transform if policy.startswith("rand") else auto_augment_transform)(policy, values)
-    for operation in (
-        augment.ops
-        if policy.startswith("rand")
-        else (operation_of_step for steps in augment.policy for operation_of_step in steps)
-    ):
+    if policy.startswith("rand"):
+        augment: Any = rand_augment_transform(policy, values)
+        operations = augment.ops
+    else:
+        augment = auto_augment_transform(policy, values)
+        operations = [operation for sub_policy in augment.policy for operation in sub_policy]
+    for operation in operations:
         if operation.name.startswith("Posterize"):
             operation.aug_fn = _posterize
     return _Policy(augment)

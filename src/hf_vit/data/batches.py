@@ -183,14 +183,15 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
         transform = copy.deepcopy(self.transform)
         transform.set_epoch(epoch)
         start = place or {"block": 0, "state": None, "chunk": 0, "example": 0}
-        for number, state, rows in self._read_blocks(epoch, start["block"], start["state"]):
-            chunks = range(0, len(rows), _PREPARED_AT_ONCE)
-            first_chunk = start["chunk"] if number == start["block"] else 0
+        first_chunk, skipped = start["chunk"], start["example"]  # 0 after the first block, and after its first chunk
+        for block, state, rows in self._read_blocks(epoch, start["block"], start["state"]):
+            chunks = [rows[first : first + _PREPARED_AT_ONCE] for first in range(0, len(rows), _PREPARED_AT_ONCE)]
             for chunk in range(first_chunk, len(chunks)):
-                skipped = start["example"] if (number, chunk) == (start["block"], start["chunk"]) else 0
-                examples = self._transform_rows(rows[chunks[chunk] : chunks[chunk] + _PREPARED_AT_ONCE], transform)
+                examples = self._transform_rows(chunks[chunk], transform)
                 for count, example in enumerate(examples[skipped:], start=skipped + 1):
-                    yield example, {"block": number, "state": state, "chunk": chunk, "example": count}
+                    yield example, {"block": block, "state": state, "chunk": chunk, "example": count}
+                skipped = 0
+            first_chunk = skipped = 0
 
     def _read_blocks(
         self, epoch: int, number: int, state: dict[str, Any] | None

@@ -10,6 +10,7 @@ the square inside the round picture is used, without the black corners.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,13 +74,7 @@ def refuse_large(name: str, count: int, size: int, remedy: str) -> None:
 
 
 def parse_numbers(name: str, limits: Mapping[str, tuple[int, int]], example: str) -> dict[str, int]:
-    """Parse the options of a built-in data set's name, such as "fractals:classes=10,seed=1".
-
-    Args:
-        name: the name, with any of the options after a colon.
-        limits: option -> (lowest, highest) value.
-        example: a full name for errors.
-    """
+    """Parse the options of a built-in data set's name, such as "fractals:classes=10,seed=1", within the limits."""
     values: dict[str, int] = {}
     for part in filter(None, name.partition(":")[2].split(",")):
         match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,12})\s*", part)
@@ -162,11 +157,9 @@ def _build_tables(
     splits: dict[str, Dataset] = {}
     scans: dict[str, list[ImageScan]] = {}
     for split, rows in images_by_split.items():
-        size = None if image_size is None else (image_size[1], image_size[0])
-        images = [
-            image if size in (None, image.size) else image.resize(size, Image.Resampling.BILINEAR)
-            for _, _, image, _ in rows
-        ]
+        images = [image for _, _, image, _ in rows]
+        if image_size is not None:
+            images = [image.resize(image_size[::-1], Image.Resampling.BILINEAR) for image in images]
         scans[split] = [
             ImageScan(name, hashlib.sha256(hashed).hexdigest(), image.height, image.width)
             for (name, hashed, _, _), image in zip(rows, images, strict=True)
@@ -180,11 +173,7 @@ def crop_boxes(frame: tuple[int, int, int, int], seed: int) -> Iterator[tuple[st
     """Yield the crops of one photograph as (split, number, (left, top, right, bottom) in px), in a fixed order.
 
     A crop is a square with 60 to 100% of the shorter side of a tile. NumPy's RandomState is frozen, so the crops are
-    the same on every machine.
-
-    Args:
-        frame: the used part of the photograph (left, top, right, bottom) in px.
-        seed: of the crops.
+    the same on every machine. `frame` is the used part of the photograph (left, top, right, bottom) in px.
     """
     random = np.random.RandomState(seed)
     left, top, right, bottom = frame
@@ -194,7 +183,7 @@ def crop_boxes(frame: tuple[int, int, int, int], seed: int) -> Iterator[tuple[st
         tiles = [(row, column) for row in range(4) for column in range(4) if TILES[row][column] == letter]
         for number in range(count):
             row, column = tiles[number % len(tiles)]
-            side = int(random.randint(-(-shorter * 6 // 10), shorter + 1))
+            side = int(random.randint(math.ceil(shorter * 6 / 10), shorter + 1))
             x = int(random.randint(columns[column], columns[column + 1] - side + 1))
             y = int(random.randint(rows[row], rows[row + 1] - side + 1))
             yield split, number, (x, y, x + side, y + side)

@@ -75,16 +75,16 @@ def refuse_text(path: str) -> None:
 
 
 def list_images(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the images directly in a folder, and a note on its other files if there are any."""
+    """Return the images directly in a folder, and a list with a note on its other files, empty if there are none."""
     names = [parts[-1] for parts in walk(folder, depth=1)[0]]
-    others = [name for name in names if not is_image(name)]
-    return [folder / name for name in names if is_image(name)], note_ignored_files(
-        others, (folder if is_store_url(folder) else folder.resolve()).name
-    )
+    images = [folder / name for name in names if is_image(name)]
+    # "." has no name before it is resolved; a URL cannot be resolved.
+    folder_name = folder.name if is_store_url(folder) else folder.resolve().name
+    return images, note_ignored_files([name for name in names if not is_image(name)], folder_name)
 
 
 def note_ignored_files(names: Sequence[str], folder: str) -> list[str]:
-    """Return a note that counts the ignored files of a folder by suffix; no note without such files."""
+    """Return a list with a note that counts the ignored files of a folder by suffix, empty without such files."""
     files = "1 file" if len(names) == 1 else f"{len(names)} files"
     return [f"{files} in '{folder}' that are not images were ignored ({count_suffixes(names)})"] if names else []
 
@@ -118,9 +118,8 @@ class FileNames:
 
     def _list(self, folder: Path) -> tuple[Path, dict[str, str]]:
         """Return the folder as it is spelled on disk, and a map from normalized and exact names to exact names."""
-        is_folder = (
-            Path.is_dir if is_store_url(folder) else os.path.isdir
-        )  # os.path.isdir accepts names that are too long
+        # os.path.isdir accepts names that are too long.
+        is_folder = Path.is_dir if is_store_url(folder) else os.path.isdir
         with explain_store_errors(folder, "listed"):
             actual_folder = folder if is_folder(folder) or folder == folder.parent else self.find(folder)
             names = [entry.name for entry in actual_folder.iterdir()] if is_folder(actual_folder) else []

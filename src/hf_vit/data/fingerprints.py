@@ -32,10 +32,8 @@ def content_fingerprint(
     for split, table in splits.items():
         if "label" not in table.column_names:  # digests of masks and objects hold class numbers, not names
             lines.extend(f"{split}\tclass {number}\t{name}" for number, name in enumerate(label_names))
-        lines.extend(
-            f"{split}\t{label}\t{image.digest}"
-            for label, image in zip(describe_labels(table, scans[split], label_names), scans[split], strict=True)
-        )
+        labels = describe_labels(table, scans[split], label_names)
+        lines.extend(f"{split}\t{label}\t{scan.digest}" for label, scan in zip(labels, scans[split], strict=True))
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
@@ -111,21 +109,21 @@ def note_duplicates(
     splits: "Mapping[str, Dataset]", scans: Mapping[str, Sequence[ImageScan]], label_names: Sequence[str]
 ) -> list[str]:
     """Return notes on duplicate images: within one split, with different labels, and in train and other splits."""
-    copies_by_digest: dict[str, list[tuple[str, str, str]]] = {}
+    copies_by_content: dict[str, list[tuple[str, str, str]]] = {}
     for split, images in scans.items():
         for image, names in zip(images, describe_labels(splits[split], images, label_names), strict=True):
-            copies_by_digest.setdefault(image.digest, []).append((short_name(image.name), names, split))
-    duplicates = [copies for copies in copies_by_digest.values() if len(copies) > 1]
+            copies_by_content.setdefault(image.digest, []).append((short_name(image.name), names, split))
+    duplicates = [copies for copies in copies_by_content.values() if len(copies) > 1]
     kind = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
     mislabeled = [copies for copies in duplicates if len({label for _, label, _ in copies}) > 1]
     leaked = [copies for copies in duplicates if {"train"} < {split for *_, split in copies}]
-    kinds = (
+    findings = (
         (duplicates, "in one split"),
         (mislabeled, f"with different {kind}"),
         (leaked, "in train and in other splits, so results are too good"),
     )
     notes: list[str] = []
-    for copies, situation in kinds:
+    for copies, situation in findings:
         if copies:
             count = "1 duplicate image" if len(copies) == 1 else f"{len(copies)} duplicate images"
             more = ", ..." if len(copies) > 1 or len(copies[0]) > 2 else ""

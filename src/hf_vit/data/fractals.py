@@ -24,7 +24,7 @@ from hf_vit.data.builtin import SPLIT_NUMBERS, Builtin, encode_netpbm, make_tabl
 from hf_vit.data.images import ImageScan
 
 if TYPE_CHECKING:
-    from datasets import IterableDataset
+    from datasets import Dataset, IterableDataset
     from numpy.typing import NDArray
 
     _Floats = NDArray[np.float64]
@@ -87,9 +87,8 @@ class Fractals:
     @cached_property
     def systems(self) -> "tuple[_Floats, NDArray[np.uint8]]":
         """Maps of all K classes, [K, 8, 6] with (a, b, c, d, e, f), and the map for every random byte, [K, 256]."""
-        systems = [
-            _draw_system(key) for key in random_keys(self.seed, 0, np.arange(self.classes, dtype=np.uint64)).tolist()
-        ]
+        keys = random_keys(self.seed, 0, np.arange(self.classes, dtype=np.uint64))
+        systems = [_draw_system(key) for key in keys.tolist()]
         return np.stack([maps for maps, _ in systems]), np.stack([choices for _, choices in systems])
 
     def render(self, split: str, numbers: "NDArray[np.int64]", size: int) -> "NDArray[np.uint8]":
@@ -100,10 +99,9 @@ class Fractals:
         batch_size = max(1, _POINTS_AT_ONCE // (4 * size * size))
         parts: list[NDArray[np.uint8]] = []
         for start in range(0, len(numbers), batch_size):
-            rows = labels[start : start + batch_size]
-            parts.append(
-                _render_images(maps[rows], choices[rows], keys[start : start + batch_size], size, self.jitter / 100)
-            )
+            batch = slice(start, start + batch_size)
+            systems = maps[labels[batch]], choices[labels[batch]]
+            parts.append(_render_images(*systems, keys[batch], size, self.jitter / 100))
         return np.concatenate(parts)
 
     def rows(self, split: str, first: int, last: int, size: int) -> Iterator[tuple[ImageScan, int, bytes]]:
@@ -121,14 +119,13 @@ class Fractals:
         """Return all splits in memory with images of `size` px a side; raise UserError if they are too large."""
         remedy = "read them with --streaming, which creates images as they are needed, or ask for fewer images"
         refuse_large(self.name, self.count("train"), size, remedy)
-        rows = {split: list(self.rows(split, 0, self.count(split), size)) for split in SPLIT_NUMBERS}
-        scans = {split: [image for image, _, _ in split_rows] for split, split_rows in rows.items()}
-        splits = {
-            split: make_table(
-                [file for *_, file in split_rows], scans[split], [file for _, file, _ in split_rows], self.label_names
-            )
-            for split, split_rows in rows.items()
-        }
+        splits: dict[str, Dataset] = {}
+        scans: dict[str, list[ImageScan]] = {}
+        for split in SPLIT_NUMBERS:
+            rows = list(self.rows(split, 0, self.count(split), size))
+            scans[split] = [scan for scan, _, _ in rows]
+            labels, files = [label for _, label, _ in rows], [file for _, _, file in rows]
+            splits[split] = make_table(files, scans[split], labels, self.label_names)
         return Builtin(splits, self.label_names, scans)
 
     def stream(self, split: str, size: int) -> "IterableDataset":
@@ -138,11 +135,8 @@ class Fractals:
         features = Features({"image": Image(decode=False), "label": ClassLabel(names=self.label_names)})
         edges = [self.count(split) * shard // _SHARDS for shard in range(_SHARDS + 1)]
         parts = [(first, last) for first, last in pairwise(edges) if last > first]
-        return IterableDataset.from_generator(
-            _generate_rows,
-            features=features,
-            gen_kwargs={"fractals": self, "split": split, "parts": parts, "size": size},
-        )
+        arguments = {"fractals": self, "split": split, "parts": parts, "size": size}
+        return IterableDataset.from_generator(_generate_rows, features=features, gen_kwargs=arguments)
 
 
 def _generate_rows(fractals: Fractals, split: str, parts: list[tuple[int, int]], size: int) -> Iterator[dict[str, Any]]:
@@ -200,17 +194,9 @@ def _build_system(draws: Sequence[float]) -> "tuple[_Floats, NDArray[np.uint8]] 
 def _render_images(
     maps: "_Floats", choices: "NDArray[np.uint8]", keys: "NDArray[np.uint64]", size: int, jitter: float = 0.0
 ) -> "NDArray[np.uint8]":
-    """Play the chaos game with 4 points per pixel.
+    """Play the chaos game with 4 points per pixel, and return the images [B, size, size, 3].
 
-    Args:
-        maps: [B, 8, 6], the maps of B images.
-        chosen: [B, 256], the map for every random byte.
-        keys: [B] random keys.
-        size: px of a side.
-        jitter: 0..1.
-
-    Returns:
-        [B, size, size, 3].
+    `maps` [B, 8, 6] are the maps of B images, `choices` [B, 256] the map for every random byte; jitter is 0..1.
     """
     walkers = steps = 2 * size
     end_of_bytes = 7 + (_FIRST + steps) * walkers
@@ -240,13 +226,9 @@ def _render_images(
 def _locate_points(
     across: "_Floats", down: "_Floats", size: int, draws: "_Floats", jitter: float
 ) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
-    """Map points to pixel columns and rows, centered in the smallest square around them.
+    """Map points [B, ...] of B images to pixel columns and rows, centered in the smallest square around them.
 
-    Args:
-        across, down: [B, ...] coordinates of the points of B images.
-        size: px of the image's side.
-        draws: [B, 4, 1] random numbers for the rotation, size and position of the square.
-        jitter: 0..1, the strength of these changes.
+    `jitter`, 0..1, is the strength of random changes of the square's rotation, size and position by `draws` [B, 4, 1].
     """
     coordinates = [points.reshape(len(points), -1) for points in (across, down)]
     if jitter:  # without jitter the rotation would waste an eighth of the time

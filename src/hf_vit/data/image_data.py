@@ -63,12 +63,12 @@ class ImageData(Displayed):
     )
 
     def overview(self) -> dict[str, object]:
-        """Return the lines that `print` shows."""
+        """Return what `print` shows, name -> value, with a line per split after the name."""
         counts = {name: self.num_examples(name) for name in self.splits}
-        images = {name: "a stream" if count is None else f"{count:,} images" for name, count in counts.items()}
+        split_sizes = {name: "a stream" if count is None else f"{count:,} images" for name, count in counts.items()}
         classes = f"{len(self.label_names):,} ({shortened(self.label_names)})"
         skipped = {"skipped": f"{len(self.skipped):,} bad images"} if self.skipped else {}
-        return {"name": self.name, **images, "classes": classes, **skipped, "fingerprint": self.fingerprint}
+        return {"name": self.name, **split_sizes, "classes": classes, **skipped, "fingerprint": self.fingerprint}
 
     def changed_files(self) -> str:
         """Describe which files were changed, added or removed since the data was loaded, see `describe_changes`."""
@@ -135,11 +135,11 @@ def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_
     if not skip_bad_images:
         keep_good(data.seen, smallest, False)
         return data
-    good_data = _select_rows(data, *keep_good(data.seen, (1, 1), True))
-    if good_data is not data:
-        good_data.fingerprint = content_fingerprint(get_tables(good_data), good_data.seen, good_data.label_names)
-    train = {split: train_scans for split, train_scans in good_data.seen.items() if split == "train"}
-    return _select_rows(good_data, *keep_good(train, smallest, True))
+    readable = _select_rows(data, *keep_good(data.seen, (1, 1), True))
+    if readable is not data:
+        readable.fingerprint = content_fingerprint(get_tables(readable), readable.seen, readable.label_names)
+    train = {"train": readable.seen["train"]} if "train" in readable.seen else {}
+    return _select_rows(readable, *keep_good(train, smallest, True))
 
 
 def _select_rows(data: ImageData, rows: Mapping[str, list[int]], bad: list[str]) -> ImageData:

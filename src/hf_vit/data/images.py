@@ -216,15 +216,10 @@ class ImageScan:
 def open_image(
     stored: Mapping[str, Any] | None, default_name: str, draft_side: int | None = None
 ) -> tuple[ImageScan, Image.Image | None]:
-    """Read one undecoded image with all of its pixels, because only that reveals a truncated file.
+    """Read one stored image {"bytes", "path"} with all of its pixels, because only that reveals a truncated file.
 
-    Args:
-        stored: {"bytes", "path"}, or None for an empty row of a table.
-        default_name: name of an image without a path.
-        draft_side: see `decode_image`.
-
-    Returns:
-        The scan, and the image as RGB, or None if it has a problem.
+    Returns the scan, and the image as RGB, or None if it has a problem. An image without a path has the default name;
+    for `draft_side` see `decode_image`.
     """
     stored = stored or {}
     name, digest, content = str(stored.get("path") or default_name), hashlib.sha256(b"").hexdigest(), b""
@@ -242,12 +237,9 @@ def open_image(
 def scan_images(
     table: "Dataset", split: str, annotate: Callable[[int, ImageScan], ImageScan] | None = None
 ) -> list[ImageScan]:
-    """Decode every image of a table once, in threads, and show a progress bar if there are many.
+    """Decode every image of a table once, in threads, and return the scans; show a progress bar if there are many.
 
-    Args:
-        table: with the column "image".
-        split: name of the split.
-        annotate: adds the annotation of a row to the scan of a readable image, see `ImageTables.annotate`.
+    `annotate` adds the annotation of a row to the scan of a readable image, see `ImageTables.annotate`.
     """
     import datasets
 
@@ -272,25 +264,24 @@ def keep_good(
 ) -> tuple[dict[str, list[int]], list[str]]:
     """Return the rows of the good images of every split, and the names of the bad images.
 
-    Raises:
-        UserError: an image is bad and `skip_bad_images` is False, or a split has no good image.
+    Raises UserError for a bad image unless it may be skipped, and for a split without good images.
     """
     rows: dict[str, list[int]] = {}
     bad: list[str] = []
-    first: str | None = None
+    first_bad: str | None = None
     for split, split_scans in scans.items():
         problems = [scan.problem_below(min_size) for scan in split_scans]
         rows[split] = [row for row, problem in enumerate(problems) if problem is None]
         for scan, problem in zip(split_scans, problems, strict=True):
             if problem is not None:
                 bad.append(scan.name)
-                first = first or describe_problem(scan.name, problem)
-    if first and not skip_bad_images:
+                first_bad = first_bad or describe_problem(scan.name, problem)
+    if first_bad and not skip_bad_images:
         more = f" ({len(bad) - 1} more bad images)" if len(bad) > 1 else ""
-        raise UserError(f"{first}{more}; {_REMEDY}")
+        raise UserError(f"{first_bad}{more}; {_REMEDY}")
     for split, good in rows.items():
         if not good and scans[split]:
-            raise UserError(f"split {split} has no usable image: {first}; replace the images, or give other data")
+            raise UserError(f"split {split} has no usable image: {first_bad}; replace the images, or give other data")
     return rows, bad
 
 

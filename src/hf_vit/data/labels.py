@@ -51,7 +51,10 @@ def type_labels(splits: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     flat = [label for labels in splits.values() for label in _flatten(labels) if label is not None]
     kind: type = str
     if all(isinstance(label, str) and _NUMBER.fullmatch(label) for label in flat):
-        kind = int if all(map(_WHOLE.fullmatch, flat)) else float if any("." in label for label in flat) else str
+        if all(map(_WHOLE.fullmatch, flat)):
+            kind = int
+        elif any("." in label for label in flat):
+            kind = float
     is_multi = any(map(is_multi_label, splits.values()))
 
     def convert(label: Any) -> Any:
@@ -81,11 +84,7 @@ class LabelMap:
 
     @classmethod
     def from_values(cls, values: Sequence[Any], data_name: str) -> "LabelMap":
-        """Build the map of a source without class names: its classes are the sorted distinct integers or names.
-
-        Raises:
-            UserError: a label is missing, negative, or neither a whole number nor a name.
-        """
+        """Build the map of a source without class names: its classes are the sorted distinct integers or names."""
         flat = _flatten(values)
         if any(value is None for value in flat):
             raise UserError(f"'{data_name}' has images without a label; label them or remove them")
@@ -102,12 +101,7 @@ class LabelMap:
         return cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})
 
     def get_number(self, raw: Any, image: str) -> Any:
-        """Return the class number of a raw label, or the sorted class numbers of a list of labels.
-
-        Args:
-            raw: the label, or a list of labels.
-            image: the image as it is named in the error of an unknown label.
-        """
+        """Return the class number of a raw label, or the sorted numbers of a list; the error names the image."""
         if isinstance(raw, list):
             return sorted({self.get_number(label, image) for label in raw})  # pyright: ignore[reportUnknownVariableType]
         number = self.numbers.get(raw)

@@ -139,11 +139,11 @@ class UnlabeledImages:
 
     def without(self, digests: Collection[str]) -> "UnlabeledImages":
         """Return the images whose SHA-256 is not among the digests."""
-        kept_rows = [row for row, image in enumerate(self.seen) if image.digest not in digests]
-        if len(kept_rows) == len(self.seen):
+        rows = [row for row, image in enumerate(self.seen) if image.digest not in digests]
+        if len(rows) == len(self.seen):
             return self
-        left_out = self.left_out + len(self.seen) - len(kept_rows)
-        return UnlabeledImages(self.name, self.table.select(kept_rows), [self.seen[row] for row in kept_rows], left_out)
+        left_out = self.left_out + len(self.seen) - len(rows)
+        return UnlabeledImages(self.name, self.table.select(rows), [self.seen[row] for row in rows], left_out)
 
 
 def load_unlabeled(
@@ -178,26 +178,27 @@ def load_unlabeled(
         table, name, skipped = concatenate_datasets(parts), data.name, len(data.skipped)
         scans = [image for split in ("train", *data.cut) for image in data.seen[split]]
     rows, bad = keep_good({"unlabelled": scans}, min_size, skip_bad_images)
-    rows_kept = rows["unlabelled"]
-    table = table.select(rows_kept).cast_column("image", Image())
-    return UnlabeledImages(name, table, [scans[row] for row in rows_kept], skipped + len(bad))
+    good_rows = rows["unlabelled"]
+    table = table.select(good_rows).cast_column("image", Image())
+    return UnlabeledImages(name, table, [scans[row] for row in good_rows], skipped + len(bad))
 
 
 def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target | None) -> ImageData:
     """Load built-in data."""
-    kind, default_size, hashed = name.partition(":")[0], None if image_size is None else max(image_size), None
+    kind, default_size = name.partition(":")[0], None if image_size is None else max(image_size)
+    hashed_text = None  # of synthetic images; the fingerprint of others is a hash of their content
     if kind == "scenes":
         scenes, target = Scenes.parse(name), target or "objects"
         if streaming:
             raise UserError(f"'{scenes.name}' cannot be streamed; load it without streaming")
         builtin = scenes.load(scenes.size or default_size or 64, target)
-        name, hashed = scenes.name, f"{scenes.name} {target}"
+        name, hashed_text = scenes.name, f"{scenes.name} {target}"
     elif target not in ("label", None):
         raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or other data with them")
     elif kind == "fractals":
         fractals = Fractals.parse(name)
         size = fractals.size or default_size or 32
-        name = hashed = fractals.name
+        name = hashed_text = fractals.name
         if streaming:
             sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
             data = ImageData(name, _hash_text(name), {}, fractals.label_names, sizes=sizes)
@@ -206,7 +207,7 @@ def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool
     else:
         builtin = (digits if name == "digits" else photos)(image_size)
     splits, scans, names = builtin.splits, builtin.seen, builtin.label_names
-    fingerprint = _hash_text(hashed) if hashed else content_fingerprint(splits, scans, names)
+    fingerprint = _hash_text(hashed_text) if hashed_text else content_fingerprint(splits, scans, names)
     data = ImageData(name, fingerprint, splits, names, seen={} if streaming else scans, target=target or "label")
     return _shuffle_streams(data, False) if streaming else data
 
@@ -215,9 +216,9 @@ def _load_tables(source: DataSource, tables: ImageTables, skip_bad_images: bool,
     """Return tables as data: scan every image, leave out bad ones, and cut missing splits."""
     import datasets
 
-    scans = {
-        split: scan_images(table, split, partial(tables.annotate, split)) for split, table in tables.images.items()
-    }
+    scans: dict[str, list[ImageScan]] = {}
+    for split, table in tables.images.items():
+        scans[split] = scan_images(table, split, partial(tables.annotate, split))
     rows, bad = keep_good(scans, (1, 1), skip_bad_images)
     good_scans = {split: [scans[split][row] for row in rows[split]] for split in scans}
     tables.conclude(good_scans)
@@ -225,9 +226,8 @@ def _load_tables(source: DataSource, tables: ImageTables, skip_bad_images: bool,
     data.seen, data.skipped = good_scans, list(map(short_name, bad))
     _set_splits(data, {split: tables.select_rows(split, rows[split]) for split in scans}, seed)
     data.notes += note_duplicates(get_tables(data), data.seen, data.label_names)
-    data.notes += note_dark_images(
-        max((image.peak for images in data.seen.values() for image in images), default=0), 16
-    )
+    peak = max((image.peak for images in data.seen.values() for image in images), default=0)
+    data.notes += note_dark_images(peak, 16)
     if data.target != "label":
         data.notes += note_missing_classes(data.seen.get("train", ()), data.label_names)
     data.splits = {split: table.cast_column("image", datasets.Image()) for split, table in get_tables(data).items()}
@@ -299,10 +299,9 @@ def _set_splits(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> Non
         return
     train, scans = splits["train"], data.seen.get("train")
     digests = hash_images(train) if scans is None else [image.digest for image in scans]
-    # Images with masks or objects are cut as if they had one class.
-    labels, names = (
-        ([0] * len(train), ["image"]) if data.target != "label" else (list(train["label"]), data.label_names)
-    )
+    labels, names = [0] * len(train), ["image"]  # images with masks or objects are cut as if they had one class
+    if data.target == "label":
+        labels, names = list(train["label"]), data.label_names
     rows_by_split, notes = cut_rows(digests, labels, names, data.cut, seed=seed)
     cut_tables = {split: train.select(rows) for split, rows in rows_by_split.items()}
     data.splits = {split: cut_tables[split] if split in cut_tables else splits[split] for split in SPLITS}
@@ -344,14 +343,10 @@ def _stream_files(source: DataSource, raw: RawTables, skip_bad_images: bool, see
             f"'{source.name}' cannot be streamed, because it does not name its classes; load it without streaming"
         )
     else:
-        batches = (
-            raw_splits.get("train", next(iter(raw_splits.values())))
-            .select_columns(raw.columns.label_columns)
-            .iter(1000)
-        )
-        labels = _make_label_map(
-            source.name, raw, [label for batch in batches for label in set(raw.columns.labels(batch))]
-        )
+        stream: Any = raw_splits.get("train") or next(iter(raw_splits.values()))
+        batches = stream.select_columns(raw.columns.label_columns).iter(1000)
+        values = [label for batch in batches for label in set(raw.columns.labels(batch))]
+        labels = _make_label_map(source.name, raw, values)
     missing = tuple(missing_splits(list(raw_splits)))
     data = ImageData(source.name, "", {}, labels.names, notes=[*raw.notes], source=source, revision=raw.revision)
     data.files, data.cut = file_states(source), missing
@@ -362,8 +357,8 @@ def _stream_files(source: DataSource, raw: RawTables, skip_bad_images: bool, see
     readers: dict[str, tuple[IterableDataset, StreamReader]] = {}
     for split in (name for name in SPLITS if name in raw_splits or name in missing):
         is_cut = bool(missing) and (split == "train" or split in missing)
-        parts = missing if is_cut else ()
-        reader = StreamReader(raw.columns, labels, split, (1, 1), skip_bad_images, data.skipped, source, parts, seed)
+        cut = missing if is_cut else ()
+        reader = StreamReader(raw.columns, labels, split, (1, 1), skip_bad_images, data.skipped, source, cut, seed)
         readers[split] = raw_splits["train" if is_cut else split], reader
     if missing:
         data.notes.append(

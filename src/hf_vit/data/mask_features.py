@@ -29,9 +29,8 @@ class ClassMask(Image):
     def decode_example(self, value: Any, token_per_repo_id: Any = None) -> Pillow.Image:
         if isinstance(value, dict) and value["bytes"] is None:  # `datasets` would leave a truncated file open
             value = {"bytes": Path(value["path"]).read_bytes(), "path": None}
-        return Pillow.fromarray(
-            read_class_numbers(super().decode_example(value, token_per_repo_id), self.reduce_labels)
-        )
+        mask = super().decode_example(value, token_per_repo_id)
+        return Pillow.fromarray(read_class_numbers(mask, self.reduce_labels))
 
 
 @dataclass

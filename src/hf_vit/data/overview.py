@@ -1,6 +1,7 @@
 """Summarize a data set before training: classes, counts, sizes and modes; and draw images with their annotations."""
 
 import colorsys
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ _MODE_SAMPLE = 200  # images of a split whose mode is read
 # If the largest class has more than this many times the images of the smallest, a mean accuracy hides small classes.
 _IMBALANCE = 3
 _MAX_CLASSES, _ROW_PX, _NAME_PX, _NAME_LENGTH = 40, 16, 120, 16
-_PAIRS = 24
+_SAMPLE_ROWS = 24
 _GOLDEN = 0.618033988749895  # steps of the golden ratio spread any number of hues evenly around the color circle
 _MASK_STRENGTH = 0.55
 
@@ -51,10 +52,8 @@ def overview(data: ImageData) -> Overview:
     for split in tables:
         for label, number in _count_classes(data, split).items():
             counts[data.label_names[label]][split] = number
-    sizes = sorted(
-        ((image.height, image.width) for scans in data.seen.values() for image in scans),
-        key=lambda size: size[0] * size[1],
-    )
+    sizes = [(image.height, image.width) for scans in data.seen.values() for image in scans]
+    sizes.sort(key=lambda size: size[0] * size[1])
     modes: Counter[str] = Counter()
     for table in tables.values():  # an evenly spaced sample
         images = table.select_columns(["image"])
@@ -67,27 +66,27 @@ def note_imbalance(data: ImageData) -> list[str]:
     """Return a note if a class has several times the images of another; no note for streams, masks and objects."""
     if data.target != "label" or data.readers:
         return []
-    amounts = sum((_count_classes(data, split) for split in data.splits), Counter[int]())
-    numbers = range(len(data.label_names))
-    most, least = max(numbers, key=lambda number: amounts[number]), min(numbers, key=lambda number: amounts[number])
-    if amounts[most] <= _IMBALANCE * amounts[least]:
+    counts = sum((_count_classes(data, split) for split in data.splits), Counter[int]())
+    labels = range(len(data.label_names))
+    large, small = max(labels, key=lambda number: counts[number]), min(labels, key=lambda number: counts[number])
+    if counts[large] <= _IMBALANCE * counts[small]:
         return []
     return [
-        f"class '{data.label_names[most]}' has {amounts[most]:,} images and class '{data.label_names[least]}' only "
-        f"{amounts[least]:,}; check the accuracy of every class, and try --class-weights or --balanced-sampling of "
+        f"class '{data.label_names[large]}' has {counts[large]:,} images and class '{data.label_names[small]}' only "
+        f"{counts[small]:,}; check the accuracy of every class, and try --class-weights or --balanced-sampling of "
         "hf-vit finetune"
     ]
 
 
 def _count_classes(data: ImageData, split: str) -> Counter[int]:
     """Count the images, pixels or objects of every class in a split."""
-    amounts: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     if data.target == "label":
-        for row in cast("list[int]", list(cast("Dataset", data.splits[split])["label"])):
-            amounts.update(classes_of(row))
+        for label in cast("list[int]", list(cast("Dataset", data.splits[split])["label"])):
+            counts.update(classes_of(label))
     for image in data.seen[split] if data.target != "label" else ():
-        amounts.update(image.annotation.amounts if image.annotation else {})
-    return amounts
+        counts.update(image.annotation.amounts if image.annotation else {})
+    return counts
 
 
 def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Image:
@@ -122,20 +121,27 @@ def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Im
 
 
 def _draw_annotated_sheet(data: ImageData, columns: int, side: int) -> Image.Image:
-    """Draw pairs of images without and with annotations, and a legend of the first 40 classes."""
+    """Draw the first 24 images, each without and with annotations, above a legend of the first 40 classes.
+
+    A row of the sheet has `columns` pictures, which fit into squares of `side` px.
+    """
     table: Any = data.splits.get("train") or next(iter(data.splits.values()))
-    pairs = [pair for row in table.select(range(min(len(table), _PAIRS))) for pair in _draw_pair(data, row, side)]
-    row_count = -(-len(pairs) // columns)
+    pictures: list[Image.Image] = []
+    for row in table.select(range(min(len(table), _SAMPLE_ROWS))):
+        pictures += _draw_pair(data, row, side)
     names = data.label_names[:_MAX_CLASSES]
     names_per_row = max(1, columns * side // _NAME_PX)
-    legend_rows = -(-len(names) // names_per_row)
-    sheet = Image.new("RGB", (columns * side, row_count * side + legend_rows * _ROW_PX), "white")
-    for index, picture in enumerate(pairs):
-        sheet.paste(picture, (index % columns * side, index // columns * side))
+    legend_top = math.ceil(len(pictures) / columns) * side
+    legend_height = math.ceil(len(names) / names_per_row) * _ROW_PX
+    sheet = Image.new("RGB", (columns * side, legend_top + legend_height), "white")
+    for index, picture in enumerate(pictures):
+        row_index, column = divmod(index, columns)
+        sheet.paste(picture, (column * side, row_index * side))
     pen = ImageDraw.Draw(sheet)
-    for number, (name, color) in enumerate(zip(names, _make_palette(len(data.label_names)), strict=False)):
-        left, top = number % names_per_row * _NAME_PX, row_count * side + number // names_per_row * _ROW_PX
-        pen.rectangle((left + 2, top + 2, left + _ROW_PX - 2, top + _ROW_PX - 2), fill=color)
+    for index, (name, color) in enumerate(zip(names, _make_palette(len(data.label_names)), strict=False)):
+        row_index, column = divmod(index, names_per_row)
+        left, top = column * _NAME_PX, legend_top + row_index * _ROW_PX
+        pen.rectangle((left + 2, top + 2, left + _ROW_PX - 2, top + _ROW_PX - 2), fill=color)  # a margin of 2 px
         pen.text((left + _ROW_PX + 2, top + 2), name[:_NAME_LENGTH], fill="black")
     return sheet
 
@@ -168,13 +174,7 @@ def _make_palette(count: int) -> list[Any]:
 
 
 def paint_classes(image: Image.Image, classes: torch.Tensor, count: int) -> Image.Image:
-    """Draw the class of every pixel over an image.
-
-    Args:
-        image: the image.
-        classes: [H, W] (height, width) class numbers; ignored pixels keep their color.
-        count: number of classes, which determines the colors.
-    """
+    """Draw the class of every pixel, [H, W], over an image; ignored pixels keep their color, `count` is all classes."""
     from torchvision.transforms.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_segmentation_masks
 
@@ -189,11 +189,7 @@ def paint_classes(image: Image.Image, classes: torch.Tensor, count: int) -> Imag
 def paint_objects(image: Image.Image, objects: Mapping[str, torch.Tensor], names: Sequence[str]) -> Image.Image:
     """Draw objects over an image.
 
-    Args:
-        image: the image.
-        objects: "boxes" [n, 4] x1 y1 x2 y2 px and "labels" [n] of n objects; optionally "scores" [n] and "masks" [n, H,
-            W] (height, width).
-        names: class names.
+    They have "boxes" [n, 4] x1 y1 x2 y2 px and "labels" [n], and may have "scores" [n] and "masks" [n, H, W].
     """
     from torchvision.transforms.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks

@@ -70,11 +70,7 @@ class Columns:
         return list(self.indicators) or [self.label[0]]
 
     def labels(self, batch: Mapping[str, Any]) -> list[Any]:
-        """Return the raw labels of a batch of columns.
-
-        Raises:
-            UserError: an indicator is neither 0 nor 1.
-        """
+        """Return the raw labels of a batch of columns; raise UserError if an indicator is neither 0 nor 1."""
         if self.indicators:
             columns = type_labels({name: normalize_label(list(batch[name])) for name in self.indicators})
             for name, values in columns.items():
@@ -155,9 +151,6 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
     """Open parquet or webdataset files, or a Hub data set, with all columns.
 
     The caller must refuse rows that name files instead of images, see `refuse_foreign_images`.
-
-    Raises:
-        UserError: the source cannot be read, or its files disagree on the classes of a column.
     """
     if source.kind == "hub":
         return _open_hub(source, streaming=streaming)
@@ -306,13 +299,12 @@ def _read_folder(source: DataSource) -> RawTables:
             f"class '{untrained[0]}' of '{source.name}' is in {split} but not in train; add a folder with this name "
             f"to train, or remove the one in {split}"
         )
-    rows = {
-        split: [(path, label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
-        for split in SPLITS
-        if split in source.folder
-    }
-    splits = {split: image_table(path for path, _ in pairs) for split, pairs in rows.items()}
-    return RawTables(splits, label_names=names, labels={s: [label for _, label in rows[s]] for s in rows})
+    splits: dict[str, Dataset] = {}
+    labels: dict[str, list[str]] = {}
+    for split in (name for name in SPLITS if name in source.folder):
+        rows = [(path, label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
+        splits[split], labels[split] = image_table(path for path, _ in rows), [label for _, label in rows]
+    return RawTables(splits, label_names=names, labels=labels)
 
 
 def _read_list(source: DataSource, named: NamedColumns) -> RawTables:
@@ -437,11 +429,7 @@ def _to_text(value: Any) -> Any:
 
 
 def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
-    """Open a Hub data set; without a network, the version in the cache.
-
-    Raises:
-        UserError: the data set cannot be loaded, has none of our splits, holds pickles, or names files elsewhere.
-    """
+    """Open a Hub data set; without a network, the version in the cache."""
     from datasets import load_dataset
 
     repo, _, configuration = source.name.partition(":")
@@ -470,11 +458,13 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
             ) from error
         hint = "" if configuration else f" (to choose a configuration, write {repo}:CONFIGURATION)"
         raise UserError(f"{problem}: {_shorten(cause)}{hint}") from error
-    split_names = {name: split_name(name) for name in raw_splits}
-    splits = {split: raw_splits[name] for name, split in split_names.items() if split}
-    notes = [
-        f"the unknown split '{name}' of '{source.name}' was ignored" for name, split in split_names.items() if not split
-    ]
+    splits: dict[str, Any] = {}
+    notes: list[str] = []
+    for name, table in raw_splits.items():
+        if split := split_name(name):
+            splits[split] = table
+        else:
+            notes.append(f"the unknown split '{name}' of '{source.name}' was ignored")
     if not splits and len(raw_splits) == 1:
         splits, notes = {"train": next(iter(raw_splits.values()))}, []
     if not splits:
@@ -572,14 +562,18 @@ def _find_columns(features: "Features", name: str, named: NamedColumns) -> Colum
     columns = f"'{name}' has the columns {', '.join(map(str, features))}"
     if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
         raise UserError(f"{columns}; name the column of images 'image', or give its name with --image-column")
+    image = candidates[0]
     if named.label:
-        return Columns(candidates[0], (named.label,), named.indicators)
-    nested = [(column, label) for column in ("json", "jsn") for label in _LABEL_NAMES]
-    classes = [(column,) for column, feature in features.items() if isinstance(feature, ClassLabel)]
-    for column, *inside in (*((label,) for label in _LABEL_NAMES), *nested, *(classes if len(classes) == 1 else ())):
-        fields: Any = features.get(column)
-        if fields is not None and (not inside or (isinstance(fields, dict) and inside[0] in fields)):
-            return Columns(candidates[0], (column, *inside))
+        return Columns(image, (named.label,), named.indicators)
+    if label := next((label for label in _LABEL_NAMES if label in features), None):
+        return Columns(image, (label,))
+    for json_column in ("json", "jsn"):  # webdataset
+        fields: Any = features.get(json_column)
+        if isinstance(fields, dict) and (label := next((label for label in _LABEL_NAMES if label in fields), None)):
+            return Columns(image, (json_column, label))
+    classes = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
+    if len(classes) == 1:
+        return Columns(image, (classes[0],))
     raise UserError(
         f"{columns}; name the column of classes (numbers or names) 'label', or give its name with --label-column"
     )
@@ -592,9 +586,6 @@ def encode_images(
 
     A first pass, if `may_read_twice`, finds the lowest and highest value of all splits. Values within 0..255 count as
     8-bit values, whatever their type is, and floats within 0..1 as fractions of 255.
-
-    Raises:
-        UserError: lists are not shaped as images, or need a first pass that is not allowed.
     """
     import pyarrow as pa
     import pyarrow.compute

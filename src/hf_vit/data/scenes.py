@@ -116,11 +116,9 @@ class Scenes:
             mask, across, down = _place_shape(SHAPES[shape], shape_draw, size, self.clutter)
             new_instances = np.where(mask, len(shapes) + 1, instances)
             visible_areas = [int(np.count_nonzero(new_instances == number)) for number in range(1, 1 + len(shapes))]
-            if any(
-                visible_area < _VISIBLE_SHARE[self.clutter] * area
-                for visible_area, area in zip(visible_areas, areas, strict=True)
-            ):
-                continue
+            least_areas = [_VISIBLE_SHARE[self.clutter] * area for area in areas]
+            if any(visible < least for visible, least in zip(visible_areas, least_areas, strict=True)):
+                continue  # it would hide too much of an earlier shape
             instances = new_instances.astype(np.uint8)
             image[mask] = _color_shape(shape_draw, across, down, self.clutter)[mask]
             shapes.append(shape)
@@ -130,11 +128,7 @@ class Scenes:
         return Scene(image, instances, shapes)
 
     def load(self, size: int, target: Target) -> Builtin:
-        """Return all splits in memory with images of `size` px a side and the column "mask" or "objects".
-
-        Raises:
-            UserError: the target is "label", or the images do not fit into memory.
-        """
+        """Return all splits in memory with images of `size` px a side and the column "mask" or "objects"."""
         from datasets import Dataset, Features
         from datasets import Image as ImageFeature
 
@@ -158,9 +152,8 @@ class Scenes:
                 image_name = f"{split}-{number:07d}.ppm"
                 digest = hashlib.sha256(f"scene {self.seed} {image_name}".encode()).hexdigest()
                 scans[split].append(ImageScan(image_name, digest, size, size, annotation=annotation))
-                rows.append(
-                    {"image": {"bytes": encode_netpbm(scene.image.tobytes(), (size, size)), "path": image_name}, **row}
-                )
+                file = encode_netpbm(scene.image.tobytes(), (size, size))
+                rows.append({"image": {"bytes": file, "path": image_name}, **row})
             splits[split] = Dataset.from_list(rows, features=features)
         return Builtin(splits, names, scans)
 
@@ -212,15 +205,10 @@ def _rotate(x: "_Floats", y: "_Floats", turn: float) -> "tuple[_Floats, _Floats]
 def _place_shape(
     name: str, draws: list[float], size: int, clutter: int
 ) -> "tuple[NDArray[np.bool_], _Floats, _Floats]":
-    """Return the mask of a shape, and the coordinates of every pixel in the shape, [H, W] each.
+    """Return the mask of a shape, and coordinates of every pixel across and down the shape, [H, W] each.
 
-    The coordinates run across and down from the shape's center in units of its radius.
-
-    Args:
-        name: one of `SHAPES`.
-        draws: random numbers of the shape; 1 sets the radius, 2 and 3 the center, 4 the rotation.
-        size: px of the scene's side.
-        clutter: 0 or 1.
+    They are counted from the shape's center in units of its radius. Of the shape's random numbers, 1 sets the radius, 2
+    and 3 the center, and 4 the rotation.
     """
     x, y = _pixel_centers(size)
     smallest, largest = _RADII[clutter]

@@ -77,11 +77,7 @@ def is_builtin(source: str) -> bool:
 
 
 def resolve_source(source: str) -> DataSource:
-    """Resolve the name of a data set; built-in names take precedence over paths, and existing paths over Hub ids.
-
-    Raises:
-        UserError: nothing has this name, or a folder has no supported layout.
-    """
+    """Resolve the name of a data set; built-in names take precedence over paths, and existing paths over Hub ids."""
     if is_builtin(source):
         return DataSource("builtin", source)
     if not source.strip():
@@ -139,21 +135,20 @@ def _group_by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]
 def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
     """Return the source of a folder that is laid out as ADE20K or COCO, else None."""
     candidates = [*root.glob("*.json"), *root.glob("annotations/*.json"), *root.glob("*/_annotations.coco.json")]
-    annotation_files = sorted(
-        path for path in candidates if path.is_file() and not _OTHER_JSON.search(path.name) and _is_coco(path)
-    )
-    if annotation_files:
+    files = [path for path in candidates if path.is_file() and not _OTHER_JSON.search(path.name)]
+    if annotation_files := sorted(filter(_is_coco, files)):
         return _make_coco_source(root, name, annotation_files)
     masks = next((root / folder for folder in ("annotations", "masks") if (root / folder).is_dir()), None)
     if masks is None or not (root / "images").is_dir():
         return None
-    images, annotations = (_group_images_by_split(folder) for folder in (root / "images", masks))
-    splits = {
-        split: {"images": images[split], "annotations": annotations[split]} for split in images if split in annotations
-    }
-    notes = [
-        f"split '{split}' of '{root.resolve().name}' has no masks and was left out" for split in images.keys() - splits
-    ]
+    annotations = _group_images_by_split(masks)
+    splits: dict[str, dict[str, list[Path]]] = {}
+    notes: list[str] = []
+    for split, images in _group_images_by_split(root / "images").items():
+        if split in annotations:
+            splits[split] = {"images": images, "annotations": annotations[split]}
+        else:
+            notes.append(f"split '{split}' of '{root.resolve().name}' has no masks and was left out")
     return DataSource("masks", name, folder=splits, notes=notes, root=root) if splits else None
 
 
@@ -205,11 +200,7 @@ def list_unlabeled_images(root: Path) -> list[Path]:
 
 
 def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
-    """Return the source of a folder with tables, a list, or class folders with or without split folders above them.
-
-    Raises:
-        UserError: the folder has no images, mixes split folders with others, or a class folder is missing or empty.
-    """
+    """Return the source of a folder with tables, a list, or class folders with or without split folders above them."""
     files, folders = walk(root)
     for kind, suffixes in _FILES.items():
         data_files = [parts for parts in files if parts[-1].lower().endswith(suffixes)]

@@ -75,12 +75,8 @@ def _proportional(weights: Sequence[int], total: int, room: Sequence[int]) -> li
         best = max(candidates, key=lambda index: (ideal[index] - counts[index], -index))
         counts[best] += 1
     while sum(counts) > total and max(counts) > 1:
-        counts[
-            max(
-                (index for index in range(len(counts)) if counts[index] > 1),
-                key=lambda index: counts[index] - ideal[index],
-            )
-        ] -= 1
+        candidates = [index for index, count in enumerate(counts) if count > 1]
+        counts[max(candidates, key=lambda index: counts[index] - ideal[index])] -= 1
     return counts
 
 
@@ -90,14 +86,9 @@ def missing_splits(present: Sequence[str]) -> list[str]:
 
 
 def assign_split(digest: str, missing: Sequence[str], *, seed: int) -> str:
-    """Return the split of an image; each missing split gets about 10% of all images.
+    """Return the split of an image with this SHA-256; each missing split gets about 10% of all images.
 
     The result depends on no other image, so every worker and every machine assigns the image to the same split.
-
-    Args:
-        digest: SHA-256 of the image's file.
-        missing: the splits to cut from "train".
-        seed: of the cut.
     """
     position = _hash_to_unit(digest, seed)
     return next((name for name in missing if _BANDS[name][0] <= position < _BANDS[name][1]), "train")
@@ -127,7 +118,7 @@ def cut_rows(
     Raises:
         UserError: a class has fewer different images than there are splits.
     """
-    contents_of: dict[int, set[str]] = {}
+    contents_of: dict[int, set[str]] = {}  # class number -> digests of its images
     for digest, label in zip(digests, labels, strict=True):
         for number in classes_of(label):
             contents_of.setdefault(number, set()).add(digest)
@@ -158,10 +149,11 @@ def cut_rows(
     for name in missing:
         if name in assignment.values():
             continue
-        movable = [[digest for digest in contents if assignment[digest] == "train"] for contents in classes.values()]
-        assignment |= {
-            contents[0]: name for contents in movable if len(contents) > 1 and class_counts[contents[0]] == 1
-        }
+        for contents in classes.values():
+            movable = [digest for digest in contents if assignment[digest] == "train"]
+            # An image with several classes stays: without it another class could have none in train.
+            if len(movable) > 1 and class_counts[movable[0]] == 1:
+                assignment[movable[0]] = name
         notes.append(f"the cut by content left {name} without images; one of each class was moved there")
     assigned = np.asarray([assignment[digest] for digest in digests])
     return {name: np.flatnonzero(assigned == name) for name in ("train", *missing)}, notes

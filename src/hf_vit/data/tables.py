@@ -76,14 +76,13 @@ class ImageTables:
     def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
         """Complete the classes and notes from the scans of all good images.
 
-        Raises:
-            UserError: no training image has an object or a pixel with a class.
+        Raises UserError if no training image has an object or a pixel with a class.
         """
         if self.target == "label":
             return
         classes = {split: _find_classes(images) for split, images in scans.items()}
         if self.label_names is None:
-            highest = max((number for numbers in classes.values() for number in numbers), default=0)
+            highest = max(set().union(*classes.values()), default=0)
             self.label_names = [str(number) for number in range(highest + 1)]
             self.notes.append(f"the data has no class names, so the classes are named 0 to {highest}")
         if not classes.get("train", {0}):
@@ -110,20 +109,20 @@ class MaskTables(ImageTables):
     def annotate(self, split: str, row: int, scan: ImageScan) -> ImageScan:
         try:
             mask = self.masks[split][row]["mask"]
+        except UserError as error:  # its text names the mask
+            return replace(scan, problem=f"has {image_problem(error)}")
         except Exception as error:
-            problem = image_problem(error)
-            return replace(scan, problem=f"has {'' if isinstance(error, UserError) else 'a mask that '}{problem}")
+            return replace(scan, problem=f"has a mask that {image_problem(error)}")
         if mask is None:
             return replace(scan, problem="has no mask; add a mask with the same name")
         if (mask.height, mask.width) != (scan.height, scan.width):
-            sizes = f"{mask.height}x{mask.width} px, but is {scan.height}x{scan.width} px{_explain_size(scan)}"
-            return replace(scan, problem=f"has a mask of {sizes}; both must have the same size")
+            contrast = f"{mask.height}x{mask.width} px, but is {scan.height}x{scan.width} px{_explain_size(scan)}"
+            return replace(scan, problem=f"has a mask of {contrast}; both must have the same size")
         annotation = summarize_mask(np.asarray(mask))
-        names = self.label_names or []
-        unknown = [value for value in annotation.amounts if value >= len(self.label_names or range(255))]
-        if unknown:
-            classes = f"classes 0 to {len(names) - 1} ({summarize_names(names)}), and 255 for ignored pixels"
-            return replace(scan, problem=f"has a mask with the class {max(unknown)}; there are {classes}")
+        names, highest = self.label_names, max(annotation.amounts, default=0)
+        if names and highest >= len(names):  # without names every number is a class
+            allowed = f"classes 0 to {len(names) - 1} ({summarize_names(names)}), and 255 for ignored pixels"
+            return replace(scan, problem=f"has a mask with the class {highest}; there are {allowed}")
         return replace(scan, annotation=annotation)
 
     def select_rows(self, split: str, rows: Sequence[int]) -> "Dataset":
@@ -133,10 +132,11 @@ class MaskTables(ImageTables):
 
     def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
         super().conclude(scans)
-        train = [(scan, scan.annotation.amounts) for scan in scans.get("train", ()) if scan.annotation]
-        if len(classes := {number for _, amounts in train for number in amounts}) == 1:
-            ignored = any(sum(amounts.values()) < scan.height * scan.width for scan, amounts in train)
-            remedy = "255 is ignored, so write objects with 1 instead" if ignored else "annotate a second class"
+        train = scans.get("train", ())
+        if len(classes := _find_classes(train)) == 1:
+            pixels = sum(scan.height * scan.width for scan in train if scan.annotation)
+            has_ignored = sum(sum(scan.annotation.amounts.values()) for scan in train if scan.annotation) < pixels
+            remedy = "255 is ignored, so write objects with 1 instead" if has_ignored else "annotate a second class"
             raise UserError(f"the training masks hold only one class ({classes.pop()}); {remedy}")
 
 
@@ -186,9 +186,7 @@ class ObjectTables(ImageTables):
 
     def _check(self, raw: RawObjects, scan: ImageScan) -> RawObjects:
         """Return the objects of an image with class numbers, areas and encoded masks; raise UserError for a bad one."""
-        objects: RawObjects = {
-            "bbox": [_check_box(box, number, scan) for number, box in enumerate(raw["bbox"], start=1)]
-        }
+        objects: RawObjects = {"bbox": [_check_box(box, i, scan) for i, box in enumerate(raw["bbox"], start=1)]}
         for number, category in enumerate(raw["category"], start=1):
             if category not in self.numbers:
                 classes = f"{len(self.numbers)} classes ({summarize_names(list(map(str, self.numbers)))})"
@@ -204,10 +202,8 @@ class ObjectTables(ImageTables):
             objects["area"].append(size)
             objects["iscrowd"].append(int(bool(crowd)))
         if self.with_masks:
-            objects["segmentation"] = [
-                encode_mask(mask, scan.height, scan.width, f"object {number}")
-                for number, mask in enumerate(raw["segmentation"], start=1)
-            ]
+            masks = enumerate(raw["segmentation"], start=1)
+            objects["segmentation"] = [encode_mask(mask, scan.height, scan.width, f"object {i}") for i, mask in masks]
         return objects
 
     def select_rows(self, split: str, rows: Sequence[int]) -> "Dataset":
@@ -215,17 +211,17 @@ class ObjectTables(ImageTables):
 
         from hf_vit.data.mask_features import RunLengthMask, object_features
 
-        features = Features(
-            {"objects": object_features(self.label_names or [], RunLengthMask() if self.with_masks else None)}
-        )
+        mask_type = RunLengthMask() if self.with_masks else None
+        features = Features({"objects": object_features(self.label_names or [], mask_type)})
         objects = Dataset.from_dict({"objects": [self._checked[split, row] for row in rows]}, features=features)
         return concatenate_datasets([super().select_rows(split, rows), objects], axis=1)
 
     def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
         super().conclude(scans)
         for split in scans:
-            boxes = [box for (name, _), row in self._checked.items() if name == split for box in row["bbox"]]
-            if boxes and max(max(box[0] + box[2], box[1] + box[3]) for box in boxes) <= 1:
+            objects = [row for (row_split, _), row in self._checked.items() if row_split == split]
+            ends = [max(x + width, y + height) for row in objects for x, y, width, height in row["bbox"]]
+            if ends and max(ends) <= 1:
                 raise UserError(
                     f"all boxes of {split} lie in the first pixel, as if they were shares of width and height; give "
                     "boxes in px"
@@ -265,9 +261,7 @@ def _to_float(value: Any) -> float:
 def _check_box(box: Any, number: int, scan: ImageScan) -> list[float]:
     """Return a box [x, y, width, height] px, cut at the image's border if rounding put it slightly outside.
 
-    Raises:
-        UserError: the box is empty, not four finite numbers, or farther outside of the image. The text follows "image
-            NAME has".
+    Raises UserError if it is empty, not four finite numbers, or farther outside; the text continues "image NAME has".
     """
     try:
         left, top, width, height = map(_to_float, box)
@@ -295,11 +289,7 @@ def _check_box(box: Any, number: int, scan: ImageScan) -> list[float]:
 
 
 def find_target(source: DataSource, target: Target | None) -> Target | None:
-    """Return what to learn from a source, or None if only the columns of its tables show that.
-
-    Raises:
-        UserError: the source has no annotations for the requested target.
-    """
+    """Return what to learn from a source, or None if only the columns of its tables show that."""
     if source.kind in ("masks", "coco"):
         available: Target = "mask" if source.kind == "masks" else "objects"
         if target not in (None, available):
@@ -351,13 +341,10 @@ def _read_masks(opened: RawTables, name: str, named: NamedColumns) -> MaskTables
 
     image, mask = _find_mask_columns(cast("Features", opened.features), name, named)
     splits, notes = _select_annotated(opened, mask, name)
-    masks = {
-        split: _extract_column(table, mask, "mask").cast_column("mask", ClassMask()) for split, table in splits.items()
-    }
-    images = encode_images(
-        {split: _extract_column(table, image, "image") for split, table in splits.items()}, "image", name, notes
-    )
-    return MaskTables(images, None, notes, masks=masks)
+    masks = {split: _extract_column(table, mask, "mask") for split, table in splits.items()}
+    masks = {split: table.cast_column("mask", ClassMask()) for split, table in masks.items()}
+    images = {split: _extract_column(table, image, "image") for split, table in splits.items()}
+    return MaskTables(encode_images(images, "image", name, notes), None, notes, masks=masks)
 
 
 def _read_objects(opened: RawTables, name: str, named: NamedColumns) -> ObjectTables:
@@ -375,24 +362,22 @@ def _read_objects(opened: RawTables, name: str, named: NamedColumns) -> ObjectTa
         types = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise UserError(f"the categories of '{name}' are of type {types}; use whole numbers or names")
     names = getattr(fields["category"][1], "names", None)
-    ordered: list[Any] = sorted(set(values)) if names is None else list(range(len(names)))
-    images = encode_images(
-        {split: _extract_column(table, image, "image") for split, table in splits.items()}, "image", name, notes
-    )
-    numbers = {value: number for number, value in enumerate(ordered)}
-    return ObjectTables(images, normalize_label(list(map(str, names or ordered))), notes, objects=raw, numbers=numbers)
+    categories: list[Any] = sorted(set(values)) if names is None else list(range(len(names)))
+    images = {split: _extract_column(table, image, "image") for split, table in splits.items()}
+    images = encode_images(images, "image", name, notes)
+    numbers = {category: number for number, category in enumerate(categories)}
+    label_names = normalize_label(list(map(str, names or categories)))
+    return ObjectTables(images, label_names, notes, objects=raw, numbers=numbers)
 
 
 def _select_annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[str, Dataset], list[str]]":
     """Return the splits that have values in `column` and the notes; published test splits often have none."""
-    empty = [
-        split
-        for split, table in opened.splits.items()
-        if split != "train" and table.data.column(column).null_count == len(table)
-    ]
-    notes = [f"split '{split}' of '{name}' has no values in '{column}' and was left out" for split in empty]
-    splits = {split: table for split, table in opened.splits.items() if split not in empty}
-    return splits, [*opened.notes, *notes]
+    splits, notes = dict(opened.splits), [*opened.notes]
+    for split, table in opened.splits.items():
+        if split != "train" and table.data.column(column).null_count == len(table):
+            notes.append(f"split '{split}' of '{name}' has no values in '{column}' and was left out")
+            del splits[split]
+    return splits, notes
 
 
 def _extract_column(table: "Dataset", column: str, name: str) -> "Dataset":
@@ -407,17 +392,15 @@ def _undecode_feature(feature: Any) -> Any:
         return Image(decode=False)
     if isinstance(feature, List):
         return List(_undecode_feature(feature.feature), length=feature.length)
-    return (
-        {key: _undecode_feature(value) for key, value in feature.items()} if isinstance(feature, Mapping) else feature
-    )
+    if isinstance(feature, Mapping):
+        return {key: _undecode_feature(value) for key, value in feature.items()}
+    return feature
 
 
 def _read_objects_of_row(objects: Any, fields: Mapping[str, tuple[str, Any]]) -> RawObjects | str:
-    """Return the objects of a row as a dictionary of lists, or the problem of the row.
+    """Return the objects of a row (dictionaries, or a dictionary of lists) as `RawObjects`, or the row's problem.
 
-    Args:
-        objects: a list of dictionaries, or a dictionary of lists.
-        fields: key of `RawObjects` -> (column, type).
+    `fields` maps keys of `RawObjects` to (name, type) of the row's fields.
     """
     columns: RawObjects
     if isinstance(objects, Mapping):
@@ -467,12 +450,10 @@ def _find_objects_column(
     if isinstance(item_features, list | tuple):
         item_features = item_features[0]
     available: dict[str, Any] = dict(item_features) if isinstance(item_features, Mapping) else {}
-    names_by_key = {key: next((field for field in names if field in available), None) for key, names in _FIELDS.items()}
-    fields = {
-        key: (field, getattr(available[field], "feature", available[field]))
-        for key, field in names_by_key.items()
-        if field
-    }
+    fields: dict[str, tuple[str, Any]] = {}
+    for key, usual_names in _FIELDS.items():
+        if field_name := next((usual for usual in usual_names if usual in available), None):
+            fields[key] = field_name, getattr(available[field_name], "feature", available[field_name])
     if not {"bbox", "category"} <= fields.keys():
         raise UserError(
             f"the column '{column}' of '{name}' has the fields {', '.join(available) or 'none'}; every object needs "
@@ -514,23 +495,18 @@ def _read_mask_folder(source: DataSource) -> MaskTables:
     for split in (name for name in SPLITS if name in source.folder):
         image_files, mask_files = source.folder[split]["images"], source.folder[split]["annotations"]
         get_key = _make_key(source.root, image_files, mask_files)
-        masks_by_key = {get_key(path): path for path in mask_files}
-        paths = [masks_by_key.pop(get_key(path), None) for path in image_files]
-        if masks_by_key:
-            notes.append(
-                f"{len(masks_by_key)} masks of {split} have no image, such as {min(masks_by_key.values()).name}"
-            )
+        unused = {get_key(path): path for path in mask_files}
+        mask_paths = [unused.pop(get_key(path), None) for path in image_files]
+        if unused:
+            notes.append(f"{len(unused)} masks of {split} have no image, such as {min(unused.values()).name}")
         images[split] = image_table(image_files)
-        mask_fields = [None if path is None else {"bytes": None, "path": str(path)} for path in paths]
+        mask_fields = [None if path is None else {"bytes": None, "path": str(path)} for path in mask_paths]
         masks[split] = Dataset.from_dict({"mask": mask_fields}, features=feature)
     return MaskTables(images, names, notes, masks=masks)
 
 
 def _make_key(root: Path, *folders: Sequence[Path]) -> Callable[[Path], str]:
-    """Return a function that gives the same key for an image and its mask.
-
-    The key is the file name without its suffix, and includes the folders if a name occurs twice.
-    """
+    """Return a function that gives an image and its mask the same key: the name, and the folders if names repeat."""
     if all(len({normalize_name(path.stem) for path in paths}) == len(paths) for paths in folders):
         return lambda path: normalize_name(path.stem)
     return lambda path: normalize_name("/".join(path.relative_to(root).with_suffix("").parts[1:]))
@@ -624,7 +600,6 @@ def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, A
     """Add the categories of a split; raise UserError if two splits disagree on a name or two ids share one."""
     for entry in entries:
         number, name = entry["id"], normalize_name(str(entry["name"]))
-
         if categories.setdefault(number, name) != name:
             raise UserError(
                 f"category {number} is '{name}' in {file_name}, but '{categories[number]}' before; use one name"
@@ -668,25 +643,16 @@ def _group_objects(
 def _find_image_folder(
     root: Path, path: Path, split: str, files: Sequence[str], file_name: str, names: FileNames
 ) -> Path:
-    """Return the folder that has most of the first hundred images of an annotation file.
+    """Return the folder that has most of the first hundred `files` that the annotation file `path` lists.
 
-    Args:
-        root: the folder of the data set.
-        path, file_name: the annotation file, and its name for messages.
-        split: its split.
-        files: the image files that it lists.
-        names: finds files whose names differ in Unicode form.
+    `root` is the folder of the data set, and `file_name` names the annotation file in errors.
     """
-    nearby = [path.parent, root, root / "images", path.parent / "images"]
-    subfolders = [folder for parent in (root, root / "images", root.parent) for folder in sorted(parent.glob("*/"))]
-    matching = [
-        folder
-        for folder in subfolders
-        if folder.name in path.stem or split_name(folder.name.rstrip("0123456789")) == split
-    ]
-    counts = {
-        folder: sum(names.find(folder / file).is_file() for file in files[:100]) for folder in (*nearby, *matching)
-    }
+    candidates = [path.parent, root, root / "images", path.parent / "images"]
+    for parent in (root, root / "images", root.parent):
+        for folder in sorted(parent.glob("*/")):  # val2017 for instances_val2017.json
+            if folder.name in path.stem or split_name(folder.name.rstrip("0123456789")) == split:
+                candidates.append(folder)
+    counts = {folder: sum(names.find(folder / file).is_file() for file in files[:100]) for folder in candidates}
     best = max(counts, key=lambda folder: counts[folder])
     if not counts[best]:
         raise UserError(

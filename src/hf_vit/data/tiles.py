@@ -132,16 +132,15 @@ class Tiles:
         """
         from torchvision.ops import batched_nms
 
-        moved = [
-            objects["boxes"] + objects["boxes"].new_tensor([*tile[:2], *tile[:2]])
-            for tile, objects in zip(self.boxes, found, strict=True)
-        ]
-        edges = torch.cat([self._at_inner_edge(*pair) for pair in zip(moved, self.boxes, strict=True)])
-        boxes = torch.cat(moved)
+        boxes_of_tiles, at_edge_of_tiles = [], []
+        for tile, objects in zip(self.boxes, found, strict=True):
+            boxes_of_tiles.append(objects["boxes"] + objects["boxes"].new_tensor([*tile[:2], *tile[:2]]))
+            at_edge_of_tiles.append(self._at_inner_edge(boxes_of_tiles[-1], tile))
+        boxes, at_edge = torch.cat(boxes_of_tiles), torch.cat(at_edge_of_tiles)
         scores, labels = (torch.cat([objects[name] for objects in found]) for name in ("scores", "labels"))
         selected = batched_nms(boxes, scores, labels, iou_threshold)
-        boxes, scores, labels, edges = boxes[selected], scores[selected], labels[selected], edges[selected]
-        is_complete = ~(edges & _is_part(boxes, labels))
+        boxes, scores, labels, at_edge = boxes[selected], scores[selected], labels[selected], at_edge[selected]
+        is_complete = ~(at_edge & _find_parts(boxes, labels))
         return {"boxes": boxes[is_complete], "scores": scores[is_complete], "labels": labels[is_complete]}
 
     @property
@@ -159,17 +158,17 @@ class Tiles:
     def _shares(self, axis: int) -> "list[np.ndarray[Any, Any]]":
         """Return the weights of every tile along an axis; the weights of overlapping tiles sum to 1."""
         length, side = self.image_size[axis], self._tile[axis]
-        starts = self._starts(axis)
+        tile_starts = self._starts(axis)
         positions = np.arange(side)
         ramps: list[np.ndarray[Any, Any]] = []
-        for start in starts:
+        for start in tile_starts:
             left = positions + 1 - self.margin if start > 0 else np.full(side, side)
             right = side - positions - self.margin if start + side < length else np.full(side, side)
             ramps.append(np.maximum(0, np.minimum(left, right)).astype(np.float64))
         total = np.zeros(length)
-        for start, ramp in zip(starts, ramps, strict=True):
+        for start, ramp in zip(tile_starts, ramps, strict=True):
             total[start : start + side] += ramp
-        return [ramp / total[start : start + side] for start, ramp in zip(starts, ramps, strict=True)]
+        return [ramp / total[start : start + side] for start, ramp in zip(tile_starts, ramps, strict=True)]
 
     def _at_inner_edge(self, boxes: torch.Tensor, tile: tuple[int, int, int, int]) -> torch.Tensor:
         """Return whether each of n boxes, [n, 4] px of the image, is within 1 px of an inner edge of its tile."""
@@ -179,13 +178,14 @@ class Tiles:
         return (((boxes - edges).abs() <= 1) & is_inner).any(-1)
 
 
-def _is_part(boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return whether each of n boxes, [n, 4], lies for the most part in a larger box of its class."""
+def _find_parts(boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return for each of n boxes, [n, 4], whether it lies for the most part in a larger box of its class, [n]."""
     from torchvision.ops import box_area
 
     top_left = torch.maximum(boxes[:, None, :2], boxes[None, :, :2])
     bottom_right = torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
     intersections = (bottom_right - top_left).clamp(min=0).prod(-1)
     areas = box_area(boxes)
-    is_in_larger = (areas[None, :] > areas[:, None]) & (labels[:, None] == labels[None, :])
-    return (is_in_larger & (intersections >= _COVERED * areas[:, None])).any(1)
+    # [n, n]: rows are the boxes, columns the boxes they are compared with.
+    is_larger = (areas[None, :] > areas[:, None]) & (labels[:, None] == labels[None, :])
+    return (is_larger & (intersections >= _COVERED * areas[:, None])).any(1)

@@ -224,8 +224,11 @@ def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, 
             f"the image processor has rescale_factor={factor}, image_mean={mean}, image_std={std}; save a processor "
             "with all three values"
         )
-    means, stds = ((value,) * channels if isinstance(value, int | float) else tuple(value) for value in (mean, std))
-    return float(factor), means, stds
+
+    def per_channel(value: Any) -> tuple[float, ...]:
+        return (value,) * channels if isinstance(value, int | float) else tuple(value)
+
+    return float(factor), per_channel(mean), per_channel(std)
 
 
 def mean_color(processor: Any) -> tuple[int, ...]:
@@ -236,9 +239,9 @@ def mean_color(processor: Any) -> tuple[int, ...]:
 
 def scaling(processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return factor and offset, [3, 1, 1] each, so that x * factor + offset is the processor's scaling."""
-    factor, *mean_and_std = pixel_scale(processor)
-    mean, std = map(torch.tensor, mean_and_std)
-    return (factor / std)[:, None, None], (-mean / std)[:, None, None]
+    factor, mean, std = pixel_scale(processor)
+    std_tensor = torch.tensor(std)[:, None, None]
+    return factor / std_tensor, -torch.tensor(mean)[:, None, None] / std_tensor
 
 
 def _resize_to_cover(image: Image.Image, processor: Any) -> Image.Image:
@@ -254,18 +257,20 @@ def _find_direct_transform(processor: Any) -> "_DirectPillow | _DirectTorchvisio
     steps = [getattr(processor, f"do_{name}", None) for name in ("resize", "rescale", "normalize")]
     extra_steps = [getattr(processor, f"do_{name}", None) for name in ("center_crop", "pad")]
     has_fixed_size = all(getattr(processor, "size", {}).get(side) for side in ("height", "width"))
-    transform = _DIRECT.get(type(processor).__name__)
-    if transform is None or not all(steps) or any(extra_steps) or not has_fixed_size:
+    if not all(steps) or any(extra_steps) or not has_fixed_size:
         return None
-    return (
-        transform(processor)
-        if transform is _DirectPillow or getattr(processor, "resample", None) in _SAME_IN_TORCHVISION
-        else None
-    )
+    name = type(processor).__name__
+    if name == "ViTImageProcessorPil":
+        return _DirectPillow(processor)
+    # Other filters give other values than transformers' processor.
+    same_filters = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
+    if name == "ViTImageProcessor" and getattr(processor, "resample", None) in same_filters:
+        return _DirectTorchvision(processor)
+    return None
 
 
 class _DirectPillow:
-    """Resize an RGB image with Pillow, scale it with torch, and write it to `out`, [3, H, W] float32."""
+    """Resize an RGB image with Pillow, scale it with torch, and write it to `output`, [3, H, W] float32."""
 
     def __init__(self, processor: Any) -> None:
         height, width = input_size(processor)
@@ -304,10 +309,6 @@ def _share_pixels(image: Image.Image) -> torch.Tensor:
     return torch.from_dlpack(shared.values).reshape(image.height, image.width, -1)
 
 
-_DIRECT = {"ViTImageProcessorPil": _DirectPillow, "ViTImageProcessor": _DirectTorchvision}
-_SAME_IN_TORCHVISION = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)  # other filters give other values
-
-
 def _content_key(image: torch.Tensor) -> int:
     """Return a checksum of about 32x32 pixels of an image [3, H, W], which identifies it."""
     rows, columns = (max(1, side // 32) for side in image.shape[1:])
@@ -344,15 +345,12 @@ class DenseEvalTransform(_FixedTransform):
         pixels = self._images.prepare(images)
         size = int(pixels[0].shape[-1]), int(pixels[0].shape[-2])
         if self.target == "mask":
-            masks = [mask.resize(size, Image.Resampling.NEAREST) for mask in rows["mask"]]
-            return [
-                {"pixel_values": values, "labels": torch.from_numpy(np.array(mask)).long()}
-                for values, mask in zip(pixels, masks, strict=True)
-            ]
-        return [
-            {"pixel_values": values, **_scale_objects(image.size, objects, size)}
-            for values, image, objects in zip(pixels, images, rows["objects"], strict=True)
-        ]
+            masks = [np.array(mask.resize(size, Image.Resampling.NEAREST)) for mask in rows["mask"]]
+            annotations = [{"labels": torch.from_numpy(mask).long()} for mask in masks]
+        else:
+            pairs = zip(images, rows["objects"], strict=True)
+            annotations = [_scale_objects(image.size, objects, size) for image, objects in pairs]
+        return [{"pixel_values": values, **added} for values, added in zip(pixels, annotations, strict=True)]
 
 
 class DenseTrainTransform(_RandomTransform):
@@ -406,10 +404,8 @@ class DenseTrainTransform(_RandomTransform):
         """Augment image and annotations with the random numbers of `key`, and make them a training example."""
         with seeded(key):
             varied = self._steps(dict(example))
-        plain = {
-            name: value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value
-            for name, value in varied.items()
-        }
+        tensors = {name: value for name, value in varied.items() if isinstance(value, torch.Tensor)}
+        plain = varied | {name: value.as_subclass(torch.Tensor) for name, value in tensors.items()}
         pixels = plain.pop("pixels")
         if self.target == "mask":
             plain["labels"] = plain["labels"].long()
@@ -477,8 +473,8 @@ class _ScaleJitter:
 
         height, width = example["pixels"].shape[-2:]
         low, high = self.scales
-        scale = low + (high - low) * float(torch.rand(()))
-        scale *= min(self.size[0] / height, self.size[1] / width)
+        zoom = low + (high - low) * float(torch.rand(()))
+        scale = zoom * min(self.size[0] / height, self.size[1] / width)  # at zoom 1 the image fits into the size
         size = [max(1, round(height * scale)), max(1, round(width * scale))]
         return v2.Resize(size, self.interpolation)(example)
 
@@ -508,24 +504,23 @@ def _make_object_tensors(
         "original_size": (height, width),
     }
     if "segmentation" in objects:
-        masks = [
-            np.zeros((height, width), bool) if mask is None else np.array(mask) for mask in objects["segmentation"]
-        ]
-        stacked = np.stack(masks) if masks else np.zeros((0, height, width))
-        tensors["masks"] = Mask(torch.from_numpy(stacked.astype(np.uint8)))
+        masks = np.zeros((len(rows), height, width), dtype=np.uint8)
+        for mask, image in zip(masks, objects["segmentation"], strict=True):
+            if image is not None:
+                mask[:] = np.array(image)
+        tensors["masks"] = Mask(torch.from_numpy(masks))
     return tensors
 
 
 def _scale_objects(size: tuple[int, int], objects: Mapping[str, Sequence[Any]], target: tuple[int, int]) -> Example:
     """Return the objects of an image of (width, height) px as tensors, scaled to an image of `target` px."""
     tensors = _make_object_tensors(size, objects)
-    across, down = target[0] / size[0], target[1] / size[1]
-    boxes = tensors["boxes"].as_subclass(torch.Tensor) * torch.tensor([across, down, across, down])
+    x_scale, y_scale = target[0] / size[0], target[1] / size[1]
+    boxes = tensors["boxes"].as_subclass(torch.Tensor) * torch.tensor([x_scale, y_scale, x_scale, y_scale])
     scaled = {**tensors, "boxes": boxes}
     if "masks" in tensors:
-        masks = [Image.fromarray(mask).resize(target, Image.Resampling.NEAREST) for mask in tensors["masks"].numpy()]
-        stacked = (
-            np.stack([np.array(mask) for mask in masks]) if masks else np.zeros((0, *target[::-1]), dtype=np.uint8)
-        )
-        scaled["masks"] = torch.from_numpy(stacked)
+        masks = np.zeros((len(tensors["masks"]), *target[::-1]), dtype=np.uint8)
+        for mask, original in zip(masks, tensors["masks"].numpy(), strict=True):
+            mask[:] = np.array(Image.fromarray(original).resize(target, Image.Resampling.NEAREST))
+        scaled["masks"] = torch.from_numpy(masks)
     return scaled
