@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from hf_vit.conversion.fetching import is_within
 from hf_vit.conversion.loading import open_model
@@ -111,17 +112,9 @@ def export(
         if calibrate is not None:
             calibration = Calibration.load(calibrate, processor, size, input_form)
         with new_folder(output_folder, force) as folder:
+            graph_options = input_form, mode, calibration, opset
             outgoing = OutgoingModel(
-                loaded,
-                processor,
-                arrays,
-                folder,
-                static,
-                spelling or SPELLINGS[0],
-                input_form,
-                mode,
-                calibration,
-                opset,
+                loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], *graph_options
             )
             with progress(f"writing {output_folder.name}"), explain_write_errors(output_folder):
                 target.write(outgoing)
@@ -143,19 +136,14 @@ def export(
 
 
 def _find_mode(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:
-    """Return how the target's graph is quantized; None without quantization.
-
-    Raises:
-        UserError: the target does not have this mode, or images are missing.
-    """
+    """Return how the target's graph is quantized; None without quantization."""
     if quantize is None:
         if calibrate is not None:
             raise UserError("--calibrate needs --quantize; add --quantize, or leave --calibrate out")
         return None
     modes = next(quantizer.modes for quantizer in QUANTIZERS.values() if quantizer.target == to)
-    for mode in modes:
-        if mode == quantize:
-            if calibrate is None:
-                raise UserError(f"--quantize {mode} needs images to calibrate with; add --calibrate DATA")
-            return mode
-    raise UserError(f"--quantize {quantize!r} cannot be combined with --to {to}; give {' or '.join(modes)}")
+    if quantize not in modes:
+        raise UserError(f"--quantize {quantize!r} cannot be combined with --to {to}; give {' or '.join(modes)}")
+    if calibrate is None:
+        raise UserError(f"--quantize {quantize} needs images to calibrate with; add --calibrate DATA")
+    return cast(Mode, quantize)

@@ -148,16 +148,11 @@ def config_of_wrapper(config: Mapping[str, Any]) -> dict[str, Any]:
     """Convert config.json of transformers' wrapper around a timm model to timm's form.
 
     Without a `pretrained_cfg` it gets that of its architecture, with the input size from its arguments.
-
-    Raises:
-        UserError: there is none, and timm is not installed or does not know the architecture.
     """
     timm_config = {name: value for name, value in config.items() if name != "model_type"}
     if not timm_config.get("pretrained_cfg"):
-        released, size = (
-            _pretrained_config(str(config.get("architecture"))),
-            (config.get("model_args") or {}).get("img_size"),
-        )
+        released = _pretrained_config(str(config.get("architecture")))
+        size = (config.get("model_args") or {}).get("img_size")
         if size is not None:
             released["input_size"] = [3, *(size if isinstance(size, list) else [size, size])]
         timm_config["pretrained_cfg"] = released

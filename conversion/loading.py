@@ -47,10 +47,9 @@ class Source:
     @property
     def folder(self) -> Path | None:
         """Return the user's local folder, if the name is one."""
-        is_local_folder = (
-            self.path is not None and self.path.is_dir() and not self.is_on_hub and not self.name.startswith(TIMM)
-        )
-        return self.path if is_local_folder else None
+        if self.path is None or self.is_on_hub or self.name.startswith(TIMM):
+            return None
+        return self.path if self.path.is_dir() else None
 
     @property
     def dense_head(self) -> DenseHead | None:
@@ -70,11 +69,7 @@ class Source:
 
     @property
     def model_class(self) -> type[PreTrainedModel] | None:
-        """Return the class of this package that saved the folder; None for anything else.
-
-        Raises:
-            UserError: config.json does not name a class of its family.
-        """
+        """Return the class of this package that saved the folder; None for anything else."""
         if self.dense_head is not None:
             return self.dense_head.model_class
         if self.family is None:
@@ -100,11 +95,7 @@ class Source:
 
     @cached_property
     def config(self) -> HfBaseConfig:
-        """Return the configuration of the model, of what it converts to, or of a dense prediction head's backbone.
-
-        Raises:
-            UserError: it is not valid, or the checkpoint does not convert.
-        """
+        """Return the configuration of the model, of what it converts to, or of a dense prediction head's backbone."""
         if self.fresh is not None:
             return self.fresh
         if self.family is None:
@@ -124,11 +115,7 @@ class Source:
 
     @cached_property
     def plan(self) -> Plan:
-        """Return the plan by which `hf-vit convert` would convert the checkpoint; logged in one line of level INFO.
-
-        Raises:
-            UserError: the checkpoint cannot be fetched, or does not convert.
-        """
+        """Return the plan by which `hf-vit convert` would convert the checkpoint; logged in one line of level INFO."""
         try:
             plan = _plan_checkpoint(self.checkpoint, PlanSettings())
         except UserError as error:
@@ -142,11 +129,7 @@ class Source:
         return _load_state(self.checkpoint, self.plan, torch.float32)
 
     def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-        """Load the model with all weights, in evaluation mode, and convert it if it is another library's.
-
-        Raises:
-            UserError: the weights are damaged or incomplete.
-        """
+        """Load the model with all weights, in evaluation mode, and convert it if it is another library's."""
         model_class: Any = self.model_class
         if model_class is None:
             return _build_from_plan(self.checkpoint, self.plan, dtype)
@@ -226,11 +209,7 @@ def open_model(name: str | Path) -> tuple[PreTrainedModel, Any]:
 
 
 def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
-    """Return the configuration and the task of a variant, of a model, or of what a checkpoint converts to.
-
-    Raises:
-        UserError: there is no such model, its config.json is damaged, or it does not convert.
-    """
+    """Return the configuration and the task of a variant, of a model, or of what a checkpoint converts to."""
     source = find_source(model, with_variants=True)
     source.need_config()
     if source.dense_head is not None:

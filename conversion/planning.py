@@ -200,9 +200,8 @@ class Plan:
     @property
     def consumed(self) -> list[str]:
         """Return the keys of the file that fill a parameter."""
-        return list(
-            dict.fromkeys(key for row in self.rows if row.key is not None for key in (row.key, *row.other_keys))
-        )
+        keys = [key for row in self.rows if row.key is not None for key in (row.key, *row.other_keys)]
+        return list(dict.fromkeys(keys))
 
     @property
     def resample(self) -> Resample | None:
@@ -275,11 +274,10 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     _refuse_inapplicable(settings, layout)
     source_has_head = "head" in layout.parts and not settings.drop_pre_logits
     has_head = source_has_head or settings.new_head
-    assumed = {
-        name: text
-        for name, text in origin.assumed.items()
-        if not layout.parts & origin.parts_that_tell.get(name, set())
-    }
+    assumed = dict(origin.assumed)
+    for name, parts in origin.parts_that_tell.items():
+        if layout.parts & parts:
+            assumed.pop(name, None)
     fields = _build_fields(layout, declared, settings, assumed)
     fields |= _read_fields(layout, companions)
     fields |= _label_fields(layout.dims["L"] if source_has_head else None, declared, settings)
@@ -290,7 +288,7 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     base_prefix = f"{model_class.base_model_prefix}."
     parameters = {name.removeprefix(base_prefix): tuple(value.shape) for name, value in state.items()}
     rows, ignored = _build_rows(layout, settings, resample, parameters)
-    zeros = [name for part, names_of_zeros in origin.zeros.items() if part in layout.parts for name in names_of_zeros]
+    zeros = [name for part, part_zeros in origin.zeros.items() if part in layout.parts for name in part_zeros]
     if settings.new_head:
         zeros = [name for name in parameters if name.startswith(HEADS)]
     rows += [Row(name, parameters[name], None, None, "zeros") for name in zeros if name in parameters]
@@ -307,31 +305,26 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     key_counts = Counter([*plan.consumed, *plan.ignored])
     moved_rows = (row for row in plan.rows if not row.other_keys)  # a computation may use an array several times
     uses = Counter((row.key, row.block, row.piece) for row in moved_rows if row.key is not None)
-    keys_used_twice = {key for key, count in key_counts.items() if count > 1} | {
-        key for (key, *_), count in uses.items() if count > 1
-    }
+    used_twice = {key for key, count in key_counts.items() if count > 1}
+    used_twice |= {key for (key, *_), count in uses.items() if count > 1}
     blocks = Counter((row.key, row.axis) for row in plan.rows if row.block is not None)
     pieces = Counter((row.key, row.piece[1] - row.num_left_out) for row in plan.rows if row.piece is not None)
-    keys_used_in_part = {
-        str(key) for (key, axis), count in blocks.items() if count != shapes.get(str(key), (0, 0))[axis]
-    }
-    keys_used_in_part |= {str(key) for (key, num_pieces), count in pieces.items() if count != num_pieces}
+    used_partly = {str(key) for (key, axis), count in blocks.items() if count != shapes.get(str(key), (0, 0))[axis]}
+    used_partly |= {str(key) for (key, num_pieces), count in pieces.items() if count != num_pieces}
     parameter_counts = Counter(row.parameter for row in plan.rows)
-    misshapen = [
-        f"{row.parameter} {size_text(row.parameter_shape)} (needs {size_text(parameters[row.parameter])})"
-        for row in plan.rows
-        if row.parameter in parameters and row.parameter_shape != parameters[row.parameter]
-    ]
+    unknown = [name for name in parameter_counts if name not in parameters]
+    misshapen: list[str] = []
+    for name, shape in ((row.parameter, row.parameter_shape) for row in plan.rows):
+        if shape != parameters.get(name, shape):
+            misshapen.append(f"{name} {size_text(shape)} (needs {size_text(parameters[name])})")
     _refuse(
         listing("keys left over", [key for key in shapes if not key_counts[key]]),
-        listing("keys used twice", sorted(keys_used_twice)),
-        listing("keys used only partly", sorted(keys_used_in_part)),
+        listing("keys used twice", sorted(used_twice)),
+        listing("keys used only partly", sorted(used_partly)),
         listing("keys used but missing from the file", [key for key in key_counts if key not in shapes]),
         listing("parameters not filled", [name for name in parameters if not parameter_counts[name]]),
         listing("parameters filled twice", [name for name, count in parameter_counts.items() if count > 1]),
-        listing(
-            "parameters that the model does not have", [name for name in parameter_counts if name not in parameters]
-        ),
+        listing("parameters that the model does not have", unknown),
         listing("parameters of another shape", misshapen),
     )
 
@@ -346,10 +339,8 @@ def listing(kind: str, names: Sequence[str], count: int | None = None) -> str:
 
 def _refuse(*problems: str) -> None:
     """Raise a UserError that lists all problems in one line, if there are any."""
-    if any(problems):
-        raise UserError(
-            "the checkpoint does not fit its model, so nothing was written; " + "; ".join(filter(None, problems))
-        )
+    if listed := "; ".join(filter(None, problems)):
+        raise UserError(f"the checkpoint does not fit its model, so nothing was written; {listed}")
 
 
 @dataclass(frozen=True)
@@ -373,9 +364,7 @@ class Layout:
 
     @cached_property
     def depth(self) -> int:
-        """Return the number of blocks: the highest number, so that gaps are noticed, or the number
-        of stacked blocks.
-        """
+        """Return the number of blocks: stacked ones, or the highest number, so that gaps are noticed."""
         blocks = [int(match[1]) for key in self.names.normal if (match := re.match(self.origin.block_pattern, key))]
         if not blocks and any(rule.stacked for rule in self.rules):
             if not 0 < self.dims.get("N", 0) <= MAX_DEPTH:
@@ -390,28 +379,25 @@ class Layout:
     def parts(self) -> frozenset[str]:
         """Return the optional parts of which the file has at least one key."""
         optional = [rule for rule in self.rules if rule.part and not rule.part.startswith(WITHOUT)]
-        return frozenset(
-            rule_of_key.part for rule_of_key in self._expand(optional) if rule_of_key.key in self.names.normal
-        )
+        return frozenset(rule.part for rule in self._expand(optional) if rule.key in self.names.normal)
 
     def _expand(self, rules: Iterable[KeyRule]) -> list[KeyRule]:
         """Return one rule per key: rules for blocks are repeated with each block's number."""
-        return [
-            expanded_rule
-            for rule in rules
-            for expanded_rule in ([rule.for_block(i) for i in range(self.depth)] if rule.in_block else [rule])
-        ]
+        expanded: list[KeyRule] = []
+        for rule in rules:
+            expanded += [rule.for_block(i) for i in range(self.depth)] if rule.in_block else [rule]
+        return expanded
 
     @cached_property
     def _needed_rules(self) -> list[KeyRule]:
         """Return the rules that apply to the parts that the file has."""
-        parts = {"", *self.parts}
-        return [
-            rule
-            for rule in self.rules
-            if rule.part in parts
-            or (rule.part.startswith(WITHOUT) and rule.part.removeprefix(WITHOUT) not in self.parts)
-        ]
+
+        def is_needed(part: str) -> bool:
+            if part.startswith(WITHOUT):
+                return part.removeprefix(WITHOUT) not in self.parts
+            return part == "" or part in self.parts
+
+        return [rule for rule in self.rules if is_needed(rule.part)]
 
     @cached_property
     def expected(self) -> dict[str, KeyRule]:
@@ -478,9 +464,7 @@ class Layout:
         raise UserError(f"the checkpoint has {feature}, which hf_vit does not support; {remedy}")
 
     def _join_blocks(self, missing: Sequence[str]) -> list[str]:
-        """Return the missing keys, with one entry for each block that is missing completely:
-        "Transformer/encoderblock_1/*".
-        """
+        """Return the missing keys, with one entry for a block without any key: "Transformer/encoderblock_1/*"."""
         keys_per_block = sum(rule.in_block for rule in self._needed_rules)
         if not keys_per_block:
             return list(missing)
@@ -507,10 +491,8 @@ class Layout:
         if shape == needed and all(shape):
             return ""
         hint = ", it looks transposed" if sorted(shape) == sorted(needed) else ""
-        sides = zip(needed, axes, strict=True)
-        needed_text = "x".join(
-            str(size or f"{factor if factor > 1 else ''}{letter}") for size, (factor, letter) in sides
-        )
+        letters = [f"{factor if factor > 1 else ''}{letter}" for factor, letter in axes]
+        needed_text = "x".join(str(size or text) for size, text in zip(needed, letters, strict=True))
         return f"{self.names.normal[name]} is {size_text(shape)} (needs {needed_text}{hint})"
 
 
@@ -537,9 +519,7 @@ def _names_below_prefix(prefix: str, names: KeyNames, shapes: Shapes) -> KeyName
 
 
 def _replace_foreign_heads(origin: Origin, names: KeyNames, settings: PlanSettings) -> None:
-    """Ignore the keys of a head that no model of the package has, if a new head replaces it; otherwise raise a
-    UserError.
-    """
+    """Ignore the keys of a head that hf_vit does not have, if a new head replaces it; otherwise raise a UserError."""
     for pattern, head in origin.foreign_heads.items():
         for name in [name for name in names.normal if re.fullmatch(pattern, name)]:
             if not settings.new_head:
@@ -590,16 +570,15 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
     if conflicts:
         raise UserError(f"{MISFIT}: {'; '.join(conflicts)}")
     fields |= declared.fields
-    option_fields = settings.declared
-    if option_fields.get("pooling") == "token" and origin.first_patch and "cls" not in parts:
-        option_fields["pooling"] = "first_patch"  # without a class token, the first token is a patch
-    for name, value in option_fields.items():
+    for name, value in settings.declared.items():
+        field_value = None if (name, value) == ("rotary_embedding", "none") else value
+        if (name, value) == ("pooling", "token") and origin.first_patch and "cls" not in parts:
+            field_value = "first_patch"  # without a class token, the first token is a patch
         is_recorded = name in declared.fields or name not in assumed
-        option_value = None if value == "none" and name == "rotary_embedding" else value
-        if is_recorded and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != option_value:
+        if is_recorded and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != field_value:
             source = "config.json says" if name in declared.fields else f"files of {origin.name} have"
             raise UserError(f"{DECLARED[name]} {value}: {source} {name}={fields.get(name)!r}; leave the option out")
-        fields[name] = option_value
+        fields[name] = field_value
     if fields.get("rotary_embedding") is None:
         fields = {name: value for name, value in fields.items() if not name.startswith("rotary_")}
     processor_fields = declared.processor or {}  # a head that predicts colors needs the pixels' normalization
@@ -708,10 +687,8 @@ def _build_array_rows(
     rule: KeyRule, key: str, shape: Shape, resample: Resample | None, block: int | None
 ) -> Generator[Row]:
     """Yield one row for every parameter that an array, or one block of it, fills."""
-    parameters, axis = (
-        (rule if block is None else rule.for_block(block)).parameters,
-        0 if block is None else rule.stack_axis,
-    )
+    parameters = (rule if block is None else rule.for_block(block)).parameters
+    axis = 0 if block is None else rule.stack_axis
     for index, parameter in enumerate(parameters):
         if not parameter:
             continue

@@ -357,9 +357,7 @@ class TorchReader(CheckpointReader):
         return tensor.clone() if self._storage_uses[tensor.untyped_storage().data_ptr()] > 1 else tensor
 
     def _check_archive(self) -> dict[int, int]:
-        """Verify names, sizes and checksums of all members; return the size in bytes of each
-        storage by its position.
-        """
+        """Verify names, sizes and checksums of all members; return position in the file -> bytes of each storage."""
         members: dict[int, int] = {}
         with zipfile.ZipFile(self.path) as archive, self.path.open("rb") as file:
             infos = archive.infolist()
@@ -379,9 +377,7 @@ class TorchReader(CheckpointReader):
         return members
 
     def _load(self) -> Any:
-        """Load the content without running code of the file; raise a UserError if it has other objects than tensors and
-        data.
-        """
+        """Load the content without running code of the file; raise a UserError for objects that are not plain data."""
         try:
             # argparse.Namespace, in which training scripts save their options, only holds values.
             with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
@@ -404,14 +400,12 @@ class TorchReader(CheckpointReader):
 
         def find_misfits(begin: int) -> list[tuple[str, int]]:
             """Return (key, bytes of its member) of wrong tensors, if the first storage is the member at `begin`."""
-            member_sizes = {
-                key: members.get(storage.data_ptr() - first + begin, 0) for key, storage in storages.items()
-            }
-            return [
-                (key, size)
-                for key, size in member_sizes.items()
-                if not tensors[key].nbytes <= size == storages[key].nbytes()
-            ]
+            misfits: list[tuple[str, int]] = []
+            for key, storage in storages.items():
+                size = members.get(storage.data_ptr() - first + begin, 0)
+                if not tensors[key].nbytes <= size == storage.nbytes():
+                    misfits.append((key, size))
+            return misfits
 
         begins = [begin for begin in members if (first - begin) % mmap.PAGESIZE == 0]
         for key, size in min(map(find_misfits, begins or [0]), key=len):
@@ -427,12 +421,12 @@ class ShardedReader(CheckpointReader):
 
     def _open(self) -> dict[str, Shape]:
         """Open all files that the index lists, and check that they have exactly the listed keys."""
-        keys: object = read_json(self.path).get("weight_map")
-        if not isinstance(keys, dict) or not keys:
+        weight_map: Any = read_json(self.path).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
             raise UserError(f"{self.path.name} has no 'weight_map' from keys to files; download the file again")
-        weight_map: dict[str, Any] = keys
-        self._file_names = {key: str(name) for key, name in weight_map.items()}
+        self._file_names = {key: str(name) for key, name in cast("dict[str, Any]", weight_map).items()}
         names = sorted(set(self._file_names.values()))
+        # Plain names without folders, so that an index cannot name files elsewhere.
         if len(names) > MAX_SHARDS or not all(re.fullmatch(r"[\w-][\w.-]{0,199}", name) for name in names):
             raise UserError(
                 f"{self.path.name} lists unexpected files, such as {names[0][:80]!r}; download the index again"
@@ -462,11 +456,7 @@ class ShardedReader(CheckpointReader):
 
 
 def open_checkpoint(path: str | Path) -> CheckpointReader:
-    """Open a checkpoint file, or a folder with config.json and weights.
-
-    Raises:
-        UserError: nothing is there, or it cannot be read; the message says what it is instead.
-    """
+    """Open a checkpoint file, or a folder with config.json and weights; errors say what it is instead."""
     path = Path(path)
     if not os.path.isdir(path):  # Path.is_dir would raise an error for a name that is too long
         return open_file(path)
@@ -580,9 +570,7 @@ def _refuse_leading_bytes(infos: list[zipfile.ZipInfo]) -> None:
 
 
 def _data_offset(info: zipfile.ZipInfo, file: BinaryIO) -> int:
-    """Return where a member's bytes begin: after its local header, whose last two fields are
-    lengths of variable parts.
-    """
+    """Return where a member's bytes begin: after its local header and the parts whose lengths end the header."""
     file.seek(info.header_offset + _LOCAL_HEADER_SIZE - 4)
     return info.header_offset + _LOCAL_HEADER_SIZE + sum(struct.unpack("<2H", file.read(4)))
 

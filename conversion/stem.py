@@ -37,11 +37,10 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
             raise UserError(f"{name} looks like {kind}, but a stem needs a BiT ResNet with post-activation units")
         plan = make_plan(reader.shapes, PlanSettings(), file_name=name)
         sizes = {field: getattr(plan.config, field) for field in ("stage_depths", "stem_width", "num_channels")}
-        mismatches = [
-            f"{field}={value} (the model has {model_value})"
-            for field, value in {**sizes, "layer_norm_eps": google.BIT_EPSILON}.items()
-            if (model_value := getattr(body.config, field)) != value
-        ]
+        mismatches: list[str] = []
+        for field, value in {**sizes, "layer_norm_eps": google.BIT_EPSILON}.items():
+            if (model_value := getattr(body.config, field)) != value:
+                mismatches.append(f"{field}={value} (the model has {model_value})")
         if mismatches:
             raise UserError(f"{name} needs a hybrid with {', '.join(mismatches)}; build the model with that config")
         state = load_weights(reader, plan).state

@@ -49,10 +49,8 @@ class Recording:
             raise UserError(f"{path} is not a file; give the path of a recording (.npz)")
         with NpzReader(path) as reader:
             self.name = reader.path.name
-            float_keys = [
-                key for key, member in reader.members.items() if member.dtype.kind == "f" and key != "images_u8"
-            ]
-            arrays = {key: reader.read_floats(key) for key in float_keys}
+            dtypes = {key: member.dtype for key, member in reader.members.items() if key != "images_u8"}
+            arrays = {key: reader.read_floats(key) for key, dtype in dtypes.items() if dtype.kind == "f"}
         self.image_sets = {match[1] or "": arrays[key] for key in arrays if (match := _IMAGES.fullmatch(key))}
         self.arrays = {key: value for key, value in arrays.items() if not _IMAGES.fullmatch(key)}
         if not self.image_sets:
@@ -71,11 +69,11 @@ class Recording:
         reason = "no stage of this model, or no images for it"
         skipped = {array: reason for array, recorded in parsed_names.items() if recorded is None}
         image_sets = list(self.image_sets)
-        arrays = [recorded for recorded in parsed_names.values() if recorded is not None]
-        arrays.sort(
-            key=lambda recorded: (image_sets.index(recorded.image_set), order[recorded.stage], str(recorded.dtype))
-        )
-        return arrays, skipped
+
+        def position(recorded: RecordedArray) -> tuple[int, int, str]:
+            return image_sets.index(recorded.image_set), order[recorded.stage], str(recorded.dtype)
+
+        return sorted(filter(None, parsed_names.values()), key=position), skipped
 
     def _parse_name(self, array: str, stages: Iterable[str]) -> RecordedArray | None:
         """Parse an array's name; None if it belongs to no stage or has no images."""
@@ -126,8 +124,8 @@ class Verification:
 
     def worst_checks(self) -> list[ArrayCheck]:
         """Return for each precision the comparison closest to, or furthest beyond, its tolerance."""
-        checks = [[check for check in self.checks if check.precision == group] for group in PRECISION.values()]
-        return [max(group, key=lambda check: check.difference / check.tolerance) for group in checks if group]
+        groups = [[check for check in self.checks if check.precision == name] for name in PRECISION.values()]
+        return [max(group, key=lambda check: check.difference / check.tolerance) for group in groups if group]
 
 
 def verify(
@@ -135,13 +133,7 @@ def verify(
 ) -> Verification:
     """Run the original's images through the converted model and compare every recorded stage.
 
-    Args:
-        recording: the recorded results.
-        plan: the plan of the conversion.
-        models: for each precision a function that returns the converted model.
-
-    Raises:
-        UserError: nothing can be compared, or the images do not fit the model.
+    `models` has for each precision a function that returns the converted model.
     """
     stages = list(stage_modules(plan))
     arrays, skipped = recording.arrays_of_stages(stages)
@@ -214,12 +206,8 @@ def stage_modules(plan: Plan) -> dict[str, str]:
     patches = "embeddings.patch_embeddings"
     if family == "bit":
         final_norm = {"norm_pre_head": "encoder.norm"} if config.pre_activation else {}
-        return {
-            "stem": "encoder.stages.0",
-            **_stage_blocks(config, "encoder"),
-            **final_norm,
-            "logits_2d": "",
-        } | last_stages
+        blocks = {"stem": "encoder.stages.0", **_stage_blocks(config, "encoder")}
+        return blocks | final_norm | {"logits_2d": ""} | last_stages
     if family == "mixer":
         layers = {f"layer_{i}": f"layers.{i}" for i in range(config.num_hidden_layers)}
         return {"embedding": f"{patches}.projection", **layers, "encoded": "layernorm"} | last_stages
@@ -267,9 +255,8 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
             head = model.classifier if plan.has_head else torch.nn.Identity()
             pooled, logits = output.pooler_output, head(output.pooler_output)
             if plan.family == "bit":
-                stages["logits_2d"] = head(output.last_hidden_state).unflatten(
-                    1, config.grid_of(*pixel_values.shape[2:])
-                )
+                grid = config.grid_of(*pixel_values.shape[2:])
+                stages["logits_2d"] = head(output.last_hidden_state).unflatten(1, grid)
             elif plan.family != "mixer":
                 stages["encoded"] = output.last_hidden_state
                 pooled = body.pooler.pool(output.last_hidden_state)

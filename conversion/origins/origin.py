@@ -192,11 +192,9 @@ class Patches:
 
     def grid_of(self, image_size: Pair) -> Pair:
         """Return the (h, w) of an image in px: a stem rounds up (SAME), incomplete patches count if `is_padded`."""
-        map_sides = [-(-side // self.stem_stride) for side in image_size]
-        h, w = (
-            (map_side + (side - 1) * self.is_padded) // side
-            for map_side, side in zip(map_sides, self.sides, strict=True)
-        )
+        pairs = zip(image_size, self.sides, strict=True)
+        num_patches = [math.ceil(side / self.stem_stride) / patch_side for side, patch_side in pairs]  # with fractions
+        h, w = map(math.ceil if self.is_padded else math.floor, num_patches)
         if not (h and w):
             raise UserError(
                 f"an image of {size_text(image_size)} px is smaller than a patch of {size_text(self.stride)} px; "
@@ -205,9 +203,7 @@ class Patches:
         return h, w
 
     def fits(self, rows: int, image_size: Pair | None) -> bool:
-        """Return whether a table with `rows` patch rows fits the image size or, without one, is square; see
-        `table_size`.
-        """
+        """Return whether a table with `rows` patch rows fits the image size or, without one, is square."""
         if image_size is None:
             return math.isqrt(max(rows, 0)) ** 2 == rows > 0
         return math.prod(self.grid_of(image_size)) == rows

@@ -48,9 +48,7 @@ LARGEST_BATCH = 64  # an ExecuTorch program plans its memory for this batch size
 
 @final
 class TensorOutputs(nn.Module):
-    """A model with tensors as outputs: a classifier's logits and the inputs of its head, or the named outputs of
-    others.
-    """
+    """A model whose outputs are tensors: a classifier's logits and its head's inputs, or the others' named outputs."""
 
     def __init__(self, outgoing: OutgoingModel) -> None:
         super().__init__()
@@ -289,8 +287,7 @@ def _describe_sizes(outgoing: OutgoingModel) -> str:
 
 
 def _sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
-    """Return the (height, width) in px of the batches to compare: the nominal size twice, and others if the graph takes
-    any.
+    """Return the (height, width) in px of the batches to compare: the nominal size twice, and others if possible.
 
     With the image processor in the graph: the size that it keeps, twice, and sizes that it resizes.
     """

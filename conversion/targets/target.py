@@ -117,9 +117,7 @@ class OutgoingModel:
 
     @property
     def output_names(self) -> list[str]:
-        """Return the graph's outputs: logits and the head's input, or tokens of a bare model, or
-        those of a dense head.
-        """
+        """Return the graph's outputs: logits and the head's input, tokens of a bare model, or those of a dense head."""
         if (names := dense_outputs(self.model)) is not None:
             return names
         return ["logits", "features"] if self.has_head else ["last_hidden_state"]
@@ -136,9 +134,7 @@ class OutgoingModel:
 
     @property
     def sizes(self) -> Any:
-        """Return the object that defines the valid image sizes: the configuration, or a dense
-        predictor's `DenseSizes`.
-        """
+        """Return the object that defines the valid image sizes: the configuration, or `DenseSizes`."""
         return DenseSizes.from_model(self.model) if self.is_dense else self.config
 
     @property
@@ -190,9 +186,7 @@ class Target(ABC):
 
     @abstractmethod
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
-        """Return the largest difference between the results of the files and of the model, and the library that ran
-        them.
-        """
+        """Return the largest difference of the files' results from the model's, and the library that ran the files."""
 
     def part_for(self, config: PreTrainedConfig) -> Part:
         """Return the part of the target that takes a model of this config."""
@@ -304,14 +298,15 @@ class Target(ABC):
                 arrays[self.spell(rule.key, model)] = torch.cat(reverted)
                 exported.update(rule.parameters)
         names_of_zeros = {name for names in part.table.zeros.values() for name in names}
-        missing = [
-            name for name in state if name not in exported and not (name in names_of_zeros and not state[name].any())
-        ]
-        descriptions = [f"{name} (which is not zero)" if name in names_of_zeros else name for name in missing]
+        missing: list[str] = []
+        for name in (name for name in state if name not in exported):
+            if name not in names_of_zeros:
+                missing.append(name)
+            elif state[name].any():
+                missing.append(f"{name} (which is not zero)")
         if missing:
             raise UserError(
-                f"{part.title} has no key for {listing('parameters', descriptions)}, so nothing was written; use "
-                "--to onnx"
+                f"{part.title} has no key for {listing('parameters', missing)}, so nothing was written; use --to onnx"
             )
         return arrays
 
@@ -322,14 +317,12 @@ def _rules_for(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
     if origin.rules_of is not None:  # find the stem's rules for its depths
         depths = getattr(config, "stage_depths", ())
         units = [(stage, unit) for stage, depth in enumerate(depths, start=1) for unit in range(1, depth + 1)]
-        numbered = {
-            unit_rule.key: () for unit in units for rule in rules if (unit_rule := rule.for_unit(*unit)) != rule
-        }
-        rules = origin.rules_of(rules, numbered)
-    blocks = range(config.num_hidden_layers)
-    return [
-        unit_rule for rule in rules for unit_rule in ([rule.for_block(i) for i in blocks] if rule.in_block else [rule])
-    ]
+        keys = [rule.for_unit(*unit).key for unit in units for rule in rules if rule.for_unit(*unit) != rule]
+        rules = origin.rules_of(rules, dict.fromkeys(keys, ()))
+    expanded: list[KeyRule] = []
+    for rule in rules:
+        expanded += [rule.for_block(i) for i in range(config.num_hidden_layers)] if rule.in_block else [rule]
+    return expanded
 
 
 def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -367,9 +360,7 @@ def has_head(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
-    """Return the largest difference, relative to the largest expected value if that exceeds 1; NaN
-    if a value is NaN.
-    """
+    """Return the largest difference, relative to the largest expected value if that exceeds 1; NaN if one is NaN."""
     return float((expected - actual).abs().max()) / max(1.0, float(expected.abs().max()))
 
 

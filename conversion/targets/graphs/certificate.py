@@ -4,6 +4,7 @@
 stored, as they follow from the checks.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -62,11 +63,10 @@ class Check(BaseModel):
             from skimage.data import astronaut
 
             photograph = astronaut()
-            rows, columns = (
-                np.arange(side)[None] + 37 * np.arange(self.batch)[:, None] for side in (self.height, self.width)
-            )
-            height, width = photograph.shape[:2]
-            return torch.from_numpy(photograph[rows[:, :, None] % height, columns[:, None] % width])
+            shifts = 37 * np.arange(self.batch)[:, None]  # px, of every image [B, 1]
+            rows = (shifts + np.arange(self.height)) % photograph.shape[0]
+            columns = (shifts + np.arange(self.width)) % photograph.shape[1]
+            return torch.from_numpy(photograph[rows[:, :, None], columns[:, None]])
         shape = (self.batch, self.channels, self.height, self.width)
         raw = np.random.PCG64(self.batch).random_raw(int(np.prod(shape))) >> np.uint64(40)  # 24 bits, exact in float32
         if self.pixels == "noise of 8 bits":
@@ -164,11 +164,8 @@ class Certificate(Document):
     def _largest(self, compares: str) -> float:
         """Return the largest difference of all checks of one kind."""
         differences = [check.largest_difference for check in self.checks if check.compares == compares]
-        return (
-            float("nan")
-            if None in differences
-            else max(difference for difference in differences if difference is not None)
-        )
+        finite_differences = [difference for difference in differences if difference is not None]
+        return max(finite_differences) if len(finite_differences) == len(differences) else math.nan
 
 
 def certify(
@@ -179,16 +176,12 @@ def certify(
     If int8 is requested and the float graph passes, it is quantized, measured and certified again.
 
     Args:
-        outgoing: the exported model.
-        runtime: the graph's runtime.
+        outgoing, runtime: the exported model, and the runtime of its graph.
         sizes: (height, width) in px of the batches.
         tolerance: the largest difference of results.
         size_text: the image sizes that the graph takes, in words.
-
-    Raises:
-        UserError: in int8 too many held-out images get another class, or accuracy drops too much.
     """
-    file = outgoing.folder / runtime.file
+    file, resizes_images = outgoing.folder / runtime.file, outgoing.takes != PIXEL_VALUES
     checks = _make_checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.sizes))
     with torch.no_grad():
         results = [_compute_results(outgoing, check) for check in checks]
@@ -200,9 +193,7 @@ def certify(
         image_sizes=size_text,
         takes=outgoing.takes,
         tolerance=tolerance,
-        pixel_tolerance=None
-        if outgoing.takes == PIXEL_VALUES
-        else Preprocessing.from_processor(outgoing.processor).step,
+        pixel_tolerance=Preprocessing.from_processor(outgoing.processor).step if resizes_images else None,
         outputs=tuple(outgoing.compared_outputs if outgoing.is_dense else ()),
         checks=checks,
         versions=_versions(runtime),
@@ -214,12 +205,12 @@ def certify(
     quantization = _quantize(outgoing, runtime, outgoing.quantize, outgoing.calibration)
     # The int8 checks record the quantized graph's results, without the image with NaN, which makes ranges invalid.
     checks, graph = [check for check in certificate.checks if check.pixels != "not finite"], runtime.open(file)
-    results = [
-        graph.run(convert_images(outgoing.takes, check.images()))["logits"]
-        if check.compares == "results"
-        else _compute_results(outgoing, check)
-        for check in checks
-    ]
+    results = []
+    for check in checks:
+        if check.compares == "results":
+            results.append(graph.run(convert_images(outgoing.takes, check.images()))["logits"])
+        else:
+            results.append(_compute_results(outgoing, check))
     updates = {"tolerance": INT8_TOLERANCE, "checks": checks, "quantization": quantization}
     quantized_certificate = _write(certificate.model_copy(update=updates), runtime, file, results)
     if not quantized_certificate.holds():

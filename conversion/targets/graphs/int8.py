@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -54,8 +54,8 @@ class Images:
         """Iterate over (the graph's input, pixel values [B, C, H, W], classes of the data [B])."""
         size = BATCH if self.takes == PIXEL_VALUES else 1
         for start in range(0, len(self.rows), size):
-            tables: list[tuple[Any, int]] = [(self.data.split(split), row) for split, row in self.rows[start:][:size]]
-            examples = [table[row] for table, row in tables]
+            rows = self.rows[start : start + size]
+            examples = [cast(Any, self.data.split(split))[row] for split, row in rows]
             images = [to_rgb(example["image"]) for example in examples]
             batch = pixel_values = torch.stack(eval_transform(self.processor).prepare(images))
             if self.takes != PIXEL_VALUES:
@@ -77,22 +77,22 @@ class Calibration:
     def load(cls, source: str, processor: Any, image_size: tuple[int, int], takes: str = PIXEL_VALUES) -> "Calibration":
         """Load a data set, see `load_data`; raise a UserError if it cannot be read or has too few images."""
         data = load_data(source, image_size=image_size)
-        num_train, num_validation, num_test = (
-            data.num_examples(split) or 0 for split in ("train", "validation", "test")
-        )
-        if num_train < LEAST_LEARNING or num_test < LEAST_JUDGING:
+
+        def shuffle_rows(split: str) -> list[tuple[str, int]]:
+            order = np.random.default_rng(0).permutation(data.num_examples(split) or 0)
+            return [(split, row) for row in order.tolist()]
+
+        train, validation, test = map(shuffle_rows, ("train", "validation", "test"))
+        if len(train) < LEAST_LEARNING or len(test) < LEAST_JUDGING:
             raise UserError(
-                f"{data.name} has {num_train} training and {num_test} test images; int8 needs at least "
+                f"{data.name} has {len(train)} training and {len(test)} test images; int8 needs at least "
                 f"{LEAST_LEARNING} and {LEAST_JUDGING} of them: give more images with --calibrate"
             )
-        train_rows, validation_rows, test_rows = (
-            [(split, row) for row in np.random.default_rng(0).permutation(count).tolist()]
-            for split, count in (("train", num_train), ("validation", num_validation), ("test", num_test))
-        )
-        num_ranging, choosing_rows = min(RANGING, max(LEAST_LEARNING, num_train // 2)), validation_rows[:CHOOSING]
-        choosing_rows += train_rows[num_ranging:][: max(LEAST_CHOOSING - len(choosing_rows), 0)]
-        rows_by_use = train_rows[:num_ranging], choosing_rows or train_rows, sorted(test_rows[:JUDGING])
-        return cls(data, *(Images(data, rows, processor, takes) for rows in rows_by_use))
+        num_ranging = min(RANGING, max(LEAST_LEARNING, len(train) // 2))
+        choosing = validation[:CHOOSING]
+        choosing += train[num_ranging:][: max(LEAST_CHOOSING - len(choosing), 0)]
+        uses = train[:num_ranging], choosing or train, sorted(test[:JUDGING])
+        return cls(data, *(Images(data, rows, processor, takes) for rows in uses))
 
 
 def expected_agreement(expected: torch.Tensor, actual: torch.Tensor) -> float:
@@ -101,15 +101,13 @@ def expected_agreement(expected: torch.Tensor, actual: torch.Tensor) -> float:
     A few images are so close to another class that they change it by chance. To average this out, every image's lead of
     its first class over its second is compared with every image's change of that lead.
     """
-    leads, classes = expected.topk(2)
-    loss = (expected - actual).gather(1, classes)
-    lead, loss = (pairs[:, 0] - pairs[:, 1] for pairs in (leads, loss))
-    return 1 - float((loss > lead[:, None]).double().mean())
+    best_two, classes = expected.topk(2)
+    losses = (expected - actual).gather(1, classes)
+    lead, lost_lead = best_two[:, 0] - best_two[:, 1], losses[:, 0] - losses[:, 1]
+    return 1 - float((lost_lead > lead[:, None]).double().mean())
 
 
-Answers = Callable[[Images], torch.Tensor]  # images -> logits [n, K]
-
-
+RunGraph = Callable[[Images], torch.Tensor]  # images -> logits [n, K]
 QUANTIZERS = {name: runtime for name, runtime in RUNTIMES.items() if runtime.modes}
 
 
@@ -129,65 +127,62 @@ def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -
     scratch.mkdir()
     quantized_file = scratch / file.name
 
-    def quantize_layers(layers_to_quantize: Sequence[str], images: Images) -> Answers:
+    def quantize_layers(layers_to_quantize: Sequence[str], images: Images) -> RunGraph:
         with diagnose_write_failure(*runtime.parts(file)):
             runtime.quantize(file, quantized_file, mode, images, layers_to_quantize)
         return _logits_of(runtime, quantized_file)
 
     try:
-        in_float = choose_float_parts(quantize_layers, _logits_of(runtime, file), parts, data)
+        float_parts = choose_float_parts(quantize_layers, _logits_of(runtime, file), parts, data)
         for part, target in zip(runtime.parts(quantized_file), runtime.parts(file), strict=True):
             part.replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return len(layers), in_float
+    return len(layers), float_parts
 
 
-def _logits_of(runtime: Runtime, file: Path) -> Answers:
+def _logits_of(runtime: Runtime, file: Path) -> RunGraph:
     """Open a graph; return a function from images to its logits."""
     graph = runtime.open(file)
     return lambda images: torch.cat([graph.run(batch)["logits"] for batch in images])
 
 
 def choose_float_parts(
-    quantize: Callable[[Sequence[str], Images], Answers],
-    in_float: Answers,
+    quantize: Callable[[Sequence[str], Images], RunGraph],
+    run_float_graph: RunGraph,
     parts: dict[str, list[str]],
     data: Calibration,
 ) -> dict[str, float]:
-    """Return the parts to keep in float, the fewest of 0, 1, 2, 4, ... with which enough classes stay the same.
+    """Find how few parts must stay in float so that enough images keep their class; try 0, 1, 2, 4, ... parts.
+
+    The parts that change the logits most when they are quantized alone stay in float first.
 
     Args:
-        quantize: (layers, images) -> function from images to logits of the graph with these layers in int8, whose
-            ranges these images set.
-        in_float: the same function of the float graph.
+        quantize: quantizes the given layers, with ranges from the given images, and returns the graph as a function.
+        run_float_graph: the unquantized graph.
         parts: part -> its dense layers.
         data: the images.
 
     Returns:
-        Part -> relative change of the logits when only this part is quantized.
-
-    Raises:
-        UserError: even with half of the parts in float too many classes change.
+        Part in float -> relative change of the logits when only this part is quantized.
     """
-    expected_logits, ranking_images = in_float(data.choosing), data.ranging.first(RANKING)
-    change, order = dict[str, float](), list[str]()
-    count = agreement = 0
-    while count <= len(parts) // 2:
-        if count == 1:
-            float_logits = in_float(ranking_images)
-            change = {
-                part: float(
-                    (quantize(layers, ranking_images)(ranking_images) - float_logits).norm() / float_logits.norm()
-                )
-                for part, layers in parts.items()
-            }
-            order = sorted(parts, key=lambda part: -change[part])
-        quantized_layers = [layer for part, layers in parts.items() if part not in order[:count] for layer in layers]
+    expected_logits, ranking_images = run_float_graph(data.choosing), data.ranging.first(RANKING)
+    relative_changes: dict[str, float] = {}
+    parts_by_change: list[str] = []
+    num_float_parts = agreement = 0
+    while num_float_parts <= len(parts) // 2:
+        if num_float_parts == 1:  # the parts need an order only if quantizing all of them failed
+            float_logits = run_float_graph(ranking_images)
+            for part, layers in parts.items():
+                logits = quantize(layers, ranking_images)(ranking_images)
+                relative_changes[part] = float((logits - float_logits).norm() / float_logits.norm())
+            parts_by_change = sorted(parts, key=lambda part: -relative_changes[part])
+        in_float = parts_by_change[:num_float_parts]
+        quantized_layers = [layer for part, layers in parts.items() if part not in in_float for layer in layers]
         agreement = expected_agreement(expected_logits, quantize(quantized_layers, data.ranging)(data.choosing))
         if agreement >= CHOOSING_AGREEMENT:
-            return {part: change[part] for part in order[:count]}
-        count = 2 * count or 1
+            return {part: relative_changes[part] for part in in_float}
+        num_float_parts = 2 * num_float_parts or 1
     raise UserError(
         f"in int8 only {agreement:.2%} of {len(data.choosing)} images would keep their class, even with half of the "
         f"model's {len(parts)} parts in float; {CHOOSING_AGREEMENT:.2%} is needed, so nothing was written: give other "

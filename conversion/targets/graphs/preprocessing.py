@@ -113,15 +113,9 @@ def _sides(size: dict[str, int]) -> tuple[int, int]:
 
 
 def scale_of(processor: Any, channels: int = 3, unit: float = 1.0) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of every channel for levels in `unit`s of 0..255, with the rescale factor
-    included.
-
-    Raises:
-        UserError: a step lacks its number, or the factor is 0.
-    """
-    factor, *statistics = pixel_scale(processor, channels)
-    means, stds = (tuple(value / (factor * unit) for value in values) for values in statistics)
-    return means, stds
+    """Return mean and standard deviation of every channel for levels 0..255 / `unit`, with the rescale factor."""
+    factor, means, stds = pixel_scale(processor, channels)
+    return tuple(mean / (factor * unit) for mean in means), tuple(std / (factor * unit) for std in stds)
 
 
 def prepend(model: Any, preprocessing: Preprocessing, takes: str = IMAGES) -> None:
@@ -179,9 +173,7 @@ class Nodes:
         return add
 
     def constant(self, values: Any, data_type: int = _DOUBLE) -> Any:
-        """Add a constant from nested sequences or a scalar; constants given as attributes would
-        leave shapes unknown.
-        """
+        """Add a constant from nested sequences or a scalar; as an attribute it would leave shapes unknown."""
         from onnxscript import ir
 
         return self.Constant(value=ir.tensor(values, ir.DataType(data_type)))
@@ -207,7 +199,7 @@ class Nodes:
         return result
 
     def put_before(self, graph: Any, value: Any, replacement: Any) -> None:
-        """Insert the nodes at the beginning of a graph, and let `checked` replace `value` wherever it is read."""
+        """Insert the nodes at the beginning of a graph, and let `replacement` replace `value` wherever it is read."""
         for use in list(value.uses()):
             if use.node not in self.nodes:
                 use.node.replace_input_with(use.idx, replacement)
@@ -217,17 +209,11 @@ class Nodes:
 def refuse_other_sizes(model: Any, stride: tuple[int, int], only_multiples: bool) -> None:
     """Make a graph refuse images smaller than a patch and, if `only_multiples`, sides that are not multiples of it.
 
-    ONNX has no operator that raises an error, but every runtime refuses to reshape to more values.
-
-    Args:
-        model: an `onnx_ir.Model` whose first input is [B, C, H, W]; it is changed in place.
-        stride: (height, width) of a patch in px.
-        only_multiples: whether sides must be multiples.
+    ONNX has no operator that raises an error, but every runtime refuses to reshape to more values. `model`, an
+    `onnx_ir.Model` with images [B, C, H, W] as its first input, is changed in place; `stride` is a patch in px.
     """
-    images = model.graph.inputs[0]
-    nodes = Nodes(
-        f"image_sides_{'must_be_multiples_of' if only_multiples else 'are_smaller_than'}_{stride[0]}x{stride[1]}_px/"
-    )
+    images, rule = model.graph.inputs[0], "must_be_multiples_of" if only_multiples else "are_smaller_than"
+    nodes = Nodes(f"image_sides_{rule}_{stride[0]}x{stride[1]}_px/")  # runtimes name the node in their error
     sides, patch = nodes.Shape(images, start=2), nodes.Constant(value_ints=list(stride))
     is_wrong = nodes.Less(sides, patch)
     if only_multiples:
@@ -270,9 +256,7 @@ def _resize(nodes: Nodes, values: Any, preprocessing: Preprocessing) -> Any:
 
 
 def _weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resampling) -> tuple[Any, Any]:
-    """Return each pixel's weight in each resized pixel of a line, integers [new, old], and the integer that stands for
-    1.
-    """
+    """Return each pixel's weight in each resized pixel of a line, integers [new, old], and the integer for weight 1."""
     half, one, zero = (nodes.constant([value]) for value in (0.5, 1.0, 0.0))
     scale = nodes.Div(nodes.Cast(old, to=_DOUBLE), nodes.Cast(new, to=_DOUBLE))
     centers = nodes.Mul(nodes.Add(nodes.count(new), half), scale)
@@ -281,12 +265,10 @@ def _weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resampling) -> tu
     if resample is Image.Resampling.BILINEAR:
         shares = nodes.Max(nodes.Sub(one, distances), zero)
     else:  # Keys' cubic filter with a = -0.5
-        weights_near, weights_far = (
-            nodes.polynomial(distances, 1.5, -2.5, 0.0, 1.0),
-            nodes.polynomial(distances, -0.5, 2.5, -4.0, 2.0),
-        )
-        weights_far = nodes.Where(nodes.Less(distances, nodes.constant([2.0])), weights_far, zero)
-        shares = nodes.Where(nodes.Less(distances, one), weights_near, weights_far)
+        shares_near = nodes.polynomial(distances, 1.5, -2.5, 0.0, 1.0)  # at distances below 1
+        shares_far = nodes.polynomial(distances, -0.5, 2.5, -4.0, 2.0)  # at distances below 2
+        shares_far = nodes.Where(nodes.Less(distances, nodes.constant([2.0])), shares_far, zero)
+        shares = nodes.Where(nodes.Less(distances, one), shares_near, shares_far)
     shares = nodes.Div(shares, nodes.ReduceSum(shares, nodes.ints(1)))
     units = nodes.constant([2.0**bits for bits in range(23)])  # take the largest for which all weights fit in 16 bits
     largest = nodes.Floor(nodes.Add(nodes.Mul(nodes.ReduceMax(shares, keepdims=0), units), half))
@@ -301,9 +283,8 @@ def _crop(nodes: Nodes, values: Any, crop: tuple[int, int]) -> Any:
     two, target_sides = nodes.ints(2), nodes.ints(*crop)
     missing = nodes.Max(nodes.Sub(target_sides, nodes.Shape(values, start=2)), nodes.ints(0))
     missing_before, other_axes = nodes.Div(missing, two), nodes.ints(0, 0)
-    values = nodes.Pad(
-        values, nodes.Concat(other_axes, missing_before, other_axes, nodes.Sub(missing, missing_before), axis=0)
-    )
+    missing_after = nodes.Sub(missing, missing_before)
+    values = nodes.Pad(values, nodes.Concat(other_axes, missing_before, other_axes, missing_after, axis=0))
     start = nodes.Div(nodes.Sub(nodes.Shape(values, start=2), target_sides), two)
     return nodes.Slice(values, start, nodes.Add(start, target_sides), nodes.ints(2, 3))
 

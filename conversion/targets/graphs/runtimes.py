@@ -84,9 +84,7 @@ class Runtime(ABC):
         raise NotImplementedError(f"{self.package} does not support int8")
 
     def quantize(self, file: Path, to: Path, mode: Mode, images: Any, layers: Sequence[str]) -> None:
-        """Write the graph of `file` to `to` with these layers in int8; `images` (`int8.Images`) set the ranges of
-        inputs.
-        """
+        """Write the graph of `file` to `to` with these layers in int8; `images` set the ranges of inputs."""
         raise NotImplementedError(f"{self.package} does not support int8")
 
     def parts(self, file: Path) -> list[Path]:
@@ -214,10 +212,9 @@ def _compile_openvino(graph: Any, precision: str) -> Any:
 
 
 def with_fast_gelus(graph: Any) -> Any:
-    """Return an OpenVINO graph that is fast on CPUs with AVX2 only, where OpenVINO runs products fused with a GELU
-    slowly.
+    """Replace every GELU of an OpenVINO graph by its definition, in a form that OpenVINO does not recognize.
 
-    Every GELU is replaced by its definition, in a form that OpenVINO does not recognize.
+    Only on CPUs with AVX2 and no more, where OpenVINO runs products that it fuses with a GELU slowly.
     """
     if not has_avx2_alone():
         return graph
@@ -283,12 +280,9 @@ class OpenVino(Runtime):
             model = openvino_core().read_model(file)
             # By default NNCF would also quantize convolutions, attention's products and sums, which costs accuracy, and
             # cut ranges off at the mean of the images' extremes.
-            in_float = [
-                operation.get_friendly_name()
-                for operation in model.get_ordered_ops()
-                if operation.get_type_name() not in ("Parameter", "Result", "Constant", "Convert")
-                and operation.get_friendly_name() not in set(layers)
-            ]
+            no_operations = ("Parameter", "Result", "Constant", "Convert")
+            operations = [node for node in model.get_ordered_ops() if node.get_type_name() not in no_operations]
+            in_float = [name for node in operations if (name := node.get_friendly_name()) not in layers]
             quantized = nncf.quantize(
                 model,
                 nncf.Dataset([image[None].numpy() for batch in images for image in batch]),

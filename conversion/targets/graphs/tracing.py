@@ -34,9 +34,7 @@ def _interpolate(input: torch.Tensor, size: Any = None, *, mode: str, **options:
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Use a convolution for maps [B, h, w, C]: with a dense layer torch takes minutes to prove its reshapes for every
-    size.
-    """
+    """Use a convolution for maps [B, h, w, C]; torch takes minutes to prove a dense layer's reshapes for every size."""
     if input.ndim != 4:
         return F.linear(input, weight, bias)
     return torch.conv2d(input.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
@@ -157,9 +155,9 @@ def onnx_of_batches(
 
 
 def _export(*arguments: Any, **options: Any) -> ONNXProgram:
-    """Run torch's exporter with the settings that all graphs share."""
+    """Run torch's exporter for a graph with the input "pixel_values"."""
     program = torch.onnx.export(*arguments, input_names=["pixel_values"], dynamo=True, verbose=False, **options)
-    assert program is not None
+    assert program is not None  # with dynamo=True
     return program
 
 
