@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from analysis.test_attention import THEIRS, TINY
+from analysis.test_maps import THEIRS, TINY
 from evaluation.tiny import make_images
 from models.families import FAMILIES, randomise
 from torch import nn

@@ -1,4 +1,7 @@
-"""FLOPs of a configuration: the papers' numbers, formulas written out by hand, and another library's models."""
+"""FLOPs of a configuration, by hand, as published, as another library counts; time, money and published prices."""
+
+import math
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -9,7 +12,15 @@ from transformers import ViTConfig
 
 import hf_vit
 from hf_vit import variant_config
-from hf_vit.cost import forward_flops, forward_macs, training_flops
+from hf_vit.cost import (
+    blog_estimate,
+    corrected_estimate,
+    estimate,
+    forward_flops,
+    forward_macs,
+    matmul_flops_per_second,
+    training_flops,
+)
 from hf_vit.errors import UserError
 
 # arXiv 2010.11929, table 6: epochs on the 303 million images of JFT, and exaFLOPs of this pre-training.
@@ -160,3 +171,62 @@ def test_what_cannot_be_counted_is_refused() -> None:
     for images in (0, -1, float("nan")):
         with pytest.raises(UserError, match="above 0"):
             training_flops(config, images)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"training_flops": 0.0}, "FLOPs of the training"), ({"training_flops": math.inf}, "FLOPs of the training"),
+        ({"device_flops": -1.0}, "device FLOP/s"), ({"device_flops": math.nan}, "device FLOP/s"),
+        ({"devices": 0}, "devices is 0"), ({"utilisation": 0.0}, "utilization 0"), ({"utilisation": 40.0}, "at most 1"),
+        ({"price": -2.0}, "price -2"), ({"price": math.nan}, "price nan"),
+    ],
+)  # fmt: skip
+def test_impossible_numbers_are_refused(wrong: dict[str, float], message: str) -> None:
+    given = {"training_flops": 1e18, "device_flops": 1e12, **wrong}
+    with pytest.raises(UserError, match=message):
+        estimate(given.pop("training_flops"), **given)
+
+
+def test_corrections_are_said_and_lead_to_the_result() -> None:
+    large, huge = corrected_estimate("L/16"), corrected_estimate("H/14")
+    # 680 core-days are 85 days of devices with 8 cores, 2,500 are 312.5.
+    assert (large.device_days, huge.device_days) == (85, 312.5)
+    assert f"{large.tpu_dollars:,.0f}" == "5,090"
+    assert huge.tpu_dollars == pytest.approx(312.5 * 24 * 2.495)
+    # FLOPs of the paper's table 6 over its table 2's core-days.
+    assert large.sustained_flops / 1e12 == pytest.approx(1567e18 / (680 * 86400) / 1e12, rel=0.005)
+    assert huge.sustained_flops / 1e12 == pytest.approx(4262e18 / (2500 * 86400) / 1e12, rel=0.005)
+    devices, price, twice, core = large.corrections
+    blog = blog_estimate("L/16")
+    assert [fix.assumption for fix in large.corrections] == list(blog.assumptions[:4])
+    assert (devices.before, devices.after) == (blog.tpu_dollars, large.tpu_dollars)
+    assert f"{price.after:,.0f}" == "32,855"
+    assert price.before == blog.gpu_dollars
+    assert (twice.before, twice.after) == (blog.gpu_days, pytest.approx(680 / 3.8))
+    assert core.before == twice.after
+    assert core.after == large.gpu_days == pytest.approx(680 / (4 * 0.95 * 125 / 61.5))
+    assert large.gpu_dollars == pytest.approx(large.gpu_days * 24 * 12.24)
+    for fix in large.corrections:
+        assert fix.before != fix.after
+        assert fix.instead
+
+
+def test_a_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the fastest of its products but the first, within 0.3 s of a clock that products move."""
+    now, seconds, sides = 0.0, iter([0.03125, 0.125, 0.0625, 0.125, 0.125]), list[int]()
+
+    def multiply(left: torch.Tensor, right: torch.Tensor) -> None:
+        nonlocal now
+        now += next(seconds)
+        sides.append(*{*left.shape, *right.shape})
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    monkeypatch.setattr("hf_vit.cost.trainings._SECONDS", 0.3)
+    monkeypatch.setattr("hf_vit.cost.trainings.time", SimpleNamespace(perf_counter=lambda: now))
+    assert matmul_flops_per_second("cpu") == 2 * sides[0] ** 3 / 0.0625
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_measured() -> None:
+    assert matmul_flops_per_second("cuda", "bf16") > 3 * matmul_flops_per_second("cuda", "fp32")
