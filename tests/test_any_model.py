@@ -239,6 +239,13 @@ def test_every_family_is_a_backbone(name, saved):
     assert len(maps) == 2
     for part, output in zip(maps[len(maps) - len(outputs) :], outputs, strict=True):
         torch.testing.assert_close(part, output.permute(0, 3, 1, 2) if name == "axial_resnet" else output)
+    with torch.no_grad():
+        layers = classifier.get_intermediate_layers(images, 2, norm=hasattr(config, "apply_layernorm"))
+        (last,), tokens = classifier.get_intermediate_layers(images), classifier.base_model(images).last_hidden_state
+    torch.testing.assert_close([layer.feature_map for layer in layers], list(maps))
+    torch.testing.assert_close(last.patch_tokens, tokens[:, -last.patch_tokens.shape[1] :])
+    with pytest.raises(ValueError, match="layers=99 does not fit a model with"):
+        classifier.get_intermediate_layers(images, 99)
 
 
 OUTPUTS = {"model": "last_hidden_state", "classification": "logits", "masked_prediction": "reconstruction"}

@@ -69,6 +69,7 @@ def stages_of(folder: Path, model: Any, images: torch.Tensor) -> dict[str, Calla
     outputs = body(images, output_hidden_states=True)
     last, states, first = outputs.last_hidden_state, outputs.hidden_states, config.num_special_tokens
     registers = slice(first - config.num_register_tokens, first)
+    features = model.get_intermediate_layers(images, range(config.num_hidden_layers))
 
     def in_order(tokens: torch.Tensor) -> torch.Tensor:
         """Registers of ViT-5 stand last."""
@@ -85,17 +86,18 @@ def stages_of(folder: Path, model: Any, images: torch.Tensor) -> dict[str, Calla
 
     return {
         "embedded": lambda: states[0],
-        "norm_cls": lambda: last[:, 0],
-        "norm_reg": lambda: last[:, registers],
-        "norm_patch": lambda: last[:, first:],
+        "norm_cls": lambda: features[-1].class_token,
+        "norm_reg": lambda: features[-1].other_tokens,
+        "norm_patch": lambda: features[-1].patch_tokens,
         "norm_tokens": lambda: last,
-        "patch": lambda: body.layernorm(last[:, first:]),  # of EVA-02, whose norm follows the mean
+        "patch": lambda: features[-1].patch_tokens,  # of EVA-02, whose norm follows the mean
         "prenorm": lambda: in_order(states[-1]),
         "tokens": lambda: states[-1],
         "layer0": lambda: in_order(states[1]),
         "layer0_tokens": lambda: states[1],
-        **{f"layer{number}_norm_map": partial(feature_map, number + 1) for number in (0, 1)},
-        "layer1_patch": lambda: states[2][:, first:],
+        "layer0_norm_map": lambda: features[0].feature_map,
+        "layer1_norm_map": partial(feature_map, 2),
+        "layer1_patch": lambda: model.get_intermediate_layers(images, [1], norm=False)[0].patch_tokens,
         "pooled": lambda: outputs.pooler_output,
         **dict.fromkeys(("logits", "features"), logits),
         "output": (lambda: last) if model is body else logits,

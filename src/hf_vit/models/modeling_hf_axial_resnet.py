@@ -243,6 +243,9 @@ class HfAxialResNetModel(HfAxialResNetPreTrainedModel, HfResNetBaseModel):
     def last_map(self, pixel_values: torch.Tensor) -> torch.Tensor:
         return self.encoder(pixel_values)
 
+    def feature_map(self, state: torch.Tensor) -> torch.Tensor:
+        return state.permute(0, 3, 1, 2).contiguous()
+
 
 class HfAxialResNetForImageClassification(HfAxialResNetPreTrainedModel, HfPooledForImageClassification):
     """AxialResNet with a linear classifier on the mean of its last map."""
@@ -258,6 +261,3 @@ class HfAxialResNetBackbone(HfAxialResNetPreTrainedModel, HfResNetBaseBackbone):
     """
 
     model_class: ClassVar[type] = HfAxialResNetModel
-
-    def feature_map(self, state: torch.Tensor) -> torch.Tensor:
-        return state.permute(0, 3, 1, 2).contiguous()

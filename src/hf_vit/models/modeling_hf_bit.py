@@ -94,6 +94,9 @@ class HfBitModel(HfBitPreTrainedModel, HfResNetBaseModel):
     def last_map(self, pixel_values: torch.Tensor) -> torch.Tensor:
         return self.encoder(pixel_values).permute(0, 2, 3, 1)
 
+    def normalize_layer(self, state: torch.Tensor, is_last: bool) -> torch.Tensor:
+        return F.relu(self.encoder.norm(state)) if is_last and self.config.pre_activation else state
+
 
 class HfBitForImageClassification(HfBitPreTrainedModel, HfPooledForImageClassification):
     """BiT with a linear classifier on the mean of its last map."""

@@ -18,6 +18,7 @@ from .configuration_hf_resnet import HfResNetBaseConfig
 from .pretrained_hf_vit import (
     HfBaseBackbone,
     HfPreTrainedModel,
+    LayerFeatures,
     check_images,
     check_values,
 )
@@ -61,6 +62,27 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
     def last_map(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Encode images [B, C, H, W] as the last map [B, h, w, C']."""
         raise NotImplementedError(f"{type(self).__name__} is abstract: define last_map")
+
+    def stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """Return the states of the root and of the last unit of every stage."""
+        if not self.config.stage_depths:  # hidden states are recorded at the units, of which there are none
+            raise ValueError("stage_depths=() has no stages; give at least one, such as stage_depths=(1,)")
+        return [hidden_states[end] for end in itertools.accumulate(self.config.stage_depths, initial=0)]
+
+    def layer_states(self, hidden_states: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        return self.stage_states(hidden_states)[1:]
+
+    def split_tokens(self, state: torch.Tensor, size: Iterable[int]) -> LayerFeatures:
+        cells = self.feature_map(state)
+        tokens = cells.flatten(2).transpose(1, 2)
+        return LayerFeatures(tokens, (cells.shape[2], cells.shape[3]), None, tokens[:, :0])
+
+    def normalize_layer(self, state: torch.Tensor, is_last: bool) -> torch.Tensor:
+        return state
+
+    def feature_map(self, state: torch.Tensor) -> torch.Tensor:
+        """Return a hidden state as [B, C, h, w]."""
+        return state.contiguous()
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -108,14 +130,11 @@ class HfResNetBaseBackbone(HfResNetPreTrainedModel, HfBaseBackbone):
         return [4 * 2 ** max(self.stage_names.index(name) - 1, 0) for name in self.out_features]
 
     def _stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
-        """Return the states of the root and of the last unit of every stage."""
-        if not self.config.stage_depths:  # hidden states are recorded at the units, of which there are none
-            raise ValueError("stage_depths=() has no stages; a backbone needs at least one, such as stage_depths=(1,)")
-        return [hidden_states[end] for end in itertools.accumulate(self.config.stage_depths, initial=0)]
+        return self.base_model.stage_states(hidden_states)
 
     def _map(self, state: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         return self.feature_map(state)
 
     def feature_map(self, state: torch.Tensor) -> torch.Tensor:
         """Return a hidden state as [B, C, h, w]."""
-        return state.contiguous()
+        return self.base_model.feature_map(state)

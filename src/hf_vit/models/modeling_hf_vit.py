@@ -38,6 +38,7 @@ from .embeddings_hf_vit import (
 from .pretrained_hf_vit import (
     HfPooledForImageClassification,
     HfPreTrainedModel,
+    LayerFeatures,
     check_values,
     lecun_normal_,
 )
@@ -700,6 +701,14 @@ class HfViTBaseModel(HfViTPreTrainedModel):
                 f"layers={layers} does not fit a model with {depth} layers; give indices from {-depth} to {depth - 1}"
             )
         return indices
+
+    def split_tokens(self, state: torch.Tensor, size: Iterable[int]) -> LayerFeatures:
+        config, patches = self.config, state[:, patch_token_slice(self.config)]
+        special = state[:, patches.shape[1] :] if config.is_causal else state[:, : config.num_special_tokens]
+        has_class = config.has_class_token
+        return LayerFeatures(
+            patches, config.grid_of(*size), special[:, 0] if has_class else None, special[:, int(has_class) :]
+        )
 
     def attention_maps(
         self,

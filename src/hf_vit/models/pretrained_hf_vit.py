@@ -7,6 +7,7 @@ Sources: the original code's initialization (arXiv 2010.11929); resizing: 2010.1
 import copy
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
@@ -167,6 +168,28 @@ def classifier_loss(
     return classification_loss(logits, labels, config.problem_type, num_items_in_batch)
 
 
+@dataclass(frozen=True)
+class LayerFeatures:
+    """What one layer gives for a batch of images.
+
+    Attributes:
+        patch_tokens: [B, h*w, D], row by row; meaningless on padding.
+        grid: (h, w) in patches, or in cells of a ResNet's map.
+        class_token: [B, D]; None if the model has none.
+        other_tokens: [B, R, D], the distillation token and the registers; R is 0 if there are none.
+    """
+
+    patch_tokens: torch.Tensor
+    grid: tuple[int, int]
+    class_token: torch.Tensor | None
+    other_tokens: torch.Tensor
+
+    @property
+    def feature_map(self) -> torch.Tensor:
+        """The patch tokens as a map [B, D, h, w]."""
+        return self.patch_tokens.transpose(1, 2).unflatten(2, self.grid).contiguous()
+
+
 class HfPublishedMixin:
     """Abstract: save a model so that Auto classes load it as the same class.
 
@@ -324,6 +347,59 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
             model = loaded[0] if isinstance(loaded, tuple) else loaded
             model.resize_to(**sizes)
         return loaded  # pyright: ignore[reportReturnType]
+
+    def get_intermediate_layers(
+        self,
+        pixel_values: torch.Tensor,
+        layers: int | Iterable[int] = 1,
+        norm: bool = True,
+        patch_attention_mask: torch.Tensor | None = None,
+    ) -> tuple[LayerFeatures, ...]:
+        """Return the features after some layers, as DINOv2's function of this name.
+
+        Args:
+            pixel_values: [B, C, H, W].
+            layers: how many of the last layers; or indices from 0 on, negative ones count from the end. A ResNet's
+                layers are its stages.
+            norm: whether the model's last norm is applied to every layer, as DINOv2 and DINOv3 do; `hidden_states` of
+                transformers and `forward_intermediates` of timm are without it. Of a ResNet only the last stage fits
+                its norm.
+            patch_attention_mask: [B, h, w], as in `forward`.
+
+        Raises:
+            ValueError: the model has no such layer.
+        """
+        model: Any = self.base_model
+        outputs = model(
+            pixel_values, patch_attention_mask=patch_attention_mask, output_hidden_states=True, return_dict=True
+        )
+        states = model.layer_states(outputs.hidden_states)
+        count = len(states)
+        indices = list(range(-layers, 0)) if isinstance(layers, int) else list(layers)
+        if not indices or not all(-count <= index < count for index in indices):
+            raise ValueError(
+                f"layers={layers} does not fit a model with {count} layers; give how many of the last ones (1 to "
+                f"{count}), or indices from {-count} to {count - 1}"
+            )
+        features: list[LayerFeatures] = []
+        for index in indices:
+            state = states[index]
+            if norm:
+                state = model.normalize_layer(state, index % count == count - 1)
+            features.append(model.split_tokens(state, pixel_values.shape[2:]))
+        return tuple(features)
+
+    def layer_states(self, hidden_states: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """Return the state after every layer; the first of `hidden_states` is before all layers."""
+        return list(hidden_states[1:])
+
+    def normalize_layer(self, state: torch.Tensor, is_last: bool) -> torch.Tensor:
+        """Apply the model's last norm to the state after a layer."""
+        return self.layernorm(state)
+
+    def split_tokens(self, state: torch.Tensor, size: Iterable[int]) -> LayerFeatures:
+        """Sort the tokens [B, N, D] of images of `size` (height, width) px by their kind."""
+        return LayerFeatures(state, self.config.grid_of(*size), None, state[:, :0])
 
     @torch.no_grad()
     def resize_to(
