@@ -1,6 +1,6 @@
 """`hf-vit embed`."""
 
-from typing import Any
+from typing import Any, Literal
 
 from hf_vit_cli import options
 from hf_vit_cli.command import collect_options, describe_progress, handle_interrupt, print_safely
@@ -20,6 +20,13 @@ def embed(
     split: list[str] | None = opt(None, "Split of the data set; repeat for more. Default: all."),
     predictions: bool = opt(False, "Write the most likely classes instead of embeddings.", "--predictions"),
     top: int = opt(5, "With --predictions: number of classes per image.", min=1),
+    features: Literal["class", "mean", "class+mean", "patches"] | None = opt(
+        None,
+        "Features of the last layers: class tokens, means of the patch tokens, class tokens and the last mean, or all "
+        "patch tokens. Default: what the classification head sees.",
+    ),
+    layers: int = opt(1, "With --features: number of last layers.", min=1),
+    norm: bool = opt(True, "With --features: apply the model's last norm to every layer.", "--norm/--no-norm"),
     num_processes: int | None = opt(
         None,
         (

@@ -26,11 +26,13 @@ from PIL import Image
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel, UserError
 from hf_vit.data import eval_transform, load_data, make_processor
 from hf_vit.evaluation import embed, embedding
+from hf_vit.loading import load_model
+from hf_vit.loading.pixels import keep_image_sizes
 from hf_vit.results.delivery import prepare_output
 from hf_vit.results.writing import hidden_sibling, write_atomically
 from hf_vit_cli.main import main
 
-SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+SIZES = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,34 @@ def test_embeddings_are_what_the_head_sees(model, images, tmp_path):
     assert [name for name in done.files if name.startswith("train")] == [
         f"train-0000{i}-of-00003.parquet" for i in (0, 1, 2)
     ]
+
+
+@pytest.mark.parametrize(("kind", "norm"), [("class", True), ("mean", False), ("class+mean", True), ("patches", False)])
+@pytest.mark.parametrize("patches", [None, 9])
+def test_features_of_layers_by_command(kind, norm, patches, model, images, tmp_path, command):
+    """They are those of hidden states, which transformers records, also of images that keep their shape."""
+    arguments = ["embed", model, "--data", images, "--output", tmp_path / "out", "--features", kind, "--layers", "2"]
+    arguments += ["--split", "test", *([] if norm else ["--no-norm"])]
+    code, _, err = command(*arguments, *([] if patches is None else ["--max-num-patches", patches]))
+    assert code == 0, err
+    rows, subject = read(tmp_path / "out", "test"), load_model(str(model))
+    if patches is not None:
+        subject = keep_image_sizes(subject, patches)
+    vit = subject.model.base_model
+    for row, image in zip(rows, load_data(str(images)).split("test")["image"], strict=True):
+        given = subject.prepare([image])
+        given = given if patches is not None else {"pixel_values": given}
+        with torch.no_grad():
+            states = vit(**given, output_hidden_states=True).hidden_states[-2:]
+            tokens = [(vit.layernorm(state) if norm else state)[0] for state in states]
+        means = [state[1:].mean(dim=0) for state in tokens]
+        expected = {
+            "class": [state[0] for state in tokens],
+            "mean": means,
+            "class+mean": [*(state[0] for state in tokens), means[-1]],
+            "patches": [state[1:] for state in tokens],
+        }[kind]
+        torch.testing.assert_close(torch.tensor(row["embedding"]), torch.cat(expected, dim=-1), atol=1e-5, rtol=1e-5)
 
 
 def test_predictions_by_command(model, images, tmp_path, command):
@@ -191,6 +221,8 @@ def test_bad_input(model, images, tmp_path):
         (images, "full", {}, "holds other files"),
         (images, "new", dict(splits=["dev"]), "no split 'dev'"),
         (images, "new", dict(num_processes=0), "at least 1"),
+        (images, "new", dict(layers=2), "are for --features"),
+        (images, "new", dict(features="mean", predictions=True), "leave --predictions out"),
     ):
         with pytest.raises(UserError, match=said):
             embed(str(model), str(data), tmp_path / output, **given)

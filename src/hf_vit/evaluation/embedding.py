@@ -26,8 +26,10 @@ from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import (
     NamedModel,
+    check_features,
     compute_features,
     compute_scores,
+    explain_model_errors,
     find_largest,
     refuse_output_in,
     undecode_images,
@@ -36,7 +38,7 @@ from hf_vit.evaluation.runners import open_runner
 from hf_vit.families import refuse_regression
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.optimizing import select_engine
-from hf_vit.loading.outputs import refuse_dense
+from hf_vit.loading.outputs import FEATURES, layer_features, refuse_dense
 from hf_vit.repositories.stores import (
     explain_missing_library,
     explain_store_errors,
@@ -107,6 +109,9 @@ class Settings:
     max_num_patches: int | None = None
     engine: str | None = None
     draft_side: int | None = None
+    features: str | None = None
+    layers: int | None = None
+    norm: bool | None = None
 
 
 def embed(
@@ -117,6 +122,9 @@ def embed(
     splits: Sequence[str] | None = None,
     predictions: bool = False,
     top: int = 5,
+    features: str | None = None,
+    layers: int = 1,
+    norm: bool = True,
     num_processes: int | None = None,
     batch_size: int = 32,
     max_num_patches: int | None = None,
@@ -147,6 +155,8 @@ def embed(
         splits: splits of the data; by default all.
         predictions: write the most likely classes instead of embeddings.
         top: number of classes per image.
+        features, layers, norm: other features than the head's input, see `hf_vit.loading.outputs.layer_features`; of
+            "patches" an embedding is a list of vectors, row by row. May not change when a call is resumed.
         num_processes: number of processes with a model, and a GPU if there are enough; by default 1, or with Ray one
             for every GPU or, without GPUs, every machine.
         batch_size: images per forward pass; affects the last digits, so it may not change when a call is resumed.
@@ -166,6 +176,13 @@ def embed(
 
     if min(top, batch_size, rows_per_file, 1 if num_processes is None else num_processes) < 1:
         raise UserError("--top, --num-processes, --batch-size and --rows-per-file must be at least 1")
+    if features is None and (layers != 1 or not norm):
+        raise UserError("--layers and --no-norm are for --features; add one of " + ", ".join(FEATURES))
+    if features is not None and (predictions or features not in FEATURES or layers < 1):
+        raise UserError(
+            f"--features {features} with --layers {layers} does not work; give one of {', '.join(FEATURES)}, at least "
+            "one layer, and leave --predictions out"
+        )
     if draft and (streaming or max_num_patches is not None):
         raise UserError("--draft works only on tables whose images are resized to one size; leave it out")
     refuse_output_in(data, output)
@@ -175,6 +192,8 @@ def embed(
         raise UserError(f"the output folder {folder} holds other files ({existing[0]}); choose a new or empty folder")
     named = NamedModel(model, max_num_patches)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
+    if features is not None:
+        settings = replace(settings, features=features, layers=layers, norm=norm)
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
         subject = _load(named, predictions, device if ray is None else "cpu")
@@ -188,7 +207,7 @@ def embed(
             label_column=label_column,
         )
         selected = list(dict.fromkeys(splits or images.splits))
-        if optimize and max_num_patches is None and not (ray is not None and ray.gpus):
+        if optimize and features is None and max_num_patches is None and not (ray is not None and ray.gpus):
             engine = _select_engine(subject, images, selected, folder)
             named, settings = replace(named, engine=engine), replace(settings, engine=engine)
         if draft:
@@ -318,9 +337,21 @@ class Job:
                 best = find_largest(scores, self.settings.top)
                 columns["labels"] = [[names[index] for index in row] for row in best.tolist()]
                 columns["probabilities"] = scores.gather(1, best).tolist()
+            elif self.settings.features is not None:
+                columns["embedding"] = self._layer_features(subject.model, pixel_values)
             else:
                 columns["embedding"] = list(compute_features(subject.model, pixel_values))
         return pa.Table.from_pydict(columns, schema=self._schema(subject)), rest.skipped
+
+    def _layer_features(self, model: Any, pixel_values: Any) -> list[Any]:
+        """Return the embeddings of a batch with --features."""
+        settings = self.settings
+        with explain_model_errors(pixel_values):
+            features = layer_features(
+                model, pixel_values, settings.features or "", settings.layers or 1, settings.norm is not False
+            )
+        arrays = [check_features(image) for image in features]
+        return [list(array) for array in arrays] if settings.features == "patches" else arrays
 
     def process(self, part: Part, subject: "LoadedModel", folder: "OutputFolder") -> list[str]:
         """Run the model on a part in this process and write its file; return the names of skipped images."""
@@ -354,7 +385,8 @@ class Job:
         if self.settings.predictions:
             fields += [("labels", pa.list_(pa.string())), ("probabilities", pa.list_(pa.float32()))]
         else:
-            fields.append(("embedding", pa.list_(pa.float32())))
+            vector = pa.list_(pa.float32())
+            fields.append(("embedding", pa.list_(vector) if self.settings.features == "patches" else vector))
         return pa.schema(fields, metadata={"model": subject.fingerprint})
 
     def _read_rows(self, part: Part) -> "Iterator[tuple[int, str | None, str | None, Image]]":

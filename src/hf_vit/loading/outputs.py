@@ -17,6 +17,7 @@ from hf_vit.families import DenseTask
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.detection_hf_vit import HfMaskRCNNForObjectDetection, HfMaskRCNNOutput
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
+from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 
 # Patterns of the modules that count as layers; the first pattern that matches more than one module is used.
 LAYER_NAMES = (
@@ -120,6 +121,49 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
     if not inputs:
         raise UserError(f"{type(model).__name__} has no module after its encoder; give only its encoder")
     return inputs[0].mean(dim=1) if inputs[0].ndim == 3 else inputs[0].flatten(1)
+
+
+FEATURES = ("class", "mean", "class+mean", "patches")
+
+
+def layer_features(
+    model: Any, pixel_values: torch.Tensor | BatchFeature, kind: str, layers: int = 1, norm: bool = True
+) -> list[torch.Tensor]:
+    """Return features of a model's last layers for every image, see `get_intermediate_layers`.
+
+    Args:
+        kind: "class": the class tokens of all `layers`, [layers * D]; "mean": the means of their patch tokens,
+            [layers * D]; "class+mean": the class tokens and the mean of the last layer's patch tokens, which DINOv2's
+            linear heads take, [(layers + 1) * D]; "patches": the patch tokens of all layers, [h*w, layers * D].
+
+    Raises:
+        UserError: the model is not one of hf_vit, or has no class token.
+    """
+    refuse_dense(model)
+    if not isinstance(model, HfPreTrainedModel):
+        raise UserError(
+            f"--features {kind} needs a model of hf_vit, not a {type(model).__name__}; run hf-vit convert first"
+        )
+    images: Any = pixel_values if isinstance(pixel_values, BatchFeature) else {"pixel_values": pixel_values}
+    states = model.get_intermediate_layers(**images, layers=layers, norm=norm)
+    class_tokens = [state.class_token for state in states if state.class_token is not None]
+    if "class" in kind and not class_tokens:
+        raise UserError(f"--features {kind} needs a class token, which this model does not have; use --features mean")
+    if kind == "patches" and len({state.grid for state in states}) > 1:
+        raise UserError("--features patches needs layers of one grid, but this model's differ; use --layers 1")
+    mask = images.get("patch_attention_mask")
+    features: list[torch.Tensor] = []
+    for index in range(len(states[0].patch_tokens)):
+        is_image = slice(None) if mask is None else mask[index].flatten().bool()
+        patches = [state.patch_tokens[index, is_image] for state in states]
+        if kind == "patches":
+            features.append(torch.cat(patches, dim=1))
+            continue
+        means = [tokens.mean(dim=0) for tokens in patches]
+        classes = [token[index] for token in class_tokens]
+        parts = {"class": classes, "mean": means, "class+mean": [*classes, means[-1]]}[kind]
+        features.append(torch.cat(parts))
+    return features
 
 
 def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
