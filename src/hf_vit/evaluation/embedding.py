@@ -176,13 +176,6 @@ def embed(
 
     if min(top, batch_size, rows_per_file, 1 if num_processes is None else num_processes) < 1:
         raise UserError("--top, --num-processes, --batch-size and --rows-per-file must be at least 1")
-    if features is None and (layers != 1 or not norm):
-        raise UserError("--layers and --no-norm are for --features; add one of " + ", ".join(FEATURES))
-    if features is not None and (predictions or features not in FEATURES or layers < 1):
-        raise UserError(
-            f"--features {features} with --layers {layers} does not work; give one of {', '.join(FEATURES)}, at least "
-            "one layer, and leave --predictions out"
-        )
     if draft and (streaming or max_num_patches is not None):
         raise UserError("--draft works only on tables whose images are resized to one size; leave it out")
     refuse_output_in(data, output)
@@ -192,8 +185,7 @@ def embed(
         raise UserError(f"the output folder {folder} holds other files ({existing[0]}); choose a new or empty folder")
     named = NamedModel(model, max_num_patches)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
-    if features is not None:
-        settings = replace(settings, features=features, layers=layers, norm=norm)
+    settings = replace(settings, **_check_features(features, layers, norm, predictions))
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
         subject = _load(named, predictions, device if ray is None else "cpu")
@@ -242,6 +234,20 @@ def embed(
         rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
     left_out, names = sorted({*images.skipped, *skipped}), [part.name for part in parts]
     return Embedded(folder.path or str(folder), names, rows, done_before, left_out, images.notes, settings.engine)
+
+
+def _check_features(features: str | None, layers: int, norm: bool, predictions: bool) -> dict[str, Any]:
+    """Return the fields of `Settings` for other features than the head's input; raise UserError if they do not fit."""
+    if features is None:
+        if layers != 1 or not norm:
+            raise UserError(f"--layers and --no-norm are for --features; add one of {', '.join(FEATURES)}")
+        return {}
+    if predictions or features not in FEATURES or layers < 1:
+        raise UserError(
+            f"--features {features} with --layers {layers} does not work; give one of {', '.join(FEATURES)}, at least "
+            "one layer, and leave --predictions out"
+        )
+    return {"features": features, "layers": layers, "norm": norm}
 
 
 def _load(model: NamedModel, predictions: bool, device: str | None) -> "LoadedModel":
