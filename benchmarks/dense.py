@@ -34,8 +34,8 @@ from hf_vit.evaluation.protocols.registry import PROTOCOLS, TARGETS
 from hf_vit.loading.model import load_model
 from hf_vit.loading.start import find_model
 from hf_vit.training import finetune
-from hf_vit.training.dense_model import build_dense_model, model_inputs
 from hf_vit.training.recipes.registry import Recipe, find_recipe
+from hf_vit.training.tasks.dense import build_dense_model, model_inputs
 from hf_vit.training.trainer.optimizers import choose_optimizer
 
 BATCH, EVALUATIONS, HELD_OUT = 16, 3, 200

@@ -121,7 +121,7 @@ def call(words: list[str]) -> tuple[int, str, str, list[str]]:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt("too long")
 
-    patches = (patch.object(logging.Logger, "callHandlers", log), patch("hf_vit.pages.runtime.FILES", SMALL_FILES))
+    patches = (patch.object(logging.Logger, "callHandlers", log), patch("hf_vit.pages.making.FILES", SMALL_FILES))
     with patches[0], patches[1], contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         before, limits = signal.signal(signal.SIGALRM, stop), resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MEMORY, limits[1]))

@@ -32,7 +32,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """
     alone = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     environment = {**os.environ, **alone, "PYTHONPATH": SEARCH_PATH}
-    modules = ("hf_vit.training.api", "hf_vit.training.api", "hf_vit.training.trainer.dense_trainer")
+    modules = ("hf_vit.training.api", "hf_vit.training.api", "hf_vit.training.tasks.dense")
     folder = tmp_path_factory.mktemp("warm")
     zygote = Zygote("-W", "ignore", "-m", "zygote", *modules, folder=folder, environment=environment)
     yield zygote

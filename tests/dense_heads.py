@@ -8,7 +8,7 @@ from transformers.backbone_utils import BackboneMixin
 import hf_vit
 from hf_vit.families import DENSE_HEADS
 from hf_vit.loading.start import find_model
-from hf_vit.training.dense_model import build_dense_model
+from hf_vit.training.tasks.dense import build_dense_model
 
 SIDE = 64
 VIT = {

@@ -91,7 +91,7 @@ def run(words: tuple[str, ...], places: dict[str, Any], images: Path, tmp_path: 
     places = {"DATA": images, "OUT": tmp_path / "out", "IMAGE": next(images.glob("*/*.png")), **places}
     if "RUNTIME" in words:
         places["RUNTIME"] = save_runtime(tmp_path / "runtime")
-        monkeypatch.setattr("hf_vit.pages.runtime.FILES", SMALL_FILES)
+        monkeypatch.setattr("hf_vit.pages.making.FILES", SMALL_FILES)
     with pytest.raises(SystemExit) as ended:
         main([str(places.get(word, word)) for word in words])
     return int(ended.value.code or 0)

@@ -29,7 +29,7 @@ TABLES = {
     "variants": "variants:variant_names", "source formats": "conversion.origins.registry:ORIGINS",
     "model types of transformers that convert": "conversion.origins.registry:TRANSFORMERS_TYPES",
     "analyses": "analysis:ANALYSES", "corruptions": "evaluation.protocols.robustness:CORRUPTIONS",
-    "tasks of VTAB": "evaluation.protocols.vtab_tasks:TASKS", "built-in data": "data.sources:BUILTIN_NAMES",
+    "tasks of VTAB": "evaluation.protocols.vtab:TASKS", "built-in data": "data.sources:BUILTIN_NAMES",
     "image files": "data.sources:IMAGE_SUFFIXES", "object stores": "repositories.stores:STORES",
     "splits": "data.splits:SPLITS", "engines of optimize_for_inference": "inference.engines:ENGINES",
     "runtimes of exported graphs": "conversion.targets.graphs.runtimes:RUNTIMES",

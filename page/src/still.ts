@@ -1,4 +1,4 @@
-// A page for one image without a runtime: it contains the model's outputs; src/hf_vit/pages/still.py writes it.
+// A page for one image without a runtime: it contains the model's outputs; src/hf_vit/analysis/showing.py writes it.
 
 import type { Outputs, Page } from "./model.ts";
 import type { Answerer, Result } from "./runner.ts";

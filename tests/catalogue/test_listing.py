@@ -13,8 +13,7 @@ from safetensors.numpy import load_file
 from timm.models import get_pretrained_cfg
 from transformers import AutoConfig
 
-from hf_vit.catalogue.listing import Listing, list_models
-from hf_vit.catalogue.published import published_checkpoints, published_scores
+from hf_vit.catalogue.listing import Listing, list_models, published_checkpoints, published_scores
 from hf_vit.cost import forward_flops
 from hf_vit.errors import UserError
 from hf_vit.hub.card import write_card

@@ -12,7 +12,7 @@ from comparison import zoo
 from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
 
 from hf_vit.comparison import ComparisonSettings, ModelResult, SpeedResult, api, compare, save_comparison
-from hf_vit.comparison.measurement import (
+from hf_vit.comparison.api import (
     HEAD,
     PROBE,
     ProbedForImageClassification,

@@ -31,10 +31,9 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassif
 
 import hf_vit
 import hf_vit.conversion as conversion
-from hf_vit.conversion.api import build_report
+from hf_vit.conversion.api import build_report, run_stages
 from hf_vit.conversion.origins.origin import TRANSFORMS
 from hf_vit.conversion.readers import Companions
-from hf_vit.conversion.verification import run_stages
 from hf_vit_cli.main import main
 
 FORMS = {

@@ -35,7 +35,7 @@ from hf_vit.conversion.targets.target import TOLERANCE
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
 from hf_vit.loading.start import find_model
-from hf_vit.training.dense_model import build_dense_model
+from hf_vit.training.tasks.dense import build_dense_model
 from hf_vit_cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own

@@ -1,5 +1,5 @@
 """The doors into transformers' dense predictors, one test and one recipe each; the package's own heads, Mask2Former and
-torchvision's Mask R-CNN among them, are in training/test_dense_model.py.
+torchvision's Mask R-CNN among them, are in training/test_dense.py.
 
 Every recipe starts at a backbone config; `import hf_vit` has registered it with `AutoBackbone`, so transformers builds
 `HfViTBackbone` (or another family's) from it. The built model has random weights; give its backbone those of a

@@ -15,8 +15,7 @@ from PIL import Image
 from transformers import ViTImageProcessor
 
 from hf_vit import HfViTForImageClassification, HfViTModel, UserError
-from hf_vit.catalogue.listing import list_models
-from hf_vit.catalogue.published import TOP1
+from hf_vit.catalogue.listing import TOP1, list_models
 from hf_vit.data.images import decode_image
 from hf_vit.evaluation import embed, evaluate, evaluate_protocol, predict
 from hf_vit.loading import optimizing

@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("page")
     models = [save_model(root / name, image_size=8) for name in ("first", "second")]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("hf_vit.pages.runtime.FILES", SMALL_FILES)
+        patched.setattr("hf_vit.pages.making.FILES", SMALL_FILES)
         make_page(models, root / "page", runtime=save_runtime(root / "runtime"))
     return root / "page"
 

@@ -11,7 +11,7 @@ from models.families import FAMILIES, OTHERS, Family
 from torch import nn
 
 import hf_vit
-from hf_vit.inference import merging
+from hf_vit.inference import optimize
 from hf_vit.models.modeling_hf_vit import HfViTLayer
 
 Group = tuple[torch.Tensor, list[int]]  # a token's state [D], and the places in the image that it stands for
@@ -127,14 +127,14 @@ def test_blocks_have_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes it fast: 16 patches and a class token, of which three patches go in each block, but the last."""
     family, model, fast = merging_model("plain", pooling="token")
     lengths = list[tuple[int, int]]()
-    merge = merging.TokenGroups.merge
+    merge = optimize.TokenGroups.merge
 
     def record(self: Any, hidden_states: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         fewer = merge(self, hidden_states, keys)
         lengths.append((hidden_states.shape[1], fewer.shape[1]))
         return fewer
 
-    monkeypatch.setattr(merging.TokenGroups, "merge", record)
+    monkeypatch.setattr(optimize.TokenGroups, "merge", record)
     images = family.images(model.config, grid=(4, 4), dtype=torch.float64)
     hf_vit.optimize_for_inference(fast, merge_tokens=3)(images)
     assert lengths == [(17, 14), (14, 11), (11, 8)]

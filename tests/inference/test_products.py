@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import hf_vit
 from hf_vit import environment
-from hf_vit.inference import memory, packing
+from hf_vit.inference import optimize, packing
 from hf_vit.inference.layers import Dense, FusedAttention, StandardizedConv2d
 from hf_vit.inference.packing import (
     PackedConv2d,
@@ -169,7 +169,7 @@ def test_position_tables_are_kept_a_grid(monkeypatch):
         return resample(self, grid, like)
 
     monkeypatch.setattr(type(model.vit.embeddings), "position_table", watched)
-    monkeypatch.setattr(memory, "KEPT_GRIDS", 2)
+    monkeypatch.setattr(optimize, "KEPT_GRIDS", 2)
     grids = [(2, 3), (4, 4), (2, 3), (3, 2), (2, 3)]  # the fourth pushes out the first
     for grid in grids:
         images = PLAIN.images(model.config, grid=grid)
@@ -191,7 +191,7 @@ def test_axial_attention_in_portions_is_the_same(monkeypatch):
     wanted = model(images).logits
     fast = hf_vit.optimize_for_inference(model, engine="torch")
     for limit in (1, 500, 2**18):  # a line, some, all at a time
-        monkeypatch.setattr(memory, "CACHED_LOGITS", limit)
+        monkeypatch.setattr(optimize, "CACHED_LOGITS", limit)
         torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-12)
 
 
@@ -205,8 +205,8 @@ def test_norms_of_small_maps_equal_the_formula(monkeypatch, channels: int):
     features = torch.randn(2, channels, 5, 7).bfloat16().contiguous(memory_format=torch.channels_last)
     exact = copy.deepcopy(norm).double()(features.double().contiguous())
     for small in (0, 1024):
-        monkeypatch.setattr(memory, "SMALL_MAP", small)
-        normed = memory._normalize(norm.bfloat16(), features)
+        monkeypatch.setattr(optimize, "SMALL_MAP", small)
+        normed = optimize._normalize(norm.bfloat16(), features)
         assert normed.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(normed.double(), exact, rtol=1e-2, atol=2e-2)
 

@@ -3,10 +3,10 @@
 import hashlib
 from pathlib import Path
 
-from hf_vit.pages import runtime
+from hf_vit.pages import making
 
-# In place of `runtime.FILES`, in the process that is to take them.
-SMALL_FILES = {name: hashlib.sha256(f"contents of {name}".encode()).hexdigest() for name in runtime.FILES}
+# In place of `making.FILES`, in the process that is to take them.
+SMALL_FILES = {name: hashlib.sha256(f"contents of {name}".encode()).hexdigest() for name in making.FILES}
 
 
 def save_runtime(folder: Path) -> Path:
@@ -18,4 +18,4 @@ def save_runtime(folder: Path) -> Path:
 
 def take_small_files() -> None:
     """For the rest of a process of its own."""
-    runtime.FILES = SMALL_FILES
+    making.FILES = SMALL_FILES

@@ -20,7 +20,7 @@ from transformers import AutoModelForImageClassification, ViTImageProcessor
 from hf_vit import variant_config
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
-from hf_vit.pages import making, runtime
+from hf_vit.pages import making
 from hf_vit.pages.description import describe_model, describe_preprocessing
 from hf_vit.pages.graph import count_inner_values, write_graph
 from hf_vit.pages.making import distinct_names, make_page
@@ -29,7 +29,7 @@ from hf_vit_cli.main import main
 
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "FILES", SMALL_FILES)
+    monkeypatch.setattr(making, "FILES", SMALL_FILES)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_folder(plain: Path, runtime_files: Path, tmp_path: Path, capsys: pytest
     assert sorted(example["label"] for example in page["examples"]) == [str(digit) for digit in range(10)]
     with Image.open(out / page["examples"][3]["file"]) as example:
         assert example.mode == "RGB"
-    assert {file.name for file in (out / "runtime").iterdir()} == set(runtime.FILES)
+    assert {file.name for file in (out / "runtime").iterdir()} == set(making.FILES)
     assert {file.name for file in out.iterdir() if file.is_file()} == {*making.PAGE_FILES, "page.json", "README.md"}
     card = RepoCard.load(out / "README.md", ignore_metadata_errors=False)
     assert card.data.to_dict() == {"title": "model", "sdk": "static", "app_file": "index.html"}
@@ -181,31 +181,31 @@ def test_runtime_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
         monkeypatch.delenv(name, raising=False)
     on_server = save_runtime(tmp_path / "server")
     with served(on_server) as address:
-        monkeypatch.setattr(runtime, "BASE_URL", address.rstrip("/"))
+        monkeypatch.setattr(making, "BASE_URL", address.rstrip("/"))
         for copy in ("copied", "again"):
-            runtime.copy_runtime(tmp_path / copy)
+            making.copy_runtime(tmp_path / copy)
             for name in SMALL_FILES:
                 assert (tmp_path / copy / name).read_text() == f"contents of {name}"
         assert len(list((tmp_path / "cache").rglob("ort*"))) == len(SMALL_FILES)
         forged = on_server / "ort-wasm-simd-threaded.wasm"
         forged.write_text("forged")
         with pytest.raises(UserError, match=r"simd-threaded\.wasm is wrong; try again, or give"):
-            runtime.copy_runtime(tmp_path / "refused")
+            making.copy_runtime(tmp_path / "refused")
         assert not (tmp_path / "refused").exists()
         assert "forged" not in [file.read_text() for file in (tmp_path / "cache").rglob("ort*")]  # got anew next time
         forged.unlink()
         with pytest.raises(
             UserError, match=r"wasm cannot be downloaded: .*; or give a folder with the files as --runtime DIR"
         ):
-            runtime.copy_runtime(tmp_path / "refused")
+            making.copy_runtime(tmp_path / "refused")
 
 
 def test_address_and_files_of_the_runtime():
     """What the lock file of the page's own packages says of the version, which the browser's tests run."""
     lock = json.loads((Path(__file__).parents[2] / "page/package-lock.json").read_text())
     version = lock["packages"]["node_modules/onnxruntime-web"]["version"]
-    assert f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{version}/dist" == runtime.BASE_URL
-    assert [len(sha256) for sha256 in runtime.FILES.values()] == [64] * 6
+    assert f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{version}/dist" == making.BASE_URL
+    assert [len(sha256) for sha256 in making.FILES.values()] == [64] * 6
 
 
 def test_the_picture_is_of_the_page_as_it_is():

@@ -29,9 +29,9 @@ from hf_vit.loading.start import build_classifier, find_dense_head, find_model
 from hf_vit.models.resnet_hf_vit import ResNetStem
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
-from hf_vit.training.dense_model import build_dense_model, model_inputs
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit.training.run import is_complete
+from hf_vit.training.tasks.dense import build_dense_model, model_inputs
 
 
 def answers_of(head: str, model: Any, processor: Any, pixel_values: torch.Tensor) -> list[Any]:

@@ -1,6 +1,5 @@
 from .analysis import AnalysisSettings, AttentionReader
 from .api import (
-    ANALYSES,
     AnalysisDocument,
     AnalysisRun,
     StagesDocument,
@@ -10,6 +9,7 @@ from .api import (
     stage_folders,
 )
 from .images import AnalysisImages, CueConflicts, open_cue_conflicts, open_images
+from .registry import ANALYSES
 from .showing import Shown, show
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Base classes of analyses, which read attention maps and feature maps of models of several libraries.
 
-A new analysis is a module with one class that computes and draws, and one line in `ANALYSES` of `api`.
+A new analysis is a module with one class that computes and draws, and one line in `ANALYSES` of `registry`.
 
 Legend: B batch, N tokens, C channels, H x W px, A heads, L layers, D feature channels or hidden size (they may differ
 by depth), h x w patch grid or positions of a feature map.

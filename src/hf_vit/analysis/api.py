@@ -30,17 +30,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from hf_vit.analysis.analysis import Analysis, AnalysisSettings, Arrays, Context, draw_panels
-from hf_vit.analysis.cka import CKA, CKABetween
-from hf_vit.analysis.distance import AttentionDistance
-from hf_vit.analysis.entropy import AttentionEntropy
-from hf_vit.analysis.equivariance import Equivariance
-from hf_vit.analysis.filters import PatchFilters
-from hf_vit.analysis.head_maps import HeadMaps
 from hf_vit.analysis.images import AnalysisImages, open_cue_conflicts, open_images
-from hf_vit.analysis.permutation import PatchPermutation
-from hf_vit.analysis.positions import PositionSimilarity
-from hf_vit.analysis.receptive_field import ReceptiveField
-from hf_vit.analysis.rollout import AttentionRollout
+from hf_vit.analysis.registry import ANALYSES
 from hf_vit.analysis.shape_bias import ShapeBias
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, enough_memory
@@ -59,25 +50,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Number = float | None | list[float | None]
-
-# Name -> class, in the order in which they run and are shown.
-ANALYSES: dict[str, type[Analysis]] = {
-    analysis.name: analysis
-    for analysis in (
-        PatchFilters,
-        PositionSimilarity,
-        AttentionDistance,
-        AttentionEntropy,
-        AttentionRollout,
-        HeadMaps,
-        CKA,
-        CKABetween,
-        Equivariance,
-        PatchPermutation,
-        ReceptiveField,
-        ShapeBias,
-    )
-}
 
 
 @final

@@ -1,20 +1,359 @@
-"""List models and show them as a table, JSON or an HTML page with a leaderboard per data set."""
+"""List models (the papers' variants, folders, a Hub user's) as a table, JSON or an HTML page with leaderboards.
 
+Accuracies are from arXiv 2010.11929, tables 2 and 6; those of AugReg hybrids (arXiv 2106.10270) from the table in the
+README of google-research/vision_transformer. Checkpoint URLs are from the READMEs of google-research/vision_transformer
+and google-research/big_transfer, from the Hub (original weights in the layout of transformers) and from timm's model
+names. `hf-vit convert` reads all of them.
+"""
+
+import functools
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
-from hf_vit.catalogue.entries import PAPERS, Entry, add_flops, belongs_to_family, list_entries
-from hf_vit.catalogue.published import TOP1, Score
+import torch
+
+from hf_vit.conversion.loading import find_config
+from hf_vit.cost.flops import forward_flops
 from hf_vit.display import Displayed, amount
 from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.protocols.frame import Table, percent
-from hf_vit.families import FAMILIES
+from hf_vit.families import FAMILIES, family_of
+from hf_vit.hub.card_metadata import load_facts, select_comparable
+from hf_vit.hub.model_folder import count_parameters, read_config
+from hf_vit.hub.published_results import ACCURACIES
+from hf_vit.repositories.hub import retry
+from hf_vit.repositories.reading import CONFIG, guard_hub_access
+from hf_vit.results.facts import DataFact, Facts, as_fraction
 from hf_vit.results.figures import render_report
 from hf_vit.results.writing import write_atomically
+from hf_vit.variants import variant_config, variant_names
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
+
+from hf_vit.variants import VARIANTS
+
+TOP1 = "top-1 accuracy"
+_PAPER = "arXiv 2010.11929, table"
+_AUGREG_PAGE = "arXiv 2106.10270, google-research/vision_transformer, table of AugReg models, row"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A published result.
+
+    Attributes:
+        data: data set, with its split if known.
+        metric: name of the metric.
+        value: a fraction in [0, 1].
+        source: where it was published.
+    """
+
+    data: str
+    metric: str
+    value: float
+    source: str
+
+
+_TABLE_2_DATA = ("ImageNet", "ImageNet ReaL", "CIFAR-10", "CIFAR-100", "Oxford-IIIT Pets", "Oxford Flowers-102", "VTAB")
+# Variant -> (row of the table, percent on each of _TABLE_2_DATA).
+_TABLE_2 = {
+    "H/14": ("Ours-JFT (ViT-H/14)", (88.55, 90.72, 99.50, 94.55, 97.56, 99.68, 77.63)),
+    "L/16": ("Ours-I21k (ViT-L/16)", (85.30, 88.62, 99.15, 93.25, 94.67, 99.61, 72.72)),
+}
+# Variant -> rows of the table as (name, epochs on JFT, percent on ImageNet).
+_TABLE_6 = {
+    "B/32": (("ViT-B/32", 7, 80.73),),
+    "B/16": (("ViT-B/16", 7, 84.15),),
+    "L/32": (("ViT-L/32", 7, 84.37),),
+    "L/16": (("ViT-L/16", 7, 86.30), ("ViT-L/16", 14, 87.12)),
+    "H/14": (("ViT-H/14", 14, 88.08),),
+    "R50+B/16": (("R50x1+ViT-B/16", 7, 85.58),),
+    "R50+L/32": (("R50x1+ViT-L/32", 7, 85.68),),
+    "R50+L/16": (("R50x1+ViT-L/16", 7, 86.60), ("R50x1+ViT-L/16", 14, 87.12)),
+}
+# Variant -> percent on ImageNet at 384 px.
+_AUGREG_SCORES = {"R+Ti/16": 75.40, "R26+S/32": 83.85, "R50+L/32": 85.99}
+
+_MIXERS = ("Mixer-B_16", "Mixer-L_16")
+# Folder in gs:// -> files; "ViT-B_16-224" was fine-tuned at 224 px, fine-tuned files without that suffix at 384 px.
+_FOLDERS = {
+    "vit_models/imagenet21k": ("ViT-B_8", "ViT-B_16", "ViT-B_32", "ViT-L_16", "ViT-L_32", "ViT-H_14", "R50+ViT-B_16"),
+    "vit_models/imagenet21k+imagenet2012": (
+        *("ViT-B_8", "ViT-B_16", "ViT-B_16-224", "ViT-B_32", "ViT-L_16", "ViT-L_16-224", "ViT-L_32", "R50+ViT-B_16"),
+    ),
+    "mixer_models/imagenet1k": _MIXERS,
+    "mixer_models/imagenet21k": _MIXERS,
+    "mixer_models/sam": ("Mixer-B_16", "Mixer-B_32"),
+}
+# Variant -> (file in gs://vit_models/augreg, learning rate in the name of its fine-tuned version).
+_AUGREG = {
+    "L/16": ("L_16-i21k-300ep-lr_0.001-aug_strong1-wd_0.1-do_0.0-sd_0.0", "0.01"),
+    "B/16": ("B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0", "0.03"),
+    "S/16": ("S_16-i21k-300ep-lr_0.001-aug_light1-wd_0.03-do_0.0-sd_0.0", "0.03"),
+    "R50+L/32": ("R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1", "0.01"),
+    "R26+S/32": ("R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0", "0.01"),
+    "Ti/16": ("Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0", "0.03"),
+    "B/32": ("B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0", "0.01"),
+    "S/32": ("S_32-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0", "0.01"),
+    "R+Ti/16": ("R_Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0", "0.03"),
+}
+_BIT_NAMES = ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4")
+_HUB_NAMES = {
+    "B/16": ("vit-base-patch16-224-in21k", "vit-base-patch16-224", "vit-base-patch16-384"),
+    "B/32": ("vit-base-patch32-224-in21k", "vit-base-patch32-384"),
+    "L/16": ("vit-large-patch16-224-in21k", "vit-large-patch16-224", "vit-large-patch16-384"),
+    "L/32": ("vit-large-patch32-224-in21k", "vit-large-patch32-384"),
+    "H/14": ("vit-huge-patch14-224-in21k",),
+    "BiT-R50x1": ("bit-50",),
+}
+_TIMM_NAMES = {
+    **{
+        f"{size}/{patch}": f"vit_{width}_patch{patch}_224"
+        for size, width in (("Ti", "tiny"), ("S", "small"), ("B", "base"), ("L", "large"), ("H", "huge"))
+        for patch in VARIANTS[size].patches
+    },
+    "R+Ti/16": "vit_tiny_r_s16_p8_224",
+    "R26+S/32": "vit_small_r26_s32_224",
+    "R50+B/16": "vit_base_r50_s16_224",
+    "R50+L/32": "vit_large_r50_s32_224",
+    "Mixer-B/16": "mixer_b16_224",
+    "Mixer-L/16": "mixer_l16_224",
+    **{f"BiT-{name}": f"resnetv2_{name[1:]}_bit" for name in _BIT_NAMES},
+}
+
+
+def published_scores(variant: str) -> Iterator[Score]:
+    """Yield the results that the papers state for a variant."""
+    if variant in _TABLE_2:
+        row, percents = _TABLE_2[variant]
+        for data, percent in zip(_TABLE_2_DATA, percents, strict=True):
+            metric = "mean accuracy of 19 tasks" if data == "VTAB" else TOP1
+            yield Score(data, metric, _to_fraction(percent), f"{_PAPER} 2, {row}")
+    for row, epochs, percent in _TABLE_6.get(variant, ()):
+        yield Score("ImageNet", TOP1, _to_fraction(percent), f"{_PAPER} 6, {row}, {epochs} epochs on JFT")
+    if variant in _AUGREG_SCORES:
+        yield Score("ImageNet", TOP1, _to_fraction(_AUGREG_SCORES[variant]), f"{_AUGREG_PAGE} {variant}, 384 px")
+
+
+def published_checkpoints(variant: str) -> Iterator[str]:
+    """Yield the published checkpoints of a variant, named as `hf-vit convert` accepts them."""
+    for folder, files in _FOLDERS.items():
+        for file in files:
+            if file.removesuffix("-224").replace("ViT-", "").replace("_", "/") == variant:
+                yield f"gs://{folder}/{file}.npz"
+    if variant in _AUGREG:
+        file, rate = _AUGREG[variant]
+        yield f"gs://vit_models/augreg/{file}.npz"
+        yield f"gs://vit_models/augreg/{file}--imagenet2012-steps_20k-lr_{rate}-res_384.npz"
+    name = variant.removeprefix("BiT-")
+    if name in _BIT_NAMES:
+        yield from (f"gs://bit_models/BiT-{kind}.npz" for kind in (f"S-{name}", f"M-{name}", f"M-{name}-ILSVRC2012"))
+    yield from (f"hf://google/{repo}" for repo in _HUB_NAMES.get(variant, ()))
+    if variant in _TIMM_NAMES:
+        yield f"timm:{_TIMM_NAMES[variant]}"
+
+
+def _to_fraction(percent: float) -> float:
+    return round(percent / 100, 6)
+
+
+PAPERS = "papers"  # this name stands for the papers' variants
+_NUM_CLASSES = 1000  # classes of the head with which a variant's parameters and FLOPs are counted
+_MAX_REPOSITORIES = 1000  # of one user
+_MAX_TEXT_LENGTH = 200
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """The description of one model.
+
+    Attributes:
+        kind: "variant" of a paper, local "folder" or Hub "repository".
+        name: the variant's name, the folder's path, or user/name.
+        model_type: the architecture's name in config.json; "" if unknown.
+        parameters: number of stored values; for a variant with a head for 1,000 classes.
+        forward_flops: FLOPs for one image of the configured size (a multiply-add counts 2); None for repositories and
+            for architectures that hf_vit cannot count.
+        scores: published or recorded results.
+        checkpoints: published weights, named as `hf-vit convert` accepts them.
+        problem: the error, if a folder could not be read.
+    """
+
+    kind: Literal["variant", "folder", "repository"]
+    name: str
+    model_type: str = ""
+    parameters: int | None = None
+    forward_flops: int | None = None
+    scores: tuple[Score, ...] = field(default=())
+    checkpoints: tuple[str, ...] = field(default=())
+    problem: str | None = None
+
+    def select_data(self, data: str) -> "Entry":
+        """Return a copy of this entry with only the results on data sets whose name contains `data` (in any case)."""
+        return replace(self, scores=tuple(score for score in self.scores if data.lower() in score.data.lower()))
+
+
+def list_entries(source: str) -> Iterator[Entry]:
+    """Return the models of a folder, a Hub user, or "papers", without FLOPs, which `add_flops` counts.
+
+    Raises:
+        UserError: there is no such folder or Hub user.
+    """
+    if source == PAPERS:
+        return map(_describe_variant, variant_names())
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return map(_describe_folder, find_model_folders(folder))
+    if "/" in source or source.startswith((".", "~")):
+        raise UserError(
+            f"the folder {source} does not exist; give a folder, a user or organization on the Hub, or {PAPERS}"
+        )
+    return iter(_list_repositories(source))
+
+
+def add_flops(entry: Entry) -> Entry:
+    """Return the entry with the FLOPs of a forward pass, if they can be counted."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings about a configuration matter when it is loaded, not here
+            if entry.kind == "variant":
+                return replace(entry, forward_flops=forward_flops(variant_config(entry.name, num_labels=_NUM_CLASSES)))
+            if entry.kind == "folder" and family_of(entry.model_type) is not None:
+                config, task = find_config(entry.name)
+                return replace(entry, forward_flops=forward_flops(config, task=task))
+    except UserError as error:
+        return replace(entry, problem=one_line(error))
+    return entry
+
+
+def _describe_variant(name: str) -> Entry:
+    """Return the entry of a variant; the model is built without memory for its weights."""
+    from transformers import AutoModelForImageClassification
+
+    config = variant_config(name, num_labels=_NUM_CLASSES)
+    with torch.device("meta"):
+        model: Any = AutoModelForImageClassification.from_config(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    scores, checkpoints = tuple(published_scores(name)), tuple(published_checkpoints(name))
+    return Entry("variant", name, config.model_type, parameters, None, scores, checkpoints)
+
+
+def find_model_folders(root: Path) -> list[Path]:
+    """Return all folders with a config.json in and below `root`; folders inside a model folder are not searched."""
+    folders = list[Path]()
+    for path, subfolders, files in os.walk(root):
+        subfolders[:] = [] if CONFIG in files else sorted(name for name in subfolders if not name.startswith("."))
+        if CONFIG in files:
+            folders.append(Path(path))
+    return folders
+
+
+def _describe_folder(folder: Path) -> Entry:
+    """Return the entry of a model folder, with the error as its `problem` if it cannot be read."""
+    try:
+        config, parameters = read_config(folder), count_parameters(folder)
+        facts = load_facts(folder, config)
+    except (UserError, OSError) as error:
+        return Entry("folder", str(folder), problem=one_line(error))
+    return Entry("folder", str(folder), one_line(config.model_type), parameters, None, tuple(_record_scores(facts)))
+
+
+def _record_scores(facts: Facts) -> Iterator[Score]:
+    """Yield the accuracies recorded in facts.json that a card would show."""
+    for record in select_comparable(facts):
+        data = record.data or DataFact(name="unnamed data")
+        for name, metric in ACCURACIES.items():
+            if (value := as_fraction(record.values.get(name))) is not None:
+                yield Score(_name_data(data.name, data.split), metric.lower(), value, one_line(record.command))
+
+
+def _list_repositories(owner: str) -> list[Entry]:
+    """Return the public models of a Hub user from the Hub's metadata, without downloading files.
+
+    Raises:
+        UserError: there is no such user, the user has no public model, or the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    expand: Any = ["cardData", "model-index", "evalResults", "safetensors", "config"]
+    list_models = functools.partial(HfApi().list_models, author=owner, expand=expand, limit=_MAX_REPOSITORIES)
+    try:
+        with guard_hub_access(owner):
+            entries = list(map(_describe_repository, retry(lambda: list(list_models()), "listing the models")))
+    except UserError as error:
+        raise UserError(
+            f"the folder {owner} does not exist, and the Hub user {owner} cannot be read: {error}"
+        ) from error
+    if not entries:
+        raise UserError(
+            f"the folder {owner} does not exist, and no Hub user of that name has a public model; give a folder "
+            "or another user"
+        )
+    return entries
+
+
+def _describe_repository(info: "ModelInfo") -> Entry:
+    """Return the entry of a Hub repository."""
+    name, model_type = _shorten(info.id), _shorten((info.config or {}).get("model_type", ""))
+    parameters = info.safetensors.total if info.safetensors is not None else None
+    total = parameters if isinstance(parameters, int) else None
+    scores = tuple(dict.fromkeys((*_index_scores(info), *_eval_result_scores(info))))
+    return Entry("repository", name, model_type, total, None, scores, (f"hf://{name}",))
+
+
+def _index_scores(info: "ModelInfo") -> Iterator[Score]:
+    """Yield the accuracies in a card's `model-index`; a malformed one yields nothing."""
+    from huggingface_hub.repocard_data import model_index_to_eval_results
+
+    model_index: Any = info.model_index or []
+    try:
+        results: Iterable[Any] = model_index_to_eval_results(model_index)[1] if model_index else []
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return
+    for result in results:
+        data = _name_data(result.dataset_name, result.dataset_split)
+        yield from _make_score(data, result.metric_name or result.metric_type, result.metric_value, result.source_name)
+
+
+def _eval_result_scores(info: "ModelInfo") -> Iterator[Score]:
+    """Yield the accuracies in `.eval_results`, unless `model-index` states them, which also names the split."""
+    if info.model_index:
+        return
+    for result in info.eval_results or []:
+        yield from _make_score(_shorten(result.dataset_id), TOP1, result.value, result.source_name)
+
+
+def _make_score(data: str, metric: object, value: object, source: object) -> Iterator[Score]:
+    """Yield the score if the metric is an accuracy: values above 1 are percents, and plain "accuracy" means top-1."""
+    name = _shorten(metric).lower()
+    name = TOP1 if name == "accuracy" else name
+    if "accuracy" not in name or isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= 100:
+        return
+    yield Score(data, name, float(value) if value <= 1 else value / 100, _shorten(source or "its card"))
+
+
+def _name_data(name: object, split: object) -> str:
+    """Return the name of a data set with its split, if known."""
+    return _shorten(f"{name}, split {split}" if split else name)
+
+
+def _shorten(value: object) -> str:
+    """Return a value as one line of limited length."""
+    return one_line(value)[:_MAX_TEXT_LENGTH]
+
+
+def belongs_to_family(entry: Entry, family: str) -> bool:
+    """Return whether an entry belongs to a family, given its name in hf_vit ("hybrid") or its model_type."""
+    entry_family = family_of(entry.model_type)
+    return family in (entry.model_type, entry_family.name if entry_family is not None else None)
+
 
 _BODY = """
 <p class="quiet">{{ entries|length }} models from {{ places }}. Accuracies were published or recorded by the named

@@ -1,43 +1,317 @@
 """`compare`: measure models one by one, time them together, and write tables and pictures.
 
-Finished measurements are stored and not repeated.
+Finished measurements are stored and not repeated. The logits are those of the model's head if it has the data's
+classes, else of a linear probe, which has gradients too.
+
+Legend: B images, C channels, H x W px, K classes.
 """
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, final
+from types import SimpleNamespace
+from typing import Any, cast, final
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
 
-from hf_vit.comparison.measurement import (
-    check_measurable,
-    choose_classifier,
-    describe_inputs,
-    load_sample,
-    measure_model,
-    measure_named,
-    prepare_timing,
+from hf_vit.comparison.result_files import (
+    ComparisonInputs,
+    ComparisonSettings,
+    JudgedModel,
+    ModelResult,
+    ModelSpeed,
+    Share,
+    SpeedResult,
 )
-from hf_vit.comparison.result_files import ComparisonInputs, ComparisonSettings, ModelResult, ModelSpeed, SpeedResult
 from hf_vit.comparison.tables import draw_comparison, html, markdown, to_csv, to_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
+from hf_vit.data.images import decode_image
 from hf_vit.data.sources import is_builtin
 from hf_vit.display import Displayed, shortened
 from hf_vit.environment import hardware
 from hf_vit.errors import UserError
-from hf_vit.evaluation.reading import refuse_output_in
+from hf_vit.evaluation.examination import Examination
+from hf_vit.evaluation.protocols.calibration import ReliabilitySums
+from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, best_probe
+from hf_vit.evaluation.protocols.robustness import corrupt_batch, count_right, fgsm
+from hf_vit.evaluation.reading import compute_logits, evaluation_mode, find_largest, refuse_output_in, undecode_images
 from hf_vit.evaluation.runners import open_runner
-from hf_vit.loading.model import LoadedModel, load_models
+from hf_vit.evaluation.saving import MULTI_LABEL_WARNING
+from hf_vit.families import problem_type_of
+from hf_vit.loading.model import LoadedModel, load_model, load_models
+from hf_vit.loading.optimizing import copy_optimized, describe_engine
+from hf_vit.loading.outputs import pre_logits
+from hf_vit.loading.pixels import PixelScale
 from hf_vit.results.documents import differing_fields
-from hf_vit.results.facts import append_record, is_recorded, lock_folder, new_record
+from hf_vit.results.facts import DataFact, append_record, is_recorded, lock_folder, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.writing import explain_write_errors, reject_url, write_atomically
-from hf_vit.speed.measuring import BUSY, measure_forwards
+from hf_vit.speed.measuring import BUSY, counted_flops, measure_forwards
+
+HEAD, PROBE = "head", "linear probe"
+# The logit of a class without a training image, so that it is never predicted.
+NEVER = -1e9
+_CONFIDENCE = 0.95
+
+
+def choose_classifier(loaded: LoadedModel, data: ImageData, probe: bool) -> str:
+    """Return `HEAD` if the model's head has the data's classes, else `PROBE`.
+
+    Raises:
+        UserError: the head lacks a class, and `probe` is False.
+    """
+    try:
+        loaded.classes_of(data.label_names)
+    except UserError as error:
+        if not probe:
+            raise UserError(f"{loaded.name} cannot be compared: {error}; or fit a linear probe (--probe)") from error
+        return PROBE
+    return HEAD
+
+
+def describe_inputs(
+    loaded: LoadedModel,
+    classifier: str,
+    data: ImageData,
+    split: str,
+    settings: ComparisonSettings,
+    image_size: tuple[int, int] | None = None,
+) -> ComparisonInputs:
+    """Return everything on which a model's result depends, to recognize results of the same inputs.
+
+    `image_size` is that of built-in data, whose fingerprint does not contain it.
+    """
+    fact = DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=data.num_examples(split))
+    all_settings = settings.kept() | {"image_size": list(image_size) if image_size else None}
+    description = loaded.describe()
+    # How a processor prepares an image with edges and colors depends on its resizing, cropping and scaling.
+    picture = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
+    prepared = (loaded.prepare([picture]) * 100).round().to(torch.int32).numpy().tobytes()
+    fingerprint = hashlib.sha256(description["fingerprint"].encode() + prepared).hexdigest()[:16]
+    model = JudgedModel(name=loaded.name, kind=description["kind"], fingerprint=fingerprint, judged_by=classifier)
+    return ComparisonInputs(model=model, data=fact, settings=all_settings)
+
+
+def check_measurable(
+    loaded: LoadedModel, inputs: ComparisonInputs, data: ImageData, settings: ComparisonSettings
+) -> None:
+    """Raise before any work the errors that would stop the measurement of a model later.
+
+    Raises:
+        UserError: the data have no split to fit a probe on, or the processor does more than scale pixels, so that its
+            input cannot be corrupted or attacked.
+    """
+    examination = Examination(loaded, data, inputs.data.split or "")
+    if inputs.model.judged_by == PROBE:
+        for name in ("train", "validation"):
+            examination.require_fit_split(name)
+    if (settings.corruptions or settings.epsilons) and not loaded.resizes:
+        PixelScale.measure(loaded)
+
+
+@final
+class ProbedForImageClassification(nn.Module):
+    """A frozen model with a linear head on its features: pixels [B, C, H, W] -> logits [B, K]."""
+
+    def __init__(self, body: nn.Module, head: nn.Linear, label_names: list[str]) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+        image_size = getattr(getattr(body, "config", None), "image_size", None)
+        self.config = SimpleNamespace(
+            num_labels=len(label_names), id2label=dict(enumerate(label_names)), image_size=image_size
+        )
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, K]."""
+        return self.head(pre_logits(self.body, pixel_values).to(self.head.weight.dtype))
+
+
+def prepare_timing(loaded: LoadedModel, classifier: str, data: ImageData, sample: torch.Tensor) -> LoadedModel:
+    """Return the classifier to time: the model, or the model with an untrained probe; `sample` is [B, C, H, W]."""
+    if classifier == HEAD:
+        return loaded
+    with torch.inference_mode():
+        num_features = pre_logits(loaded.model, sample).shape[1]
+    head = nn.Linear(num_features, len(data.label_names)).to(sample.device)
+    return replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
+
+
+def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[nn.Linear, float]:
+    """Fit scikit-learn's logistic regression to standardized training features; return a linear layer and C.
+
+    C is the value of `STRENGTHS` with the highest accuracy on the validation images, of equal ones the smallest. At
+    most `num_images` images are used, drawn by the examination's seed.
+
+    Raises:
+        UserError: the train or the validation split is missing or is the one to be measured, or all training images
+            have one class.
+    """
+    train, validation = (examination.require_fit_split(name) for name in ("train", "validation"))
+    rows = np.random.default_rng(examination.seed).permutation(len(examination.labels(train)))[:num_images]
+    features, labels = examination.features(train, sorted(rows.tolist()))
+    if len(np.unique(labels)) < 2:
+        raise UserError(
+            f"the split '{train}' has images of one class only, but a probe needs two or more; give other data"
+        )
+    probes = [Probe.fit(features, labels, strength) for strength in STRENGTHS]
+    best = best_probe(probes, *examination.features(validation))
+    scaler, regression = cast(Any, best.pipeline)
+    weights, biases = regression.coef_, regression.intercept_
+    if len(weights) == 1:  # of two classes scikit-learn has one row, the second class against the first
+        weights, biases = np.concatenate([0 * weights, weights]), np.concatenate([0 * biases, biases])
+    head = nn.Linear(weights.shape[1], len(examination.data.label_names))
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.fill_(NEVER)
+        head.weight[regression.classes_] = torch.from_numpy(weights / scaler.scale_).float()
+        head.bias[regression.classes_] = torch.from_numpy(biases - (weights / scaler.scale_) @ scaler.mean_).float()
+    return head.to(next(examination.subject.model.parameters()).device), best.strength
+
+
+def measure_model(
+    loaded: LoadedModel,
+    data: ImageData,
+    inputs: ComparisonInputs,
+    settings: ComparisonSettings,
+    *,
+    optimize: bool = False,
+    progress: bool = True,
+) -> ModelResult:
+    """Measure a model on all images of a split, and on corrupted and attacked ones; fit its probe first if it has one.
+
+    With `optimize` a copy computes the predictions on the engine that is fastest for so many images (`select_engine`);
+    gradients and FLOPs are those of the model as it was loaded.
+
+    Raises:
+        UserError: an output is not finite, the image processor does more than scale pixels, or a probe has no split to
+            be fitted on.
+    """
+    split = inputs.data.split or ""
+    examination = Examination(loaded, data, split, None, settings.batch_size, settings.seed, progress)
+    attacks = settings.epsilons if loaded.is_differentiable else ()
+    notes, is_graph = list[str](), loaded.is_graph
+    if inputs.model.judged_by == PROBE:
+        head, strength = fit_probe(examination, settings.probe_images)
+        loaded = replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
+        notes.append(f"a linear probe (C = {strength:g}) of {head.in_features} features classifies")
+    elif problem_type_of(loaded.model) == "multi_label_classification":
+        notes.append(MULTI_LABEL_WARNING)
+    if is_graph:
+        omitted = "it was not corrupted or attacked" if examination.subject.resizes else "it was not attacked"
+        notes.append(f"the model is a graph: {omitted}, and parameters and FLOPs were not counted")
+    elif not examination.subject.is_differentiable:
+        notes.append("the model was not attacked, because its color quantization has no gradient")
+    faster, engine = copy_optimized(loaded, data.num_examples(split)) if optimize else (loaded, None)
+    if engine is not None:
+        notes.append(describe_engine(engine))
+    examination = replace(examination, subject=faster)
+    pixel_values = load_sample(loaded, data, split, 1)
+    sizes: dict[str, Any] = {"parameters": None, "flops": None}
+    with evaluation_mode(loaded.model):
+        values = _measure_accuracy(examination) | _measure_robustness(
+            replace(examination, num_images=settings.robustness_images), settings, attacks, loaded.model
+        )
+        if not is_graph:
+            sizes["flops"] = counted_flops(loaded.model, lambda: loaded.model(pixel_values))
+            sizes["parameters"] = sum(parameter.numel() for parameter in loaded.model.parameters())
+    height, width = loaded.input_size if loaded.resizes else pixel_values.shape[-2:]
+    return ModelResult(inputs=inputs, image_size=(height, width), notes=notes, **sizes, **values)
+
+
+def measure_named(
+    name_and_inputs: tuple[str, ComparisonInputs],
+    data: ImageData,
+    settings: ComparisonSettings,
+    device: str | None,
+    optimize: bool,
+) -> ModelResult:
+    """Load a model by its name and measure it, on any machine of a cluster.
+
+    Raises:
+        UserError: another model has this name on this machine.
+    """
+    source, inputs = name_and_inputs
+    loaded = replace(load_model(source, device), name=inputs.model.name)
+    if describe_inputs(loaded, inputs.model.judged_by, data, inputs.data.split or "", settings).model != inputs.model:
+        raise UserError(
+            f"the name {source} stands for another model on a node of the cluster; give a model that all nodes share"
+        )
+    return measure_model(loaded, data, inputs, settings, optimize=optimize, progress=False)
+
+
+def load_sample(loaded: LoadedModel, data: ImageData, split: str, count: int) -> torch.Tensor:
+    """Return the first images of a split as the model's input [count, C, H, W], repeatedly if there are too few."""
+    table: Any = undecode_images(data.split(split))
+    return loaded.pixel_values([decode_image(table[index % len(table)]["image"]) for index in range(count)])
+
+
+def _measure_accuracy(examination: Examination) -> dict[str, Any]:
+    """Return top1, top5, loss and ece for `ModelResult`.
+
+    top5 is None for fewer than five classes, and the loss if the true class of an image has the logit `NEVER`.
+    """
+    sums, hits, images, classes, is_finite = ReliabilitySums(), np.zeros(2, dtype=int), 0, 0, True
+    for logits, labels in examination.iterate_logits(examination.split):
+        is_finite &= bool((logits.gather(1, labels[:, None]) > NEVER / 2).all())
+        sums.add(logits.double().numpy(), labels.numpy())
+        is_hit = find_largest(logits, 5) == labels[:, None]
+        hits += int(is_hit[:, 0].sum()), int(is_hit.sum())
+        images, classes = images + len(labels), logits.shape[1]
+    top1, top5 = (estimate_share(int(count), images) for count in hits)
+    result = sums.result()
+    loss = result.loss if is_finite else None
+    return {"top1": top1, "top5": top5 if classes >= 5 else None, "loss": loss, "ece": result.ece}
+
+
+def _measure_robustness(
+    examination: Examination, settings: ComparisonSettings, attacks: Sequence[float], gradient_model: nn.Module
+) -> dict[str, Any]:
+    """Return the accuracy on clean, corrupted and attacked images for `ModelResult`.
+
+    `gradient_model` computes the gradients of the attacks, because an optimized model has none.
+    """
+    if examination.subject.resizes or not (settings.corruptions or attacks):
+        return {"clean": None, "corruptions": {}, "fgsm": None}
+    scale, model = PixelScale.measure(examination.subject), examination.subject.model
+    hits, images = Counter[tuple[str, str]](), 0
+    for values, labels in examination.iterate_pixels(f"{examination.subject.name}: robustness"):
+        pixels = scale.pixels(values).clamp(0, 1)
+
+        def compute_loss(pixels: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
+            return F.cross_entropy(compute_logits(gradient_model, scale.values(pixels)), labels, reduction="none")
+
+        variants = {("clean", ""): pixels}
+        for name in settings.corruptions:
+            variants["corruption", name] = corrupt_batch(pixels, name, settings.severity, settings.seed)
+        variants |= {("fgsm", f"{epsilon:g}"): fgsm(compute_loss, pixels, epsilon / 255) for epsilon in attacks}
+        for key, variant in variants.items():
+            hits[key] += count_right(model, scale.values(variant), labels)
+        images += len(labels)
+    shares = {key: count / images for key, count in hits.items()}
+    return {
+        "clean": shares["clean", ""],
+        "corruptions": {name: shares["corruption", name] for name in settings.corruptions},
+        "fgsm": {f"{epsilon:g}": shares["fgsm", f"{epsilon:g}"] for epsilon in attacks} or None,
+    }
+
+
+def estimate_share(hits: int, images: int) -> Share:
+    """Return the share `hits / images` with Wilson's 95% interval."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(hits, images).proportion_ci(_CONFIDENCE, method="wilson")
+    return Share(value=hits / images, low=float(interval.low), high=float(interval.high))
+
 
 PICTURE_NAME, REPORT_NAME, SPEED_NAME = "comparison.png", "comparison.html", "speed.json"
 

@@ -16,11 +16,11 @@ from hf_vit.training.processes import is_main, report_on_main, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run import Say, get_seconds, read_run, run_job, train_once, write_run
 from hf_vit.training.tasks.classification import Classification
-from hf_vit.training.tasks.dense import Detection, Segmentation
 from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
 from hf_vit.training.tasks.momentum_contrast import Contrast, ContrastiveOptions
 from hf_vit.training.tasks.patch_prediction import NextPatch, PatchPrediction, RandomMasking
-from hf_vit.training.tasks.self_training import MetaPseudoLabels, NoisyStudent, SelfTrainingOptions
+from hf_vit.training.tasks.registry import FINETUNED, OBJECTIVES, TASKS
+from hf_vit.training.tasks.self_training import SelfTrainingOptions
 from hf_vit.training.tasks.task import FinetuneResult, PretrainResult, Task, find_best_evaluation
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sharing import share_finished
@@ -28,20 +28,6 @@ from hf_vit_settings import RUN_FIELDS, FinetuneOptions
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
-
-TASKS: dict[str, type[Any]] = {
-    "classification": Classification,
-    "distillation": Distillation,
-    "noisy-student": NoisyStudent,
-    "meta-pseudo-labels": MetaPseudoLabels,
-    "segmentation": Segmentation,
-    "detection": Detection,
-    "masked-patch": PatchPrediction,
-    "next-patch": PatchPrediction,
-    "contrastive": Contrast,
-}
-FINETUNED = ("classification", "segmentation", "detection")
-OBJECTIVES = [name for name, task in TASKS.items() if not task.has_labels]
 
 
 def finetune(

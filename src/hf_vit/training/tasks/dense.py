@@ -1,15 +1,26 @@
-"""The tasks of segmentation, from masks, and detection, from boxes: a new head on a backbone."""
+"""The tasks of segmentation, from masks, and detection, from boxes: a new head on a backbone's feature maps.
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast, final
+Legend: B images, H x W px, n objects of an image.
+"""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, cast, final
+
+import torch
 import transformers
+from accelerate.utils import gather_object
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision.ops import box_convert
 from transformers import PreTrainedModel
+from transformers.trainer_utils import EvalLoopOutput
 
+from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData, dense_collator, dense_transforms
+from hf_vit.data.annotations import IGNORED
 from hf_vit.data.transforms import refuse_image_only
-from hf_vit.errors import UserError
+from hf_vit.errors import UserError, strict_reason
 from hf_vit.evaluation.protocols.dense import (
     DetectionMeter,
     DetectionResult,
@@ -17,14 +28,316 @@ from hf_vit.evaluation.protocols.dense import (
     SegmentationResult,
     require_metrics,
 )
-from hf_vit.families import DENSE_HEADS, DenseTask
+from hf_vit.families import DENSE_HEADS, DenseHead, DenseTask, family_of
 from hf_vit.loading.outputs import class_maps, detections
+from hf_vit.loading.start import build_model, build_processor, dense_model, find_backbone
+from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
+from hf_vit.models.configuration_hf_mixer import HfMixerConfig
+from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
+from hf_vit.models.configuration_hf_vit import HfBaseConfig
+from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.results.facts import Record
-from hf_vit.training.dense_model import build_dense_model
 from hf_vit.training.plan import Run, Start, configure_weights
 from hf_vit.training.tasks.task import MeasuredTask, find_active_settings
-from hf_vit.training.trainer.dense_trainer import DenseTrainer, Judge, Judged
+from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit_settings import Recipe
+
+
+class _HeadInput(NamedTuple):
+    """The feature maps that a head reads, and the fields of its configuration that `width` sets."""
+
+    strides: tuple[int, ...]  # in px; empty if the head reads the last map only
+    min_maps: int
+    width_fields: tuple[str, ...]
+
+
+_HEADS = {
+    "linear": _HeadInput((), 0, ()),
+    "upernet": _HeadInput((4, 8, 16, 32), 2, ("hidden_size", "auxiliary_channels")),
+    "mask2former": _HeadInput((4, 8, 16, 32), 4, ("feature_size", "mask_feature_size", "hidden_dim")),
+    "mask-rcnn": _HeadInput((4, 8, 16, 32), 2, ("fpn_hidden_size",)),
+    "detr": _HeadInput((), 0, ("d_model",)),
+    "deformable-detr": _HeadInput((8, 16, 32), 1, ("d_model",)),
+}
+
+
+def build_dense_model(
+    source: Source,
+    head: str,
+    label_names: Sequence[str],
+    *,
+    image_size: tuple[int, int] | None = None,
+    width: int | None = None,
+    use_masks: bool = True,
+    backbone_dropout: float | None = None,
+    drop_path: float | None = None,
+    **fields: Any,
+) -> tuple[PreTrainedModel, Any]:
+    """Build a model in float32 with a head, and its image processor.
+
+    The head is new, unless the source is a checkpoint with this head: then its weights are used, except for those that
+    depend on the classes if the classes differ. A head that reads maps of several strides gets them from a plain, axial
+    or local backbone by ViTDet's pyramid (arXiv 2203.16527), from a hybrid by the stages of its stem and its last
+    block, and from a ResNet by its stages.
+
+    Args:
+        source: from `find_model`; the weights of a checkpoint are used in the backbone.
+        head: a key of `hf_vit.families.DENSE_HEADS`.
+        label_names: the classes, in the order of their numbers.
+        image_size: (height, width) px; None keeps the source's, as it does for the rates.
+        width: channels of the head and of the pyramid; None is the checkpoint's or the default of the head's library.
+        use_masks: for "mask-rcnn": whether it has a branch for masks.
+        **fields: fields of the head's configuration.
+
+    Raises:
+        UserError: the head is unknown, lacks one of the fields, or does not work with this source.
+    """
+    kind = DENSE_HEADS.get(head)
+    if kind is None:
+        raise UserError(f"unknown head '{head}'; choose from {', '.join(DENSE_HEADS)}")
+    checkpoint = dense_model(source) if source.dense_head is kind else None
+    maps = {} if checkpoint is not None else _make_map_fields(source, head)
+    maps |= {} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width}
+    rates = {"dropout": backbone_dropout, "drop_path": drop_path}
+    backbone: Any = build_model(source, "backbone", image_size=image_size, **rates, **maps)
+    stored = {} if checkpoint is None else checkpoint.config.to_dict()
+    changes = _make_head_fields(head, backbone, use_masks)
+    changes = {name: value for name, value in changes.items() if name not in stored or name == "use_masks"}
+    changes |= dict.fromkeys(_HEADS[head].width_fields if width else (), width) | fields
+    unknown = sorted(set(changes) - set(kind.config_class().to_dict()))
+    if unknown:
+        raise UserError(
+            f"the configuration of the head '{head}' has no {', '.join(unknown)}; choose another recipe or head"
+        )
+    names = {"id2label": dict(enumerate(label_names)), "label2id": {name: i for i, name in enumerate(label_names)}}
+    try:
+        config_class: Any = kind.config_class
+        config = config_class.from_dict({**stored, "backbone_config": backbone.config.to_dict(), **names, **changes})
+        model = getattr(transformers, kind.auto_class).from_config(config, dtype=torch.float32)
+    except (StrictDataclassError, ValueError) as error:
+        reason = strict_reason(error) if isinstance(error, StrictDataclassError) else error
+        raise UserError(f"{source.name} does not work with the head '{head}': {reason}") from error
+    if checkpoint is not None:
+        _load_head(model, checkpoint, source.name)
+    _load_backbone(model, backbone)
+    return model, _make_processor(kind, source, backbone.config)
+
+
+def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a collator's batch to the arguments of the model's forward, with labels in the format of its loss.
+
+    The batch has "pixel_values" [B, C, H, W] and possibly "labels": class maps [B, H, W] with 255 for ignored pixels,
+    or per image a dictionary of "boxes" [n, 4] (x1, y1, x2, y2 in px), "class_labels" [n] and possibly "masks" and
+    "iscrowd" [n]. DETRs do not learn crowds.
+    """
+    pixel_values, labels = batch["pixel_values"], batch.get("labels")
+    if labels is None:
+        return {"pixel_values": pixel_values}
+    config: Any = model.config
+    model_type = config.model_type
+    if model_type == DENSE_HEADS["mask2former"].model_type:
+        masks, classes = [], []
+        for class_map in labels:
+            numbers = class_map.unique()
+            classes.append(numbers[numbers != config.ignore_value])
+            masks.append((class_map[None] == classes[-1][:, None, None]).float())
+        return {"pixel_values": pixel_values, "mask_labels": masks, "class_labels": classes}
+    if model_type in (DENSE_HEADS["detr"].model_type, DENSE_HEADS["deformable-detr"].model_type):
+        height, width = pixel_values.shape[2:]
+        scale = torch.tensor([width, height, width, height], device=pixel_values.device)
+        targets = []
+        for image in labels:
+            not_crowd = image["iscrowd"] == 0 if "iscrowd" in image else slice(None)
+            boxes = box_convert(image["boxes"][not_crowd], "xyxy", "cxcywh") / scale
+            targets.append({"class_labels": image["class_labels"][not_crowd], "boxes": boxes})
+        return {"pixel_values": pixel_values, "labels": targets}
+    return {"pixel_values": pixel_values, "labels": labels}
+
+
+def _has_pyramid(source: Source) -> bool:
+    """Return whether the backbone of the source makes maps of several strides by ViTDet's pyramid."""
+    return hasattr(source.config, "use_feature_pyramid") and not isinstance(source.config, HfHybridViTConfig)
+
+
+def _make_map_fields(source: Source, head: str) -> dict[str, Any]:
+    """Return the backbone's fields for the maps that a head reads; raise `UserError` if it makes too few."""
+    config: HfBaseConfig = source.config
+    strides = _HEADS[head].strides
+    if isinstance(config, HfResNetBaseConfig):
+        stages = range(1, len(config.stage_depths) + 1)
+        matching = [f"stage{stage}" for stage in stages if _stage_stride(stage) in strides]
+        out_features = matching or [f"stage{stage}" for stage in stages]
+        _require_maps(source, head, len(out_features))
+        return {"out_features": out_features if strides or head == "linear" else None}
+    last_map: dict[str, Any] = {"out_features": None}
+    if isinstance(config, HfMixerConfig):
+        _require_maps(source, head, 1)
+        return last_map
+    last_map |= {"use_feature_pyramid": False, "reshape_hidden_states": True, "apply_layernorm": True}
+    if isinstance(config, HfHybridViTConfig):
+        stages = [stage for stage in range(1, len(config.stage_depths) + 1) if _stage_stride(stage) in strides]
+        _require_maps(source, head, len(stages) + 1)
+        return last_map | {"stem_stages": tuple(stages)}
+    return last_map | ({"use_feature_pyramid": True, "pyramid_strides": strides} if strides else {})
+
+
+def _stage_stride(stage: int) -> int:
+    """Return the stride of a ResNet's stage 1, 2, ... in px; each stage halves the map of the one before."""
+    return 4 * 2 ** (stage - 1)
+
+
+def _require_maps(source: Source, head: str, maps: int) -> None:
+    """Raise a `UserError` if the head needs more maps than the backbone makes."""
+    if maps < (min_maps := _HEADS[head].min_maps):
+        family = family_of(source.config.model_type)
+        backbone = "model" if family is None else family.label.lower()
+        raise UserError(
+            f"the head '{head}' needs {min_maps} maps of different strides, but the {backbone} {source.name} makes "
+            f"{maps}; choose another head, such as linear or detr"
+        )
+
+
+def _make_head_fields(head: str, backbone: Any, use_masks: bool) -> dict[str, Any]:
+    """Return the fields of the head's configuration that depend on the backbone's maps."""
+    strides = backbone.strides
+    # One anchor size per map, eight times its stride as in torchvision; maps of equal stride get different sizes too.
+    sizes = [8 * strides[0] * 2**index for index in range(len(strides))]
+    fields: dict[str, dict[str, Any]] = {
+        "linear": {"use_norm": isinstance(backbone.config, HfResNetBaseConfig | HfMixerConfig)},
+        "upernet": {"use_auxiliary_head": len(strides) > 2},
+        "mask2former": {"feature_strides": strides},
+        "mask-rcnn": {"use_masks": use_masks, "anchor_sizes": sizes},
+        "detr": {"num_channels": backbone.config.num_channels},
+    }
+    return fields.get(head, {})
+
+
+def _load_head(model: Any, checkpoint: Any, name: str) -> None:
+    """Load the head's weights of a checkpoint, except for those that a model of other classes cannot use."""
+    new_state, state = model.state_dict(), checkpoint.state_dict()
+    if list(checkpoint.config.id2label.values()) != list(model.config.id2label.values()):
+        # Weights whose shape changes with one more class belong to the classes of the checkpoint.
+        more_classes = {**checkpoint.config.to_dict(), "num_labels": checkpoint.config.num_labels + 1}
+        larger = type(checkpoint)(type(checkpoint.config).from_dict(more_classes)).state_dict()
+        state = {key: value for key, value in state.items() if larger[key].shape == value.shape}
+    prefix = next(key for key, module in model.named_modules() if isinstance(module, HfBaseBackbone))
+    state = {key: value for key, value in state.items() if key in new_state and not key.startswith(f"{prefix}.")}
+    if different := next((key for key, value in state.items() if new_state[key].shape != value.shape), None):
+        raise UserError(
+            f"the head of {name} has another shape ({different}) than the one to build; leave out --head-width and the "
+            "fields of the recipe's architecture, or choose another --head"
+        )
+    model.load_state_dict(state, strict=False)
+
+
+def _load_backbone(model: Any, backbone: Any) -> None:
+    """Load the weights of a backbone into that of the model."""
+    report = find_backbone(model).load_state_dict(backbone.state_dict(), strict=False)
+    # DETRs replace batch norms by frozen ones, which do not count batches.
+    unmatched = [*report.missing_keys, *(key for key in report.unexpected_keys if "num_batches_tracked" not in key)]
+    assert not unmatched, unmatched
+
+
+def _make_processor(kind: DenseHead, source: Source, config: HfBaseConfig) -> Any:
+    """Make the image processor of the class that post-processes the head's outputs, with the backbone's settings."""
+    settings = build_processor(source, config).to_dict()
+    fields = {name: settings[name] for name in ("size", "image_mean", "image_std", "resample", "do_convert_rgb")}
+    unpadded = {"do_pad": False} if kind.name in ("detr", "deformable-detr", "mask2former") else {}
+    return getattr(transformers, kind.processor)(**fields, **unpadded)
+
+
+# Prediction and truth of one image, on the CPU.
+Judged = tuple[Any, Any]
+
+_MEANS_OF_PIXELS = (DENSE_HEADS["linear"].model_type, DENSE_HEADS["upernet"].model_type)
+
+
+class Judge(NamedTuple):
+    """Functions that compute metrics of a validation split, at the size of the model's input.
+
+    Attributes:
+        add: adds the prediction and the truth of an image.
+        answers: (outputs of the model, batch) -> prediction and truth of every image.
+        metrics: returns metrics by name; "score" selects the best checkpoint.
+    """
+
+    add: Callable[[Any, Any], None]
+    answers: Callable[[Any, Mapping[str, Any]], list[Judged]]
+    metrics: Callable[[], dict[str, float]]
+
+
+class DenseTrainer(HfViTTrainer):
+    """An `HfViTTrainer` that uses the loss of the model, and evaluates with a `Judge`.
+
+    Several processes divide the batches of an evaluation and add all results, so that each of them has the metrics that
+    a single process would have.
+
+    Args:
+        new_judge: returns a `Judge` for an evaluation.
+    """
+
+    def __init__(self, *args: Any, new_judge: Callable[[], Judge], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.new_judge = new_judge
+        self.model_accepts_loss_kwargs = False
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Return the loss of the model."""
+        outputs = model(**model_inputs(cast(Any, self.bare_model()), inputs))
+        # Without pixels transformers' loss is NaN, so it is replaced by 0.
+        loss = self._weight_loss(outputs.loss, inputs) if self._count(inputs) else 0 * outputs.logits.sum()
+        return (loss, outputs) if return_outputs else loss
+
+    def _count(self, batch: dict[str, Any]) -> torch.Tensor | int:
+        """Return the number of labeled pixels if the loss is their mean, else the number of images."""
+        if cast(Any, self.bare_model()).config.model_type not in _MEANS_OF_PIXELS:
+            return len(batch["pixel_values"])
+        return (batch["labels"] != IGNORED).sum()
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
+        """Return the batches of this process; every image is in one process."""
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        size, world = self.args.eval_batch_size, self.args.world_size
+        batches = [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
+        process_batches: Any = batches[self.args.process_index :: world]
+        return DataLoader(dataset, batch_sampler=process_batches, collate_fn=self.data_collator)
+
+    def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate as transformers does, with the metrics of the judge, and the loss if the model has one."""
+        self._judge, self._losses = self.new_judge(), list[tuple[float, int]]()
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        images_per_round = self.args.eval_batch_size * self.args.world_size
+        num_images = len(cast(Any, dataloader.dataset))
+        if len(dataloader) * images_per_round < num_images:  # other processes have one more batch
+            self._gather([], [])
+        weight = sum(count for _, count in self._losses)
+        loss = {"loss": sum(loss * count for loss, count in self._losses) / weight} if weight else {}
+        prefix, metrics = kwargs.get("metric_key_prefix", "eval"), self._judge.metrics() | loss
+        cast(Any, output.metrics).update({f"{prefix}_{name}": value for name, value in metrics.items()})
+        return output
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Add a batch to the metrics of the judge, and return nothing for transformers' loop to store."""
+        network, batch = cast(Any, self.bare_model()), self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs = network(**model_inputs(network, batch))
+            answers = self._judge.answers(outputs, batch)
+        count = int(self._count(batch))
+        self._gather([] if outputs.loss is None or not count else [(float(outputs.loss), count)], answers)
+        return None, None, None
+
+    def _gather(self, losses: list[tuple[float, int]], answers: Sequence[Judged]) -> None:
+        """Add the losses (with the number of items they are means of) and predictions of all processes."""
+        self._losses += gather_object(losses)
+        for answer, truth in gather_object(list(answers)):
+            self._judge.add(answer, truth)
+
 
 # Settings of a recipe that apply to class labels only.
 _LABEL_SETTINGS = (
