@@ -312,7 +312,15 @@ def format_batches(kind: str, name: str) -> str:
 
 
 def format_difference(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}" if value > 0.1 else f"{value:.1e}".replace("e-0", "e-")
+    return (
+        ""
+        if value is None
+        else "0"
+        if not value
+        else f"{value:.2f}"
+        if value > 0.1
+        else f"{value:.1e}".replace("e-0", "e-")
+    )
 
 
 @table("parity.json")
@@ -320,6 +328,24 @@ def parity(path: Path) -> str:
     record, names = load(path), ("hf_vit", "transformers", "timm", "hf_vit, float64")
     lines = [(row["case"], *(format_difference(row[name]) for name in names)) for row in record["rows"]]
     return markdown(["case of tests/golden", *names], lines, f"`parity.py`, {record['date']}.")
+
+
+@table("departures.json")
+def departures(path: Path) -> str:
+    record, names = load(path), ("hf_vit", "timm", "transformers")
+    lines: list[tuple[str, ...]] = []
+    for case in dict.fromkeys(row["case"] for row in record["rows"]):
+        first, *others = filter_runs(record["rows"], case=case)
+        cells: list[str] = []
+        for name in names:
+            largest = max((row[name] for row in others if row[name] is not None), default=None)
+            cells.append(", ".join(filter(None, map(format_difference, (first[name], largest)))))
+        lines.append((case, *cells))
+    caption = (
+        f"`departures.py`, {record['date']}: largest difference from the originals' outputs, random weights, at the "
+        "nominal size and at others; peers with the settings of their own classes. Nothing: the library has none."
+    )
+    return markdown(["original", *names], lines, caption)
 
 
 @table("demo.json")
