@@ -7,6 +7,7 @@ A page marks a table by `<!-- table: NAME -->` and `<!-- end -->`; whatever is b
 """
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -147,26 +148,27 @@ def format_model_dates(*kinds: str) -> str:
     return f"`hf-vit bench models`, {format_dates([row for kind in kinds for row in load_model_runs(kind)])}"
 
 
-def compare_with_peers(
-    names: dict[str, str], variants: dict[str, str], suffix: str, emphasis: bool = False
+def compare(
+    rows: Iterable[tuple[Sequence[str], Iterable[tuple[Any, ...]]]], show: Callable[[Any], str] = median
 ) -> list[Any]:
-    """Return rows of medians, a row for every processor, contestant and dtype that was measured."""
-    lines = []
-    for kind, processor in PROCESSORS.items():
-        for name, label in names.items():
-            for dtype in DTYPES:
-                cells = [
-                    find_ratio(
-                        kind, "inference", variant, dtype, batch, name.format(peer), peer + suffix * (peer != name)
-                    )
-                    for variant, peer in variants.items()
-                    for batch in BATCHES
-                ]
-                if any(cells):
-                    is_behind = [emphasis and cell is not None and round(cell["median"], 2) < 0.95 for cell in cells]
-                    texts = [f"**{median(c)}**" if b else median(c) for c, b in zip(cells, is_behind, strict=True)]
-                    lines.append((processor, label, dtype, *texts))
-    return lines
+    """Return a line for every label of whose ratios (the arguments of `find_ratio`) any was measured."""
+    found = ((label, [find_ratio(*case) for case in cases]) for label, cases in rows)
+    return [(*label, *map(show, ratios)) for label, ratios in found if any(ratios)]
+
+
+def compare_with_peers(names: dict[str, str], suffix: str, show: Callable[[Any], str] = median) -> list[Any]:
+    """Return a line for every processor, contestant and dtype that was measured."""
+    return compare(
+        (((processor, label, dtype), [(kind, "inference", variant, dtype, batch, name.format(peer),
+                                       peer + suffix * (peer != name))
+                                      for variant, peer in PEERS.items() for batch in BATCHES])
+         for kind, processor in PROCESSORS.items() for name, label in names.items() for dtype in DTYPES),
+        show,
+    )  # fmt: skip
+
+
+def mark_behind(ratio: dict[str, float] | None) -> str:
+    return f"**{median(ratio)}**" if ratio and round(ratio["median"], 2) < 0.95 else median(ratio)
 
 
 def batch_headers(variants: Iterable[str]) -> list[str]:
@@ -177,11 +179,10 @@ def batch_headers(variants: Iterable[str]) -> list[str]:
 def engines(_: Path | None) -> str:
     names = {name: FORMS[name] for name in list(FORMS)[3:]}
     names["{}, compiled and frozen"] = "the peer's, compiled and frozen"
-    lines = compare_with_peers(names, PEERS, ", openvino", emphasis=True)
-    caption = (
-        f"Times OpenVINO of the peer's model (hybrids: timm's); bold: below 0.95. {format_model_dates(*PROCESSORS)}."
-    )
-    return markdown(["processor", "contestant", "dtype", *batch_headers(PEERS)], lines, caption)
+    lines = compare_with_peers(names, ", openvino", mark_behind)
+    caption = "Times OpenVINO of the peer's model (hybrids: timm's); bold: below 0.95. "
+    header = ["processor", "contestant", "dtype", *batch_headers(PEERS)]
+    return markdown(header, lines, f"{caption}{format_model_dates(*PROCESSORS)}.")
 
 
 @table("models_zen4.json")
@@ -189,15 +190,14 @@ def engines_summary(_: Path | None) -> str:
     """Return one row per processor and dtype with median and range over models and batches."""
     forms = ("hf_vit optimized, openvino", "hf_vit optimized", "hf_vit optimized, compiled")
     lines = []
-    for kind, dtype in ((kind, dtype) for kind in PROCESSORS for dtype in DTYPES):
+    for kind, dtype in itertools.product(PROCESSORS, DTYPES):
         cells = []
         for name in forms:
             cases = [(variant, dtype, batch) for variant in PEERS for batch in BATCHES]
-            ratios = [find_ratio(kind, "inference", *place, name, f"{PEERS[place[0]]}, openvino") for place in cases]
+            ratios = [find_ratio(kind, "inference", *case, name, f"{PEERS[case[0]]}, openvino") for case in cases]
             values = sorted(cell["median"] for cell in ratios if cell)
             cells.append(f"{statistics.median(values):.2f} ({values[0]:.2f} to {values[-1]:.2f})" if values else "")
-        if any(cells):
-            lines.append((PROCESSORS[kind], dtype, *cells))
+        lines += [(PROCESSORS[kind], dtype, *cells)] if any(cells) else []
     caption = "Median and range over S/16, B/16, R26+S/32 and R50+B/16, batches of 1 and 8. "
     caption += f"{format_model_dates(*PROCESSORS)}."
     return markdown("processor | dtype | by OpenVINO | by torch | by torch, compiled", lines, caption)
@@ -205,23 +205,19 @@ def engines_summary(_: Path | None) -> str:
 
 @table("models_zen4.json")
 def axial_engines(_: Path | None) -> str:
-    lines = []
-    for kind, processor in PROCESSORS.items():
-        cases = [("inference", "Axial-B/16", dtype, batch) for dtype in DTYPES for batch in BATCHES]
-        cells = [find_ratio(kind, *case, "hf_vit optimized, openvino", "hf_vit optimized") for case in cases]
-        if any(cells):
-            lines.append((processor, *map(median, cells)))
-    return markdown(
-        ["Axial-B/16, OpenVINO beside torch", *batch_headers(DTYPES)],
-        lines,
-        "Both optimized; `hf-vit bench models Axial-B/16`.",
+    pair, cases = ("hf_vit optimized, openvino", "hf_vit optimized"), [*itertools.product(DTYPES, BATCHES)]
+    rows = (
+        ((processor,), [(kind, "inference", "Axial-B/16", *case, *pair) for case in cases])
+        for kind, processor in PROCESSORS.items()
     )
+    header = ["Axial-B/16, OpenVINO beside torch", *batch_headers(DTYPES)]
+    return markdown(header, compare(rows), "Both optimized; `hf-vit bench models Axial-B/16`.")
 
 
 @table("models_zen4.json")
 def other_engines(_: Path | None) -> str:
     """Return rows for ONNX Runtime, timm with OpenVINO, int8 without VNNI, and the products alone."""
-    ours = "hf_vit optimized, openvino"
+    ours, variants = "hf_vit optimized, openvino", ("S/16", "B/16")
     pairs = [
         *((kind, ours, "timm, openvino") for kind in PROCESSORS),
         *(("avx512_bf16", "hf_vit optimized, onnxruntime", p) for p in ("transformers, onnxruntime", ours)),
@@ -229,45 +225,38 @@ def other_engines(_: Path | None) -> str:
         ("avx512_bf16", "products alone, packed by oneDNN", "transformers, openvino"),
         ("avx512_bf16", "products alone, openvino", "transformers, openvino"),
     ]  # fmt: skip
-    lines = []
-    for (kind, name, peer), dtype in ((pair, dtype) for pair in pairs for dtype in DTYPES):
-        cells = [find_ratio(kind, "inference", v, dtype, b, name, peer) for v in ("S/16", "B/16") for b in BATCHES]
-        if any(cells):
-            lines.append((PROCESSORS[kind], name, peer, dtype, *map(median, cells)))
-    return markdown(["processor", "contestant", "beside", "dtype", *batch_headers(["S/16", "B/16"])], lines)
+    rows = (
+        ((PROCESSORS[kind], *pair, dtype), [(kind, "inference", v, dtype, b, *pair) for v in variants for b in BATCHES])
+        for (kind, *pair), dtype in itertools.product(pairs, DTYPES)
+    )
+    return markdown(["processor", "contestant", "beside", "dtype", *batch_headers(variants)], compare(rows))
 
 
 @table("models_zen4.json")
 def as_loaded(_: Path | None) -> str:
-    names = FORMS | {"timm": "timm", "vit-pytorch": "vit-pytorch", "torch encoder": "torch encoder"}
+    names = FORMS | {name: name for name in ("timm", "vit-pytorch", "torch encoder")}
     names |= {
         "transformers eager": "transformers, explicit attention",
         "{}, compiled and frozen": "the peer's, compiled and frozen",
+        "{}, openvino": "the peer's by OpenVINO",
+        "products alone": "products alone",
     }
-    names |= {"{}, openvino": "the peer's by OpenVINO", "products alone": "products alone"}
     caption = "Times the peer's model as loaded (S/16, B/16: transformers with sdpa; hybrids: timm). "
-    caption += f"{format_model_dates(*PROCESSORS)}."
-    return markdown(
-        ["processor", "contestant", "dtype", *batch_headers(PEERS)], compare_with_peers(names, PEERS, ""), caption
-    )
+    header = ["processor", "contestant", "dtype", *batch_headers(PEERS)]
+    return markdown(header, compare_with_peers(names, ""), f"{caption}{format_model_dates(*PROCESSORS)}.")
 
 
 @table("models_zen4.json")
 def training(_: Path | None) -> str:
-    names = dict.fromkeys(
-        name
-        for kind in PROCESSORS
-        for row in load_model_runs(kind)
-        if row["cell"]["work"] == "training"
-        for name in row["outcomes"]
+    runs = [row for kind in PROCESSORS for row in load_model_runs(kind) if row["cell"]["work"] == "training"]
+    names = dict.fromkeys(name for row in runs for name in row["outcomes"])
+    rows = (
+        ((processor, dtype, name), [(kind, "training", v, dtype, 8, name, "transformers") for v in ("S/16", "B/16")])
+        for kind, processor in PROCESSORS.items()
+        for dtype, name in itertools.product(DTYPES, names)
     )
-    lines = []
-    for kind, dtype, name in ((kind, dtype, name) for kind in PROCESSORS for dtype in DTYPES for name in names):
-        cells = [find_ratio(kind, "training", variant, dtype, 8, name, "transformers") for variant in ("S/16", "B/16")]
-        if any(cells):
-            lines.append((PROCESSORS[kind], dtype, name, *map(quartiles, cells)))
     caption = f"Times transformers' sdpa, batches of 8; bfloat16 under autocast. {format_model_dates(*PROCESSORS)}."
-    return markdown("processor | dtype | contestant | S/16 | B/16", lines, caption)
+    return markdown("processor | dtype | contestant | S/16 | B/16", compare(rows, quartiles), caption)
 
 
 # ---- README and index: the measurements of the first page
@@ -531,28 +520,38 @@ def billion(path: Path) -> str:
 # ---- trainings
 
 
+def group(runs: Rows, *names: str) -> dict[Any, Rows]:
+    """Return the values of these fields (of one field: its value) -> runs, as they come."""
+    groups: dict[Any, Rows] = {}
+    for run in runs:
+        values = tuple(run.get(name) for name in names)
+        groups.setdefault(values if names[1:] else values[0], []).append(run)
+    return groups
+
+
+def mean(runs: Rows, name: str, *form: int) -> str:
+    return format_mean((run[name] for run in runs), *form)
+
+
 @table("inductive_bias.jsonl")
 def inductive_bias(path: Path) -> str:
     runs = filter_runs(load(path), kind="data")
-    sizes, lines = sorted({run["examples"] for run in runs}), []
-    for family in dict.fromkeys(run["family"] for run in runs):
-        family_runs = filter_runs(runs, family=family)
-        cells = [format_mean(run["test_accuracy"] for run in filter_runs(family_runs, examples=size)) for size in sizes]
-        lines.append((family, f"{family_runs[0]['parameters']:,}", *cells))
+    sizes = sorted({run["examples"] for run in runs})
+    lines = [
+        (family, f"{own[0]['parameters']:,}", *(mean(filter_runs(own, examples=n), "test_accuracy") for n in sizes))
+        for family, own in group(runs, "family").items()
+    ]
     header = ["family", "parameters", *(f"{size:,} images" for size in sizes)]
-    caption = f"Test accuracy, %. {describe_runs(runs, 'inductive_bias.py')}."
-    return markdown(header, lines, caption)
+    return markdown(header, lines, f"Test accuracy, %. {describe_runs(runs, 'inductive_bias.py')}.")
 
 
 @table("data_scale.jsonl")
 def data_scale(path: Path) -> str:
     records = load(path)
     runs = filter_runs(records, kind="run")
-    sizes, names = sorted({run["images"] for run in runs}), list(dict.fromkeys(run["model"] for run in records))
-    values = [
-        "test_accuracy",
-        *(f"{data}, {reading}" for data in ("digits", "photos") for reading in ("25 a class", "fine-tuned")),
-    ]
+    sizes, names = sorted({run["images"] for run in runs}), list(group(records, "model"))
+    readings = ("digits, 25 a class", "digits, fine-tuned", "photos, 25 a class", "photos, fine-tuned")
+    values = ("test_accuracy", *readings)
 
     def scores(kind: str, name: str, value: str, size: int) -> list[float]:
         matching_runs = sorted(filter_runs(records, kind=kind, model=name, images=size), key=lambda run: run["seed"])
@@ -564,10 +563,8 @@ def data_scale(path: Path) -> str:
         for value in values for name in names if any(value in run for run in runs)
     ]  # fmt: skip
     for name in names[1:]:
-        paired_scores = [
-            zip(*(scores("run", model, values[0], size) for model in (names[0], name)), strict=True) for size in sizes
-        ]
-        gaps = [[first - second for first, second in pairs] for pairs in paired_scores]
+        pairs = [[scores("run", model, values[0], size) for model in (names[0], name)] for size in sizes]
+        gaps = [[first - second for first, second in zip(*pair, strict=True)] for pair in pairs]
         seeds = list(zip(*gaps, strict=True))
         crossed = f"{sum(min(seed_gaps) < 0 < max(seed_gaps) for seed_gaps in seeds)} of {len(seeds)} seeds cross"
         lines.append((f"{names[0]} - {name}, points ({crossed})", *map(format_margin, gaps)))
@@ -578,116 +575,68 @@ def data_scale(path: Path) -> str:
             predicted = f"{100 * law['predicted_accuracy']:.1f}" if law["law"] else "no law"
             lines.append((f"foreseen by the first seed's law: {name}", *[""] * (len(sizes) - 1), predicted))
     header = ["accuracy, %, by training images", *(f"{size:,}" for size in sizes)]
-    return markdown(
-        header, lines, f"{describe_runs(records, 'data_scale.py')}; ± of differences is half of a 95% interval."
-    )
+    caption = f"{describe_runs(records, 'data_scale.py')}; ± of differences is half of a 95% interval."
+    return markdown(header, lines, caption)
 
 
 @table("scaling_law.jsonl")
 def scaling_law(path: Path) -> str:
-    runs = load(path)
+    runs, lines, notes = load(path), [], []
     laws = filter_runs(runs, kind="prediction")
-    sizes = sorted({run["images"] for run in filter_runs(runs, kind="run")})
-    lines = []
-    for size in sizes:
-        size_runs = filter_runs(runs, kind="run", images=size)
-        losses = [run["loss"] for run in size_runs]
+    for size, own in sorted(group(filter_runs(runs, kind="run"), "images").items()):
+        losses = [run["loss"] for run in own]
+        loss = f"{statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
         predicted = [f"{law['loss']:.3f}" for law in laws if law["images"] == size]
-        lines.append(
-            (
-                f"{size:,}",
-                f"{size_runs[0]['teraflops']:.2f}",
-                f"{statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})",
-                *predicted,
-                *[""] * (1 - len(predicted)),
-            )
-        )
-    notes = []
+        lines.append((f"{size:,}", f"{own[0]['teraflops']:.2f}", loss, *(predicted or [""])))
     for law in laws:
         intervals = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in law["intervals"].items())
-        notes.append(
-            f"For {law['images']:,} images, recorded before they were looked at: {law['law']} (95%: {intervals})"
-        )
-    return markdown(
-        "images | TFLOPs | loss, mean (range) | foreseen",
-        lines,
-        f"{'. '.join(notes)}. {describe_runs(runs, 'scaling_law.py')}.",
-    )
+        recorded = f"For {law['images']:,} images, recorded before they were looked at"
+        notes.append(f"{recorded}: {law['law']} (95%: {intervals})")
+    caption = f"{'. '.join(notes)}. {describe_runs(runs, 'scaling_law.py')}."
+    return markdown("images | TFLOPs | loss, mean (range) | foreseen", lines, caption)
 
 
 @table("compare_families.jsonl")
 def compare_families(path: Path) -> str:
-    record = load(path)
-    comparisons, trainings = (
-        filter_runs(record, kind="comparison"),
-        [run for run in record if run["kind"] != "comparison"],
-    )
-    lines = []
-    for index, model in enumerate(comparisons[0]["models"]):
-        name, seeds = model["inputs"]["model"]["name"], [comparison["models"][index] for comparison in comparisons]
+    record, lines = load(path), []
+    comparisons = filter_runs(record, kind="comparison")
+    trainings = [run for run in record if run["kind"] != "comparison"]
+    for models in zip(*(comparison["models"] for comparison in comparisons), strict=True):
+        name, attacked = models[0]["inputs"]["model"]["name"], [model["fgsm"] for model in models if model["fgsm"]]
         rate = max(filter_runs(record, kind="trial", family=name), key=lambda run: run["validation"])["rate"]
-        cells = [f"{rate:g}", f"{model['parameters']:,}", f"{model['flops'] / 1e6:.1f}"]
-        cells += [
-            format_mean(seed_model["top1"]["value"] for seed_model in seeds),
-            format_mean(seed_model["ece"] for seed_model in seeds),
-        ]
-        cells.append(format_mean(statistics.mean(seed_model["corruptions"].values()) for seed_model in seeds))
-        cells += [
-            format_mean(seed_model["fgsm"][size] for seed_model in seeds if seed_model["fgsm"]) for size in ("1", "4")
-        ]
+        cells = [f"{rate:g}", f"{models[0]['parameters']:,}", f"{models[0]['flops'] / 1e6:.1f}"]
+        cells += [mean([model["top1"] for model in models], "value"), mean(models, "ece")]
+        cells += [format_mean(statistics.mean(model["corruptions"].values()) for model in models)]
+        cells += [mean(attacked, size) for size in ("1", "4")]
         lines.append((name, *cells, format_seconds(filter_runs(trainings, family=name))))
     header = "model | rate | parameters | MFLOPs | top-1, % | ECE, % | corrupted, % | FGSM 1, % | FGSM 4, % | CPU s"
-    steps = f"{len(trainings)} trainings, {len(comparisons)} seeds"
-    return markdown(
-        header, lines, f"`compare_families.py --steps 1600 --seeds 2 --turns 0`, {comparisons[0]['date']}, {steps}."
-    )
+    steps = f"{comparisons[0]['date']}, {len(trainings)} trainings, {len(comparisons)} seeds"
+    return markdown(header, lines, f"`compare_families.py --steps 1600 --seeds 2 --turns 0`, {steps}.")
 
 
 @table("shape_texture.jsonl")
 def shape_texture(path: Path) -> str:
-    runs = load(path)
     lines = []
-    for family, variation in dict.fromkeys((run["family"], run["variation"]) for run in runs):
-        case_runs = filter_runs(runs, family=family, variation=variation)
-        other_shares = [run["decisions"]["other"] / sum(run["decisions"].values()) for run in case_runs]
-        cells = [
-            format_mean(run[name] for run in case_runs)
-            for name in ("shape_bias", "accuracy", "shape_alone", "texture_alone")
-        ]
-        lines.append((family, variation, cells[0], format_mean(other_shares), *cells[1:]))
-    lines.sort()
+    for names, runs in sorted(group(load(path), "family", "variation").items()):
+        other = format_mean(run["decisions"]["other"] / sum(run["decisions"].values()) for run in runs)
+        cells = [mean(runs, name) for name in ("accuracy", "shape_alone", "texture_alone")]
+        lines.append((*names, mean(runs, "shape_bias"), other, *cells))
     header = "family | varied by | shape bias, % | neither, % | accuracy, % | shape alone, % | texture alone, %"
-    return markdown(header, lines, f"{describe_runs(runs, 'shape_texture.py --steps 3200')}.")
+    return markdown(header, lines, f"{describe_runs(load(path), 'shape_texture.py --steps 3200')}.")
 
 
 @table("pretraining.jsonl")
 def pretraining(path: Path) -> str:
-    runs, lines = load(path), []
-    readings = {"run": "fine-tuned", "probe": "linear probe"}
-    starts = list(dict.fromkeys(run["start"] for run in runs))
-    for data, kind, start in (
-        (data, kind, start) for data in ("digits", "photos") for kind in readings for start in starts
-    ):
+    runs, lines, readings = load(path), [], {"run": "fine-tuned", "probe": "linear probe"}
+    for data, kind, start in itertools.product(("digits", "photos"), readings, group(runs, "start")):
         cells = []
         for labels in (20, 0):
-            case_runs = filter_runs(runs, kind=kind, data=data, start=start, labels=labels)
-            scratch = {
-                run["seed"]: run["accuracy"]
-                for run in filter_runs(runs, kind=kind, data=data, start="scratch", labels=labels)
-            }
-            rates = (
-                [f"{case_runs[0][name]:g}" for name in ("rate", "tuning_rate") if name in case_runs[0]]
-                if case_runs
-                else []
-            )
-            gaps = [run["accuracy"] - scratch[run["seed"]] for run in case_runs]
-            cells += [
-                format_mean(run["accuracy"] for run in case_runs),
-                format_margin(gaps) if gaps and start != "scratch" else "",
-                ", ".join(rates),
-            ]
-        if any(cells):
-            lines.append((data, readings[kind], start, *cells))
+            same = filter_runs(runs, kind=kind, data=data, labels=labels)
+            own, scratch = filter_runs(same, start=start), group(filter_runs(same, start="scratch"), "seed")
+            gaps = [run["accuracy"] - scratch[run["seed"]][0]["accuracy"] for run in own]
+            rates = [f"{run[name]:g}" for run in own[:1] for name in ("rate", "tuning_rate") if name in run]
+            cells += [mean(own, "accuracy"), format_margin(gaps) if start != "scratch" else "", ", ".join(rates)]
+        lines += [(data, readings[kind], start, *cells)] if any(cells) else []
     header = "data |  | start | 20 a class | above scratch | rates | all | above scratch | rates"
     caption = "Test accuracy, %; rates chosen on validation images; ± of differences: half of a 95% interval."
     return markdown(header, lines, f"{caption} {describe_runs(runs, 'pretraining.py --scale 4')}.")
@@ -696,66 +645,46 @@ def pretraining(path: Path) -> str:
 @table("distillation.jsonl")
 def distillation(path: Path) -> str:
     runs, lines = load(path), []
-    for epochs, varied, method in dict.fromkeys((run.get("epochs"), run.get("varied"), run["way"]) for run in runs):
-        case_runs = filter_runs(runs, way=method, epochs=epochs, varied=varied)
-        cells = [
-            format_mean((run[name] for run in case_runs), *form)
-            for name, form in {"accuracy": (), "loss": (1, 3), "ece": ()}.items()
-        ]
+    for (epochs, varied, method), own in group(runs, "epochs", "varied", "way").items():
         training = f"{epochs}, {'augmented' if varied else 'as they are'}" if epochs else ""
-        lines.append((training, method, str(len(case_runs)), *cells))
+        lines.append(
+            (training, method, str(len(own)), mean(own, "accuracy"), mean(own, "loss", 1, 3), mean(own, "ece"))
+        )
     header = "epochs, images | | runs | test accuracy, % | test loss, nats | calibration error, %"
-    return markdown(
-        header, lines, f"`distillation.py` and `distillation.py --epochs 160 --varied`, {format_dates(runs)}."
-    )
+    caption = f"`distillation.py` and `distillation.py --epochs 160 --varied`, {format_dates(runs)}."
+    return markdown(header, lines, caption)
 
 
 @table("self_training.jsonl")
 def self_training(path: Path) -> str:
-    runs, lines = [run for run in load(path) if run["final"]], []
+    runs, lines = filter_runs(load(path), final=True), []
     names = {"": "supervised, rate 1.5e-3 (chosen)", "fast": "supervised, rate 5e-3"}
     steps = {"noisy-1": "noisy student of it", "noisy-2": "noisy student of that"}
     steps |= {"meta": "meta pseudo labels", "meta-labels": "the same, fine-tuned on the labels"}
     for first, title in names.items():
-        titles = {first or "supervised": title} | {
-            f"{first}-{method}".strip("-"): title for method, title in steps.items()
-        }
-        for method, name in titles.items():
-            method_runs = filter_runs(runs, way=method)
-            if not method_runs:
-                continue
-            accuracies = ", ".join(f"{100 * run['test']['accuracy']:.1f}" for run in method_runs)
-            loss = statistics.fmean(run["test"]["loss"] for run in method_runs)
-            accuracy = format_mean(run["test"]["accuracy"] for run in method_runs)
-            lines.append((name, accuracy, accuracies, f"{loss:.2f}", format_seconds(method_runs)))
+        ways = {first or "supervised": title} | {f"{first}-{way}".strip("-"): text for way, text in steps.items()}
+        for way, text in ways.items():
+            own = filter_runs(runs, way=way)
+            tests = [run["test"] for run in own]
+            accuracies = ", ".join(f"{100 * test['accuracy']:.1f}" for test in tests)
+            cells = (mean(tests, "accuracy"), accuracies, mean(tests, "loss", 1, 2).partition(" ")[0])
+            lines += [(text, *cells, format_seconds(own))] if own else []
     header = " | test accuracy, % | of each seed | test loss, nats | CPU s a run"
     return markdown(header, lines, f"{describe_runs(runs, 'self_training.py')}.")
 
 
 @table("dense.jsonl")
 def dense(path: Path) -> str:
-    runs, lines = [run for run in load(path) if run["final"]], []
-    order = {part: index for index, part in enumerate(("goals", "clutter", "families", "hours"))}
-    for pair in sorted({run["pair"] for run in runs}, key=lambda pair: (order[pair.split()[0]], pair)):
-        pair_runs = sorted(filter_runs(runs, pair=pair), key=lambda run: run["seed"])
+    runs, lines = filter_runs(load(path), final=True), []
+    order = ("goals", "clutter", "families", "hours")
+    for pair, own in sorted(group(runs, "pair").items(), key=lambda item: (order.index(item[0].split()[0]), item[0])):
+        own.sort(key=lambda run: run["seed"])
         part, task, head, backbone = pair.split()
         measure = "mean IoU" if task == "segmentation" else "box AP50"
-        scores = [run["headline"][measure] for run in pair_runs]
-        strict = format_mean(run["headline"]["box AP"] for run in pair_runs if "box AP" in run["headline"])
-        lines.append(
-            (
-                part,
-                head,
-                backbone,
-                f"{pair_runs[0]['parameters']:,}",
-                f"{pair_runs[0]['rate']:g}",
-                measure,
-                format_mean(scores),
-                strict,
-                str(len(pair_runs)),
-                format_seconds(pair_runs),
-            )
-        )
+        headlines = [run["headline"] for run in own]
+        scores = [mean(headlines, measure), mean([each for each in headlines if "box AP" in each], "box AP")]
+        settings = (f"{own[0]['parameters']:,}", f"{own[0]['rate']:g}", measure)
+        lines.append((part, head, backbone, *settings, *scores, str(len(own)), format_seconds(own)))
     header = "part | head | backbone | parameters | rate | measure | on test, % | box AP, % | seeds | CPU s"
     return markdown(header, lines, f"{describe_runs(runs, 'dense.py')}.")
 
@@ -763,17 +692,11 @@ def dense(path: Path) -> str:
 @table("small_data.jsonl")
 def small_data(path: Path) -> str:
     runs = load(path)
-    data = list(dict.fromkeys(run["data"] for run in runs))
+    data = list(group(runs, "data"))
     lines = [
-        (
-            name,
-            *(
-                format_mean(run["validation_accuracy"] for run in filter_runs(runs, candidate=name, data=data_name))
-                for data_name in data
-            ),
-        )
-        for name in dict.fromkeys(run["candidate"] for run in runs)
-    ]  # fmt: skip
+        (name, *(mean(filter_runs(own, data=each), "validation_accuracy") for each in data))
+        for name, own in group(runs, "candidate").items()
+    ]
     return markdown(["candidate", *data], lines, f"Validation accuracy, %. {describe_runs(runs, 'small_data.py')}.")
 
 
@@ -782,32 +705,26 @@ def small_data_compare(path: Path) -> str:
     records = load(path)
     runs = filter_runs(records, kind="run")
     counts = sorted({run["images"] for run in runs}, key=lambda images: images or float("inf"))
-    cases = [(data, images) for data in dict.fromkeys(run["data"] for run in runs) for images in counts]
+    cases = [*itertools.product(group(runs, "data"), counts)]
     starts = ("ViT", "ResNet", "ViT, fractals", "ResNet, fractals", "ViT, masked", "ViT, contrast")
 
     def scores(start: str, data: str, images: int, split: str = "test") -> list[float]:
         matching_runs = sorted(filter_runs(runs, start=start, data=data, images=images), key=lambda run: run["seed"])
         return [run[f"{split}_accuracy"] for run in matching_runs]
 
-    lines: list[Any] = [(start, *(format_mean(scores(start, *case)) for case in cases)) for start in starts]
-    leads = []
-    for case in cases:
-        best = []
-        for architecture in ("ViT", "ResNet"):
-            matching_runs = [start for start in starts if start.split(",")[0] == architecture]
-            best.append(
-                scores(
-                    max(matching_runs, key=lambda start: statistics.fmean(scores(start, *case, "validation"))), *case
-                )
-            )
-        leads.append(format_margin([ours - theirs for ours, theirs in zip(*best, strict=True)]))
-    lines.append(("best ViT - best ResNet, points", *leads))
+    def best(architecture: str, case: tuple[str, int]) -> list[float]:
+        own = [start for start in starts if start.split(",")[0] == architecture]
+        return scores(max(own, key=lambda start: statistics.fmean(scores(start, *case, "validation"))), *case)
+
+    def lead(case: tuple[str, int]) -> str:
+        pairs = zip(best("ViT", case), best("ResNet", case), strict=True)
+        return format_margin([ours - theirs for ours, theirs in pairs])
+
+    lines = [(start, *(format_mean(scores(start, *case)) for case in cases)) for start in starts]
+    lines.append(("best ViT - best ResNet, points", *map(lead, cases)))
     header = ["", *(f"{data.split(':')[0]}, {images or 'all'}" for data, images in cases)]
-    return markdown(
-        header,
-        lines,
-        f"Test accuracy, %; last ±: half of a 95% interval. {describe_runs(records, 'small_data_compare.py')}.",
-    )
+    caption = f"Test accuracy, %; last ±: half of a 95% interval. {describe_runs(records, 'small_data_compare.py')}."
+    return markdown(header, lines, caption)
 
 
 @table("mutants.json")
