@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from records import Job, Records, read_plan, script_options
+from script import CPU, vit_sizes
 from tables import TABLES
 
 from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig, UserError
@@ -44,17 +45,12 @@ from hf_vit.training import finetune
 from hf_vit.training.recipes.registry import find_recipe
 
 SIDE = 32
-_BLOCKS: dict[str, Any] = {"num_attention_heads": 4, "pooling": "gap"}
-_VIT: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 256, **_BLOCKS}
+_VIT = vit_sizes(64, 256, image_size=SIDE, pooling="gap")
 # 8 to 10 million FLOPs an image, 4x4 tokens; fixed before any training.
 MODELS: dict[str, Any] = {
-    "ViT": HfViTConfig(image_size=SIDE, patch_size=8, num_hidden_layers=5, **_VIT),
-    "Hybrid": HfHybridViTConfig(
-        image_size=SIDE, stage_depths=(1,), stem_width=32, stem_patch_size=2, num_hidden_layers=2, **_VIT
-    ),
-    "Axial": HfAxialViTConfig(
-        image_size=SIDE, patch_size=8, num_hidden_layers=2, hidden_size=72, intermediate_size=288, **_BLOCKS
-    ),
+    "ViT": HfViTConfig(patch_size=8, num_hidden_layers=5, **_VIT),
+    "Hybrid": HfHybridViTConfig(stage_depths=(1,), stem_width=32, stem_patch_size=2, num_hidden_layers=2, **_VIT),
+    "Axial": HfAxialViTConfig(patch_size=8, num_hidden_layers=2, **_VIT | vit_sizes(72, 288)),
     "BiT": HfBitConfig(image_size=SIDE, stage_depths=(1, 1), stem_width=32),
 }
 # A ResNet has no stochastic depth.
@@ -118,11 +114,6 @@ class Plan:
                     yield self.job("plateau", model, size, seed), self.choices(model, size)
 
 
-def work(plan: Plan, records: Records, runner: str = "local", address: str | None = None) -> None:
-    """Run all unfinished jobs that no other process runs."""
-    records.work(list(plan.jobs()), partial(run_job, epochs=plan.transfer_epochs), runner, address)
-
-
 def run_job(job: Job, results: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
     return predict(job, results) if job["kind"] == "prediction" else carry_out(job, results, epochs)
 
@@ -134,13 +125,12 @@ def carry_out(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str
         folder = Path(kept) / "out"
         result = train(job, rate, regularisation, folder)
         done = {
-            "learning_rate": rate,
-            "regularisation": regularisation,
+            "learning_rate": rate, "regularisation": regularisation,
             "validation_accuracy": result.validation["accuracy"],
             "training_loss": next((entry["loss"] for entry in reversed(result.history) if "loss" in entry), None),
             "forward_flops": forward_flops(MODELS[job["model"]]),
             "last_step": max(entry["step"] for entry in result.history),
-        }
+        }  # fmt: skip
         if job["kind"] != "choice":
             done["test_accuracy"] = result.test.top1
         if job["kind"] == "run":
@@ -161,18 +151,11 @@ def train(job: Job, rate: float, regularisation: str, folder: Path) -> Any:
     return finetune(
         MODELS[job["model"]],
         f"fractals:classes={job['classes']},images={max(1, job['images'] // job['classes'])},jitter={job['jitter']}",
-        folder,
-        recipe=find_recipe("small-data"),
-        learning_rate=rate,
-        steps=max(1, job["seen"] // job["batch_size"]),
-        batch_size=job["batch_size"],
-        seed=job["seed"],
+        folder, recipe=find_recipe("small-data"), learning_rate=rate, steps=max(1, job["seen"] // job["batch_size"]),
+        batch_size=job["batch_size"], seed=job["seed"], **CPU, **settings,
         # Beyond that a table would not fit beside the model; a stream makes them meanwhile.
         streaming=job["images"] > 100_000,
-        device="cpu",
-        precision="fp32",
-        **settings,
-    )
+    )  # fmt: skip
 
 
 def measure_transfers(folder: Path, epochs: float, seed: int) -> dict[str, Any]:
@@ -209,9 +192,10 @@ def cpu_seconds(action: Callable[[], object]) -> float:
 
 def main() -> None:
     arguments = script_options(__doc__, "data_scale.jsonl", Plan, runner=True, models=MODELS).parse_args()
-    records = Records(arguments.output)
-    work(read_plan(Plan, arguments), records, arguments.runner, arguments.address)
-    print(TABLES["data_scale"](records.path))
+    plan = read_plan(Plan, arguments)
+    run = partial(run_job, epochs=plan.transfer_epochs)
+    Records(arguments.output).work(list(plan.jobs()), run, arguments.runner, arguments.address)
+    print(TABLES["data_scale"](arguments.output))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from records import Job, PlannedJob, Records, script_options
+from script import CPU, count_parameters, vit_sizes
 from tables import TABLES
 
 import hf_vit
@@ -42,7 +43,7 @@ BATCH, EVALUATIONS, HELD_OUT = 16, 3, 200
 MEASURES = {"segmentation": "mean IoU", "detection": "box AP50"}
 GOALS = {"segmentation": 0.90, "detection": 0.80}
 
-_VIT: dict[str, Any] = {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 192}
+_VIT = vit_sizes(96, 192, heads=3)
 # Backbones of about the same size, whose maps are as fine as their architecture allows.
 BACKBONES: dict[str, Any] = {
     "plain": lambda size: hf_vit.HfViTConfig(image_size=size, patch_size=8, num_hidden_layers=6, **_VIT),
@@ -56,29 +57,17 @@ BACKBONES: dict[str, Any] = {
 # Fields of the heads, whose libraries' own are made for images of 1,000 px.
 # As many as four objects of 20 to 50 px an image need.
 _FEW_BOXES: dict[str, Any] = {
-    "representation_size": 128,
-    "mask_channels": [32],
-    "anchor_sizes": [20, 32, 48],
-    "rpn_batch_size": 64,
-    "box_batch_size": 24,
-    "rpn_pre_nms_top_n": [100, 60],
-    "rpn_post_nms_top_n": [40, 20],
-    "box_score_threshold": 0.01,
+    "representation_size": 128, "mask_channels": [32], "anchor_sizes": [20, 32, 48], "rpn_batch_size": 64,
+    "box_batch_size": 24, "rpn_pre_nms_top_n": [100, 60], "rpn_post_nms_top_n": [40, 20], "box_score_threshold": 0.01,
     "detections_per_image": 15,
-}
+}  # fmt: skip
 # As many as three objects, of 20 to 38 px and about as wide as high.
 _LARGE_BOXES = _FEW_BOXES | {"anchor_sizes": [16, 24, 36], "anchor_ratios": [1.0]}
 _FOUR_MAPS = {"anchor_sizes": [16, 24, 36, 48]}
 _DETR: dict[str, Any] = {
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 128,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "num_queries": 20,
-    "dropout": 0.0,
-}
+    "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_queries": 20, "dropout": 0.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -170,25 +159,13 @@ def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
     folder = work / pair.task
     shutil.rmtree(folder, ignore_errors=True)
     result = finetune(
-        BACKBONES[pair.backbone](pair.size),
-        pair.data,
-        folder,
-        task=pair.task,
-        head=pair.head,
-        head_width=pair.width,
-        recipe=build_recipe(pair, rate, steps),
-        seed=job["seed"],
-        device="cpu",
-        precision="fp32",
-    )
+        BACKBONES[pair.backbone](pair.size), pair.data, folder, task=pair.task, head=pair.head, head_width=pair.width,
+        recipe=build_recipe(pair, rate, steps), seed=job["seed"], **CPU,
+    )  # fmt: skip
     results = {
-        "rate": rate,
-        "minutes": minutes,
-        "steps": steps,
-        "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
-        "best_step": result.best_step,
-        "validation": result.validation,
-    }
+        "rate": rate, "minutes": minutes, "steps": steps, "parameters": count_parameters(result.model),
+        "best_step": result.best_step, "validation": result.validation,
+    }  # fmt: skip
     # By the test scenes nothing is to be chosen.
     return results | ({"test": result.test.values(), "headline": result.test.headline()} if job["final"] else {})
 

@@ -18,13 +18,13 @@ log-likelihood, expected calibration error (15 bins, arXiv 1706.04599). Each fin
 not repeated. Start it in as many processes of one thread as you like.
 """
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from records import Job, PlannedJob, Records, script_options
+from script import CPU, count_parameters, move_into_place, vit_sizes
 from tables import TABLES
 
 from hf_vit import HfViTConfig
@@ -32,31 +32,12 @@ from hf_vit.training import finetune
 from hf_vit.training.tasks.distillation import DistillationOptions
 
 SEEDS = (0, 1, 2)
+MEASURES = {"accuracy": "top1", "loss": "loss", "ece": "ece"}
 WAYS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "smoothing": {"label_smoothing": 0.1},
-    "logit": {"kind": "logit"},
-    "soft": {"kind": "soft"},
-    "hard": {"kind": "hard"},
-}
-TEACHER: dict[str, Any] = {
-    "image_size": 16,
-    "patch_size": 4,
-    "hidden_size": 64,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "pooling": "gap",
-    "position_embedding": "sincos_2d",
-}
-STUDENT: dict[str, Any] = {
-    "image_size": 16,
-    "patch_size": 4,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-}
+    "plain": {}, "smoothing": {"label_smoothing": 0.1}, **{kind: {"kind": kind} for kind in ("logit", "soft", "hard")}
+}  # fmt: skip
+TEACHER = vit_sizes(64, 128, num_hidden_layers=6, pooling="gap", position_embedding="sincos_2d")
+STUDENT = vit_sizes(32, 64, num_hidden_layers=3)
 UNVARIED = {"shift_px": 0.0, "rotation_degrees": 0.0, "shear_degrees": 0.0, "zoom": 0.0}
 
 
@@ -85,21 +66,15 @@ def train(job: Job, teacher: Path) -> dict[str, Any]:
         values = settings | {"epochs": job["epochs"], "evaluations": 10} | ({} if job["varied"] else UNVARIED)
     with tempfile.TemporaryDirectory() as folder:
         result = finetune(
-            HfViTConfig(**config), "digits", Path(folder) / "out", recipe="digits", distillation=learning,
-            seed=job["seed"], device="cpu", precision="fp32", **({"label_smoothing": 0.0} | values),
+            HfViTConfig(image_size=16, patch_size=4, **config), "digits", Path(folder) / "out", recipe="digits",
+            distillation=learning, seed=job["seed"], **CPU, **({"label_smoothing": 0.0} | values),
         )  # fmt: skip
         if job["way"] == "teacher":
-            arriving = teacher.with_suffix(".arriving")
-            shutil.rmtree(arriving, ignore_errors=True)
-            shutil.copytree(Path(folder) / "out", arriving)
-            arriving.rename(teacher)
+            move_into_place(Path(folder) / "out", teacher)
+    measured = {name: getattr(result.test, field) for name, field in MEASURES.items()}
     return {
-        "accuracy": result.test.top1,
-        "loss": result.test.loss,
-        "ece": result.test.ece,
-        "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
-        "settings": {} if learning is None else learning.settings(),
-    }
+        **measured, "parameters": count_parameters(result.model), "settings": learning.settings() if learning else {}
+    }  # fmt: skip
 
 
 def main() -> None:

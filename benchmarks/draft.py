@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from script import Script, parser
+from script import CPU, Script, parser, vit_sizes
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
@@ -39,17 +39,8 @@ def write_files(folder: Path) -> None:
 
 
 def train(size: int, data: Path, folder: Path) -> None:
-    config = HfViTConfig(
-        image_size=size,
-        patch_size=size // 8,
-        hidden_size=64,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        intermediate_size=256,
-        position_embedding="sincos_2d",
-        pooling="gap",
-    )
-    options = FinetuneOptions(seed=0, device="cpu", precision="fp32")
+    sizes = vit_sizes(64, 256, num_hidden_layers=6, position_embedding="sincos_2d", pooling="gap")
+    config, options = HfViTConfig(image_size=size, patch_size=size // 8, **sizes), FinetuneOptions(seed=0, **CPU)
     finetune(config, str(data), folder, recipe="digits", options=options, epochs=40, report=print)
 
 

@@ -12,17 +12,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pyarrow as pa
 import torch
 from pyarrow import parquet
-from script import Script, parser
+from script import Script, parser, save_with_processor, vit_sizes
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.data import make_processor
 from hf_vit.data.builtin import encode_netpbm
 
 PER_FILE, SIDE, PROCESSES, PAUSE = 10_000, 8, 2, 0.2
@@ -41,10 +39,8 @@ def write_images(folder: Path, images: int) -> None:
 
 def write_model(folder: Path) -> None:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    config = HfViTConfig(image_size=SIDE, patch_size=4, num_labels=2, **sizes)
-    HfViTForImageClassification(config).save_pretrained(folder)
-    make_processor(config).save_pretrained(folder)
+    sizes = vit_sizes(16, 32, heads=2, image_size=SIDE, patch_size=4, num_hidden_layers=1, num_labels=2)
+    save_with_processor(HfViTForImageClassification(HfViTConfig(**sizes)), folder)
 
 
 def count_bytes(processes: list[psutil.Process]) -> int:

@@ -7,8 +7,9 @@ has the function leave the process alone. Memory is the most the process ever he
 """
 
 import os
+from functools import partial
 
-from script import Script, parser, run_program
+from script import Script, alternate, parser, run_program
 
 from hf_vit.speed.measuring import quartiles, speed_ratio
 
@@ -61,20 +62,14 @@ def run(variant: str, work: str, batch: int, threads: int, environment: dict[str
 def main() -> None:
     report = Script(parser(__doc__, turns=5).parse_args())
     for cell in CELLS:
-        runs: dict[str, list[dict[str, float]]] = {"kept": [], "without": []}
-        for turn in range(report.options.turns):
-            order = [("kept", {}), ("without", WITHOUT)]
-            for name, environment in order if turn % 2 else reversed(order):
-                runs[name].append(run(*cell, report.options.threads, environment))
+        environments = {"kept": {}, "without": WITHOUT}
+        turns = {name: partial(run, *cell, report.options.threads, each) for name, each in environments.items()}
+        runs = alternate(turns, report.options.turns)
         measured = {name: [result["seconds"] for result in results] for name, results in runs.items()}
         memory = {name: quartiles([result["bytes"] for result in results]).median for name, results in runs.items()}
-        report.record(
-            variant=cell[0],
-            work=cell[1],
-            batch=cell[2],
-            times_as_fast=speed_ratio(measured, "kept", "without"),
-            memory=round(memory["kept"] / memory["without"], 2),
-        )
+        ratios = {"times_as_fast": speed_ratio(measured, "kept", "without")}
+        ratios |= {"memory": round(memory["kept"] / memory["without"], 2)}
+        report.record(**dict(zip(("variant", "work", "batch"), cell, strict=True)), **ratios)
     report.finish()
 
 

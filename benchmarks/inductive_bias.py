@@ -25,42 +25,26 @@ from typing import Any
 import numpy as np
 import torch
 from records import Job, PlannedJob, Records, read, script_options
-from tables import TABLES
+from script import count_parameters, vit_sizes
+from tables import TABLES, group
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_vit import (
-    HfAxialViTConfig,
-    HfAxialViTForImageClassification,
-    HfHybridViTConfig,
-    HfHybridViTForImageClassification,
-    HfViTConfig,
-    HfViTForImageClassification,
-)
+import hf_vit
 from hf_vit.data import load_data
 from hf_vit.results.figures import new_figure, save_figure
 
 SIDE = 32
-WIDTHS: dict[str, Any] = {
-    "image_size": SIDE,
-    "num_channels": 1,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "num_labels": 10,
-    "pooling": "gap",
-    "position_embedding": "learned",
-}
+_OTHERS = {"num_channels": 1, "num_labels": 10, "pooling": "gap", "position_embedding": "learned"}
+WIDTHS = vit_sizes(64, 128, image_size=SIDE, **_OTHERS)
 # 8x8 tokens each. An axial block holds two halves, each the size of a ViT's block; the hybrid's stem is about one.
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
-    "vit": (HfViTConfig, HfViTForImageClassification, {"patch_size": 4, "num_hidden_layers": 4}),
-    "hybrid": (
-        HfHybridViTConfig,
-        HfHybridViTForImageClassification,
-        {"stage_depths": (1,), "stem_width": 32, "num_hidden_layers": 3},
-    ),
-    "axial": (HfAxialViTConfig, HfAxialViTForImageClassification, {"patch_size": 4, "num_hidden_layers": 2}),
-}
+    "vit": (hf_vit.HfViTConfig, hf_vit.HfViTForImageClassification, {"patch_size": 4, "num_hidden_layers": 4}),
+    "hybrid": (hf_vit.HfHybridViTConfig, hf_vit.HfHybridViTForImageClassification,
+               {"stage_depths": (1,), "stem_width": 32, "num_hidden_layers": 3}),
+    "axial": (hf_vit.HfAxialViTConfig, hf_vit.HfAxialViTForImageClassification,
+              {"patch_size": 4, "num_hidden_layers": 2}),
+}  # fmt: skip
 EXAMPLES = (50, 100, 200, 400, 1257)
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 2e-3, 4e-3)
@@ -190,7 +174,7 @@ def carry_out(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "rate": rate,
         f"{split}_accuracy": round(compute_accuracy(model, digits, split), 4),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": count_parameters(model),
         "flops_forward_one_image": counter.get_total_flops(),
     }
 
@@ -222,18 +206,14 @@ def mean_and_deviation(lines: list[dict[str, Any]], name: str) -> tuple[float, f
 
 def draw(path: Path) -> None:
     """Draw accuracy against training images beside the record."""
-    lines = [line for line in read(path) if line["kind"] == "data"]
     figure = new_figure(6, 4)
     axes = figure.add_subplot()
-    for family in FAMILIES:
-        points = []
-        for examples in EXAMPLES:
-            runs = [line for line in lines if (line["family"], line["examples"]) == (family, examples)]
-            if runs:
-                mean, deviation = mean_and_deviation(runs, "test_accuracy")
-                points.append((examples, 100 * mean, 100 * deviation))
-        if points:
-            axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=family)  # x, y, y error
+    for family, lines in group([line for line in read(path) if line["kind"] == "data"], "family").items():
+        points = [
+            (examples, *(100 * value for value in mean_and_deviation(runs, "test_accuracy")))
+            for examples, runs in sorted(group(lines, "examples").items())
+        ]
+        axes.errorbar(*zip(*points, strict=True), marker="o", capsize=3, label=family)  # x, y, y error
     axes.set(xscale="log", xlabel="training images", ylabel="test accuracy (%)")
     axes.legend()
     save_figure(figure, path.with_suffix(".png"))

@@ -27,18 +27,12 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from records import Job, Records
-from script import parser
+from script import CPU, parser, save_with_processor, vit_sizes
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
 from hf_vit.speed.measuring import others_load, quartiles, speed_ratio, take_turns
 
-WIDTHS = {
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "pooling": "gap",
-    "position_embedding": "sincos_2d",
-}
+WIDTHS = vit_sizes(64, 128, pooling="gap", position_embedding="sincos_2d")
 FAMILIES = {
     "plain": lambda side: HfViTConfig(**WIDTHS, image_size=side, patch_size=side // 4, num_hidden_layers=6),
     "hybrid": lambda side: HfHybridViTConfig(
@@ -100,8 +94,7 @@ def train_once(family: str, name: str, work: Path) -> Path:
     folder, kind = work / "models" / f"{family}-{name.replace(' ', '-')}", name.split()[-1]
     if not (folder / "facts.json").is_file():
         torch.set_num_threads(1)
-        options = FinetuneOptions(seed=int(name != kind), device="cpu", precision="fp32")
-        epochs = 60 if kind == "digits" else 15
+        options, epochs = FinetuneOptions(seed=int(name != kind), **CPU), 60 if kind == "digits" else 15
         data = str(data_folder(name, work))
         finetune(FAMILIES[family](SIDES[kind]), data, folder, recipe="digits", options=options, epochs=epochs)
     return folder
@@ -161,15 +154,13 @@ def evaluate_torch(family: str, name: str, work: Path) -> dict[str, Any]:
 
 def save_random_model(variant: str, work: Path) -> Path:
     """Return a model with random weights at 224 px."""
-    from hf_vit.data import make_processor
     from hf_vit.speed.peers import Shape, build
 
     folder = work / "models" / variant.replace("/", "")
     if not (folder / "config.json").is_file():
         model: Any = build("hf_vit", Shape(variant)).model
         torch.nn.init.normal_(model.classifier.weight, std=0.02)
-        model.save_pretrained(folder)
-        make_processor(model.config).save_pretrained(folder)
+        save_with_processor(model, folder)
     return folder
 
 

@@ -14,24 +14,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from script import Script, parser
+from script import Script, parser, save_with_processor
 
 from hf_vit import HfViTForImageClassification, variant_config
-from hf_vit.data import make_processor
 from hf_vit.pages.making import make_page
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from pages.browser import RUNTIME, browser, served  # noqa: E402
-
-
-def save_random_model(folder: Path, variant: str) -> Path:
-    """Save a classifier of 1,000 classes with random weights, which do not affect the time."""
-    torch.manual_seed(0)
-    model = HfViTForImageClassification(variant_config(variant, num_labels=1000))
-    model.save_pretrained(folder)
-    make_processor(model.config).save_pretrained(folder)
-    return folder
 
 
 def measure_first_answers(page: Path, openings: int, scratch: Path) -> tuple[list[float], str]:
@@ -50,7 +40,9 @@ def main() -> None:
     script = Script(parser(__doc__, turns=5).parse_args())
     with TemporaryDirectory() as folder:
         scratch = Path(folder)
-        models = {"vit-digits": ROOT / "model_cards/vit-digits", "S/16": save_random_model(scratch / "S16", "S/16")}
+        torch.manual_seed(0)
+        random = HfViTForImageClassification(variant_config("S/16", num_labels=1000))  # weights do not affect the time
+        models = {"vit-digits": ROOT / "model_cards/vit-digits", "S/16": save_with_processor(random, scratch / "S16")}
         for name, model in models.items():
             page = scratch / f"page of {model.name}"
             result = make_page([model], page, images="digits", runtime=RUNTIME)

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from inductive_bias import Images, batches, compute_accuracy, subset, train_steps
 from records import Job, Records, script_options
+from script import vit_sizes
 from tables import TABLES
 from torch.nn import functional as F
 
@@ -39,14 +40,7 @@ from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions, Momentum
 from hf_vit.training.tasks.patch_prediction import NextPatch, RandomMasking
 
 SIDE, PATCHES = 32, 16
-WIDTHS: dict[str, Any] = {
-    "image_size": SIDE,
-    "patch_size": 8,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-}
+WIDTHS = vit_sizes(64, 128, image_size=SIDE, patch_size=8, num_hidden_layers=3)
 STEPS, TUNING_STEPS, BATCH, TUNING_BATCH = 200, 200, 64, 32
 # Ways to start: name -> (objective, fields of the configuration).
 STARTS: dict[str, tuple[str, dict[str, Any]]] = {

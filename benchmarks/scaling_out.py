@@ -10,21 +10,22 @@ last files): the slope of finished images against time, as files are finished se
 all of it.
 """
 
+import itertools
 import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from jpeg import write_images
 from PIL import Image
-from script import Script, parser
+from script import Script, alternate, parser, save_with_processor
 
 from hf_vit import HfViTForImageClassification
-from hf_vit.data import make_processor
 from hf_vit.evaluation import embed
 from hf_vit.loading.model import load_model
 from hf_vit.loading.optimizing import optimize
@@ -50,8 +51,8 @@ def run_alone(model: str, seconds: float, barrier: Any, rates_queue: Any) -> Non
         rates_queue.put(images / (time.perf_counter() - start))
 
 
-def measure_model_alone(model: str, seconds: float = 30) -> float:
-    """Return the images/s of all workers together."""
+def measure_model_alone(model: str, seconds: float = 30) -> tuple[float]:
+    """Return the images/s of all workers together, alone in a tuple."""
     context = multiprocessing.get_context("spawn")
     barrier, rates_queue = context.Barrier(WORKERS), context.Queue()
     processes = [context.Process(target=run_alone, args=(model, seconds, barrier, rates_queue)) for _ in range(WORKERS)]
@@ -60,7 +61,7 @@ def measure_model_alone(model: str, seconds: float = 30) -> float:
     rates = [rates_queue.get(timeout=20 * seconds) for _ in processes]
     for process in processes:
         process.join()
-    return sum(rates)
+    return (sum(rates),)
 
 
 def measure_embed(model: str, data: str, runner: str) -> tuple[float, float]:
@@ -104,31 +105,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         classifier = HfViTForImageClassification(variant_config("B/16", num_labels=2))
-        classifier.save_pretrained(f"{folder}/model")
-        make_processor(classifier.config).save_pretrained(f"{folder}/model")
+        model = str(save_with_processor(classifier, Path(folder) / "model"))
         data = {kind: write_data(Path(folder), kind, settings.images) for kind in ("decoded", "JPEG")}
-        model, rates, run_seconds = f"{folder}/model", dict[str, list[float]](), dict[str, list[float]]()
-        contestants: dict[str, Callable[[], tuple[float, float]]] = {
-            f"{runner}, {kind}": lambda runner=runner, kind=kind: measure_embed(model, data[kind], runner)
-            for runner in settings.runner
-            for kind in data
-        }
-        for turn in range(settings.turns):
-            rates.setdefault("model alone", []).append(measure_model_alone(model))
-            for name, run in contestants.items():
-                rate, seconds = run()
-                rates.setdefault(name, []).append(rate)
-                run_seconds.setdefault(name, []).append(seconds)
-            print(f"turn {turn + 1}:", {name: round(values[-1], 2) for name, values in rates.items()}, flush=True)
-    for name in contestants:
-        shares = [rate / base for rate, base in zip(rates[name], rates["model alone"], strict=True)]
+        contestants: dict[str, Callable[[], tuple[float, ...]]] = {"model alone": partial(measure_model_alone, model)}
+        for runner, kind in itertools.product(settings.runner, data):
+            contestants[f"{runner}, {kind}"] = partial(measure_embed, model, data[kind], runner)
+        turns = alternate(contestants, settings.turns)
+    alone, *_ = zip(*turns.pop("model alone"), strict=True)
+    for name, results in turns.items():
+        rates, seconds = zip(*results, strict=True)
         report.record(
             contestant=name,
-            share_of_model_alone=quartiles(shares),
-            images_per_second=round(quartiles(rates[name]).median, 2),
-            whole_seconds=round(quartiles(run_seconds[name]).median, 1),
+            share_of_model_alone=quartiles([rate / base for rate, base in zip(rates, alone, strict=True)]),
+            images_per_second=round(quartiles(rates).median, 2),
+            whole_seconds=round(quartiles(seconds).median, 1),
         )
-    report.finish(images=settings.images, model_alone=round(quartiles(rates["model alone"]).median, 2))
+    report.finish(images=settings.images, model_alone=round(quartiles(alone).median, 2))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +13,10 @@ from typing import Any
 
 import torch
 
+from hf_vit.data import make_processor
 from hf_vit.speed.measuring import Quartiles, SpeedFile, others_load
+
+CPU: dict[str, Any] = {"device": "cpu", "precision": "fp32"}  # of every training
 
 
 def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
@@ -22,6 +26,32 @@ def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
     options.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch (default: all cores)")
     options.add_argument("--output", type=Path, help="JSON file to write")
     return options
+
+
+def vit_sizes(hidden_size: int, intermediate_size: int, heads: int = 4, **others: Any) -> dict[str, Any]:
+    """Return fields of a configuration."""
+    return {
+        "hidden_size": hidden_size, "num_attention_heads": heads, "intermediate_size": intermediate_size, **others
+    }  # fmt: skip
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def save_with_processor(model: Any, folder: Path) -> Path:
+    """Save a model with the image processor of its configuration; return the folder."""
+    model.save_pretrained(folder)
+    make_processor(model.config).save_pretrained(folder)
+    return folder
+
+
+def move_into_place(folder: Path, place: Path) -> None:
+    """Move a finished folder, perhaps from another disk, so that it is there whole or not at all."""
+    arriving = place.with_suffix(".arriving")
+    shutil.rmtree(arriving, ignore_errors=True)
+    shutil.copytree(folder, arriving)
+    arriving.rename(place)
 
 
 def run_program(code: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Any:

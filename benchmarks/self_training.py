@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from records import Job, PlannedJob, Records, script_options
+from script import CPU, vit_sizes
 from tables import TABLES
 
 from hf_vit import HfViTConfig
@@ -34,14 +35,7 @@ from hf_vit.data import load_data
 from hf_vit.training import FinetuneOptions, SelfTrainingOptions, finetune
 
 SEEDS = (0, 1, 2)
-MODEL: dict[str, Any] = {
-    "image_size": 16,
-    "patch_size": 4,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-}
+MODEL = vit_sizes(32, 64, image_size=16, patch_size=4, num_hidden_layers=3)
 RATE: dict[str, Any] = {"learning_rate": 5e-3}
 # Of each way what is tried: changes of the recipe "digits", and of the self-training's defaults.
 GRIDS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
@@ -100,16 +94,9 @@ def train(work: Path, job: Job, records: Records, folder: Path) -> dict[str, Any
     shutil.rmtree(folder, ignore_errors=True)
     result = finetune(
         HfViTConfig(**MODEL) if begin is None else str(work / f"{begin}-{seed}"),
-        str(data / "labelled"),
-        folder,
-        recipe="digits",
-        self_training=learning,
-        options=FinetuneOptions(seed=seed, device="cpu", precision="fp32"),
-        steps=steps,
-        batch_size=30,
-        evaluations=10,
-        **changes,
-    )
+        str(data / "labelled"), folder, recipe="digits", self_training=learning,
+        options=FinetuneOptions(seed=seed, **CPU), steps=steps, batch_size=30, evaluations=10, **changes,
+    )  # fmt: skip
     settings = changes | ({} if learning is None else learning.settings())
     results = {"choice": choice, "validation": result.validation, "settings": settings, "steps": steps}
     # By the test images nothing is to be chosen.

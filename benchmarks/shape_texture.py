@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from inductive_bias import FAMILIES, SIDE, WIDTHS, mean_and_deviation, train_steps
 from records import Job, Records, read, script_options
-from tables import TABLES
+from script import count_parameters, save_with_processor
+from tables import TABLES, group
 from torch.nn import functional as F
 from torchvision.transforms.v2 import RandomResizedCrop
 
@@ -166,20 +167,17 @@ def evaluate(model: torch.nn.Module, seed: int) -> dict[str, Any]:
 def carry_out(job: Job, _: Any) -> dict[str, Any]:
     torch.manual_seed(job["seed"])  # the crops draw from torch's own generator
     model = train(Run(**job))
-    return evaluate(model, job["seed"]) | {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    return evaluate(model, job["seed"]) | {"parameters": count_parameters(model)}
 
 
 def write_example(folder: Path) -> None:
     """Save a ViT trained without augmentation, and its cue conflicts as files."""
     from torchvision.transforms.v2.functional import to_pil_image
 
-    from hf_vit.data import make_processor
-
     model: Any = train(Run("vit", "none", 0, STEPS))
     model.config.id2label = dict(enumerate(CLASSES))
     model.config.label2id = {name: label for label, name in enumerate(CLASSES)}
-    model.save_pretrained(folder / "model")
-    make_processor(model.config).save_pretrained(folder / "model")
+    save_with_processor(model, folder / "model")
     pairs = list_conflicts(5)
     for number, (image, (shape, filling)) in enumerate(zip(draw_images(pairs, 0, 3), pairs, strict=True)):
         path = folder / "conflicts" / CLASSES[shape] / f"{CLASSES[shape]}{number}-{CLASSES[filling]}{number}.png"
@@ -190,30 +188,22 @@ def write_example(folder: Path) -> None:
 
 def draw_biases(path: Path) -> None:
     """Draw the shares of shape decisions beside the record, above examples of the images."""
-    lines = read(path)
     figure = new_figure(9, 5.4)
     grid = figure.add_gridspec(2, 8, height_ratios=(1, 3))
     examples = [(0, 0), (1, 1), (2, 2), (3, 3), (0, 1), (2, 3), (1, None), (None, 2)]
     for column, (image, pair) in enumerate(zip(draw_images(examples, 0, 9), examples, strict=True)):
         axes = figure.add_subplot(grid[0, column])
         axes.imshow(image[0], cmap="gray", vmin=-1, vmax=1)
-        names = [
-            f"{cue} of {CLASSES[cue_class]}"
-            for cue, cue_class in zip(("shape", "texture"), pair, strict=True)
-            if cue_class is not None
-        ]
-        axes.set_title("\n".join(names), fontsize=6)
+        cues = zip(("shape", "texture"), pair, strict=True)
+        axes.set_title("\n".join(f"{cue} of {CLASSES[n]}" for cue, n in cues if n is not None), fontsize=6)
         axes.set_axis_off()
     axes = figure.add_subplot(grid[1, :])
-    for column, family in enumerate(FAMILIES):
-        for offset, variation in enumerate(VARIATIONS):
-            runs = [line for line in lines if (line["family"], line["variation"]) == (family, variation)]
-            if not runs:
-                continue
-            (mean, deviation), x = mean_and_deviation(runs, "shape_bias"), column + 0.25 * (offset - 1)
-            label = variation if column == 0 else None
-            axes.bar(x, mean, 0.22, yerr=deviation, capsize=3, color=f"C{offset}", label=label)
-            axes.scatter([x] * len(runs), [line["shape_bias"] for line in runs], s=8, color="black", zorder=3)
+    for (family, variation), runs in group(read(path), "family", "variation").items():
+        column, offset = list(FAMILIES).index(family), list(VARIATIONS).index(variation)
+        (mean, deviation), x = mean_and_deviation(runs, "shape_bias"), column + 0.25 * (offset - 1)
+        label = variation if column == 0 else None
+        axes.bar(x, mean, 0.22, yerr=deviation, capsize=3, color=f"C{offset}", label=label)
+        axes.scatter([x] * len(runs), [line["shape_bias"] for line in runs], s=8, color="black", zorder=3)
     axes.set_xticks(range(len(FAMILIES)), list(FAMILIES))
     axes.set(ylabel="share of shape decisions", ylim=(0, 1), title="cue conflicts of the synthetic set")
     axes.legend(title="training images varied by")

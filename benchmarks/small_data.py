@@ -11,43 +11,34 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from records import Job, Records, script_options
+from records import Job, PlannedJob, Records, script_options
+from script import CPU, vit_sizes
 from tables import TABLES
 
 from hf_vit import HfViTConfig
 from hf_vit.training import finetune
 
 DATA = ("digits", "photos", "fractals:classes=20,images=50,seed=1")
-_MILD: dict[str, Any] = {
-    "random_resized_crop": (0.6, 1.0),
-    "rotation_degrees": 10.0,
-    "horizontal_flip": 0.0,
-    "average_decay": 0.99,
-}
-_MIXED = {"mixup_alpha": 0.2, "drop_path": 0.1}
+_MILD = {"random_resized_crop": (0.6, 1.0), "rotation_degrees": 10.0, "horizontal_flip": 0.0, "average_decay": 0.99}
+_MUON = _MILD | {"optimizer": "muon", "momentum": 0.95}
 CANDIDATES: dict[str, dict[str, Any]] = {
     "default-small": {},
     "adamw 1e-3": _MILD | {"learning_rate": 1e-3},
     "adamw 3e-3": _MILD | {"learning_rate": 3e-3},
-    "muon 1e-3": _MILD | {"learning_rate": 1e-3, "optimizer": "muon", "momentum": 0.95},
-    "muon 3e-3": _MILD | {"learning_rate": 3e-3, "optimizer": "muon", "momentum": 0.95},
-    "muon 1e-3, mixed": _MILD | _MIXED | {"learning_rate": 1e-3, "optimizer": "muon", "momentum": 0.95},
+    "muon 1e-3": _MUON | {"learning_rate": 1e-3},
+    "muon 3e-3": _MUON | {"learning_rate": 3e-3},
+    "muon 1e-3, mixed": _MUON | {"learning_rate": 1e-3, "mixup_alpha": 0.2, "drop_path": 0.1},
 }
-SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+CONFIG = HfViTConfig(image_size=32, patch_size=8, pooling="gap", **vit_sizes(64, 256, num_hidden_layers=4))
 
 
 def train(job: Job, _: Any) -> dict[str, Any]:
     """Train once; return how good it is on validation images."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"steps": job["steps"], "evaluations": 4} | CANDIDATES[job["candidate"]]
-        same: dict[str, Any] = {"seed": job["seed"], "device": "cpu", "precision": "fp32"}
-        config = HfViTConfig(image_size=32, patch_size=8, pooling="gap", **SIZES)
-        result = finetune(config, job["data"], Path(folder) / "out", **same, **settings)
-    return {
-        "validation_accuracy": result.validation["accuracy"],
-        "validation_loss": result.validation["loss"],
-        "best_step": result.best_step,
-    }
+        result = finetune(CONFIG, job["data"], Path(folder) / "out", seed=job["seed"], **CPU, **settings)
+    scores = {f"validation_{name}": result.validation[name] for name in ("accuracy", "loss")}
+    return {**scores, "best_step": result.best_step}
 
 
 def main() -> None:
@@ -57,12 +48,11 @@ def main() -> None:
     options.add_argument("--data", nargs="+", default=list(DATA))
     options.add_argument("--candidates", nargs="+", default=list(CANDIDATES))
     arguments = options.parse_args()
-    cases = itertools.product(arguments.seeds, arguments.data, arguments.candidates)
-    jobs = [
-        {"candidate": candidate, "data": data, "seed": seed, "steps": arguments.steps}
-        for seed, data, candidate in cases
+    jobs: list[PlannedJob] = [
+        ({"candidate": candidate, "data": data, "seed": seed, "steps": arguments.steps}, [])
+        for seed, data, candidate in itertools.product(arguments.seeds, arguments.data, arguments.candidates)
     ]
-    Records(arguments.output).work([(job, []) for job in jobs], train)
+    Records(arguments.output).work(jobs, train)
     print(TABLES["small_data"](arguments.output))
 
 

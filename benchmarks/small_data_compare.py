@@ -14,7 +14,6 @@ Each finished run is a line of the output and is not repeated. Start it in as ma
 """
 
 import itertools
-import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ import torch
 from data_scale import MODELS, SIDE, cpu_seconds
 from inductive_bias import subset
 from records import Job, Records, read_plan, script_options
+from script import CPU, move_into_place
 from tables import TABLES
 
 from hf_vit.data import load_data
@@ -42,7 +42,6 @@ STARTS = {  # name -> (model, where its weights come from)
     "ViT, masked": ("ViT", "masked-patch"),
     "ViT, contrast": ("ViT", "contrastive"),
 }
-_PLAIN: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
 _SHORT = (8, 136)  # steps of the two trainings that a step's seconds are taken from; they are recorded once for all
 
 
@@ -119,13 +118,10 @@ def learn_fractals(job: Job, records: Records, kept: Path) -> dict[str, Any]:
         steps = count_steps(job["seconds"], records, job["model"], "labels")
         result = finetune(
             MODELS[job["model"]], FRACTALS, output, recipe="small-data", learning_rate=1e-3, steps=steps, evaluations=4,
-            seed=job["seed"], **_PLAIN,
+            seed=job["seed"], **CPU,
         )  # fmt: skip
         kept.mkdir(parents=True, exist_ok=True)
-        arriving = weights_folder(kept, job["model"], job["seed"]).with_suffix(".arriving")
-        shutil.rmtree(arriving, ignore_errors=True)
-        shutil.copytree(output, arriving)
-        arriving.rename(weights_folder(kept, job["model"], job["seed"]))
+        move_into_place(output, weights_folder(kept, job["model"], job["seed"]))
     return {"steps": steps, "validation_accuracy": result.validation["accuracy"]}
 
 
@@ -141,13 +137,13 @@ def carry_out(job: Job, records: Records, folder: Path, kept: Path) -> dict[str,
         before = count_steps(seconds, records, model, origin)
         pretrain(
             start, data, folder / "start", objective=origin, steps=before, batch_size=batch_size, image_size=SIDE,
-            evaluations=2, seed=job["seed"], **_PLAIN,
+            evaluations=2, seed=job["seed"], **CPU,
         )  # fmt: skip
         start = str(folder / "start")
     steps = count_steps(seconds, records, model, "labels")
     result = finetune(
         start, data, folder / "out", recipe="small-data", lr_sweep=True, steps=steps, batch_size=batch_size,
-        image_size=SIDE, evaluations=4, seed=job["seed"], **_PLAIN,
+        image_size=SIDE, evaluations=4, seed=job["seed"], **CPU,
     )  # fmt: skip
     return {
         "pretraining_steps": before,
@@ -178,7 +174,7 @@ def measure_step_seconds(model: str, objective: str) -> float:
 
         def train(steps: int) -> float:
             out = Path(tempfile.mkdtemp(dir=folder)) / "out"
-            same = {"steps": steps, "batch_size": 64, "evaluations": 1, **_PLAIN}
+            same = {"steps": steps, "batch_size": 64, "evaluations": 1, **CPU}
             learn: Callable[[], object] = lambda: (  # noqa: E731
                 finetune(MODELS[model], "digits", out, recipe="small-data", image_size=SIDE, **same)
                 if objective == "labels"

@@ -6,14 +6,16 @@ The same model, images, AdamW, cosine schedule and clipping at 1.0; CPU seconds 
 processes touch less than the clock; the first steps are left out. A turn runs each contestant once.
 """
 
+import itertools
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from script import Script, parser
+from script import Script, alternate, parser, vit_sizes
 from transformers import Trainer, TrainerCallback, TrainingArguments, get_cosine_schedule_with_warmup
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
@@ -23,19 +25,11 @@ from hf_vit.training import HfViTTrainer
 BATCH, RATE, WARM_UP = 64, 1e-3, 5
 
 
-class Noise(torch.utils.data.Dataset):
-    """512 images of noise, 16x16 px."""
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.images = torch.randn(512, 3, 16, 16, generator=generator)
-        self.labels = torch.randint(0, 10, (512,), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"pixel_values": self.images[index], "labels": self.labels[index]}
+def make_noise() -> Any:
+    """Return 512 images of noise, 16x16 px."""
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(512, 3, 16, 16, generator=generator), torch.randint(10, (512,), generator=generator)
+    return [{"pixel_values": image, "labels": label} for image, label in zip(images, labels, strict=True)]
 
 
 class Clock(TrainerCallback):
@@ -50,8 +44,8 @@ class Clock(TrainerCallback):
 
 def build_tiny() -> Any:
     torch.manual_seed(0)
-    sizes: Any = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
-    return HfViTForImageClassification(HfViTConfig(image_size=16, patch_size=4, num_labels=10, **sizes))
+    sizes = vit_sizes(64, 128, image_size=16, patch_size=4, num_hidden_layers=4, num_labels=10)
+    return HfViTForImageClassification(HfViTConfig(**sizes))
 
 
 def collate(examples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -66,8 +60,7 @@ def train_by_trainer(kind: type[Trainer], steps: int) -> list[float]:
             disable_tqdm=True, remove_unused_columns=False, optim="adamw_torch", **settings,
         )  # fmt: skip
         clock = Clock()
-        trainer = kind(build_tiny(), arguments, train_dataset=Noise(), data_collator=collate, callbacks=[clock])
-        trainer.train()
+        kind(build_tiny(), arguments, train_dataset=make_noise(), data_collator=collate, callbacks=[clock]).train()
     return clock.times
 
 
@@ -75,7 +68,7 @@ def train_by_loop(steps: int) -> list[float]:
     model, times = build_tiny().train(), list[float]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     schedule = get_cosine_schedule_with_warmup(optimizer, 0, steps)
-    loader = torch.utils.data.DataLoader(Noise(), BATCH, shuffle=True, collate_fn=collate)
+    loader = torch.utils.data.DataLoader(make_noise(), BATCH, shuffle=True, collate_fn=collate)
     while len(times) < steps:
         for batch in loader:
             optimizer.zero_grad()
@@ -88,10 +81,8 @@ def train_by_loop(steps: int) -> list[float]:
     return times[:steps]
 
 
-def median_step_seconds(times: list[float]) -> float:
-    return statistics.median(
-        after - before for before, after in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)
-    )
+def median_step_seconds(train: Callable[..., list[float]], *arguments: Any) -> float:
+    return statistics.median(after - before for before, after in itertools.pairwise(train(*arguments)[WARM_UP:]))
 
 
 def main() -> None:
@@ -100,21 +91,18 @@ def main() -> None:
     options.set_defaults(threads=1)
     report = Script(options.parse_args())
     steps = report.options.steps
-    contestants: dict[str, Callable[[], list[float]]] = {
-        "HfViTTrainer": lambda: train_by_trainer(HfViTTrainer, steps),
-        "Trainer": lambda: train_by_trainer(Trainer, steps),
-        "a plain loop": lambda: train_by_loop(steps),
+    contestants = {
+        **{
+            kind.__name__: partial(median_step_seconds, train_by_trainer, kind, steps)
+            for kind in (HfViTTrainer, Trainer)
+        },
+        "a plain loop": partial(median_step_seconds, train_by_loop, steps),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(report.options.turns):
-        for name, run in contestants.items():
-            seconds[name].append(median_step_seconds(run()))
+    seconds = alternate(contestants, report.options.turns)
     for name, values in seconds.items():
-        report.record(
-            contestant=name,
-            time_of_a_plain_loop=speed_ratio(seconds, "a plain loop", name),
-            milliseconds=round(1000 * quartiles(values).median, 2),
-        )
+        milliseconds = round(1000 * quartiles(values).median, 2)
+        ratio = speed_ratio(seconds, "a plain loop", name)
+        report.record(contestant=name, time_of_a_plain_loop=ratio, milliseconds=milliseconds)
     report.finish(steps=steps, batch=BATCH)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from script import Script, parser
+from script import CPU, Script, parser, vit_sizes
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, optimize_for_inference
 from hf_vit.data import load_data, make_processor
@@ -23,21 +23,13 @@ from hf_vit.training import FinetuneOptions, finetune
 
 MERGED = (2, 4, 8, 12, 16, 20, 24)  # r; six blocks of 128 tokens lose up to 5 x 24, half of those left at most
 ALLOWED = 0.005  # of accuracy
-DIGITS = HfViTConfig(
-    image_size=16,
-    patch_size=(2, 1),
-    hidden_size=64,
-    num_hidden_layers=6,
-    num_attention_heads=4,
-    intermediate_size=256,
-    position_embedding="sincos_2d",
-    pooling="gap",
-)
+_SIZES = vit_sizes(64, 256, num_hidden_layers=6, position_embedding="sincos_2d", pooling="gap")
+DIGITS = HfViTConfig(image_size=16, patch_size=(2, 1), **_SIZES)
 
 
 def train_once(folder: Path) -> Any:
     if not folder.exists():
-        options = FinetuneOptions(seed=0, device="cpu", precision="fp32")
+        options = FinetuneOptions(seed=0, **CPU)
         finetune(DIGITS, "digits", folder, recipe="digits", options=options, epochs=40, report=print)
     return HfViTForImageClassification.from_pretrained(folder).eval()
 
