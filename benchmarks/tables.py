@@ -417,20 +417,6 @@ ROWS = {
         "Time as a share of transformers' (below 1 is faster).",
     ),
     "import_time": (" | CPU seconds", "what | cpu_seconds"),
-    "step_overhead": (
-        "a step by | times a plain loop | ms a step",
-        "contestant | time_of_a_plain_loop | milliseconds",
-        "CPU time of a training step of a tiny model.",
-    ),
-    "scaling_out": (
-        "`embed` by two workers | share of the model alone",
-        "contestant | share_of_model_alone",
-        "Recorded to two decimals.",
-    ),
-    "growth": (
-        "family | against | exponent of time | theory | exponent of memory | its theory",
-        "family | axis | seconds_exponent | seconds_theory | bytes_exponent | bytes_theory",
-    ),
     "mixed_sizes": (
         "`without_padding` | times the padded batch | times one by one | places with a patch | largest difference",
         "model | times_as_fast_as_padded | times_as_fast_as_one_by_one | patches_of_padded_batch | largest_difference",
