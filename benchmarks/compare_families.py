@@ -33,7 +33,8 @@ import transformers
 from inductive_bias import SIDE, batches, shift_images, train_steps
 from pretraining import Images, load_images
 from records import Job, PlannedJob, Records, script_options
-from tables import TABLES, filter_runs
+from script import vit_sizes
+from tables import TABLES, group
 from torch import nn
 from torch.nn import functional as F
 
@@ -45,28 +46,23 @@ RATES, STEPS = (1e-3, 4e-3), 100
 GRAYS, TOKENS_SIDE = 16, 8
 NAMES = [str(digit) for digit in range(10)]
 LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {name: int(name) for name in NAMES}}
-VIT: dict[str, Any] = {"image_size": SIDE, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+VIT = vit_sizes(64, 128, image_size=SIDE)
 
 SWIN: dict[str, Any] = {"embed_dim": 48, "depths": [2, 2], "num_heads": [2, 4], "mlp_ratio": 2.0}
 # No pooling in the stem: at 32 px its last two stages would be too small for blocks.
-HALO: dict[str, Any] = {
-    "width_factor": 0.125,
-    "stem_type": "3x3",
-    "stem_pool": "",
-    "self_attn_kwargs": {"block_size": 2, "halo_size": 1},
-}
+HALO: dict[str, Any] = {"width_factor": 0.125, "stem_type": "3x3", "stem_pool": ""}
+HALO["self_attn_kwargs"] = {"block_size": 2, "halo_size": 1}
 COAT: dict[str, Any] = {"embed_dims": [64] * 4, "serial_depths": [1] * 4, "parallel_depth": 1}
 CAIT: dict[str, Any] = {"embed_dim": 64, "depth": 2, "depth_token_only": 1, "num_heads": 4, "mlp_ratio": 2.0}
 
 
-def build_ours(family: str, **fields: Any) -> Callable[[], nn.Module]:
-    config, model = (getattr(hf_vit, f"Hf{family}{part}") for part in ("Config", "ForImageClassification"))
+def build(package: Any, family: str, **fields: Any) -> Callable[[], nn.Module]:
+    config, model = (getattr(package, f"{family}{part}") for part in ("Config", "ForImageClassification"))
     return lambda: model(config(**fields, **LABELS))
 
 
-def build_transformers(family: str, **fields: Any) -> Callable[[], nn.Module]:
-    config, model = (getattr(transformers, f"{family}{part}") for part in ("Config", "ForImageClassification"))
-    return lambda: model(config(**fields, **LABELS))
+build_ours = partial(build, hf_vit)
+build_transformers = partial(build, transformers)
 
 
 def build_timm(name: str, **fields: Any) -> Callable[[], nn.Module]:
@@ -95,11 +91,11 @@ def build_image_gpt() -> nn.Module:
 
 
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
-    "vit": build_ours("ViT", patch_size=4, num_hidden_layers=3, **VIT),
-    "hybrid": build_ours("HybridViT", stage_depths=(1,), stem_width=32, num_hidden_layers=2, **VIT),
-    "axial": build_ours("AxialViT", patch_size=4, num_hidden_layers=2, **VIT),
-    "local": build_ours("LocalViT", patch_size=4, num_hidden_layers=3, attention_window=3, **VIT),
-    "axial_resnet": build_ours("AxialResNet", image_size=SIDE, stage_depths=(1, 1), stem_width=16),
+    "vit": build_ours("HfViT", patch_size=4, num_hidden_layers=3, **VIT),
+    "hybrid": build_ours("HfHybridViT", stage_depths=(1,), stem_width=32, num_hidden_layers=2, **VIT),
+    "axial": build_ours("HfAxialViT", patch_size=4, num_hidden_layers=2, **VIT),
+    "local": build_ours("HfLocalViT", patch_size=4, num_hidden_layers=3, attention_window=3, **VIT),
+    "axial_resnet": build_ours("HfAxialResNet", image_size=SIDE, stage_depths=(1, 1), stem_width=16),
     "bit": build_transformers("Bit", embedding_size=32, hidden_sizes=[64, 128], depths=[1, 1], num_groups=8),
     "swin": build_transformers("Swin", image_size=SIDE, patch_size=4, window_size=4, **SWIN),
     "regnet": build_transformers("RegNet", embedding_size=32, hidden_sizes=[48, 96], depths=[1, 2], groups_width=16),
@@ -138,9 +134,8 @@ def train(model: nn.Module, digits: Images, rate: float, seed: int, steps: int) 
     order = batches(torch.arange(len(digits.labels["train"])), steps, generator)
 
     def compute_batch_loss(batch: torch.Tensor) -> torch.Tensor:
-        return compute_loss(
-            model, shift_images(digits.images["train"][batch], generator), digits.labels["train"][batch]
-        )
+        images = shift_images(digits.images["train"][batch], generator)
+        return compute_loss(model, images, digits.labels["train"][batch])
 
     train_steps(model, compute_batch_loss, order, steps, rate)
 
@@ -180,26 +175,22 @@ def save(model: Any, folder: Path, family: str) -> None:
 
 def list_jobs(seeds: int, steps: int) -> Iterator[PlannedJob]:
     """Iterate over the trials of rates, the other seeds' trainings at the better rate, and every seed's comparison."""
-    trials = {
-        family: [{"kind": "trial", "family": family, "seed": 0, "rate": rate, "steps": steps} for rate in RATES]
-        for family in FAMILIES
-    }
-    runs = {
-        (family, seed): {"kind": "run", "family": family, "seed": seed, "steps": steps}
-        for seed in range(1, seeds)
-        for family in FAMILIES
-    }
-    yield from ((trial, ()) for family in FAMILIES for trial in trials[family])
-    yield from ((run, trials[family]) for (family, _), run in runs.items())
+
+    def runs(family: str, seed: int) -> list[Job]:
+        same = {"family": family, "seed": seed, "steps": steps}
+        return [{"kind": "run", **same}] if seed else [{"kind": "trial", **same, "rate": rate} for rate in RATES]
+
     for seed in range(seeds):
-        prerequisites = [job for family in FAMILIES for job in ([runs[family, seed]] if seed else trials[family])]
+        for family in FAMILIES:
+            yield from ((run, runs(family, 0) if seed else ()) for run in runs(family, seed))
+    for seed in range(seeds):
+        prerequisites = [run for family in FAMILIES for run in runs(family, seed)]
         yield {"kind": "comparison", "seed": seed, "steps": steps}, prerequisites
 
 
 def find_best_runs(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return family -> the first of its runs that is best on the validation images."""
-    families = dict.fromkeys(run["family"] for run in runs)
-    return {family: max(filter_runs(runs, family=family), key=lambda run: run["validation"]) for family in families}
+    return {family: max(own, key=lambda run: run["validation"]) for family, own in group(runs, "family").items()}
 
 
 def model_folder(root: Path, run: dict[str, Any]) -> Path:

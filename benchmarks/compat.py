@@ -22,14 +22,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/test_any_model.py::test_every_family_by_every_door",
-    "tests/models/test_config.py",
-    "tests/models/test_forward.py",
-    "tests/models/test_saving.py",
-    "tests/models/test_stock_trainer.py",
-    "tests/models/test_adapters.py",
-    "tests/conversion/test_golden.py",
-    "tests/conversion/test_pytorch_origins.py",
-    "tests/conversion/test_loading.py",
+    *(f"tests/models/test_{name}.py" for name in ("config", "forward", "saving", "stock_trainer", "adapters")),
+    *(f"tests/conversion/test_{name}.py" for name in ("golden", "pytorch_origins", "loading")),
     "tests/training/test_finetune.py",
 )
 
@@ -46,11 +40,8 @@ def main() -> None:
     assert suite is not None
     failed = [f"{case.get('classname')}::{case.get('name')}" for case in suite.iter("testcase") if len(case)]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = [
-        *project["dependencies"],
-        *project["optional-dependencies"]["peft"],
-        *project["optional-dependencies"]["quantization"],
-    ]
+    extras = project["optional-dependencies"]
+    requirements = [*project["dependencies"], *extras["peft"], *extras["quantization"]]
     result = {
         "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
         "python": platform.python_version(),

@@ -28,16 +28,11 @@ def read_seed(folder: Path) -> dict[str, Any]:
     training, test = facts.filter_kind("training")[-1], facts.filter_kind("evaluation")[-1]
     assert test.data is not None
     return {
-        "seed": training.seed,
-        "test_accuracy": test.values["top1"],
-        "images": test.data.size,
-        "validation_accuracy": training.values["validation_accuracy"],
-        "recipe": training.values["recipe"],
-        "training_seconds": training.seconds,
-        "date": f"{training.date:%Y-%m-%d}",
-        "hardware": training.hardware,
+        "seed": training.seed, "test_accuracy": test.values["top1"], "images": test.data.size,
+        **{name: training.values[name] for name in ("validation_accuracy", "recipe")},
+        "training_seconds": training.seconds, "date": f"{training.date:%Y-%m-%d}", "hardware": training.hardware,
         "versions": training.versions,
-    }
+    }  # fmt: skip
 
 
 def count_peer_errors() -> dict[str, int]:

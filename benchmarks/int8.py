@@ -28,6 +28,7 @@ import torch
 from PIL import Image, ImageOps
 from records import Job, Records
 from script import CPU, parser, save_with_processor, vit_sizes
+from tables import INT8_FORMS
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
 from hf_vit.speed.measuring import others_load, quartiles, speed_ratio, take_turns
@@ -42,6 +43,8 @@ FAMILIES = {
 }
 SIDES = {"digits": 16, "photographs": 32}
 DEVELOPMENT, JUDGING = tuple(SIDES), tuple(f"mirrored {name}" for name in SIDES)
+# Of one form in a row, by which its weights come to lie in the cache as in use, if they fit.
+PASSES_A_TURN = 5
 EXPORTS = (("onnx", "dynamic"), ("onnx", "static"), ("openvino", "static"))
 
 
@@ -110,12 +113,6 @@ def export_once(model: Path, to: str, mode: str | None, data: str | None, work: 
     return folder
 
 
-def sum_megabytes(folder: Path) -> float:
-    """Return the size of a graph's files in MB."""
-    files = [path for path in folder.iterdir() if path.suffix in (".onnx", ".data", ".xml", ".bin")]
-    return sum(path.stat().st_size for path in files) / 1e6
-
-
 def evaluate_export(family: str, name: str, to: str, mode: str, work: Path) -> dict[str, Any]:
     """Return the certificate's results of a trained model in int8, or why there is none."""
     from hf_vit.errors import UserError
@@ -125,7 +122,9 @@ def evaluate_export(family: str, name: str, to: str, mode: str, work: Path) -> d
         folder = export_once(model, to, mode, str(data), work)
     except UserError as error:
         return {"refused": str(error)}
-    return json.loads((folder / "export.json").read_text())["quantization"] | {"megabytes": sum_megabytes(folder)}
+    graph = [path for path in folder.iterdir() if path.suffix in (".onnx", ".data", ".xml", ".bin")]
+    megabytes = sum(path.stat().st_size for path in graph) / 1e6
+    return json.loads((folder / "export.json").read_text())["quantization"] | {"megabytes": megabytes}
 
 
 def evaluate_torch(family: str, name: str, work: Path) -> dict[str, Any]:
@@ -164,16 +163,10 @@ def save_random_model(variant: str, work: Path) -> Path:
     return folder
 
 
-class Noise:
-    """Eight images in batches of one, as quantisers ask for them (`conversion.targets.graphs.int8.Images`)."""
+class Noise(list[torch.Tensor]):
+    """Images in batches of one, as quantisers ask for them (`conversion.targets.graphs.int8.Images`)."""
 
     takes = "pixel_values"
-
-    def __len__(self) -> int:
-        return 8
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(torch.randn(8, 1, 3, 224, 224, generator=torch.Generator().manual_seed(1)))
 
 
 def quantize_random(variant: str, to: str, mode: str, work: Path) -> Path:
@@ -187,7 +180,8 @@ def quantize_random(variant: str, to: str, mode: str, work: Path) -> Path:
     if not folder.is_dir():
         unfinished = folder.with_name(f"{folder.name}-unfinished")
         unfinished.mkdir(exist_ok=True)
-        runtime.quantize(source, unfinished / file, mode, Noise(), runtime.dense_layers(source))
+        images = Noise(torch.randn(8, 1, 3, 224, 224, generator=torch.Generator().manual_seed(1)))
+        runtime.quantize(source, unfinished / file, mode, images, runtime.dense_layers(source))
         unfinished.rename(folder)
     return folder
 
@@ -221,62 +215,37 @@ def build_torch_step(folder: Path, images: torch.Tensor, form: str) -> Callable[
     return step
 
 
-FORMS = {
-    "torch": ("float32", "bfloat16", "int8"),
-    "onnxruntime": ("float32", "int8 dynamic", "int8 static"),
-    "openvino": ("float32", "bfloat16", "int8 static"),
-}
-
-
 def build_step(
     runtime: str, form: str, variant: str, images: torch.Tensor, threads: int, work: Path
 ) -> Callable[[], Any]:
-    """Return a function that runs one form of a runtime."""
+    """Return a function that runs one form of a runtime; its graph is made once."""
+    model, to = save_random_model(variant, work), {"onnxruntime": "onnx"}.get(runtime, runtime)
     if runtime == "torch":
-        return build_torch_step(save_random_model(variant, work), images, form)
-    return build_graph_step(
-        find_graph(runtime, form, variant, work), images, threads, "bf16" if form == "bfloat16" else "f32"
-    )
-
-
-def find_graph(runtime: str, form: str, variant: str, work: Path) -> Path:
-    """Return the folder of a form's graph, made once."""
-    to = {"onnxruntime": "onnx", "openvino": "openvino"}[runtime]
+        return build_torch_step(model, images, form)
     if form.startswith("int8"):
-        return quantize_random(variant, to, form.split()[1], work)
-    return export_once(save_random_model(variant, work), to, None, None, work)
-
-
-def measure_memory(arguments: Sequence[str]) -> float:
-    """Return the peak MB that a new process needs for a form, beyond its imported libraries."""
-    command = [sys.executable, __file__, "memory", *arguments]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-
-
-# Of one form in a row, by which its weights come to lie in the cache as in use, if they fit.
-PASSES_A_TURN = 5
-
-
-def run_several(step: Callable[[], Any]) -> None:
-    """Run a step several times, as one turn."""
-    for _ in range(PASSES_A_TURN):
-        step()
+        graph = quantize_random(variant, to, form.split()[1], work)
+    else:
+        graph = export_once(model, to, None, None, work)
+    return build_graph_step(graph, images, threads, "bf16" if form == "bfloat16" else "f32")
 
 
 def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     """Measure all forms of a runtime in turns: images/s, ratio to float32, memory and file size in MB."""
     images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    work = options.work
-    steps = {form: build_step(runtime, form, variant, images, options.threads, work) for form in FORMS[runtime]}
-    turns = {form: partial(run_several, step) for form, step in steps.items()}
+    turns: dict[str, Callable[[], Any]] = {}
+    for form in INT8_FORMS[runtime]:
+        step = build_step(runtime, form, variant, images, options.threads, options.work)
+        turns[form] = lambda step=step: [step() for _ in range(PASSES_A_TURN)]
     seconds, load = take_turns(turns, options.turns), others_load()
     rows: dict[str, Any] = {"others_load": round(load, 2), "passes_a_turn": PASSES_A_TURN}
-    for form in steps:
-        arguments = [runtime, form, variant, str(batch), str(options.threads), str(work)]
+    for form in turns:
+        arguments = [runtime, form, variant, str(batch), str(options.threads), str(options.work)]
+        command = [sys.executable, __file__, "memory", *arguments]
+        memory = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
         rows[form] = {
             "images_per_second": PASSES_A_TURN * batch / quartiles(seconds[form]).median,
             "times_float32": asdict(speed_ratio(seconds, form, "float32")),
-            "memory_megabytes": measure_memory(arguments),
+            "memory_megabytes": float(memory),
         }
     return rows
 
@@ -293,7 +262,7 @@ def print_memory(arguments: Sequence[str]) -> None:
     step = build_step(runtime, form, variant, images, int(threads), Path(work))
     step()
     step()
-    print((psutil.Process().memory_info().rss - before) / 1e6)
+    print((psutil.Process().memory_info().rss - before) / 1e6)  # beyond the imported libraries
 
 
 def carry_out(options: argparse.Namespace, job: Job, _: Any) -> dict[str, Any]:
@@ -322,7 +291,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     images, methods = DEVELOPMENT if arguments.development else JUDGING, ("torch", *map(" ".join, EXPORTS))
     axes = {
-        "speed": {"variant": arguments.variants, "batch": arguments.batches, "runtime": FORMS},
+        "speed": {"variant": arguments.variants, "batch": arguments.batches, "runtime": INT8_FORMS},
         "agreement": {"images": images, "family": FAMILIES, "by": methods},
     }[arguments.part]
     cells = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))

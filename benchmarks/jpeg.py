@@ -11,6 +11,7 @@ its caller has to bring. "draft" lets the JPEG decoder itself halve the image wh
 """
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,24 +50,14 @@ class Opening:
         return self.prepare(map_in_threads(lambda path: decode_image(path, self.draft_side), paths))
 
 
-class Theirs:
-    """An image processor of transformers, used as it is."""
-
-    def __init__(self, processor: Any) -> None:
-        self.processor = processor
-
-    def __call__(self, images: list[Image.Image]) -> torch.Tensor:
-        return self.processor(images=images, return_tensors="pt")["pixel_values"]
+def prepare_batch(processor: Any, images: list[Image.Image]) -> torch.Tensor:
+    """Use an image processor of transformers as it is."""
+    return processor(images=images, return_tensors="pt")["pixel_values"]
 
 
-class OneByOne:
-    """An image processor that handles one image at a time, optionally in as many threads as torch uses."""
-
-    def __init__(self, prepare: Theirs, in_threads: bool = False) -> None:
-        self.prepare, self.map = prepare, map_in_threads if in_threads else map
-
-    def __call__(self, images: list[Image.Image]) -> torch.Tensor:
-        return torch.cat(list(self.map(lambda image: self.prepare([image]), images)))
+def prepare_one_by_one(processor: Any, images: list[Image.Image], apply: Any = map) -> torch.Tensor:
+    """Use it on one image at a time; with `map_in_threads`, in as many threads as torch uses."""
+    return torch.cat(list(apply(lambda image: prepare_batch(processor, [image]), images)))
 
 
 PROCESSORS = {"Pillow": ViTImageProcessorPil, "torchvision": ViTImageProcessor}
@@ -84,36 +75,27 @@ def main() -> None:
         for name, kind in PROCESSORS.items():
             processor = kind(do_convert_rgb=True)
             ours = eval_transform(processor).batch
-            theirs = {"transformers": Theirs(processor), "one by one": OneByOne(Theirs(processor))}
+            theirs = {"transformers": partial(prepare_batch, processor)}
+            theirs["one by one"] = partial(prepare_one_by_one, processor)
             if settings.workers == 0:
-                theirs["in threads"] = OneByOne(Theirs(processor), in_threads=True)
+                theirs["in threads"] = partial(prepare_one_by_one, processor, apply=map_in_threads)
             sides = {name: Opening(prepare) for name, prepare in {"hf_vit": ours, **theirs}.items()}
             sides["draft"] = Opening(ours, draft_side=224)
             first = {name: side(paths[:16]) for name, side in sides.items()}
             differences = {name: (first["transformers"] - values).abs() for name, values in first.items()}
+            same: Any = {"num_workers": settings.workers, "persistent_workers": settings.workers > 0}
             loaders = {
-                side_name: torch.utils.data.DataLoader(
-                    cast(Any, paths),
-                    batch_size=32,
-                    collate_fn=side,
-                    num_workers=settings.workers,
-                    persistent_workers=settings.workers > 0,
-                )
-                for side_name, side in sides.items()
+                side: torch.utils.data.DataLoader(cast(Any, paths), batch_size=32, collate_fn=prepare, **same)
+                for side, prepare in sides.items()
             }
-            seconds = take_turns(
-                {
-                    side_name: lambda loader=loader: sum(len(batch) for batch in loader)
-                    for side_name, loader in loaders.items()
-                },
-                settings.turns,
-            )
+            turns = {side: lambda loader=loader: sum(map(len, loader)) for side, loader in loaders.items()}
+            seconds = take_turns(turns, settings.turns)
+            ratios = {
+                f"times_as_fast_as_{side.replace(' ', '_')}": speed_ratio(seconds, "hf_vit", side) for side in theirs
+            }
             report.record(
                 processor=name,
-                **{
-                    f"times_as_fast_as_{name.replace(' ', '_')}": speed_ratio(seconds, "hf_vit", name)
-                    for name in theirs
-                },
+                **ratios,
                 images_per_second=round(settings.images / quartiles(seconds["hf_vit"]).median, 1),
                 largest_difference=float(differences["hf_vit"].max()),
                 draft_times_as_fast=speed_ratio(seconds, "draft", "hf_vit"),

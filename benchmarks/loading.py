@@ -33,6 +33,10 @@ import numpy as np
 from script import Script, alternate, parser, run_program
 
 from hf_vit import conversion
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from originals.google import make_checkpoint
+
 from hf_vit.conversion.fill import load_weights
 from hf_vit.conversion.readers import NpzReader
 from hf_vit.speed.measuring import quartiles, speed_ratio
@@ -111,29 +115,7 @@ def measure_loading(report: Script, folder: Path) -> None:
 
 def make_b16(folder: Path) -> dict[str, Path]:
     """Write the arrays of ViT-B/16 with 1,000 labels under the keys of Google's files, stored and compressed."""
-    rng = np.random.default_rng(0)
-    width, heads, mlp, depth = 768, 12, 3072, 12
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding/kernel": (16, 16, 3, width),
-        "embedding/bias": (width,),
-        "cls": (1, 1, width),
-        "Transformer/posembed_input/pos_embedding": (1, 197, width),
-        "Transformer/encoder_norm/scale": (width,),
-        "Transformer/encoder_norm/bias": (width,),
-        "head/kernel": (width, 1000),
-        "head/bias": (1000,),
-    }
-    for block_key in (f"Transformer/encoderblock_{block}" for block in range(depth)):
-        attention, dense = f"{block_key}/MultiHeadDotProductAttention_1", f"{block_key}/MlpBlock_3"
-        shapes |= {
-            f"{block_key}/LayerNorm_{number}/{name}": (width,) for number in (0, 2) for name in ("scale", "bias")
-        }
-        shapes |= {f"{attention}/{name}/kernel": (width, heads, 64) for name in ("query", "key", "value")}
-        shapes |= {f"{attention}/{name}/bias": (heads, 64) for name in ("query", "key", "value")}
-        shapes |= {f"{attention}/out/kernel": (heads, 64, width), f"{attention}/out/bias": (width,)}
-        shapes |= {f"{dense}/Dense_0/kernel": (width, mlp), f"{dense}/Dense_0/bias": (mlp,)}
-        shapes |= {f"{dense}/Dense_1/kernel": (mlp, width), f"{dense}/Dense_1/bias": (width,)}
-    arrays = {key: rng.standard_normal(shape, dtype=np.float32) for key, shape in shapes.items()}
+    arrays = make_checkpoint(depth=12, heads=12, head_size=64, mlp=3072, patch=(16, 16), grid=(14, 14), labels=1000)
     np.savez(folder / "stored.npz", **arrays)
     with zipfile.ZipFile(folder / "compressed.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for key, value in arrays.items():
@@ -142,29 +124,21 @@ def make_b16(folder: Path) -> dict[str, Path]:
     return {name: folder / f"{name}.npz" for name in ("stored", "compressed")}
 
 
-def time_read(way: Callable[[Path], object], path: Path) -> float:
+def time_read(contestant: str, path: Path) -> float:
     started = time.perf_counter()
-    way(path)
+    if contestant == "numpy":
+        with np.load(path) as file:
+            _ = {key: file[key] for key in file.files}
+    else:
+        with NpzReader(path) as reader:
+            _ = load_weights(reader, conversion.plan(reader.shapes)).state
     return time.perf_counter() - started
-
-
-def read_by_numpy(path: Path) -> object:
-    with np.load(path) as file:
-        return {key: file[key] for key in file.files}
-
-
-def read_by_us(path: Path) -> object:
-    with NpzReader(path) as reader:
-        return load_weights(reader, conversion.plan(reader.shapes)).state
 
 
 def measure_conversion(report: Script, folder: Path) -> None:
     for form, path in make_b16(folder).items():
-        timed_readers = {
-            name: partial(time_read, read, path)
-            for name, read in {"reading": read_by_us, "numpy": read_by_numpy}.items()
-        }
-        seconds = alternate(timed_readers, report.options.turns, warm_up=2)
+        readers = {name: partial(time_read, name, path) for name in ("reading", "numpy")}
+        seconds = alternate(readers, report.options.turns, warm_up=2)
         conversion_run = run_program(PEAK + CONVERT, path, folder / f"out-{form}")
         report.record(
             form=form,

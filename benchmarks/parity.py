@@ -47,18 +47,13 @@ def transformers_model(ours: HfViTForImageClassification) -> ViTForImageClassifi
 def timm_model(case: str, ours: HfViTForImageClassification, image_size: int | None = None) -> VisionTransformer:
     config = ours.config
     native = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+    has_token = config.pooling == "token"
     model = VisionTransformer(
-        img_size=native,
-        patch_size=config.patch_size,
-        num_classes=config.num_labels,
-        global_pool="token" if config.pooling == "token" else "avg",
-        class_token=config.pooling == "token",
-        fc_norm=False,
-        embed_dim=config.hidden_size,
-        depth=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
+        img_size=native, patch_size=config.patch_size, num_classes=config.num_labels, embed_dim=config.hidden_size,
+        global_pool="token" if has_token else "avg", class_token=has_token, fc_norm=False,
+        depth=config.num_hidden_layers, num_heads=config.num_attention_heads,
         mlp_ratio=config.intermediate_size / config.hidden_size,
-    )
+    )  # fmt: skip
     model.load_pretrained(str(GOLDEN / f"{case}.ckpt.npz"), "opt/target/" if case == "vit_optprefix" else "")
     if image_size is not None:
         side = image_size // config.patch_size

@@ -105,7 +105,18 @@ def pretrain(run: Run, data: Images, steps: int, rate: float) -> Any:
     generator = torch.Generator().manual_seed(run.seed)
     order = batches(torch.arange(len(images)), steps, generator, BATCH)
     if objective == "contrast":
-        return pretrain_contrast(HfViTModel(config), images, order, generator, steps, rate)
+        options = ContrastiveOptions(hidden_size=256, projection_size=64, normalization="batch")
+        contrast = MomentumContrast(encoder := HfViTModel(config), options).train()
+
+        def contrast_loss(batch: torch.Tensor) -> torch.Tensor:
+            views = [vary_images(images[batch], generator, colours=True) for _ in range(2)]
+            return contrast(torch.stack(views, dim=1))["loss"]
+
+        def after(step: int) -> None:
+            contrast.update_momentum(compute_momentum(step, steps, options.momentum))
+
+        train_steps(contrast, contrast_loss, order, steps, rate, after, fused=True)
+        return encoder
     if objective in ("none", "labels"):
         return HfViTForImageClassification(config).vit
     model = HfViTForMaskedPatchPrediction(config).train()
@@ -119,26 +130,7 @@ def pretrain(run: Run, data: Images, steps: int, rate: float) -> Any:
     return model.vit
 
 
-def pretrain_contrast(
-    encoder: Any, images: torch.Tensor, order: Any, generator: torch.Generator, steps: int, rate: float
-) -> Any:
-    options = ContrastiveOptions(hidden_size=256, projection_size=64, normalization="batch")
-    model = MomentumContrast(encoder, options).train()
-
-    def compute_loss(batch: torch.Tensor) -> torch.Tensor:
-        views = [vary_images(images[batch], generator, colours=True) for _ in range(2)]
-        return model(torch.stack(views, dim=1))["loss"]
-
-    def after(step: int) -> None:
-        model.update_momentum(compute_momentum(step, steps, options.momentum))
-
-    train_steps(model, compute_loss, order, steps, rate, after, fused=True)
-    return encoder
-
-
-def fine_tune(
-    run: Run, encoder: Any, data: Images, labels: int, rate: float, steps: int
-) -> HfViTForImageClassification:
+def fine_tune(run: Run, encoder: Any, data: Images, labels: int, rate: float, steps: int) -> Any:
     """Return a classifier on a copy of the encoder, with all weights trained."""
     torch.manual_seed(run.seed + 1)
     model = HfViTForImageClassification(build_config(run, data))
@@ -160,28 +152,22 @@ def extract_features(encoder: Any, images: torch.Tensor) -> dict[str, Any]:
     """Return features [n, D] by kind: the mean of the patches, and the class token."""
     special, causal = encoder.config.num_special_tokens, encoder.config.is_causal
     tokens = torch.cat([encoder.eval()(part).last_hidden_state for part in images.split(256)])
-    features_by_kind = {"patches": tokens[:, :PATCHES] if causal else tokens[:, special:]}
-    features_by_kind = {"patches": features_by_kind["patches"].mean(dim=1)}
+    features = {"patches": (tokens[:, :PATCHES] if causal else tokens[:, special:]).mean(dim=1)}
     if special:
-        features_by_kind["class token"] = tokens[:, -1] if causal else tokens[:, 0]
-    return {name: value.numpy() for name, value in features_by_kind.items()}
+        features["class token"] = tokens[:, -1] if causal else tokens[:, 0]
+    return {name: value.numpy() for name, value in features.items()}
 
 
 def fit_probe(encoder: Any, data: Images, labels: int, seed: int) -> tuple[float, float, str]:
     """Return validation and test accuracy of the linear probe, and which features it uses."""
-    features_by_split = {
-        split: extract_features(encoder, data.images[split]) for split in ("train", "validation", "test")
-    }
+    features = {split: extract_features(encoder, images) for split, images in data.images.items()}
     indices = subset(data.labels["train"], labels * data.classes or len(data.labels["train"]), seed).numpy()
-    best = (-1.0, 0.0, "")
-    for name in features_by_split["train"]:
-        fitted_probe = Probe.fit(features_by_split["train"][name][indices], data.labels["train"][indices].numpy(), 1.0)
-        scores = [
-            fitted_probe.score(features_by_split[split][name], data.labels[split].numpy())
-            for split in ("validation", "test")
-        ]
-        best = max(best, (scores[0], scores[1], name), key=lambda candidate: candidate[0])
-    return best
+    readings: list[tuple[float, float, str]] = []
+    for name in features["train"]:
+        probe = Probe.fit(features["train"][name][indices], data.labels["train"][indices].numpy(), 1.0)
+        scores = (probe.score(features[s][name], data.labels[s].numpy()) for s in ("validation", "test"))
+        readings.append((*scores, name))
+    return max(readings, key=lambda reading: reading[0])
 
 
 def list_trials(kind: str, data: str, start: str, labels: int, scale: float) -> list[Job]:
@@ -192,15 +178,10 @@ def list_trials(kind: str, data: str, start: str, labels: int, scale: float) -> 
     return [same | {"rate": rate} | tuning for rate, tuning in itertools.product(rates, tunings)]
 
 
-def starts_to_read(kind: str) -> list[str]:
-    """Return the starts that are evaluated in this way."""
-    return [start for start in STARTS if kind == "run" or start != "scratch, long"]
-
-
 def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
     """Return all runs with the trials that select their rates; those with the same encoder are adjacent."""
     for data, start in itertools.product(DATA, STARTS):
-        kinds = [kind for kind in TRIALS if start in starts_to_read(kind)]
+        kinds = [kind for kind in TRIALS if (kind, start) != ("probe", "scratch, long")]
         trials_by_reading = {
             (kind, labels): list_trials(kind, data, start, labels, scale) for kind in kinds for labels in LABELS
         }
@@ -211,20 +192,9 @@ def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
             yield {"kind": kind, **same}, trials_by_reading[kind, labels]
 
 
-def work(records: Records, scale: float, runner: str = "local", address: str | None = None) -> None:
-    """Run all unfinished jobs that no other process runs."""
-    records.work(list(jobs(scale)), run_job, runner, address)
-
-
 def run_job(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """Carry out a trial at its own rates, or a run at the best rates on validation images."""
-    return carry_out(job, max(trials, key=lambda trial: trial["accuracy"], default=job))
-
-
-def carry_out(job: Job, rates: dict[str, Any]) -> dict[str, Any]:
-    """Pre-train and fine-tune, or probe, at these rates; trials are evaluated on validation images, runs on test
-    images.
-    """
+    """Pre-train, then fine-tune or probe: a trial at its rates for validation images, a run at the best for test."""
+    rates = max(trials, key=lambda trial: trial["accuracy"], default=job)
     data, scale = load_images(job["data"]), job["scale"]
     steps, tuning = (max(1, int(count * scale)) for count in (STEPS, TUNING_STEPS))
     run = Run(job["data"], job["start"], job["seed"])
@@ -248,8 +218,8 @@ def main() -> None:
     options = script_options(__doc__, "pretraining.jsonl", runner=True)
     options.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps (a smoke test)")
     arguments = options.parse_args()
-    work(records := Records(arguments.output), arguments.scale, arguments.runner, arguments.address)
-    print(TABLES["pretraining"](records.path))
+    Records(arguments.output).work(list(jobs(arguments.scale)), run_job, arguments.runner, arguments.address)
+    print(TABLES["pretraining"](arguments.output))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from data_scale import MODELS, SIDE
 from records import Job, Records, read_plan, script_options
-from tables import TABLES
+from tables import TABLES, filter_runs, group
 from transformers import AutoModelForMaskedImageModeling
 
 from hf_vit.cost.flops import forward_flops
@@ -102,11 +102,8 @@ def fractals(images: int) -> str:
 
 def best_rate(trials: list[dict[str, Any]]) -> float:
     """Return the rate whose trials have the lowest mean loss."""
-    losses: dict[float, list[float]] = {}
-    for record in trials:
-        if record["kind"] == "choice":
-            losses.setdefault(record["rate"], []).append(record["loss"])
-    return min(losses, key=lambda rate: statistics.fmean(losses[rate]))
+    by_rate = group(filter_runs(trials, kind="choice"), "rate")
+    return min(by_rate, key=lambda rate: statistics.fmean(trial["loss"] for trial in by_rate[rate]))
 
 
 def compute_teraflops(images: int) -> float:
@@ -134,9 +131,7 @@ def fit_law(runs: list[dict[str, Any]], shift: bool) -> ScalingLaw:
 
 def draw(plan: Plan, records: Records, path: Path) -> None:
     """Draw the losses over compute, the law and its floor."""
-    runs, held_out = (
-        [record for job in jobs if (record := records.find(job))] for jobs in (plan.runs(), plan.held_out())
-    )
+    runs, held_out = ([run for job in jobs if (run := records.find(job))] for jobs in (plan.runs(), plan.held_out()))
     law = fit_law(runs, plan.shift)
     figure = new_figure(6, 4)
     axes = figure.add_subplot()
@@ -144,18 +139,13 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
     axes.plot(curve, law.error(curve), label=f"{law}, fitted to the filled", color="C0")
     axes.fill_between(curve, *law.interval(curve), alpha=0.2, color="C0", label="its 95%")
     axes.axhline(law.c, label="its floor", color="C0", linestyle=":")
-    for plotted_runs, label, marker_color in (
-        (runs, "fitted", "C0"),
-        (held_out, "predicted before they were looked at", "none"),
-    ):
-        points = [[run["teraflops"], run["loss"]] for run in plotted_runs]
-        if points:
-            axes.plot(*zip(*points, strict=True), "o", color="C0", markerfacecolor=marker_color, label=label)
+    labels = {"fitted": (runs, "C0"), "predicted before they were looked at": (held_out, "none")}
+    for label, (drawn, fill) in labels.items():
+        if points := [(run["teraflops"], run["loss"]) for run in drawn]:
+            axes.plot(*zip(*points, strict=True), "o", color="C0", markerfacecolor=fill, label=label)
     axes.set(xscale="log", xlabel="training compute C (TFLOPs)", ylabel="test loss (nats)")
-    sizes = (*plan.sizes, plan.largest)
-    axes.set_xticks(
-        [compute_teraflops(size) for size in sizes], [f"{compute_teraflops(size):.2g}" for size in sizes], minor=False
-    )
+    ticks = [compute_teraflops(size) for size in (*plan.sizes, plan.largest)]
+    axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks], minor=False)
     axes.set_xticks([], minor=True)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=8)

@@ -24,6 +24,10 @@ PROCESSORS = {
     "zen3": "AMD EPYC, Zen 3, AVX2", "avx2": "AMD EPYC, Zen 1, AVX2", "avx512": "Intel Xeon, AVX-512",
 }  # fmt: skip
 PEERS = {"S/16": "transformers", "B/16": "transformers", "R26+S/32": "timm", "R50+B/16": "timm"}
+INT8_FORMS = {
+    "torch": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32", "int8 dynamic", "int8 static"),
+    "openvino": ("float32", "bfloat16", "int8 static"),
+}  # fmt: skip
 DTYPES, BATCHES = ("float32", "bfloat16"), (1, 8)
 FORMS = {
     "hf_vit": "hf_vit as loaded",
@@ -455,12 +459,8 @@ TABLES |= {{"page": "page_waits"}.get(name, name): make_row_table(name, *texts) 
 @table("int8_avx512_bf16.jsonl")
 def int8_speed(path: Path) -> str:
     cells = {(run["runtime"], run["variant"], run["batch"]): run for run in filter_runs(load(path), part="speed")}
-    forms = {
-        "torch": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32", "int8 dynamic", "int8 static"),
-        "openvino": ("float32", "bfloat16", "int8 static"),
-    }  # fmt: skip
     cases, lines = [(variant, batch) for variant in ("S/16", "B/16") for batch in BATCHES], []
-    for engine, form in ((engine, form) for engine, engine_forms in forms.items() for form in engine_forms):
+    for engine, form in ((engine, form) for engine, forms in INT8_FORMS.items() for form in forms):
         runs = [cells[engine, *case][form] for case in cases]
         texts = [f"{cell['images_per_second']:.1f} ({cell['times_float32']['median']:.2f})" for cell in runs]
         lines.append((engine, form, *texts, f"{runs[2]['memory_megabytes']:.0f} MB"))
