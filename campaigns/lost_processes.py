@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from training.conftest import COLOURS, make_colour_folder
 
 from campaigns.commands import save_classifier
 from campaigns.engine import Campaign
+from campaigns.launches import Launch
 from hf_vit.training import FinetuneOptions, finetune
 
 # What happens -> how often, and the checkpoints (first, past the last) between which it does.
@@ -43,6 +44,10 @@ HOSTS, CABLE, ADDRESSES = ("hf_vit_a", "hf_vit_b"), ("hfvit0", "hfvit1"), ("10.2
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def set_cable(state: str) -> None:
+    ip("-n", HOSTS[0], "link", "set", CABLE[0], state)
 
 
 @contextmanager
@@ -64,15 +69,15 @@ def network() -> Iterator[None]:
             subprocess.run(["ip", "netns", "del", host], capture_output=True)
 
 
-class Launch:
+class Training(Launch):
     """A training by two processes, on this machine or on the two hosts; their disk is one."""
 
     def __init__(self, place: Path, name: str, kind: str) -> None:
+        super().__init__(BOUND)
         self.output, is_cut = place / name, kind.startswith("cut")
         launchers: list[tuple[Any, ...]] = [
             ("--standalone", "--nproc-per-node", 2, "--max-restarts", int(kind == "killed"))
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         words = ["--model", place / "model", "--data", place / "colours", "--output", self.output, "--device", "cpu"]
         words += ["--precision", "fp32", "--process-timeout", BOUND if kind == "slow" else SILENCE]
         words += [word for key, value in SETTINGS.items() for word in (f"--{key.replace('_', '-')}", value)]
@@ -81,58 +86,24 @@ class Launch:
             launchers = [("--nnodes", 2, "--node-rank", number, *at) for number in range(2)]
         else:
             words.append("--resume")
-        self.processes, self.logs = list[subprocess.Popen[bytes]](), list[Path]()
         for number, launcher in enumerate(launchers):
             command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "hf_vit", "finetune", *words]
-            if is_cut:
-                command = ["ip", "netns", "exec", HOSTS[number], *command]
-                environment["GLOO_SOCKET_IFNAME"] = CABLE[number]
-            self.logs.append(place / f"{name}-{number}.txt")
-            with self.logs[-1].open("w") as log:
-                self.processes.append(
-                    subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log)
-                )
-        self.begun = time.monotonic()
-
-    @property
-    def text(self) -> str:
-        return "".join(log.read_text() for log in self.logs)
+            host = ("ip", "netns", "exec", HOSTS[number]) if is_cut else ()
+            cable = {"GLOO_SOCKET_IFNAME": CABLE[number]} if is_cut else {}
+            self.start(place / f"{name}-{number}.txt", *host, *command, **cable)
 
     def rank(self, number: int) -> psutil.Process | None:
         """Return the process of that rank, as long as there is one."""
-        for launcher in self.processes:
-            if launcher.poll() is None:
-                for child in psutil.Process(launcher.pid).children(recursive=True):
-                    try:
-                        if child.environ().get("RANK") == str(number):
-                            return child
-                    except psutil.Error:
-                        continue
+        for child in self.children():
+            with suppress(psutil.Error):
+                if child.environ().get("RANK") == str(number):
+                    return child
         return None
 
     def saved(self) -> int:
         """Return the step of its newest checkpoint."""
         states = (self.output / "checkpoints").glob("checkpoint-*/trainer_state.json")
         return max((int(path.parent.name.rpartition("-")[2]) for path in states), default=0)
-
-    def wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Return whether the condition came to hold before the training ended."""
-        while all(process.poll() is None for process in self.processes):
-            if condition():
-                return True
-            time.sleep(0.02)
-        return False
-
-    def end(self) -> list[int]:
-        """Return the exit statuses; the launch is bounded in time."""
-        try:
-            return [process.wait(max(1.0, BOUND - (time.monotonic() - self.begun))) for process in self.processes]
-        except subprocess.TimeoutExpired:
-            for process in self.processes:
-                if process.poll() is None:
-                    for each in (*psutil.Process(process.pid).children(recursive=True), process):
-                        each.kill()
-            raise AssertionError(f"it hangs: {self.text[-600:]}") from None
 
     def check_weights(self, weights: dict[str, torch.Tensor]) -> str:
         assert not any(self.end()), self.text[-4000:]
@@ -152,28 +123,18 @@ class Launch:
         return "one line each"
 
 
-def strike(kind: str, rank: int, victim: psutil.Process, launch: Launch, weights: dict[str, torch.Tensor]) -> str:
+def strike(kind: str, rank: int, victim: psutil.Process, launch: Training, weights: dict[str, torch.Tensor]) -> str:
     """Let it happen, and return what came of it."""
     if kind == "killed":
         victim.kill()
     elif kind == "slow":
-        while launch.wait_until(victim.is_running) and time.monotonic() - launch.begun < BOUND / 2:
-            try:  # it runs a tenth of the time
-                victim.suspend()
-                time.sleep(0.45)
-                victim.resume()
-                time.sleep(0.05)
-            except psutil.Error:
-                break
+        launch.slow_down(lambda: [victim])
     elif kind == "cut a moment":
-        ip("-n", HOSTS[0], "link", "set", CABLE[0], "down")
+        set_cable("down")
         time.sleep(3)
-        ip("-n", HOSTS[0], "link", "set", CABLE[0], "up")
+        set_cable("up")
     else:
-        if kind == "silent":
-            victim.suspend()
-        else:
-            ip("-n", HOSTS[0], "link", "set", CABLE[0], "down")
+        victim.suspend() if kind == "silent" else set_cable("down")
         codes = launch.end()
         if any(codes):
             return launch.check_lines([1 - rank] if kind == "silent" else [0, 1])
@@ -209,7 +170,7 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
                     joined()
             except PermissionError as error:
                 return f"not tried: {error}"
-            launch = Launch(folder, re.sub(r"\W+", "-", case), kind)
+            launch = Training(folder, re.sub(r"\W+", "-", case), kind)
             try:
                 launch.wait_until(lambda: launch.saved() >= int(step) and launch.rank(int(rank)) is not None)
                 time.sleep(float(later))
@@ -219,7 +180,7 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
                 return strike(kind, int(rank), victim, launch, weights)
             finally:
                 if kind.startswith("cut"):
-                    ip("-n", HOSTS[0], "link", "set", CABLE[0], "up")
+                    set_cable("up")
 
         yield attempt
 

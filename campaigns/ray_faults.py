@@ -4,15 +4,13 @@ A cluster is Ray's own of several nodes on one machine. What is killed is replac
 by the same command; and the files are those of one process, byte by byte.
 """
 
-import os
 import random
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from pyarrow import parquet
 
 from campaigns.commands import save_classifier
 from campaigns.engine import Campaign
+from campaigns.launches import Launch
 from hf_vit.evaluation import embed
 
 BOUND = 600  # seconds for a command on a busy machine
@@ -51,53 +50,32 @@ def make_place(folder: Path) -> Path:
     return folder
 
 
-class Run:
+class Run(Launch):
     """The command, at work."""
 
     def __init__(self, place: Path, name: str, *options: str, data: str = "images") -> None:
-        self.place, self.output, self.log = place, place / name, place / f"{name}.txt"
+        super().__init__(BOUND)
+        name = re.sub(r"[/ ]", "-", name)
+        self.place, self.output = place, place / name
         words = ["embed", "model", "--data", data, "--output", name, *SPLIT, "--runner", "ray", "--device", "cpu"]
         words += ["--no-optimize", "--rows-per-file", str(ROWS_PER_FILE), "--batch-size", str(BATCH), *options]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         # What was started in the background ignores a Ctrl-C, and so does what it starts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "hf_vit", *words], cwd=place, env=environment, stdout=log, stderr=log
-            )
-        self.begun = time.monotonic()
-        self.started: set[psutil.Process] = set()
-
-    def children(self) -> list[psutil.Process]:
-        try:
-            found = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.Error:
-            found = []
-        self.started |= set(found)
-        return found
+        self.start(place / f"{name}.txt", sys.executable, "-m", "hf_vit", *words, cwd=place)
 
     def wait_for(self, moment: int) -> bool:
         """Whether so many `MOMENTS` of the files appeared before it ended; at least one."""
         files = max(1, moment * len(list((self.place / "whole").glob("*.parquet"))) // MOMENTS)
         return self.wait_until(lambda: len(list(self.output.glob("*.parquet"))) >= files)
 
-    def wait_until(self, is_so: Callable[[], bool]) -> bool:
-        """Whether it came to be so before the command ended."""
-        while self.process.poll() is None and time.monotonic() - self.begun < BOUND:
-            self.children()
-            if is_so():
-                return True
-            time.sleep(0.01)
-        return False
+    def kill(self, beginning: str) -> None:
+        """Kill what it started whose command line begins so."""
+        for process in named(self.children(), beginning):
+            process.kill()
 
-    def end(self) -> int:
+    def end_alone(self) -> int:
         """Its exit status, within the bound; nothing that it started lives on."""
-        try:
-            code = self.process.wait(max(1.0, BOUND - (time.monotonic() - self.begun)))
-        except subprocess.TimeoutExpired:
-            for process in (*self.children(), self.process):
-                process.kill()
-            raise AssertionError(f"it hangs: {self.log.read_text()[-300:]}") from None
+        (code,) = self.end()
         _, alive = psutil.wait_procs(self.started, timeout=BOUND / 3)
         for process in alive:
             process.kill()
@@ -107,26 +85,26 @@ class Run:
     def check_files(self) -> None:
         whole = {path.name: path.read_bytes() for path in (self.place / "whole").glob("*.parquet")}
         mine = {path.name: path.read_bytes() for path in self.output.glob("*.parquet")}
-        assert mine.keys() == whole.keys(), f"{len(mine)} of {len(whole)} files: {self.log.read_text()[-300:]}"
+        assert mine.keys() == whole.keys(), f"{len(mine)} of {len(whole)} files: {self.text[-300:]}"
         assert mine == whole, "other bytes"
         assert (self.output / "manifest.json").is_file()
 
     def check_done(self) -> str:
-        assert self.end() == 0, self.log.read_text()[-400:]
+        assert self.end_alone() == 0, self.text[-400:]
         self.check_files()
         return "same files"
 
     def check_line(self, said: str) -> str:
         """One line of ours, whatever Ray's libraries say of a lost cluster besides; then the way on."""
-        assert self.end() != 0, "it says nothing"
-        lines = [line for line in self.log.read_text().splitlines() if line.startswith("hf-vit: ")]
-        assert len(lines) == 1, self.log.read_text()[-400:]
+        assert self.end_alone() != 0, "it says nothing"
+        lines = [line for line in self.text.splitlines() if line.startswith("hf-vit: ")]
+        assert len(lines) == 1, self.text[-400:]
         assert re.search(said, lines[0]), lines[0]
         return "one line"
 
     def check_going_on(self) -> str:
         """It ended, in whatever way; the same command does the rest."""
-        code = self.end()
+        code = self.end_alone()
         assert Run(self.place, self.output.name).check_done() == "same files"
         return f"ended ({'in itself' if code >= 0 else 'killed'}), the same command: same files"
 
@@ -135,53 +113,33 @@ def named(processes: list[psutil.Process], beginning: str) -> list[psutil.Proces
     """Those whose command line holds that near its beginning."""
     found = []
     for process in processes:
-        try:
-            if beginning in "".join(process.cmdline()[:1]):
-                found.append(process)
-        except psutil.Error:
-            continue
+        with suppress(psutil.Error):
+            found += [process] if beginning in "".join(process.cmdline()[:1]) else []
     return found
 
 
 def strike(place: Path, case: str) -> str:
     """KIND/number at MOMENT: what is struck when so much of the files is there."""
     kind, _, moment = case.replace(" at ", "/").split("/")
-    run = Run(place, case.replace("/", "-").replace(" ", "-"))
+    run = Run(place, case)
     if not run.wait_for(int(moment)):
         return f"ended before, {run.check_done()}"
     if kind == "driver":
-        run.process.kill()
+        run.processes[0].kill()
         return run.check_going_on()
     if kind == "Ctrl-C":
-        run.process.send_signal(signal.SIGINT)
-        assert run.end() == 130, run.log.read_text()[-400:]
-        assert "the same command goes on" in run.log.read_text()
+        run.processes[0].send_signal(signal.SIGINT)
+        assert run.end_alone() == 130, run.text[-400:]
+        assert "the same command goes on" in run.text
         assert Run(place, run.output.name).check_done() == "same files"
         return "one line, the same command: same files"
     if kind in SERVERS:
-        for process in named(run.children(), SERVERS[kind]):
-            process.kill()
+        run.kill(SERVERS[kind])
         return run.check_going_on()
     if kind == "slow actor":
-        return slowed(run)
-    for process in named(run.children(), TITLES[kind]):
-        process.kill()
-    return run.check_done()
-
-
-def slowed(run: Run) -> str:
-    """Its actor works a tenth of the time."""
-    while run.process.poll() is None and time.monotonic() - run.begun < BOUND / 2:
-        actors = named(run.children(), TITLES["actor"])
-        for process in actors:
-            process.suspend()
-        time.sleep(0.45)
-        for process in actors:
-            try:
-                process.resume()
-            except psutil.Error:
-                continue
-        time.sleep(0.05)
+        run.slow_down(lambda: named(run.children(), TITLES["actor"]))
+    else:
+        run.kill(TITLES[kind])
     return run.check_done()
 
 
@@ -193,7 +151,7 @@ def corrupt(place: Path, case: str) -> str:
     last = max((place / "whole").glob("*.parquet"))
     victim = torn / "train" / parquet.read_table(last).column("image")[0].as_py()
     whole = victim.read_bytes()
-    run = Run(place, case.replace("/", "-").replace(" ", "-"), data="torn")
+    run = Run(place, case, data="torn")
     try:
         assert run.wait_for(1)
         victim.write_bytes(whole[:2000])
@@ -213,7 +171,7 @@ def of_a_cluster(place: Path, case: str) -> str:
         options = ("--address", cluster.address, "--num-processes", "2")
         node = cluster.add_node(num_cpus=1, object_store_memory=least)
         cluster.wait_for_nodes()
-        run = Run(place, case.replace("/", "-").replace(" ", "-"), *options)
+        run = Run(place, case, *options)
         if kind == "node" and run.wait_for(int(moment)):
             cluster.remove_node(node, allow_graceful=False)
         return run.check_done()
