@@ -1,8 +1,5 @@
 """Compare the speed of axial or local attention blocks with full attention blocks, for one image.
 
-    python benchmarks/attention.py axial [--turns 15] [--threads N] [--output benchmarks/results/axial.json]
-    python benchmarks/attention.py local [--turns 11] [--threads N] [--output benchmarks/results/local.json]
-
 All have D 384, 6 heads and an MLP of 1536, under sdpa. A block whose values are passed on in place of the attention
 ("without attention", "dense layers alone") is what no attention can be faster than. Memory is what torch allocates at
 most beyond weights and input for one block.
@@ -20,27 +17,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from script import Script, parser
+from script import Script, parser, vit_sizes
 from transformers import ViTConfig, ViTModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_vit.models.configuration_hf_axial_vit import HfAxialViTConfig
-from hf_vit.models.configuration_hf_local_vit import HfLocalViTConfig
-from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit import HfAxialViTConfig, HfLocalViTConfig, HfLocalViTModel, HfViTConfig, HfViTModel
 from hf_vit.models.embeddings_hf_vit import Tokens
 from hf_vit.models.modeling_hf_axial_vit import HfAxialViTLayer
-from hf_vit.models.modeling_hf_local_vit import HfLocalViTModel
-from hf_vit.models.modeling_hf_vit import HfViTLayer, HfViTModel
+from hf_vit.models.modeling_hf_vit import HfViTLayer
 from hf_vit.speed.measuring import peak_memory, quartiles, speed_ratio, take_turns
 
-SIZES: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+SIZES = vit_sizes(384, 1536, heads=6)
 SIDES = (28, 32, 56, 64, 96)
 LOCAL_SIDE, LOCAL_SIDES = 64, (32, 48, 64, 96)
 PATTERNS: dict[str, dict[str, Any]] = {
-    "local": {},
-    "criss_cross": {"attention_pattern": "criss_cross"},
+    "local": {}, "criss_cross": {"attention_pattern": "criss_cross"},
     "strided": {"attention_pattern": "strided", "attention_stride": LOCAL_SIDE},
-}
+}  # fmt: skip
+RATIOS = {
+    "times_as_fast_as_full": "two full blocks", "times_as_fast_as_transformers": "two blocks of transformers",
+    "share_of_speed_without_attention": "without attention",
+}  # fmt: skip
 
 
 def return_values(module: Any, query: Any, key: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -75,9 +72,7 @@ def measure_axial(report: Script) -> None:
             seconds = take_turns(turns, report.options.turns)
             medians[side] = quartiles(seconds["axial"]).median
             row: dict[str, Any] = {"dtype": dtype, "side": side, "milliseconds": round(1e3 * medians[side], 2)}
-            row["times_as_fast_as_full"] = speed_ratio(seconds, "axial", "two full blocks")
-            row["times_as_fast_as_transformers"] = speed_ratio(seconds, "axial", "two blocks of transformers")
-            row["share_of_speed_without_attention"] = speed_ratio(seconds, "axial", "without attention")
+            row |= {name: speed_ratio(seconds, "axial", other) for name, other in RATIOS.items()}
             if side == max(report.options.sides):
                 row["peak_memory_MB"] = round(peak_memory(turns["axial"]) / 1e6, 1)
             report.record(**row)

@@ -1,7 +1,5 @@
 """The training's loader beside torchvision's, webdataset's and datasets' own, from files to batches on two workers.
 
-    python benchmarks/data_loading.py [--turns 5] [--images 1024] [--output benchmarks/results/data_loading.json]
-
 Needs `pip install webdataset`. Every contestant gives the same images in batches of 32 to the same recipe of variation
 (a random crop of 20 to 100% of the area, resized, perhaps mirrored, scaled to [-1, 1]): hf_vit by its own transform,
 the others by torchvision's v2 on uint8 tensors, as its documentation advises. An epoch is timed from asking for its
@@ -31,7 +29,7 @@ import PIL.Image
 import torch
 import webdataset
 from jpeg import write_images
-from script import Script, parser
+from script import Script, parser, vit_sizes
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -39,7 +37,7 @@ from transformers import TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import AugmentationConfig, ImageCollator, image_transforms, load_data, make_processor, transform_split
-from hf_vit.speed.measuring import quartiles
+from hf_vit.speed.measuring import quartiles, speed_ratio
 from hf_vit.training import HfViTTrainer
 
 BATCH, WORKERS, SHARDS, SMALL, EPOCHS = 32, 2, 8, 32, 2
@@ -51,25 +49,23 @@ Batches = Iterable[Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of one kind of data set.
-
-    Attributes:
-        path: of the folder with "train" (class folders) or of the tars.
-        size: px of what the model takes.
-        is_stream: tars.
-        stalls: the disk stalls.
-    """
+    """The files of one kind of data set: a folder with "train" (class folders), or with tars."""
 
     path: Path
-    size: int
+    images: int
+    size: int = 224  # px of what the model takes
     is_stream: bool = False
     stalls: bool = False
+
+    @property
+    def tars(self) -> list[str]:
+        return sorted(map(str, self.path.glob("train-*.tar")))
 
 
 def open_ours(layout: Layout) -> Batches:
     """Return the loader that `finetune` uses."""
-    sizes: dict[str, Any] = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    config = HfViTConfig(image_size=layout.size, patch_size=layout.size // 2, num_labels=2, **sizes)
+    sizes = vit_sizes(8, 8, heads=1, num_hidden_layers=1, num_labels=2)
+    config = HfViTConfig(image_size=layout.size, patch_size=layout.size // 2, **sizes)
     data = load_data(f"{layout.path}/*.tar" if layout.is_stream else str(layout.path), streaming=layout.is_stream)
     augmentation = AugmentationConfig(horizontal_flip=0.5, random_resized_crop=SCALE)
     varied, _ = image_transforms(make_processor(config), augmentation)
@@ -77,13 +73,8 @@ def open_ours(layout: Layout) -> Batches:
         output_dir=str(layout.path.parent / "out"), per_device_train_batch_size=BATCH, dataloader_num_workers=WORKERS,
         max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True,
     )  # fmt: skip
-    trainer = HfViTTrainer(
-        HfViTForImageClassification(config),
-        arguments,
-        train_dataset=transform_split(data, "train", varied),
-        data_collator=ImageCollator(2),
-    )
-    return trainer.get_train_dataloader()
+    images: Any = {"train_dataset": transform_split(data, "train", varied), "data_collator": ImageCollator(2)}
+    return HfViTTrainer(HfViTForImageClassification(config), arguments, **images).get_train_dataloader()
 
 
 def build_transform(size: int) -> Callable[[PIL.Image.Image], torch.Tensor]:
@@ -94,8 +85,11 @@ def build_transform(size: int) -> Callable[[PIL.Image.Image], torch.Tensor]:
 
 
 def open_torchvision(layout: Layout) -> Batches:
-    folder = ImageFolder(str(layout.path / "train"), build_transform(layout.size))
-    return DataLoader(folder, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
+    return load(ImageFolder(str(layout.path / "train"), build_transform(layout.size)), shuffle=True)
+
+
+def load(data: Any, **settings: Any) -> Batches:
+    return DataLoader(data, BATCH, num_workers=WORKERS, persistent_workers=True, **settings)
 
 
 class Varied:
@@ -111,20 +105,16 @@ class Varied:
 
 def open_datasets(layout: Layout) -> Batches:
     if layout.is_stream:
-        tars = sorted(map(str, layout.path.glob("train-*.tar")))
-        stream = datasets.load_dataset("webdataset", data_files={"train": tars}, split="train", streaming=True)
-        varied = stream.shuffle(seed=0, buffer_size=1000).map(
-            Varied(layout.size, "jpg", "cls"), batched=True, batch_size=BATCH, remove_columns=stream.column_names
-        )
-        return DataLoader(varied, BATCH, num_workers=WORKERS, persistent_workers=True)
+        files = {"train": layout.tars}
+        stream = datasets.load_dataset("webdataset", data_files=files, split="train", streaming=True)
+        settings: Any = {"batched": True, "batch_size": BATCH, "remove_columns": stream.column_names}
+        return load(stream.shuffle(seed=0, buffer_size=1000).map(Varied(layout.size, "jpg", "cls"), **settings))
     table = datasets.load_dataset("imagefolder", data_dir=str(layout.path), split="train")
-    varied = table.with_transform(Varied(layout.size, "image", "label"))
-    return DataLoader(varied, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
+    return load(table.with_transform(Varied(layout.size, "image", "label")), shuffle=True)
 
 
 def open_webdataset(layout: Layout) -> Batches:
-    tars = sorted(map(str, layout.path.glob("train-*.tar")))
-    stream = webdataset.WebDataset(tars, shardshuffle=SHARDS).shuffle(1000).decode("pilrgb")
+    stream = webdataset.WebDataset(layout.tars, shardshuffle=SHARDS).shuffle(1000).decode("pilrgb")
     stream = stream.to_tuple("jpg", "cls").map_tuple(build_transform(layout.size), int)
     return webdataset.WebLoader(stream.batched(BATCH), batch_size=None, num_workers=WORKERS, persistent_workers=True)
 
@@ -134,14 +124,14 @@ def contestants(layout: Layout) -> dict[str, Callable[[Layout], Batches]]:
     return dict([("hf_vit", open_ours), third, ("datasets", open_datasets)])
 
 
-def measure(open_loader: Callable[[Layout], Batches], layout: Layout, images: int) -> list[float]:
+def measure(open_loader: Callable[[Layout], Batches], layout: Layout) -> list[float]:
     """Return the seconds of opening the loader, then the seconds per image of every epoch."""
     start = time.perf_counter()
     batches = iterate_epochs(open_loader(layout))
     seconds = [time.perf_counter() - start]
     for _ in range(EPOCHS):
         num_images, start = 0, time.perf_counter()
-        while num_images < images:  # a stream of hf_vit goes from one epoch into the next by itself
+        while num_images < layout.images:  # a stream of hf_vit goes from one epoch into the next by itself
             batch = next(batches)
             num_images += len(batch["pixel_values"] if isinstance(batch, dict) else batch[0])
         seconds.append((time.perf_counter() - start) / num_images)
@@ -155,8 +145,8 @@ def iterate_epochs(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def write_layouts(folder: Path, images: int) -> dict[str, tuple[Layout, int]]:
-    """Write the data sets, and return them by name with their number of images."""
+def write_layouts(folder: Path, images: int) -> dict[str, Layout]:
+    """Write the data sets."""
     image_folder = folder / "made"
     image_folder.mkdir()
     paths = write_images(image_folder, images, 512)
@@ -181,11 +171,11 @@ def write_layouts(folder: Path, images: int) -> dict[str, tuple[Layout, int]]:
         for split in ("validation", "test"):
             write_shards(folder / name, sorted((folder / "files" / split).glob("*/*.jpg")), split, [])
     return {
-        "JPEG files": (Layout(folder / "files", 224), images),
-        "small files": (Layout(folder / "small", SMALL), 8 * images),
-        "shards": (Layout(folder / "shards", 224, is_stream=True), images),
-        "uneven shards": (Layout(folder / "uneven", 224, is_stream=True), images),
-        "stalling disk": (Layout(folder / "files", 224, stalls=True), images),
+        "JPEG files": Layout(folder / "files", images),
+        "small files": Layout(folder / "small", 8 * images, SMALL),
+        "shards": Layout(folder / "shards", images, is_stream=True),
+        "uneven shards": Layout(folder / "uneven", images, is_stream=True),
+        "stalling disk": Layout(folder / "files", images, stalls=True),
     }
 
 
@@ -227,21 +217,21 @@ def main() -> None:
         layouts = write_layouts(Path(temporary_folder), settings.images)
         turns_by_case: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
         for _ in range(settings.turns):
-            for name, (layout, images) in layouts.items():
+            for name, layout in layouts.items():
                 set_stalling(layout.stalls)
                 for contestant, open_loader in contestants(layout).items():
-                    turns_by_case[name, contestant].append(measure(open_loader, layout, images))
+                    turns_by_case[name, contestant].append(measure(open_loader, layout))
                 set_stalling(False)
     for (name, contestant), turns in turns_by_case.items():
-        hf_vit_turns = turns_by_case[name, "hf_vit"]
+        opening, *epochs = zip(*turns, strict=True)
+        _, *ours = zip(*turns_by_case[name, "hf_vit"], strict=True)
         row: dict[str, Any] = {"layout": name, "contestant": contestant}
-        row["open_seconds"] = round(quartiles([turn[0] for turn in turns]).median, 2)
-        for epoch, title in ((1, "first"), (2, "later")):
-            row[f"{title}_images_per_second"] = round(1 / quartiles([turn[epoch] for turn in turns]).median, 1)
+        row["open_seconds"] = round(quartiles(opening).median, 2)
+        for title, theirs, hf_vit_seconds in zip(("first", "later"), epochs, ours, strict=True):
+            row[f"{title}_images_per_second"] = round(1 / quartiles(theirs).median, 1)
             if contestant != "hf_vit":
-                row[f"hf_vit_{title}"] = quartiles(
-                    [turn[epoch] / hf_vit_turn[epoch] for turn, hf_vit_turn in zip(turns, hf_vit_turns, strict=True)]
-                )
+                both = {"theirs": theirs, "hf_vit": hf_vit_seconds}
+                row[f"hf_vit_{title}"] = speed_ratio(both, "hf_vit", "theirs")
         report.record(**row)
     report.finish(images=settings.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__)
 

@@ -1,7 +1,5 @@
 """Measure accuracy against the number of training images: ViT, Hybrid, Axial and BiT of about equal compute.
 
-    python benchmarks/data_scale.py                     # continues from the records that are there
-
 Figures 3, 4 and 5 of arXiv 2010.11929 in small. Every model sees as many images, however many different ones there are.
 They are turned, shrunk and moved (a jitter of 50): without that, BiT reached 99.9% and ViT 91.7% of the validation
 images in the choices at 3,000 images already, which are the first of the records.
@@ -17,17 +15,13 @@ images in the choices at 3,000 images already, which are the first of the record
    the others, and what it says of that one is recorded.
 4. Plateaus: at the two numbers of the choices a second reading, at a constant rate until validation accuracy and loss
    have not got better three times out of ten that fit into the images of a run; the best of the ten is kept.
-
-Each finished job is a line of the output and is not repeated. Start it in as many processes of one thread as there are
-cores, whenever you like: each takes the next job that no other on this machine is at, waits where all that is left
-waits for others, and lets go of it when it is killed. Or once with --runner ray, for all cores of Ray's machines.
 """
 
+import itertools
 import math
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,11 +77,8 @@ class Plan:
     def choices(self, model: str, images: int) -> list[Job]:
         """Return the trials that select settings for this number of images."""
         near = min(self.chosen_at, key=lambda size: abs(math.log(size / images)))
-        return [
-            self.job("choice", model, near, 0, learning_rate=rate, regularisation=regularisation)
-            for rate in self.rates
-            for regularisation in REGULARISATIONS
-        ]
+        cases = itertools.product(self.rates, REGULARISATIONS)
+        return [self.job("choice", model, near, 0, learning_rate=rate, regularisation=name) for rate, name in cases]
 
     def runs(self, model: str) -> list[Job]:
         """Return all runs of a model, the smallest first."""
@@ -98,29 +89,26 @@ class Plan:
 
     def jobs(self) -> Iterator[tuple[Job, list[Job]]]:
         """Return all jobs with those they depend on, the most valuable first."""
-        for size in dict.fromkeys(self.chosen_at):
-            for model in self.models:
-                yield from ((choice, []) for choice in self.choices(model, size))
-        for seed in self.seeds:
-            for size in sorted(self.sizes):
-                for model in self.models:
-                    last = [self.prediction(model)] if size == max(self.sizes) else []
-                    yield self.job("run", model, size, seed), self.choices(model, size) + last
+        chosen_at = dict.fromkeys(self.chosen_at)
+        for size, model in itertools.product(chosen_at, self.models):
+            yield from ((choice, []) for choice in self.choices(model, size))
+        for seed, size, model in itertools.product(self.seeds, sorted(self.sizes), self.models):
+            last = [self.prediction(model)] if size == max(self.sizes) else []
+            yield self.job("run", model, size, seed), self.choices(model, size) + last
         for model in self.models:
             yield self.prediction(model), [run for run in self.runs(model) if run["images"] < max(self.sizes)]
-        for seed in self.seeds:
-            for size in dict.fromkeys(self.chosen_at):
-                for model in self.models:
-                    yield self.job("plateau", model, size, seed), self.choices(model, size)
+        for seed, size, model in itertools.product(self.seeds, chosen_at, self.models):
+            yield self.job("plateau", model, size, seed), self.choices(model, size)
 
 
-def run_job(job: Job, results: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
-    return predict(job, results) if job["kind"] == "prediction" else carry_out(job, results, epochs)
-
-
-def carry_out(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
+def run_job(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str, Any]:
     """Carry out one training and, unless it only selects settings, the transfers after it."""
-    rate, regularisation = chosen(job, needed)
+    if job["kind"] == "prediction":
+        return predict(job, needed)
+    # Learning rate and regularization: those of the trial itself, else the best ones on validation images.
+    trials = [record for record in needed if record["kind"] == "choice"]
+    best = max(trials, key=lambda trial: trial["validation_accuracy"], default=job)
+    rate, regularisation = best["learning_rate"], best["regularisation"]
     with tempfile.TemporaryDirectory() as kept:
         folder = Path(kept) / "out"
         result = train(job, rate, regularisation, folder)
@@ -136,13 +124,6 @@ def carry_out(job: Job, needed: list[dict[str, Any]], epochs: float) -> dict[str
         if job["kind"] == "run":
             done |= measure_transfers(folder, epochs, job["seed"])
     return done
-
-
-def chosen(job: Job, needed: list[dict[str, Any]]) -> tuple[float, str]:
-    """Return learning rate and regularization: those of the trial itself, else the best ones on validation images."""
-    trials = [record for record in needed if record["kind"] == "choice"]
-    best = max(trials, key=lambda trial: trial["validation_accuracy"], default=job)
-    return best["learning_rate"], best["regularisation"]
 
 
 def train(job: Job, rate: float, regularisation: str, folder: Path) -> Any:
@@ -182,12 +163,6 @@ def predict(job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
     except UserError as error:
         return {"law": None, "reason": str(error)}
     return {"law": str(law), "intervals": law.intervals, "predicted_accuracy": 1 - float(law.error(job["images"]))}
-
-
-def cpu_seconds(action: Callable[[], object]) -> float:
-    start = time.process_time()
-    action()
-    return time.process_time() - start
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """Masks and boxes from scratch: what every head and family reaches on generated scenes, held out, in equal CPU time.
 
-    python benchmarks/dense.py [--part PART] [--only WORD] [--seeds 0 1 2] [--limit N] [--work FOLDER]
-
     goals      the two pairs that are to reach mIoU 90 and AP50 80 on the test scenes within 10 CPU minutes each
     clutter    Mask R-CNN on scenes with clutter, as long
     families   UperNet and Mask R-CNN on each family's backbone, about equally large, 3 CPU minutes a run
@@ -12,8 +10,7 @@ train on, 200 to validate on, 200 to test on, whose photographs are others. One 
 A run's steps are as many as fit its CPU time, by the CPU seconds of a few steps and of an evaluation that are
 measured before it; every line has what was really used, evaluations included. Where a pair names several learning
 rates, they are tried first, with seed 0 and a quarter of the time, and the one with the best score on the VALIDATION
-scenes is kept; so is the best checkpoint of each run. The test scenes are looked at once a final run. One JSON line a
-finished run; what is in the file is not run again.
+scenes is kept; so is the best checkpoint of each run. The test scenes are looked at once a final run.
 """
 
 import shutil

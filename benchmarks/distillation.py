@@ -14,12 +14,11 @@ trained for 40 epochs with that recipe, but without any variation of the images 
     hard       the teacher's first guess, weight 0.5, on such a token (arXiv 2012.12877)
 
 The best of 10 checkpoints by validation accuracy is judged once on the test images: accuracy, mean negative
-log-likelihood, expected calibration error (15 bins, arXiv 1706.04599). Each finished run is a line of the output and is
-not repeated. Start it in as many processes of one thread as you like.
+log-likelihood, expected calibration error (15 bins, arXiv 1706.04599).
 """
 
+import itertools
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +38,6 @@ WAYS: dict[str, dict[str, Any]] = {
 TEACHER = vit_sizes(64, 128, num_hidden_layers=6, pooling="gap", position_embedding="sincos_2d")
 STUDENT = vit_sizes(32, 64, num_hidden_layers=3)
 UNVARIED = {"shift_px": 0.0, "rotation_degrees": 0.0, "shear_degrees": 0.0, "zoom": 0.0}
-
-
-def jobs(epochs: int, varied: bool) -> Iterator[Job]:
-    """Return all runs, seed by seed."""
-    for seed in SEEDS:
-        for way in WAYS:
-            yield {"way": way, "seed": seed, "epochs": epochs, "varied": varied}
-
-
-def work(records: Records, todo: list[Job], teacher: Path) -> None:
-    """Run all unfinished jobs that no other process runs, the teacher first if its weights are missing."""
-    teacher_jobs = [] if teacher.exists() else [{"way": "teacher", "seed": 0}]
-    jobs: list[PlannedJob] = [*((job, []) for job in teacher_jobs), *((job, teacher_jobs) for job in todo)]
-    records.work(
-        jobs, lambda job, _: train(job, teacher), has_files=lambda job: job not in teacher_jobs or teacher.exists()
-    )
 
 
 def train(job: Job, teacher: Path) -> dict[str, Any]:
@@ -83,7 +66,16 @@ def main() -> None:
     options.add_argument("--varied", action="store_true", help="the recipe's variation of the images")
     options.add_argument("--teacher", type=Path, default=Path("build/distillation"), help="made where it is not there")
     arguments = options.parse_args()
-    work(Records(arguments.output), list(jobs(arguments.epochs, arguments.varied)), arguments.teacher)
+    teacher: Path = arguments.teacher
+    first = [] if teacher.exists() else [{"way": "teacher", "seed": 0}]
+    jobs: list[PlannedJob] = [(job, []) for job in first]
+    for seed, way in itertools.product(SEEDS, WAYS):
+        jobs.append(({"way": way, "seed": seed, "epochs": arguments.epochs, "varied": arguments.varied}, first))
+
+    def has_files(job: Job) -> bool:
+        return job not in first or teacher.exists()
+
+    Records(arguments.output).work(jobs, lambda job, _: train(job, teacher), has_files=has_files)
     print(TABLES["distillation"](arguments.output))
 
 

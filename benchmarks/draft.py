@@ -1,7 +1,5 @@
 """What decoding JPEG files at a smaller scale (`--draft`) costs and gives: accuracy of models trained here, and speed.
 
-    python benchmarks/draft.py [--train out/draft] [--turns 5] [--output benchmarks/results/draft.json]
-
 Crops of photographs (`photos`, 384 px) become JPEG files of quality 90. For every size a ViT is trained on them to the
 end as it is usual, without draft (kept in --train and not trained again), and judged on the validation and the test
 files without and with it. A file of 384 px is decoded at 48 px for a model of 48 px, the smallest scale there is, and

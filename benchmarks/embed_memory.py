@@ -1,7 +1,5 @@
 """Measure the memory of `embed` from ten thousand to a million images.
 
-    python benchmarks/embed_memory.py [--output benchmarks/results/embed_memory.json]
-
 Parquet files of 10,000 noisy images of 8 px each, read as a stream by two processes, of this machine or of Ray. The
 memory is the most that the command and all it starts hold together at a time beyond what was there before (a page that
 several share counts once), looked at five times a second. Ray's own processes and its object store are part of it.

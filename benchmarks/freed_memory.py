@@ -1,7 +1,5 @@
 """Measure the effect of keeping freed memory (`hf_vit.keep_freed_memory`) in paired processes.
 
-    python benchmarks/freed_memory.py [--turns 5] [--threads N] [--output benchmarks/results/freed_memory.json]
-
 Every measurement is a process of its own, that of "without" with a setting of glibc's which changes nothing else and
 has the function leave the process alone. Memory is the most the process ever held.
 """
@@ -53,23 +51,18 @@ CELLS = [
 ]
 
 
-def run(variant: str, work: str, batch: int, threads: int, environment: dict[str, str]) -> dict[str, float]:
-    code = PROGRAM.format(variant=variant, work=work, batch=batch, threads=threads)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    return run_program(code, environment=inherited | environment)
-
-
 def main() -> None:
     report = Script(parser(__doc__, turns=5).parse_args())
-    for cell in CELLS:
-        environments = {"kept": {}, "without": WITHOUT}
-        turns = {name: partial(run, *cell, report.options.threads, each) for name, each in environments.items()}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    environments = {"kept": inherited, "without": inherited | WITHOUT}
+    for variant, work, batch in CELLS:
+        code = PROGRAM.format(variant=variant, work=work, batch=batch, threads=report.options.threads)
+        turns = {name: partial(run_program, code, environment=each) for name, each in environments.items()}
         runs = alternate(turns, report.options.turns)
         measured = {name: [result["seconds"] for result in results] for name, results in runs.items()}
         memory = {name: quartiles([result["bytes"] for result in results]).median for name, results in runs.items()}
-        ratios = {"times_as_fast": speed_ratio(measured, "kept", "without")}
-        ratios |= {"memory": round(memory["kept"] / memory["without"], 2)}
-        report.record(**dict(zip(("variant", "work", "batch"), cell, strict=True)), **ratios)
+        ratio, memory_ratio = speed_ratio(measured, "kept", "without"), round(memory["kept"] / memory["without"], 2)
+        report.record(variant=variant, work=work, batch=batch, times_as_fast=ratio, memory=memory_ratio)
     report.finish()
 
 

@@ -1,16 +1,11 @@
 """Measure how few digits ViT, Hybrid and Axial of about equal size need.
 
-    python benchmarks/inductive_bias.py [--output benchmarks/results/inductive_bias.jsonl]
-
 Data: the UCI digits (8x8, 1,257 / 180 / 360 for training, validation and test), stretched to 32x32 px, one channel.
 Every run takes the same number of optimiser steps, whatever the number of training images, with one recipe for all:
 AdamW, batch 32, weight decay 0.05, cosine after 10% warm-up, random shifts by up to 4 px. Its learning rate is the one
 of `RATES` with the best mean accuracy of the three models on the VALIDATION images (200 training images, one seed);
 those runs are the first that are made. The test images are looked at once by each of the others, after its last step.
 Nested subsets: the 50 images of a seed are among its 100, and so on; all classes are equally frequent.
-
-One JSON line is written for each finished run, and what is in the file is not run again: stop and start as you like,
-in as many processes of one thread as you like.
 """
 
 import itertools

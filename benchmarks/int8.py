@@ -1,8 +1,5 @@
 """Measure speed, memory, size and agreement of ViTs in int8, bfloat16 and float32 with three engines.
 
-    python benchmarks/int8.py agreement [--work build/int8] [--output build/int8/int8.jsonl] [--development]
-    python benchmarks/int8.py speed [--variants S/16 B/16] [--batches 1 8] [--turns 15]
-
 "agreement" trains a ViT, a Hybrid and an Axial-ViT on digits and on crops of photographs (minutes, once; they stay in
 --work), exports each to every runtime in int8, and asks both about more than 1,000 images of the test split, which
 neither training nor quantising saw. Nor did whoever chose how to quantise: that is done with --development, which takes

@@ -1,7 +1,5 @@
 """JPEG files to batches, two workers: our evaluation transform beside both of transformers' processors, same loop.
 
-    python benchmarks/jpeg.py [--turns 7] [--images 512] [--size 512] [--output benchmarks/results/jpeg.json]
-
 Random crops of photographs are stored as square JPEG files. Both sides decode by Pillow, resize to 224 px by the
 processor's library (Pillow or torchvision), and go through the same torch DataLoader, whose collator is the batch that
 either makes; the largest difference of their values is printed. Theirs is given images one by one, and whole batches.

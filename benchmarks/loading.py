@@ -1,9 +1,5 @@
 """Measure startup: loading a B/16, converting its `.npz`, importing the package, and the program's first answers.
 
-    python benchmarks/loading.py loading [--turns 15] [--threads N] [--output benchmarks/results/loading.json]
-    python benchmarks/loading.py conversion [--turns 15] [--threads N] [--output benchmarks/results/conversion.json]
-    python benchmarks/loading.py import_time [--turns 9] [--output benchmarks/results/import_time.json]
-
 loading: from `from_pretrained` to the first logits, beside transformers' own ViT of the same random weights. Every load
 is a process of its own that has imported everything before its clock starts; the two take turns.
 

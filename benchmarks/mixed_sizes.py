@@ -1,7 +1,5 @@
 """Compare images of mixed sizes in one sequence (`without_padding`) with the padded batch.
 
-    python benchmarks/mixed_sizes.py [--variant B/16] [--sides 128 384] [--images 64] [--batch 8] [--turns 9]
-
 Heights and widths are drawn evenly between the two sides (px, whole patches), random weights. Both get the same padded
 pixels and mask, so that the ratio is that of the model alone, as loaded and optimized. The third contestant runs every
 image by itself. The largest difference of its logits to the others is printed, in parts of the largest logit.

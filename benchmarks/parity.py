@@ -1,7 +1,5 @@
 """Measure how far the logits of hf_vit, transformers and timm are from the original code's, on the same checkpoints.
 
-    python benchmarks/parity.py [--output benchmarks/results/parity.json]
-
 The checkpoints, images and results are those of tests/golden (Google's original JAX code on random weights; see the
 README there). hf_vit converts the file; transformers' ViT takes the converted weights under its own names, with its
 own defaults; timm reads the original file with its own loader. Printed is the largest absolute difference of a logit.

@@ -1,7 +1,5 @@
 """What pre-training without labels gives on few real images: scratch against masked patches, next patches and contrast.
 
-    python benchmarks/pretraining.py [--scale 4]     # continues from the records that are there
-
 Data: the UCI digits (1,257 / 180 / 360 for training, validation and test) at 32x32 px, and crops of eight photographs
 (800 / 160 / 320, the splits own different tiles), both RGB. One ViT (3 layers, 64 wide, patch 8 px, 16 patches) for
 all. Every pre-training takes `STEPS` steps on all training images, every fine-tuning `TUNING_STEPS` on 20 labelled
@@ -13,9 +11,6 @@ For each start, data set and number of labels every pair of a pre-training and a
 the best on VALIDATION images is run with five seeds, and each of those looks once at the test images. The linear probe
 is a logistic regression on standardised frozen features: the mean of the patch tokens, or the class token, whichever is
 better on validation images; each encoder has the pre-training rate at which its probe is best on validation images.
-
-Each finished trial or run is a line of the output and is not repeated. Start it in as many processes of one thread as
-you like.
 """
 
 import copy

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from script import describe
 
 from hf_vit.environment import hardware, versions
 from hf_vit.evaluation.runners import RUNNERS, open_runner
@@ -26,6 +27,9 @@ RunJob = Callable[[Job, list[dict[str, Any]]], dict[str, Any]]
 PAUSE = 30  # seconds to wait for results of other processes
 RESULTS = Path(__file__).parent / "results"
 Plan = TypeVar("Plan")
+RESUMING = """Each finished job is a line of the output and is not repeated. Start it in as many processes of one thread
+as there are cores, whenever you like: each takes the next job that no other on this machine is at, waits where all that
+is left waits for others, and lets go of it when it is killed. Or once with --runner ray, where there is that option."""
 
 
 def script_options(
@@ -36,7 +40,7 @@ def script_options(
     Args:
         choices: those of fields of the plan.
     """
-    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = describe(description, epilog=RESUMING)
     options.add_argument("--output", type=Path, default=RESULTS / name)
     if runner:
         options.add_argument("--runner", choices=RUNNERS, default=RUNNERS[0])
@@ -46,14 +50,9 @@ def script_options(
         if isinstance(default, bool):
             options.add_argument(f"--no-{option}", action="store_false", dest=plan_field.name)
             continue
-        is_tuple, allowed_values = isinstance(default, tuple), choices.get(plan_field.name)
-        settings: dict[str, Any] = {
-            "type": type(default[0] if is_tuple else default),
-            "nargs": "+" if is_tuple else None,
-        }
-        options.add_argument(
-            f"--{option}", default=default, choices=allowed_values and list(allowed_values), **settings
-        )
+        kind, nargs = (type(default[0]), "+") if isinstance(default, tuple) else (type(default), None)
+        allowed = list(choices.get(plan_field.name, ())) or None
+        options.add_argument(f"--{option}", default=default, choices=allowed, type=kind, nargs=nargs)
     torch.set_num_threads(1)
     return options
 

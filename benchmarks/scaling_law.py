@@ -15,8 +15,6 @@ it is at its ceiling after 300,000 images, as data_scale.py shows.
 3. Prediction: E = a (C + d)^-b + c (arXiv 2106.04560; --no-shift: d = 0, for runs that are all beyond the start of
    learning) is fitted to these, and what it says of the largest is recorded.
 4. The largest, twice as far as the law has seen, with every seed.
-
-Each finished job is a line of the output and is not repeated. Start it in as many processes of one thread as you like.
 """
 
 import statistics

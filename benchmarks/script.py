@@ -19,12 +19,19 @@ from hf_vit.speed.measuring import Quartiles, SpeedFile, others_load
 CPU: dict[str, Any] = {"device": "cpu", "precision": "fp32"}  # of every training
 
 
+def describe(description: str | None, **texts: str) -> argparse.ArgumentParser:
+    """Return a parser that shows a script's docstring as it is."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **texts
+    )  # fmt: skip
+
+
 def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
     """Return the options that every script has."""
-    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = describe(description)
     options.add_argument("--turns", type=int, default=turns, help=f"turns of every contestant (default {turns})")
     options.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch (default: all cores)")
-    options.add_argument("--output", type=Path, help="JSON file to write")
+    options.add_argument("--output", type=Path, help="JSON file to write, of results/")
     return options
 
 

@@ -1,7 +1,5 @@
 """Do images without labels help? The digits with 50 labels: a supervised model, noisy students, meta pseudo labels.
 
-    python benchmarks/self_training.py [--output benchmarks/results/self_training.jsonl] [--work FOLDER] [--limit N]
-
 Data: of the UCI digits' training images 5 a class have their label, others for every seed: 3 to train on, 2 to validate
 on. The other 1,207 have none. The 360 test images are the built-in ones. One ViT for all, 28,170 parameters, 16x16 px:
 
@@ -16,7 +14,7 @@ on. The other 1,207 have none. The 360 test images are the built-in ones. One Vi
 First the settings of `GRIDS` are tried with seed 0, and of each way those with the best VALIDATION accuracy, then loss,
 are kept; then all is trained with three seeds, and the best of 10 checkpoints by validation is judged once on the test
 images. One thread; every line has the CPU seconds of its run. The ways have about as many, as the supervised model sees
-its 30 images more often. One JSON line a finished run; what is in the file is not run again.
+its 30 images more often.
 """
 
 import shutil

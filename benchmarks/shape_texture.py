@@ -11,9 +11,8 @@ shape of one class with the texture of another), shapes filled with plain gray, 
 
 ViT, Hybrid and Axial of about equal size (those of inductive_bias.py on 4x4 tokens), 2,000 training images, 400 steps
 of batch 32 with AdamW, 3 seeds, and three ways to vary the training images: not at all; crops of 20 to 100% of the area
-(which hide the outline); blur and noise (which hide the texture). One JSON line is written a finished run, and what is
-in the file is not run again. The learning rate and the strengths of texture, blur and noise were set in a few trials
-with one ViT, so that the set can be learnt in these steps; all test images are new ones. About 5 minutes of one core.
+(which hide the outline); blur and noise (which hide the texture). The learning rate and the strengths of texture, blur
+and noise were set in a few trials with one ViT, so that the set can be learnt in these steps; all test images are new.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,7 @@
 """How the recipe `small-data` was chosen: candidates on validation images of digits, photographs and fractals.
 
-    python benchmarks/small_data.py [--seeds 0] [--steps 400] [--output benchmarks/results/small_data.jsonl]
-
-Every finished run is a line of the output, and is not repeated: start it again to go on. A plain ViT of 0.2 million
-parameters learns from scratch at 32 px, always for as many steps of 64 images. Only validation images are looked at.
+A plain ViT of 0.2 million parameters learns from scratch at 32 px, always for as many steps of 64 images. Only
+validation images are looked at.
 """
 
 import itertools

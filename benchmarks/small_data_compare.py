@@ -1,7 +1,5 @@
 """The recipe `small-data`: plain ViT, by several ways to start, beside a ResNet, at equal CPU seconds on few images.
 
-    python benchmarks/small_data_compare.py               # continues from the records that are there
-
 Digits, photographs, and classes of fractals that no pre-training has seen, at 32 px; 50 or 200 images of all classes
 alike, or all. ViT and ResNet are those of data_scale.py, of equal FLOPs. Every start has as many CPU seconds a rate
 (--seconds), by the seconds of its steps that are measured beforehand: from scratch; after fractals (100 classes, for
@@ -9,21 +7,20 @@ alike, or all. ViT and ResNet are those of data_scale.py, of equal FLOPs. Every 
 patches or momentum contrast on the images of the task, for half of these seconds. Both rates of the recipe are tried in
 each run and that with the better VALIDATION accuracy is kept; the test images are looked at once a run. The validation
 images are all there are, however few are trained on.
-
-Each finished run is a line of the output and is not repeated. Start it in as many processes of one thread as you like.
 """
 
 import itertools
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from data_scale import MODELS, SIDE, cpu_seconds
+from data_scale import MODELS, SIDE
 from inductive_bias import subset
 from records import Job, Records, read_plan, script_options
 from script import CPU, move_into_place
@@ -35,13 +32,10 @@ from hf_vit.training import finetune, pretrain
 DATA = ("digits", "photos", "fractals:classes=20,images=50,seed=1")
 FRACTALS = "fractals:classes=100,images=1000,seed=0"  # other classes than those of the comparison
 STARTS = {  # name -> (model, where its weights come from)
-    "ViT": ("ViT", "scratch"),
-    "ResNet": ("BiT", "scratch"),
-    "ViT, fractals": ("ViT", "fractals"),
-    "ResNet, fractals": ("BiT", "fractals"),
-    "ViT, masked": ("ViT", "masked-patch"),
-    "ViT, contrast": ("ViT", "contrastive"),
-}
+    "ViT": ("ViT", "scratch"), "ResNet": ("BiT", "scratch"),
+    "ViT, fractals": ("ViT", "fractals"), "ResNet, fractals": ("BiT", "fractals"),
+    "ViT, masked": ("ViT", "masked-patch"), "ViT, contrast": ("ViT", "contrastive"),
+}  # fmt: skip
 _SHORT = (8, 136)  # steps of the two trainings that a step's seconds are taken from; they are recorded once for all
 
 
@@ -77,19 +71,6 @@ class Plan:
         return {"kind": "fractals", "model": model, "seed": seed, "seconds": self.pretraining_seconds}
 
 
-def work(plan: Plan, records: Records, kept: Path) -> None:
-    """Run all unfinished jobs that no other process runs; missing weights are trained again."""
-
-    def has_weights(job: Job) -> bool:
-        return job["kind"] != "fractals" or weights_folder(kept, job["model"], job["seed"]).exists()
-
-    records.work(list(plan.jobs()), partial(run_job, records=records, kept=kept), has_files=has_weights)
-
-
-def weights_folder(kept: Path, model: str, seed: int) -> Path:
-    return kept / f"{model}-{seed}"
-
-
 def run_job(job: Job, _: Any, records: Records, kept: Path) -> dict[str, Any]:
     if job["kind"] == "step":
         return {"seconds_of_step": measure_step_seconds(job["model"], job["objective"])}
@@ -121,7 +102,7 @@ def learn_fractals(job: Job, records: Records, kept: Path) -> dict[str, Any]:
             seed=job["seed"], **CPU,
         )  # fmt: skip
         kept.mkdir(parents=True, exist_ok=True)
-        move_into_place(output, weights_folder(kept, job["model"], job["seed"]))
+        move_into_place(output, kept / f"{job['model']}-{job['seed']}")
     return {"steps": steps, "validation_accuracy": result.validation["accuracy"]}
 
 
@@ -131,7 +112,7 @@ def carry_out(job: Job, records: Records, folder: Path, kept: Path) -> dict[str,
     data, batch_size = write_few_images(job["data"], job["images"], job["seed"], folder / "data")
     seconds, start, before = job["seconds"], MODELS[model], 0
     if origin == "fractals":
-        start = str(weights_folder(kept, model, job["seed"]))
+        start = str(kept / f"{model}-{job['seed']}")
     elif origin != "scratch":
         seconds /= 2
         before = count_steps(seconds, records, model, origin)
@@ -145,12 +126,8 @@ def carry_out(job: Job, records: Records, folder: Path, kept: Path) -> dict[str,
         start, data, folder / "out", recipe="small-data", lr_sweep=True, steps=steps, batch_size=batch_size,
         image_size=SIDE, evaluations=4, seed=job["seed"], **CPU,
     )  # fmt: skip
-    return {
-        "pretraining_steps": before,
-        "steps": steps,
-        "validation_accuracy": result.validation["accuracy"],
-        "test_accuracy": result.test.top1,
-    }
+    accuracies = {"validation_accuracy": result.validation["accuracy"], "test_accuracy": result.test.top1}
+    return {"pretraining_steps": before, "steps": steps, **accuracies}
 
 
 def write_few_images(name: str, images: int, seed: int, folder: Path) -> tuple[str, int]:
@@ -174,13 +151,14 @@ def measure_step_seconds(model: str, objective: str) -> float:
 
         def train(steps: int) -> float:
             out = Path(tempfile.mkdtemp(dir=folder)) / "out"
-            same = {"steps": steps, "batch_size": 64, "evaluations": 1, **CPU}
-            learn: Callable[[], object] = lambda: (  # noqa: E731
-                finetune(MODELS[model], "digits", out, recipe="small-data", image_size=SIDE, **same)
-                if objective == "labels"
-                else pretrain(MODELS[model], "digits", out, objective=objective, image_size=SIDE, **same)
-            )
-            return cpu_seconds(learn)
+            same = {"steps": steps, "batch_size": 64, "evaluations": 1, "image_size": SIDE, **CPU}
+            if objective == "labels":
+                learn = partial(finetune, recipe="small-data")
+            else:
+                learn = partial(pretrain, objective=objective)
+            start = time.process_time()
+            learn(MODELS[model], "digits", out, **same)
+            return time.process_time() - start
 
         few, more = (statistics.median(train(steps) for _ in range(3)) for steps in _SHORT)
         return max(1e-3, (more - few) / (_SHORT[1] - _SHORT[0]))
@@ -190,7 +168,12 @@ def main() -> None:
     options = script_options(__doc__, "small_data_compare.jsonl", Plan, starts=STARTS)
     options.add_argument("--kept", type=Path, default=Path("build/small_data"), help="weights learnt on fractals")
     arguments = options.parse_args()
-    work(read_plan(Plan, arguments), records := Records(arguments.output), arguments.kept)
+    records, jobs = Records(arguments.output), list(read_plan(Plan, arguments).jobs())
+
+    def has_weights(job: Job) -> bool:
+        return job["kind"] != "fractals" or (arguments.kept / f"{job['model']}-{job['seed']}").exists()
+
+    records.work(jobs, partial(run_job, records=records, kept=arguments.kept), has_files=has_weights)
     print(TABLES["small_data_compare"](records.path))
 
 
