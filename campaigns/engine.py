@@ -112,6 +112,17 @@ def try_case(attempt: Attempt, case: str) -> str:
         return f"{FAILED}{case}: {str(error)[:500]}"
 
 
+def forget_peak() -> None:
+    """Set back what `resident_memory("HWM")` gives (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident_memory(kind: str) -> int:
+    """Return bytes of this process: "HWM", the most since `forget_peak`, or "RSS", at present (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"Vm{kind}:"))
+
+
 def failures(counts: Mapping[tuple[str, str], int]) -> list[str]:
     """Return the outcomes that no promise allows."""
     return sorted(outcome for _, outcome in counts if outcome.startswith(FAILED))

@@ -28,13 +28,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from campaigns.engine import RESULTS, SCRATCH
+from campaigns.engine import RESULTS, SCRATCH, forget_peak, resident_memory
 
 SECONDS, FREE_MEMORY, LONGEST, SLICE = 10, 64 * 2**20, 1200, 240
 # Readers of one file of a model's folder.
-FILES = {
-    "config": "config.json", "processor": "preprocessor_config.json", "facts": "facts.json", "card": "README.md",
-}  # fmt: skip
+FILES = {"config": "config.json", "processor": "preprocessor_config.json", "facts": "facts.json", "card": "README.md"}
 # What trees of JSON and cells of lists get in place of what they hold.
 ODD: list[Any] = [
     None, True, False, 0, 1, -1, 2, 255, 256, 2**31, 2**63, 10**30, 0.5, -0.0, 1e-320, 1e308, 1e999, float("nan"),
@@ -51,17 +49,11 @@ class Ground:
         from PIL import Image
         from safetensors.torch import save_file
 
-        from hf_vit import HfViTConfig, HfViTForImageClassification
-        from hf_vit.data import make_processor
+        from campaigns.commands import save_classifier
         from hf_vit.results.facts import append_record, new_record
 
         self.root, self.model = root, root / "model"
-        config = HfViTConfig(
-            image_size=8, patch_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-            id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1},
-        )  # fmt: skip
-        HfViTForImageClassification(config).save_pretrained(self.model)
-        make_processor(config).save_pretrained(self.model)
+        save_classifier(self.model, ("cat", "dog"), hidden_size=8, num_hidden_layers=1)
         values = {"top1": 0.5, "metrics": {"accuracy": 0.5}, "protocol": "top1", "settings": {"epochs": 1}}
         for kind in ("training", "evaluation"):
             append_record(self.model, new_record(kind, values=values, command="hf-vit finetune"))
@@ -197,7 +189,7 @@ def targets(ground: Ground) -> dict[str, Callable[[bytes], object]]:
     }
 
 
-READERS = (
+READERS = [
     "npz",
     "pth",
     "safetensors",
@@ -210,7 +202,7 @@ READERS = (
     "jsonl",
     "coco",
     "dense",
-)
+]
 
 
 # ---- mutations
@@ -271,18 +263,12 @@ def _other(tree: Any, draw: random.Random) -> Any:
 # ---- one slice in a process of its own, and the judge
 
 
-def peak_memory() -> int:
-    """Return the highest resident memory since it was last set back, bytes."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
 def judge(target: Callable[[bytes], object], data: bytes) -> tuple[str, str] | None:
     """Return what is wrong, in a word with its place, and the details; None where nothing is."""
     from hf_vit_cli.main import format_error
 
-    Path("/proc/self/clear_refs").write_text("5")
-    before, begin, problem = peak_memory(), time.process_time(), None
+    forget_peak()
+    before, begin, problem = resident_memory("HWM"), time.process_time(), None
     try:
         target(data)
     except Exception as error:
@@ -290,13 +276,11 @@ def judge(target: Callable[[bytes], object], data: bytes) -> tuple[str, str] | N
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((one for one in reversed(frames) if re.search(r"/(src|conversion)/", one.filename)), frames[-1])
         if message is None:
-            problem = (
-                f"{type(error).__name__} in {Path(frame.filename).name} {frame.name}",
-                traceback.format_exc()[-3000:],
-            )
+            place = f"{Path(frame.filename).name} {frame.name}"
+            problem = f"{type(error).__name__} in {place}", traceback.format_exc()[-3000:]
         elif len(message) > LONGEST:
             problem = f"long message in {frame.name}", message[:3000]
-    seconds, memory = time.process_time() - begin, peak_memory() - before
+    seconds, memory = time.process_time() - begin, resident_memory("HWM") - before
     if problem is None and seconds > SECONDS:
         problem = "slow", f"{seconds:.0f} s"
     if problem is None and memory > max(FREE_MEMORY, 3 * len(data)):
@@ -321,19 +305,18 @@ def prepare() -> None:
     disable_progress_bars()
 
 
-def folders_of(reader: str) -> tuple[Path, Path]:
-    """Return where a reader's corpus and its findings are kept."""
-    places = SCRATCH / "fuzz" / reader / "corpus", SCRATCH / "fuzz" / reader / "findings"
-    for place in places:
-        place.mkdir(parents=True, exist_ok=True)
-    return places
+def folder_of(reader: str, kind: str) -> Path:
+    """Return where a reader's "corpus" or its "findings" are kept."""
+    place = SCRATCH / "fuzz" / reader / kind
+    place.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 def fuzz(reader: str, seconds: float, counter: Path) -> None:
     """Fuzz one reader for so many CPU seconds, then end the process."""
     import atheris
 
-    corpus, found = folders_of(reader)
+    corpus, found = folder_of(reader, "corpus"), folder_of(reader, "findings")
     ground = Ground(Path(tempfile.mkdtemp(prefix="fuzz-")))
     target, count = targets(ground)[reader], 0
     for data in seeds_of(reader, ground):
@@ -375,7 +358,7 @@ def run(reader: str, seconds: float) -> None:
             os._exit(1)
     os.waitpid(child, 0)
     count, spent = counter.read_text().split()
-    path, found = RESULTS / "fuzz.json", folders_of(reader)[1]
+    path, found = RESULTS / "fuzz.json", folder_of(reader, "findings")
     record = json.loads(path.read_text()) if path.exists() else {"readers": {}}
     row = record["readers"].setdefault(reader, {"executions": 0, "cpu_seconds": 0, "findings": []})
     row["executions"] += int(count)
@@ -399,7 +382,7 @@ def main() -> None:
     if arguments.replay:
         ground = Ground(Path(tempfile.mkdtemp(prefix="fuzz-")))
         for reader in readers:
-            for file in sorted(folders_of(reader)[1].iterdir()):
+            for file in sorted(folder_of(reader, "findings").iterdir()):
                 if file.suffix != ".txt":
                     print(reader, file.name, judge(targets(ground)[reader], file.read_bytes()) or "good", flush=True)
         return

@@ -33,15 +33,10 @@ IMAGES = {"photographs, squeezed": 400, "photographs, cropped": 300, "digits": 3
 PROCESSORS = {
     "photographs, squeezed": ViTImageProcessor(size={"height": 48, "width": 48}),
     "photographs, cropped": ViTImageProcessor(
-        size={"shortest_edge": 56},
-        resample=3,
-        do_center_crop=True,
-        crop_size={"height": 48, "width": 48},
-        image_mean=[0.485, 0.456, 0.406],
-        image_std=[0.229, 0.224, 0.225],
-    ),
+        size={"shortest_edge": 56}, resample=3, do_center_crop=True, crop_size={"height": 48, "width": 48},
+        image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225]),
     "digits": ViTImageProcessor(size={"height": 24, "width": 24}),
-}
+}  # fmt: skip
 
 
 @cache

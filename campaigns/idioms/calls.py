@@ -6,6 +6,7 @@ import pickle
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from models.families import HEADS, checkpoint_activations, pad
 from torch import nn
 
 from campaigns.idioms.trial import EXACT, FLOAT32, NEW, OLD, PLAIN, Pair, Tensors, Trial, idiom, tensors_of
-from campaigns.idioms.weights import answers, enter, is_vit
+from campaigns.idioms.weights import Changed, enter, is_vit
 from hf_vit.errors import UserError
 
 
@@ -149,14 +150,13 @@ def built_in_inference_mode(trial: Trial) -> Pair:
 enter("modes: train() and eval()", lambda trial, model: model.train().eval(), OLD)
 
 
-@idiom("modes: a pass of training, then eval()", dtypes=PLAIN)
-def trained_and_back(trial: Trial) -> Pair:
+def trained_and_back(trial: Trial, model: Any) -> Changed:
     """Batch norms have counted the pass; a fresh model gets what the model holds."""
-    model, exact = trial.start(), trial.exact(OLD)
+    exact = trial.exact(OLD)
     sum(tensor.square().sum() for tensor in trial.answer(model.train()) if tensor.requires_grad).backward()
     model.eval()
     exact.load_state_dict({name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
-    return answers(trial, model, exact)
+    return model, exact
 
 
 def norms_frozen(trial: Trial, model: Any) -> None:
@@ -166,6 +166,7 @@ def norms_frozen(trial: Trial, model: Any) -> None:
             module.eval()
 
 
+enter("modes: a pass of training, then eval()", trained_and_back, OLD, dtypes=PLAIN)
 enter("modes: norms frozen in training", norms_frozen, OLD, dtypes=EXACT)
 
 
@@ -211,17 +212,7 @@ def there_and_back(trial: Trial, model: Any) -> None:
     model.set_attn_implementation("sdpa")
 
 
-enter(
-    "attention: eager, set afterwards",
-    lambda trial, model: model.set_attn_implementation("eager"),
-    OLD,
-    takes=is_vit,
-)
-enter("attention: there and back", there_and_back, OLD, takes=is_vit)
-
-
-@idiom("attention: a function of one's own", changes=True, takes=is_vit)
-def other_attention(trial: Trial) -> Pair:
+def other_attention(trial: Trial, model: Any) -> Changed:
     """It doubles what sdpa gives, which the fresh model does by its output projections."""
     from transformers import AttentionInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -231,31 +222,32 @@ def other_attention(trial: Trial) -> Pair:
         return 2 * attended, weights
 
     AttentionInterface.register("doubling_sdpa", doubling)
-    model, exact = trial.start(), trial.exact(OLD)
+    exact = trial.exact(OLD)
     model.set_attn_implementation("doubling_sdpa")
     with torch.no_grad():
         for name, module in exact.named_modules():
             if name.endswith("attention.o_proj") and "map" not in name:
                 module.weight.mul_(2)
-    return answers(trial, model, exact)
+    return model, exact
 
 
-def cast_and_back(dtype: torch.dtype) -> Callable[[Trial], Pair]:
+eager: Callable[[Trial, Any], None] = lambda trial, model: model.set_attn_implementation("eager")  # noqa: E731
+enter("attention: eager, set afterwards", eager, OLD, takes=is_vit)
+enter("attention: there and back", there_and_back, OLD, takes=is_vit)
+enter("attention: a function of one's own", other_attention, takes=is_vit)
+
+
+def cast_and_back(trial: Trial, model: Any, dtype: torch.dtype) -> Changed:
     """With a pass in the other dtype; the weights are rounded."""
-
-    def attempt(trial: Trial) -> Pair:
-        model, exact = trial.start().to(dtype), trial.exact(OLD)
-        with torch.no_grad():
-            trial.answer(model, trial.images().to(dtype))
-        model.to(trial.subject.torch_dtype)
-        return answers(trial, model, exact.to(dtype).to(trial.subject.torch_dtype).double())
-
-    return attempt
+    with torch.no_grad():
+        trial.answer(model.to(dtype), trial.images().to(dtype))
+    own = trial.subject.torch_dtype
+    return model.to(own), trial.exact(OLD).to(dtype).to(own).double()
 
 
-idiom("precision: bfloat16 and back", dtypes=EXACT)(cast_and_back(torch.bfloat16))
-idiom("precision: half and back", dtypes=EXACT)(cast_and_back(torch.float16))
-idiom("precision: double and back", dtypes=PLAIN)(cast_and_back(torch.float64))
+for name, dtype in {"bfloat16": torch.bfloat16, "half": torch.float16, "double": torch.float64}.items():
+    dtypes = PLAIN if name == "double" else EXACT
+    enter(f"precision: {name} and back", partial(cast_and_back, dtype=dtype), OLD, dtypes=dtypes)
 
 
 @idiom("precision: autocast", dtypes=FLOAT32)

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, parametrize
 from transformers.modeling_utils import PreTrainedModel
 
 from campaigns.idioms.trial import EXACT, FLOAT32, OLD, PLAIN, Pair, Subject, Tensors, Trial, distance, idiom, inner
-from campaigns.idioms.weights import answers
+from campaigns.idioms.weights import Changed, answers, enter
 from hf_vit.errors import UserError
 from hf_vit.models.resnet_hf_vit import StdConv2d
 
@@ -64,10 +64,6 @@ def hookable(model: nn.Module) -> list[str]:
     return [*roles.values(), *last]
 
 
-def everywhere(attempt: Callable[[Trial, str], Pair]) -> Callable[[Trial], Pair]:
-    return functools.partial(at_every_part, attempt)
-
-
 def at_every_part(attempt: Callable[[Trial, str], Pair], trial: Trial) -> Pair:
     """At every part, one after the other: all answers in one list; a refusal of some is a refusal of the idiom."""
     given: Tensors = []
@@ -88,45 +84,29 @@ def at_every_part(attempt: Callable[[Trial, str], Pair], trial: Trial) -> Pair:
     return given, wanted
 
 
-def bending(side: str) -> Callable[[Trial], Pair]:
-    """A hook that changes an input or an output."""
-
-    @everywhere
-    def attempt(trial: Trial, name: str) -> Pair:
-        model, exact = trial.start(), trial.exact(OLD)
-        module = model.get_submodule(name)
-        if side == "output":
-            module.register_forward_hook(lambda module, args, output: first(output, bent))
-        else:
-            module.register_forward_pre_hook(lambda module, args: first(args, bent))
-        exact.set_submodule(name, Watched(exact.get_submodule(name), side))
-        model = trial.done(model)
-        with torch.no_grad():
-            return trial.answer(model), trial.answer(exact, trial.images().double())
-
-    return attempt
-
-
-@everywhere
-def reading(trial: Trial, name: str) -> Pair:
+def hooked(side: str, trial: Trial, name: str) -> Pair:
+    """A hook that changes an input or an output, or reads what comes out."""
     model, exact, seen = trial.start(), trial.exact(OLD), list[torch.Tensor]()
-    model.get_submodule(name).register_forward_hook(lambda module, args, output: (first(output, seen.append), None)[1])
-    watched = Watched(exact.get_submodule(name), "nothing")
+    module, watched = model.get_submodule(name), Watched(exact.get_submodule(name), side)
+    if side == "input":
+        module.register_forward_pre_hook(lambda module, args: first(args, bent))
+    elif side == "output":
+        module.register_forward_hook(lambda module, args, output: first(output, bent))
+    else:
+        module.register_forward_hook(lambda module, args, output: (first(output, seen.append), None)[1])
     exact.set_submodule(name, watched)
     model = trial.done(model)
     with torch.no_grad():
-        trial.answer(model)
-        trial.answer(exact, trial.images().double())
-    return seen, watched.seen
+        pair = trial.answer(model), trial.answer(exact, trial.images().double())
+    return (seen, watched.seen) if side == "nothing" else pair
 
 
-idiom("hooks: output changed", slow=True, dtypes=FLOAT32)(bending("output"))
-idiom("hooks: input changed", slow=True, dtypes=FLOAT32)(bending("input"))
-idiom("hooks: output read", slow=True, dtypes=FLOAT32)(reading)
+for name, side in {"output changed": "output", "input changed": "input", "output read": "nothing"}.items():
+    attempt = functools.partial(at_every_part, functools.partial(hooked, side))
+    idiom(f"hooks: {name}", slow=True, dtypes=FLOAT32)(attempt)
 
 
-@idiom("hooks: accelerate's", dtypes=EXACT)
-def accelerate_hooks(trial: Trial) -> Pair:
+def accelerate_hooks(trial: Trial, model: Any) -> Changed:
     """A forward that was replaced on one object."""
     from accelerate.hooks import ModelHook, add_hook_to_module
 
@@ -134,10 +114,13 @@ def accelerate_hooks(trial: Trial) -> Pair:
         def post_forward(self, module: nn.Module, output: Any) -> Any:
             return first(output, bent)
 
-    model, exact = trial.start(), trial.exact(OLD)
+    exact = trial.exact(OLD)
     add_hook_to_module(model.get_submodule(inner(exact)), Bending())
     exact.set_submodule(inner(exact), Watched(exact.get_submodule(inner(exact)), "output"))
-    return answers(trial, model, exact)
+    return model, exact
+
+
+enter("hooks: accelerate's", accelerate_hooks, OLD, dtypes=EXACT)
 
 
 class Shifted(nn.Module):
@@ -160,9 +143,9 @@ def noise_like(tensor: torch.Tensor) -> torch.Tensor:
     return noise(tensor, 7) * (0.3 * tensor.detach().double().std()).to(tensor.dtype)
 
 
-def parametrised(trial: Trial, for_good: bool) -> Pair:
+def parametrised(trial: Trial, model: Any, for_good: bool = False) -> Changed:
     """Every weight gets the same noise, by the change and by hand."""
-    model, exact, plain = trial.start(), trial.exact(OLD), trial.source(OLD)
+    exact, plain = trial.exact(OLD), trial.source(OLD)
     for name, layer in plain.named_modules():
         if not isinstance(getattr(layer, "weight", None), nn.Parameter):
             continue
@@ -172,17 +155,12 @@ def parametrised(trial: Trial, for_good: bool) -> Pair:
             parametrize.remove_parametrizations(module, "weight")
         with torch.no_grad():
             exact.get_submodule(name).weight.copy_((layer.weight + noise_like(layer.weight)).double())
-    return answers(trial, model, exact)
+    return model, exact
 
 
-idiom("parametrised: added noise", changes=True, dtypes=PLAIN)(lambda trial: parametrised(trial, False))
-idiom("parametrised: and taken off", changes=True, dtypes=PLAIN)(lambda trial: parametrised(trial, True))
-
-
-@idiom("parametrised: weight_norm", changes=True, dtypes=EXACT)
-def weight_normed(trial: Trial) -> Pair:
+def weight_normed(trial: Trial, model: Any) -> Changed:
     """Its magnitudes changed, one an input channel, on every product and convolution."""
-    model, exact = trial.start(), trial.exact(OLD)
+    exact = trial.exact(OLD)
     for name in (name for name, layer in exact.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)):
         module = parametrizations.weight_norm(model.get_submodule(name), dim=1)
         magnitude = module.parametrizations.weight.original0
@@ -190,7 +168,12 @@ def weight_normed(trial: Trial) -> Pair:
         with torch.no_grad():
             magnitude.mul_(factor.to(magnitude.dtype))
             exact.get_submodule(name).weight.mul_(factor)
-    return answers(trial, model, exact)
+    return model, exact
+
+
+enter("parametrised: added noise", parametrised, dtypes=PLAIN)
+enter("parametrised: and taken off", functools.partial(parametrised, for_good=True), dtypes=PLAIN)
+enter("parametrised: weight_norm", weight_normed, dtypes=EXACT)
 
 
 def has_linears(subject: Subject) -> bool:
@@ -201,9 +184,7 @@ LORA = 0.2  # standard deviation of LoRA's matrices
 ADAPTED = (*PLAIN, "int8-torchao")
 
 
-def lora(
-    trial: Trial, kinds: Any = nn.Linear, is_merged: bool = False, is_added: bool = False
-) -> tuple[Any, nn.Module]:
+def lora(trial: Trial, model: Any, kinds: Any = nn.Linear, is_merged: bool = False, is_added: bool = False) -> Any:
     """A model with random LoRA on all layers of some kinds, and a fresh one whose weights hold its products.
 
     Args:
@@ -212,7 +193,7 @@ def lora(
     """
     from peft import LoraConfig, get_peft_model
 
-    model, exact = trial.start(), trial.exact(OLD)
+    exact = trial.exact(OLD)
     names = [name for name, module in exact.named_modules() if isinstance(module, kinds)]
     config = LoraConfig(r=2, lora_alpha=6, target_modules=names)
     adapted = model
@@ -240,50 +221,39 @@ def add(module: Any, product: torch.Tensor, is_merged: bool) -> None:
         module.weight.add_(product)
 
 
-def merged(trial: Trial, kinds: Any) -> Pair:
-    model, exact = lora(trial, kinds, is_merged=True)
-    return answers(trial, model.merge_and_unload(), exact)
+def merged(trial: Trial, model: Any, kinds: Any = nn.Linear) -> Changed:
+    model, exact = lora(trial, model, kinds, is_merged=True)
+    return model.merge_and_unload(), exact
 
 
-@idiom("adapters: LoRA", changes=True, dtypes=ADAPTED, takes=has_linears)
-def adapted(trial: Trial) -> Pair:
-    return answers(trial, *lora(trial))
-
-
-idiom("adapters: LoRA, merged", changes=True, dtypes=PLAIN, takes=has_linears)(lambda trial: merged(trial, nn.Linear))
-
-
-@idiom("adapters: LoRA, merged and unmerged", changes=True, dtypes=EXACT, takes=has_linears)
-def unmerged(trial: Trial) -> Pair:
-    model, exact = lora(trial)
+def unmerged(trial: Trial, model: Any) -> Changed:
+    model, exact = lora(trial, model)
     model.merge_adapter()
     with torch.no_grad():
         trial.answer(model)
     model.unmerge_adapter()
-    return answers(trial, model, exact)
+    return model, exact
+
+
+enter("adapters: LoRA", lora, dtypes=ADAPTED, takes=has_linears)
+enter("adapters: LoRA, merged", merged, dtypes=PLAIN, takes=has_linears)
+enter("adapters: LoRA, merged and unmerged", unmerged, dtypes=EXACT, takes=has_linears)
 
 
 @idiom("adapters: LoRA, switched off", dtypes=ADAPTED, takes=has_linears)
 def switched_off(trial: Trial) -> Pair:
-    model, _ = lora(trial)
+    model, _ = lora(trial, trial.start())
     with model.disable_adapter():
         return answers(trial, model, trial.exact(OLD))
 
 
-@idiom("adapters: LoRA, unloaded", dtypes=ADAPTED, takes=has_linears)
-def unloaded(trial: Trial) -> Pair:
-    model, _ = lora(trial)
-    return answers(trial, model.unload(), trial.exact(OLD))
+def unloaded(trial: Trial, model: Any) -> nn.Module:
+    return lora(trial, model)[0].unload()
 
 
-@idiom("adapters: LoRA on convolutions", changes=True, dtypes=PLAIN)
-def adapted_convolutions(trial: Trial) -> Pair:
-    return answers(trial, *lora(trial, nn.Conv2d))
-
-
-idiom("adapters: LoRA on convolutions, merged", changes=True, dtypes=EXACT)(lambda trial: merged(trial, nn.Conv2d))
-
-
-@idiom("adapters: transformers' add_adapter", changes=True, dtypes=EXACT, takes=has_linears)
-def added(trial: Trial) -> Pair:
-    return answers(trial, *lora(trial, is_merged=True, is_added=True))
+on_convolutions = functools.partial(lora, kinds=nn.Conv2d)
+enter("adapters: LoRA, unloaded", unloaded, OLD, dtypes=ADAPTED, takes=has_linears)
+enter("adapters: LoRA on convolutions", on_convolutions, dtypes=PLAIN)
+enter("adapters: LoRA on convolutions, merged", functools.partial(merged, kinds=nn.Conv2d), dtypes=EXACT)
+added = functools.partial(lora, is_merged=True, is_added=True)
+enter("adapters: transformers' add_adapter", added, dtypes=EXACT, takes=has_linears)

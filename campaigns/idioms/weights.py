@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from campaigns.idioms.trial import EXACT, NEW, OLD, PLAIN, Pair, Tensors, Trial, idiom, inner, named_tensors, tensors_of
 
+Changed = tuple[nn.Module, nn.Module]  # a model, and a fresh one that answers alike
+
 
 @torch.no_grad()
 def answers(trial: Trial, model: Any, exact: nn.Module) -> Pair:
@@ -21,13 +24,20 @@ def answers(trial: Trial, model: Any, exact: nn.Module) -> Pair:
 
 
 def enter(name: str, change: Callable[[Trial, Any], Any], weights: int = NEW, **settings: Any) -> None:
-    """Enter an idiom: `change` a model in place, or return another; it answers as a fresh one of `weights`."""
+    """Enter an idiom: `change` a model in place, or return another; it answers as a fresh one of `weights`.
+
+    Or return a model, and a fresh one in float64 that answers alike.
+    """
 
     @idiom(name, changes=weights == NEW, **settings)
     def attempt(trial: Trial) -> Pair:
         model = trial.start()
-        changed = change(trial, model)
-        return answers(trial, changed if isinstance(changed, nn.Module) else model, trial.exact(weights))
+        match change(trial, model):
+            case nn.Module() as changed, nn.Module() as exact:
+                return answers(trial, changed, exact)
+            case nn.Module() as changed:
+                model = changed
+        return answers(trial, model, trial.exact(weights))
 
 
 def pairs(model: nn.Module, source: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -102,11 +112,10 @@ def averaged(trial: Trial) -> tuple[AveragedModel, nn.Module]:
     return average, old
 
 
-@idiom("weights: EMA swapped in", changes=True, dtypes=PLAIN)
-def swapped(trial: Trial) -> Pair:
-    model, (average, mean) = trial.start(), averaged(trial)
+def swapped(trial: Trial, model: Any) -> Changed:
+    average, mean = averaged(trial)
     swap(model, average.module)
-    return answers(trial, model, mean)
+    return model, mean
 
 
 def swapped_back(trial: Trial, model: Any) -> None:
@@ -132,6 +141,7 @@ def average_of_it(trial: Trial, model: Any) -> nn.Module:
     return average.module
 
 
+enter("weights: EMA swapped in", swapped, dtypes=PLAIN)
 enter("weights: EMA swapped in and back", swapped_back, OLD, dtypes=PLAIN)
 enter("weights: AveragedModel of the model", average_of_it, dtypes=PLAIN)
 
@@ -158,28 +168,25 @@ def stacked(trial: Trial) -> Pair:
         return [both[1] for both in vmap(run)(parameters, buffers)], trial.wanted(trial.exact(NEW))
 
 
-@idiom("weights: after an averaging in float32", changes=True, dtypes=PLAIN)
-def souped(trial: Trial) -> Pair:
+def souped(trial: Trial, model: Any) -> Changed:
     """A soup of two models, written over a state dict's own tensors."""
-    model = trial.start()
     source, (_, mean) = trial.source().state_dict(), averaged(trial)
     for name, tensor in model.state_dict().items():
         tensor.copy_(((tensor.double() + source[name].double()) / 2).to(tensor.dtype))
-    return answers(trial, model, mean)
+    return model, mean
 
 
-@idiom("weights: a block of another model", changes=True)
-def part_replaced(trial: Trial) -> Pair:
+def part_replaced(trial: Trial, model: Any) -> Changed:
     """And hidden states, where the head reads them."""
-    model, source, exact, other = trial.start(), trial.source(), trial.exact(OLD), trial.exact(NEW)
+    source, exact, other = trial.source(), trial.exact(OLD), trial.exact(NEW)
     name = inner(exact).rsplit(".", 2)[0]
     model.set_submodule(name, source.get_submodule(name))
     exact.set_submodule(name, other.get_submodule(name))
-    return answers(trial, model, exact)
+    return model, exact
 
 
-def pruned(trial: Trial, for_good: bool) -> Pair:
-    model, exact = trial.start(), trial.exact(OLD)
+def pruned(trial: Trial, model: Any, for_good: bool = False) -> Changed:
+    exact = trial.exact(OLD)
     torch.manual_seed(0)
     module = prune.random_unstructured(model.get_submodule(inner(exact)), "weight", 0.5)
     mask = module.weight_mask.clone()
@@ -187,11 +194,13 @@ def pruned(trial: Trial, for_good: bool) -> Pair:
         prune.remove(module, "weight")
     with torch.no_grad():
         exact.get_submodule(inner(exact)).weight.mul_(mask)
-    return answers(trial, model, exact)
+    return model, exact
 
 
-idiom("weights: pruned", changes=True, dtypes=PLAIN)(lambda trial: pruned(trial, False))
-idiom("weights: pruned for good", changes=True, dtypes=PLAIN)(lambda trial: pruned(trial, True))
+enter("weights: after an averaging in float32", souped, dtypes=PLAIN)
+enter("weights: a block of another model", part_replaced)
+enter("weights: pruned", pruned, dtypes=PLAIN)
+enter("weights: pruned for good", partial(pruned, for_good=True), dtypes=PLAIN)
 
 
 def deepcopied(trial: Trial, model: Any) -> nn.Module:
