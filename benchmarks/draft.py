@@ -50,9 +50,7 @@ def measure(size: int, data: Path, folder: Path, turns: int) -> dict[str, Any]:
             run = evaluate_protocol("top1", model, str(data), split=split, draft=draft, progress=False)
             row[f"{split}_accuracy{name}"] = round(run.result.values()["top1"], 5)
             row[f"{split}_images"] = run.result.num_images
-    answers: list[list[Any]] = [
-        [each.scores[0][0] for each in predict(model, files, draft=each)] for each in (False, True)
-    ]
+    answers = ([each.scores[0][0] for each in predict(model, files, draft=draft)] for draft in (False, True))
     row["test_answers_changed"] = sum(a != b for a, b in zip(*answers, strict=True))
     subject = load_model(model)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +46,8 @@ def count_bytes(processes: list[psutil.Process]) -> int:
     """Return the bytes that processes hold together."""
     total = 0
     for process in processes:
-        try:
+        with suppress(psutil.Error):
             total += process.memory_full_info().pss
-        except psutil.Error:
-            continue
     return total
 
 

@@ -82,9 +82,7 @@ def load_digits() -> Images:
 
 
 def subset(labels: torch.Tensor, examples: int, seed: int) -> torch.Tensor:
-    """Return the indices of `examples` images, class by class in turn; larger subsets contain smaller ones of the same
-    seed.
-    """
+    """Return the indices of `examples` images, class by class in turn; those of a seed contain its smaller subsets."""
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=generator)
     ranks = torch.zeros(len(labels))
@@ -174,10 +172,6 @@ def carry_out(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def list_trials(steps: int) -> list[Run]:
-    return [Run("recipe", family, 200, 0, 4, rate, steps) for rate in RATES for family in FAMILIES]
-
-
 def choose_rate(trials: list[dict[str, Any]]) -> float:
     """Return the rate with the best mean validation accuracy of the three models, the lower one if equal."""
     scores = {rate: [run["validation_accuracy"] for run in trials if run["rate"] == rate] for rate in RATES}
@@ -186,7 +180,7 @@ def choose_rate(trials: list[dict[str, Any]]) -> float:
 
 def jobs(steps: int) -> Iterator[PlannedJob]:
     """Return the trials, and the runs that depend on them."""
-    trial_jobs = [asdict(run) for run in list_trials(steps)]
+    trial_jobs = [asdict(Run("recipe", family, 200, 0, 4, rate, steps)) for rate in RATES for family in FAMILIES]
     yield from ((job, []) for job in trial_jobs)
     for seed, examples, family in itertools.product(SEEDS, EXAMPLES, FAMILIES):
         job = asdict(Run("data", family, examples, seed, 4, 0, steps))

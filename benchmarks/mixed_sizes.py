@@ -5,6 +5,7 @@ pixels and mask, so that the ratio is that of the model alone, as loaded and opt
 image by itself. The largest difference of its logits to the others is printed, in parts of the largest logit.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,24 +50,21 @@ def main() -> None:
     torch.nn.init.normal_(model.classifier.weight)
     patch = model.config.patch_stride[0]
     grids = draw_grids(settings.images, settings.sides, patch)
-    batches = [
-        pad_batch(grids[start : start + settings.batch], patch) for start in range(0, len(grids), settings.batch)
-    ]
+    starts = range(0, len(grids), settings.batch)
+    batches = [pad_batch(grids[start : start + settings.batch], patch) for start in starts]
     alone = [pad_batch([grid], patch) for grid in grids]
     for number, image_batch in enumerate(alone):
         h, w = grids[number]
         pixels = batches[number // settings.batch]["pixel_values"][number % settings.batch]
         image_batch["pixel_values"] = pixels[None, :, : h * patch, : w * patch]
-    patches, positions = (
-        sum(float(count) for count in counts) for counts in zip(*map(_count_patches, batches), strict=True)
-    )
+    places = torch.cat([batch["patch_attention_mask"].flatten().double() for batch in batches])  # 1 where a patch is
     for form in ("as loaded", "optimized"):
         model = model if form == "as loaded" else optimize_for_inference(model, engine="torch")
         unpadded = without_padding(model)
         contestants = {
-            "without padding": lambda unpadded=unpadded: compute_logits(unpadded, batches),
-            "padded": lambda model=model: compute_logits(model, batches),
-            "one by one": lambda model=model: compute_logits(model, alone),
+            "without padding": partial(compute_logits, unpadded, batches),
+            "padded": partial(compute_logits, model, batches),
+            "one by one": partial(compute_logits, model, alone),
         }
         expected = compute_logits(model, alone)
         difference = float((compute_logits(unpadded, batches) - expected).abs().max() / expected.abs().max())
@@ -76,15 +74,10 @@ def main() -> None:
             times_as_fast_as_padded=speed_ratio(seconds, "without padding", "padded"),
             times_as_fast_as_one_by_one=speed_ratio(seconds, "without padding", "one by one"),
             images_per_second=round(settings.images / quartiles(seconds["without padding"]).median, 2),
-            patches_of_padded_batch=round(patches / positions, 3),
+            patches_of_padded_batch=round(float(places.mean()), 3),
             largest_difference=difference,
         )
     report.finish(sides_px=list(settings.sides), images=settings.images, batch=settings.batch)
-
-
-def _count_patches(batch: dict[str, torch.Tensor]) -> tuple[int, int]:
-    """Return the number of patches in the images, and with padding."""
-    return int(batch["patch_attention_mask"].sum()), batch["patch_attention_mask"].numel()
 
 
 if __name__ == "__main__":

@@ -177,14 +177,13 @@ def jobs(scale: float) -> Iterator[tuple[Job, list[Job]]]:
     """Return all runs with the trials that select their rates; those with the same encoder are adjacent."""
     for data, start in itertools.product(DATA, STARTS):
         kinds = [kind for kind in TRIALS if (kind, start) != ("probe", "scratch, long")]
-        trials_by_reading = {
-            (kind, labels): list_trials(kind, data, start, labels, scale) for kind in kinds for labels in LABELS
-        }
-        all_trials = itertools.chain.from_iterable(trials_by_reading.values())
+        readings = [*itertools.product(kinds, LABELS)]
+        trials = {(kind, labels): list_trials(kind, data, start, labels, scale) for kind, labels in readings}
+        all_trials = itertools.chain.from_iterable(trials.values())
         yield from ((trial, []) for trial in sorted(all_trials, key=lambda trial: trial["rate"]))
-        for seed, (kind, labels) in itertools.product(SEEDS, trials_by_reading):
+        for seed, (kind, labels) in itertools.product(SEEDS, readings):
             same = {"data": data, "start": start, "labels": labels, "seed": seed, "scale": scale}
-            yield {"kind": kind, **same}, trials_by_reading[kind, labels]
+            yield {"kind": kind, **same}, trials[kind, labels]
 
 
 def run_job(job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:

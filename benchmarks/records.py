@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -133,6 +133,14 @@ class Records:
         def is_done(job: Job) -> bool:
             return has_files(job) and self.find(job) is not None
 
+        def run_here(job: Job, results: list[Any]) -> bool:
+            """Run a job unless it is finished or running elsewhere; return whether it was run here."""
+            with self.claim(job) as is_ours:
+                if is_ours and not is_done(job):
+                    self._keep(job, _run_ready_job((job, results), run_job))
+                    return True
+            return False
+
         with open_runner(runner, address, "cpu") as ray:
             while unfinished := [(job, prerequisites) for job, prerequisites in jobs if not is_done(job)]:
                 ready: list[Any] = [
@@ -146,23 +154,8 @@ class Records:
                     for number, result in run_independent(ray, _run_ready_job, ready, run_job):
                         self._keep(ready[number][0], result)
                 # Run the first job that is ready, then look again, as other processes add records.
-                elif not any(self.attempt(job, partial(run_job, job, results), has_files) for job, results in ready):
+                elif not any(run_here(*each) for each in ready):
                     time.sleep(PAUSE)
-
-    def attempt(
-        self, job: Job, run_job: Callable[[], dict[str, Any]], has_files: Callable[[Job], bool] = lambda job: True
-    ) -> bool:
-        """Run a job and add its record unless it is finished or running elsewhere; return whether it was run here.
-
-        Args:
-            run_job: returns the record beside the job.
-            has_files: see `work`.
-        """
-        with self.claim(job) as is_ours:
-            if not is_ours or (has_files(job) and self.find(job) is not None):
-                return False
-            self._keep(job, _with_facts(run_job))
-        return True
 
     def _keep(self, job: Job, result: dict[str, Any]) -> None:
         record = result | job | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
@@ -173,10 +166,7 @@ class Records:
 
 
 def _run_ready_job(ready: tuple[Job, list[dict[str, Any]]], run_job: RunJob) -> dict[str, Any]:
-    return _with_facts(partial(run_job, *ready))
-
-
-def _with_facts(run_job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the record of a job, with its CPU seconds and where it ran."""
     start = time.process_time()
-    result = run_job() | {"cpu_seconds": round(time.process_time() - start, 1)}
+    result = run_job(*ready) | {"cpu_seconds": round(time.process_time() - start, 1)}
     return result | {"hardware": hardware("cpu"), "versions": versions()}

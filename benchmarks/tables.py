@@ -305,15 +305,9 @@ def format_batches(kind: str, name: str) -> str:
 
 
 def format_difference(value: float | None) -> str:
-    return (
-        ""
-        if value is None
-        else "0"
-        if not value
-        else f"{value:.2f}"
-        if value > 0.1
-        else f"{value:.1e}".replace("e-0", "e-")
-    )
+    if not value:
+        return "" if value is None else "0"
+    return f"{value:.2f}" if value > 0.1 else f"{value:.1e}".replace("e-0", "e-")
 
 
 @table("parity.json")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from pages.small_runtime import save_runtime
 from PIL import Image
+from training.conftest import COLOURS, coloured_square, make_colour_folder
 
 from campaigns.commands import save_classifier
 
@@ -26,6 +27,7 @@ KINDS = {
     "report_to image_column label_column family spelling self_training pseudo_labels auto_augment quantize task head "
     "runner position_embedding rotary_embedding",
 }  # fmt: skip
+RGB = tuple(COLOURS.values())
 FREE = ("unit", "search", "judged_on", "collection")  # any text will do, or is shown as it is
 ENDLESS = ("steps", "epochs", "seeds", "turns", "builds", "trials", "seconds", "speed_turns")  # many take their time
 
@@ -171,36 +173,27 @@ def write_files(root: Path, checkpoint: Path) -> None:
     pq.write_table(pa.table({"a": [1, 2], "b": ["x", "y"]}), root / "parquet.parquet")
 
 
-def _square(colour: int, seed: int) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 60, (12, 12, 3), dtype=np.uint8)
-    pixels[..., colour] += 150
-    return Image.fromarray(pixels)
-
-
 def _images(root: Path) -> None:
-    def folder(name: str, classes: tuple[str, ...] = ("blue", "red"), count: int = 12) -> Path:
-        for colour, label in enumerate(classes):
-            (root / name / label).mkdir(parents=True)
-            for index in range(count):
-                _square(colour, 100 * colour + index).save(root / name / label / f"{index}.png")
-        return root / name
+    def folder(name: str, *classes: str) -> Path:
+        labels = dict(zip(classes or ("blue", "red"), COLOURS.values(), strict=False))
+        return make_colour_folder(root / name, 12, labels)
 
     folder("colours")
-    folder("one_class", ("blue",))
-    folder("flat", ("",))
+    folder("one_class", "blue")
+    folder("flat", "")
     (root / "cues").mkdir()
-    _square(0, 1).save(root / "cues" / "blue1-red1.png")
+    coloured_square(RGB[0], 1).save(root / "cues" / "blue1-red1.png")
     (root / "no_images" / "blue").mkdir(parents=True)
     (root / "no_images" / "blue" / "readme.txt").write_text("none")
     (root / "deep_classes" / "a").mkdir(parents=True)
     folder("deep_classes/a/b")
-    whole = (root / "colours" / "blue" / "0.png").read_bytes()
+    whole = (root / "colours" / "blue" / "00.png").read_bytes()
     # A header that tells of 60,000 x 60,000 px.
     header = b"IHDR" + (60_000).to_bytes(4, "big") * 2 + whole[24:29]
     huge = whole[:12] + header + zlib.crc32(header).to_bytes(4, "big") + whole[33:]
     for name, content in {"zero": b"", "truncated": whole[:100], "huge": huge, "text": b"no image"}.items():
         (folder(f"{name}_image") / "blue" / "bad.png").write_bytes(content)
-    _square(0, 0).save(root / "image.png")
+    coloured_square(RGB[0], 0).save(root / "image.png")
 
 
 def _masks_and_objects(root: Path) -> None:
@@ -214,13 +207,13 @@ def _masks_and_objects(root: Path) -> None:
         for part in ("images", "annotations"):
             (root / name / part).mkdir(parents=True)
         for index in range(9):
-            _square(index % 3, 300 + index).save(root / name / "images" / f"{index}.png")
+            coloured_square(RGB[index % 3], 300 + index).save(root / name / "images" / f"{index}.png")
             if picture is not None:
                 picture.save(root / name / "annotations" / f"{index}.png")
     for name, box in {"coco": [2, 2, 5, 6], "empty_coco": [2, 2, 0, 6], "outside_coco": [2, 2, 90, 6]}.items():
         (root / name).mkdir()
         for index in range(9):
-            _square(index % 3, 400 + index).save(root / name / f"{index}.png")
+            coloured_square(RGB[index % 3], 400 + index).save(root / name / f"{index}.png")
         told = {
             "images": [{"id": index, "file_name": f"{index}.png", "height": 12, "width": 12} for index in range(9)],
             "annotations": [{"id": 1 + i, "image_id": i, "category_id": i % 2, "bbox": box} for i in range(9)],

@@ -43,11 +43,9 @@ REMEDY = re.compile(
 )
 
 
-def functions(app: typer.Typer | None = None, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
+def functions(app: typer.Typer, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
     """(name, function) of every command, in groups as well."""
-    app = app or build_app()
-    for command in app.registered_commands:
-        yield f"{path}{command.name}", command.callback
+    yield from ((f"{path}{command.name}", command.callback) for command in app.registered_commands)
     for group in app.registered_groups:
         yield from functions(group.typer_instance, f"{path}{group.name} ")
 
@@ -62,7 +60,7 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: (hints | shared)[name] for name in parameters}
 
 
-HINTS = {name: hints_of(function) for name, function in functions()}
+HINTS = {name: hints_of(function) for name, function in functions(build_app())}
 
 
 def kind_of(name: str, hint: Any) -> str | None:
