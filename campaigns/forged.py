@@ -13,7 +13,6 @@ import functools
 import io
 import json
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -27,7 +26,7 @@ from originals.google import make_checkpoint
 
 import hf_vit
 from campaigns import forgeries
-from campaigns.engine import Campaign
+from campaigns.engine import Campaign, forget_peak, resident_memory
 from campaigns.forgeries import TRACE, Bench, Forge, Forgery
 from campaigns.formats import Arrays
 from hf_vit.conversion.origins.registry import ORIGINS
@@ -116,22 +115,17 @@ def size_of(model: Outcome) -> int:
 @contextlib.contextmanager
 def peak_below(limit: Callable[[], int]) -> Iterator[None]:
     """The peak of resident memory meanwhile is at most so many bytes above what it was, refused or not."""
-    status = Path("/proc/self/status")
-    if not status.exists():
+    if not Path("/proc/self/status").exists():
         yield  # only Linux tells
         return
     ctypes.CDLL(None).malloc_trim(0)  # what was free before is not to hide what is taken now
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status(status, "VmRSS")
+    forget_peak()
+    before = resident_memory("RSS")
     try:
         yield
     finally:
-        above = _status(status, "VmHWM") - before
+        above = resident_memory("HWM") - before
         assert above <= limit(), f"took {above / 2**20:.0f} MiB, {limit() / 2**20:.0f} are allowed"
-
-
-def _status(status: Path, field: str) -> int:
-    return int(re.search(rf"{field}:\s+(\d+) kB", status.read_text())[1]) * 1024
 
 
 def judged(bench: Bench, forgery: Forgery, outcome: Outcome) -> str:

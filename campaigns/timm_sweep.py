@@ -16,7 +16,7 @@ from timm.models import save_for_hf
 from torch import nn
 
 import hf_vit.conversion as conversion
-from campaigns.engine import Campaign
+from campaigns.engine import Campaign, forget_peak, resident_memory
 from campaigns.timm_page import EXACT, REFUSED
 from hf_vit.conversion.fill import build_model, load_weights
 from hf_vit.conversion.readers import open_checkpoint
@@ -104,16 +104,6 @@ def attempt(name: str, folder: Path) -> str:
     return EXACT
 
 
-def peak_memory() -> int:
-    """The most that this process has held at once since `forget_peak`, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
 @contextmanager
 def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
     def alone(name: str) -> str:
@@ -122,7 +112,8 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
             outcome = attempt(name, folder / name)
         finally:
             shutil.rmtree(folder / name, ignore_errors=True)
-        assert peak_memory() <= MEMORY, f"{peak_memory() / 1e9:.1f} GB"
+        peak = resident_memory("HWM")
+        assert peak <= MEMORY, f"{peak / 1e9:.1f} GB"
         return outcome
 
     with warnings.catch_warnings():
