@@ -410,7 +410,8 @@ def lies_about(one: Stored, draw: Draw) -> dict[str, list[Any]]:
     return {
         "member": [member[:-step], member[:-step], member + bytes(step), None],
         "numel": [count + 1, count - 1, 2 * count, count // 2, 4 * count], "offset": [1, count, -count, 16, -16],
-        "size": [(*shape, 2), tuple(2 * n for n in shape[:1]) + shape[1:], tuple(-n for n in shape), shape[:-1], (*shape, 0), [*shape]],
+        "size": [(*shape, 2), tuple(2 * n for n in shape[:1]) + shape[1:], tuple(-n for n in shape), shape[:-1],
+                 (*shape, 0), [*shape]],
         "stride": [(*true, 1), (0,) * len(true), (2**62,) * len(true), *(tuple(k * n for n in true) for k in (-1, 2))],
         "place": [*DEVICES], "key": [name[:60_000] for name in NAMES], "identity": identities, "rebuild": [*REBUILDS],
         "kind": [word(f"torch {kind}") for kind in STORAGES],
