@@ -44,8 +44,11 @@ _EXPORT |= {
 _FINETUNE = ("finetune", "model", *DATA, *INTO, *TRAINING)
 _HEAD = ("--task", "segmentation", "--head-width", "8", "--image-size", "32")
 _SEGMENT = ("finetune", "model", "--data", "scenes:images=8,size=32", "--output", "heads", *_HEAD, *TRAINING)
-_SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "inference", "--contestant", "hf_vit")
-_SAVED = ("bench", "saved", "model", "other", "--turns", "1", "--batch", "1")
+_SPEED = ("--batch", "1", "--turns", "1", "--image-size", "16", "--work", "inference", "--contestant", "hf_vit",
+          "--output", "speed.json")  # fmt: skip
+_SAVED = ("bench", "saved", "model", "other", "--turns", "1", "--batch", "1", "--output", "speed.json")
+_FILTERS = ("--images", "images", *INTO, "--only", "patch_filters")
+_PRETRAIN = ("pretrain", "--model", "model", *DATA, *INTO, *TRAINING)
 
 # Name -> a command that writes.
 WRITING: dict[str, Command] = {
@@ -61,23 +64,16 @@ WRITING: dict[str, Command] = {
     },
     "predict-masks": Command(("predict", "heads", "images/red", *INTO), earlier=(_SEGMENT,)),
     "embed": Command(("embed", "model", *DATA, *INTO, "--rows-per-file", "8")),
-    "analyze": Command(
-        ("analyze", "model", "--images", "images", *INTO, "--only", "patch_filters", "--only", "attention_entropy")
-    ),
+    "analyze": Command(("analyze", "model", *_FILTERS, "--only", "attention_entropy")),
     "analyze-stages": Command(
-        ("analyze", "run", "--images", "images", *INTO, "--only", "patch_filters"),
+        ("analyze", "run", *_FILTERS),
         earlier=(("finetune", "--model", "model", *DATA, "--output", "run", *TRAINING, "--keep-checkpoints"),),
     ),
     "compare": Command((*_COMPARE, "--no-robustness", "--speed-turns", "0")),
     "diff": Command(("diff", "model", "other", *DATA, *INTO), earlier=(("diff", "other", "model", *DATA, *INTO),)),
     "scaling-law": Command(("scaling-law", "points.csv", "--output", "law.png")),
-    "bench-models": Command(
-        ("bench", "models", "Ti/16", *_SPEED, "--output", "speed.json"),
-        earlier=(("bench", "models", "S/16", *_SPEED, "--output", "speed.json"),),
-    ),
-    "bench-saved": Command(
-        (*_SAVED, "--output", "speed.json"), earlier=((*_SAVED, "--batch", "2", "--output", "speed.json"),)
-    ),
+    "bench-models": Command(("bench", "models", "Ti/16", *_SPEED), earlier=(("bench", "models", "S/16", *_SPEED),)),
+    "bench-saved": Command(_SAVED, earlier=((*_SAVED, "--batch", "2"),)),
     "bench-data": Command(("bench", "data", *DATA, "--model", "model", "--seconds", "0.05")),
     "models-page": Command(("models", ".", "papers", "--search", "Ti/16", "--output", "models.html")),
     "card": Command((*_CARD, "--license", "mit"), earlier=(_CARD,)),
@@ -97,13 +93,9 @@ WRITING: dict[str, Command] = {
     "finetune-meta-pseudo-labels": Command(
         (*_FINETUNE, "--teacher", "model", "--unlabeled", "images", "--self-training", "meta-pseudo-labels")
     ),
-    "pretrain-masked-patch": Command(("pretrain", "--model", "model", *DATA, *INTO, *TRAINING)),
-    "pretrain-next-patch": Command(
-        ("pretrain", "--model", "model", *DATA, *INTO, *TRAINING, "--objective", "next-patch")
-    ),
-    "pretrain-contrastive": Command(
-        ("pretrain", "--model", "model", *DATA, *INTO, *TRAINING, "--objective", "contrastive")
-    ),
+    "pretrain-masked-patch": Command(_PRETRAIN),
+    "pretrain-next-patch": Command((*_PRETRAIN, "--objective", "next-patch")),
+    "pretrain-contrastive": Command((*_PRETRAIN, "--objective", "contrastive")),
     "demo": Command(("demo", "--epochs", "0.1"), earlier=(("demo", "--epochs", "0.05"),)),
 }
 # Name -> a command that talks to a Hub, on which the model is to be alice/my-vit.

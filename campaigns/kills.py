@@ -221,7 +221,7 @@ class Prepared:
 
     def __init__(self, runner: Runner, command: Command, template: Path, start: Path) -> None:
         self.runner, self.place, self.arguments, self.start = runner, runner.place, command.arguments, start
-        self._changes: dict[str, int] = {}
+        self.changes = cache(self.count_changes)
         fill(self.place, template)
         (self.place / "tmp").mkdir(exist_ok=True)
         for arguments in command.earlier:
@@ -241,12 +241,10 @@ class Prepared:
         assert outcome.code == 0, outcome
         return outcome
 
-    def changes(self, what: str) -> int:
+    def count_changes(self, what: str) -> int:
         """Return how many changes of an unbroken run a strike can fall on."""
-        if what not in self._changes:
-            self.lay_out()
-            self._changes[what] = len(self.runner.run(*self.arguments, what=what).changes)
-        return self._changes[what]
+        self.lay_out()
+        return len(self.runner.run(*self.arguments, what=what).changes)
 
     def lay_out(self) -> None:
         """Make the place what it was before the command."""
