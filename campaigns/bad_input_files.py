@@ -25,7 +25,7 @@ KINDS = {
     "name": "recipe distillation precision optimizer schedule loss tune objective target mode normalization name "
     "protocol split fill picture_format hidden_act pooling to kinds only corruption variants work dtype contestant "
     "report_to image_column label_column family spelling self_training pseudo_labels auto_augment quantize task head "
-    "runner position_embedding rotary_embedding",
+    "runner position_embedding rotary_embedding features",
 }  # fmt: skip
 RGB = tuple(COLOURS.values())
 FREE = ("unit", "search", "judged_on", "collection")  # any text will do, or is shown as it is
@@ -132,6 +132,7 @@ _BESIDE = {
     ("analyze", "--cue-conflict cues --only shape_bias"): "class_map", ("analyze", "--only shape_bias"): "cue_conflict",
     ("analyze", "--only attention_rollout"): "rollout_identity", ("analyze", "--only cka"): "against cka_batch_size",
     ("soup", "model_2"): "models", ("compare", "model_2"): "models", ("bench saved", "model_2"): "models",
+    ("embed", "--features mean"): "layers",
     ("verify", "--results"): "data device", ("export", "--to vit_jax"): "spelling",
     ("export", "--to onnx --calibrate colours"): "quantize", ("export", "--to onnx --quantize static"): "calibrate",
     **{(command, "--runner ray"): "address" for command in ("compare", "embed", "evaluate", "predict")},
