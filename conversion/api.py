@@ -316,12 +316,17 @@ class ConversionResult(Displayed):
 
     def overview(self) -> dict[str, object]:
         """Return the rows of the summary that is printed for a result."""
-        key_counts = f"{len(self.plan.consumed):,} used, {len(self.plan.ignored):,} ignored"
-        verification = (
-            {} if self.verification is None else {"verified": f"{len(self.verification.checks):,} arrays agree"}
-        )
+        keys = f"{len(self.plan.consumed):,} used, {len(self.plan.ignored):,} ignored"
         model = self.plan.model_class.__name__
-        return {"output": self.output, "origin": self.plan.origin, "model": model, "keys": key_counts, **verification}
+        rows: dict[str, object] = {
+            "output": self.output,
+            "origin": self.plan.origin,
+            "model": model,
+            "keys": keys,
+        }
+        if self.verification is not None:
+            rows["verified"] = f"{len(self.verification.checks):,} arrays agree"
+        return rows
 
 
 def convert(
@@ -370,10 +375,10 @@ def convert(
             with progress(f"writing {output_folder.name}"), explain_write_errors(output_folder):
                 build_model(plan, weights.state).save_pretrained(folder)
                 build_processor(plan).save_pretrained(folder)
+            verification = None
             with progress(f"comparing {output_folder.name}"):
-                verification = (
-                    None if recorded_results is None else _verify(reader, plan, weights.state, folder, recorded_results)
-                )
+                if recorded_results is not None:
+                    verification = _verify(reader, plan, weights.state, folder, recorded_results)
             with progress(f"finishing {output_folder.name}"), explain_write_errors(output_folder):
                 facts = {"source": checkpoint.name} | collect_facts(reader, plan, weights, verification)
                 seconds = time.perf_counter() - started
@@ -386,11 +391,7 @@ def convert(
 
 
 def _free_report(path: str | Path, output: Path) -> Path:
-    """Return the path of the report.
-
-    Raises:
-        UserError: it is in the model's folder, its folder does not exist, or it would replace another file.
-    """
+    """Return the path of the report; raise a UserError in the model's folder or if it would replace another file."""
     path = Path(path)
     if is_within(output, path):
         raise UserError(f"--report {path} is in the folder of the model; give a path outside of it")
@@ -433,22 +434,21 @@ def _verify(
 
 def build_report(plan: Plan, shapes: Shapes) -> str:
     """Return a JSON report: every key of the file with its shape, transform and parameter, and what was assumed."""
-    rows = [
-        {
-            "source": key,
-            "shape": row.shape if key is None else shapes[key],
-            "transform": row.transform,
-            "target": plan.parameter_name(row),
-            "target_shape": row.parameter_shape,
-        }
-        | ({"resampled": asdict(row.resample)} if row.resample else {})
-        | ({} if row.block is None else {"block": row.block})
-        | ({} if row.piece is None else {"piece": row.piece})
-        for row in plan.rows
-        for key in (row.key, *row.other_keys)
-    ]
-    ignored = [{"source": key, "shape": shapes[key], "ignored": reason} for key, reason in plan.ignored.items()]
-    lines = ",\n ".join(json.dumps(line) for line in (*rows, *ignored))
+    entries: list[dict[str, Any]] = []
+    for row in plan.rows:
+        target = {"target": plan.parameter_name(row), "target_shape": row.parameter_shape}
+        for key in (row.key, *row.other_keys):
+            shape = row.shape if key is None else shapes[key]
+            entries.append({"source": key, "shape": shape, "transform": row.transform, **target})
+            if row.resample:
+                entries[-1]["resampled"] = asdict(row.resample)
+            if row.block is not None:
+                entries[-1]["block"] = row.block
+            if row.piece is not None:
+                entries[-1]["piece"] = row.piece
+    for key, reason in plan.ignored.items():
+        entries.append({"source": key, "shape": shapes[key], "ignored": reason})
+    lines = ",\n ".join(map(json.dumps, entries))
     head = {"origin": plan.origin} | ({"assumed": dict(plan.assumed)} if plan.assumed else {})
     return f'{json.dumps(head)[:-1]}, "keys": [\n {lines}\n]}}\n'
 
@@ -475,15 +475,10 @@ def collect_facts(
             "recording": verification.recording,
             "arrays_compared": len(verification.checks),
             "arrays_not_compared": dict(Counter(verification.skipped.values())),
-            **{
-                check.precision: {
-                    "stage": check.stage,
-                    "largest_difference": check.difference,
-                    "tolerance": check.tolerance,
-                }
-                for check in verification.worst_checks()
-            },
         }
+        for check in verification.worst_checks():
+            difference = {"largest_difference": check.difference, "tolerance": check.tolerance}
+            facts["verification"][check.precision] = {"stage": check.stage, **difference}
     return facts
 
 
@@ -499,12 +494,9 @@ def describe(result: ConversionResult) -> str:
     if result.rounded:
         lines.append(f"rounded: {sum(result.rounded.values())} float64 values to the nearest float32 value")
     if verification is not None:
-        lines.append(
-            f"verified: {len(verification.checks)} recorded arrays agree; closest to its tolerance: "
-            + ", ".join(
-                f"{check.precision} {check.difference:.1e} at {check.stage}" for check in verification.worst_checks()
-            )
-        )
+        worst = [f"{check.precision} {check.difference:.1e} at {check.stage}" for check in verification.worst_checks()]
+        count = f"{len(verification.checks)} recorded arrays agree"
+        lines.append(f"verified: {count}; closest to its tolerance: {', '.join(worst)}")
         lines += [f"not compared: {array} ({reason})" for array, reason in verification.skipped.items()]
     return "\n".join([*lines, f"saved in {result.output} after {result.seconds:.1f} s"])
 

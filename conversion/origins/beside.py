@@ -30,11 +30,7 @@ HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # in timm and OpenCLI
 
 
 def validate_values(model: type[Model], values: Mapping[str, Any], file_name: str) -> Model:
-    """Validate the values that `model` names, without conversions ("4" is not a number).
-
-    Raises:
-        UserError: a value has the wrong type; the message names the file and the value.
-    """
+    """Validate the values that `model` names, without conversions ("4" is not a number)."""
     try:
         json_values = json.loads(json.dumps(dict(values), default=str))  # turns tuples of Python's configs into lists
         return model.model_validate(json_values, strict=True)
@@ -57,11 +53,7 @@ def read_size(value: object) -> Pair:
 
 
 def read_labels(path: str | Path) -> list[str]:
-    """Read the class names in order, from a text file with one name per line or a JSON list of strings.
-
-    Raises:
-        UserError: the file is missing, is not text, or has no name, an empty name or a name twice.
-    """
+    """Read the class names in order, from a text file with one name per line or a JSON list of strings."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"there is no label file {path}; give a text file with one name per line, or a JSON list")
@@ -127,11 +119,7 @@ _PROCESSORS: dict[str, Fields] = {
 
 
 def from_transformers(processor: Mapping[str, Any]) -> Fields:
-    """Return the fields for `ViTImageProcessor` from a preprocessor_config.json of any version.
-
-    Raises:
-        UserError: the processor is of an unknown kind, or pads.
-    """
+    """Return the fields for `ViTImageProcessor` from a preprocessor_config.json of any version."""
     names = (processor.get(field) for field in ("image_processor_type", "feature_extractor_type"))
     class_name = next((name for name in names if name is not None), None)
     kind = "ViT" if class_name is None else str(class_name)
@@ -179,31 +167,23 @@ class TimmPixels(BaseModel):
 def from_timm(pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fields:
     """Return the fields for `ViTImageProcessor` of timm's evaluation transform (timm/data/transforms_factory.py).
 
-    Args:
-        pretrained: timm's pretrained_cfg.
-        arguments: the model's `model_args`; img_size applies if the model takes no other size.
-
-    Raises:
-        UserError: the transform has a step that `ViTImageProcessor` does not have, or a value has the wrong type.
+    The argument img_size of the model applies if the model takes no other size than that of its pretrained_cfg.
     """
     pixels = validate_values(TimmPixels, pretrained, "config.json")
     channels, height, width = pixels.input_size
     takes_other_sizes = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
     if pixels.fixed_input_size and not takes_other_sizes and arguments.get("img_size") is not None:
         height, width = read_size(arguments["img_size"])
-    mode, crop, interpolation = (
-        pixels.crop_mode or "center",
-        pixels.crop_pct or 0.875,
-        pixels.interpolation or "bicubic",
-    )
+    mode, interpolation = pixels.crop_mode or "center", pixels.interpolation or "bicubic"
+    crop = pixels.crop_pct or 0.875
     if mode not in ("center", "squash") or interpolation not in RESAMPLE or (mode == "center" and height != width):
         raise UserError(
             f"ViTImageProcessor cannot do timm's preprocessing (crop_mode '{mode:.80}', interpolation "
             f"'{interpolation:.80}', {height}x{width} px); use the model with timm"
         )
-    scaled = math.floor(height / crop), math.floor(width / crop)
+    resized = {"height": math.floor(height / crop), "width": math.floor(width / crop)}
     return {
-        "size": {"shortest_edge": scaled[0]} if mode == "center" else {"height": scaled[0], "width": scaled[1]},
+        "size": {"shortest_edge": resized["height"]} if mode == "center" else resized,
         "do_center_crop": True,
         "crop_size": {"height": height, "width": width},
         "resample": RESAMPLE[interpolation],
@@ -267,11 +247,7 @@ IMAGE_TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model", "a
 
 
 def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declared:
-    """Return the facts in transformers' files beside the weights; empty for a single weight file.
-
-    Raises:
-        UserError: the model has another type, or a class has no name although a later one has.
-    """
+    """Return the facts in transformers' files beside the weights; empty for a single weight file."""
     config_file = companions.config
     if config_file is None:
         return Declared()
@@ -288,9 +264,8 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
                 f"config.json has vision_config={tower_config!r:.80}; it must have the fields of the image tower"
             )
         kind, config = IMAGE_TOWERS[kind], {str(name): value for name, value in tower_config.items()}
-    values = validate_values(TransformersConfig, DEFAULTS[kind] | dict(config), "config.json").model_dump(
-        exclude_none=True
-    )
+    validated = validate_values(TransformersConfig, DEFAULTS[kind] | dict(config), "config.json")
+    values = validated.model_dump(exclude_none=True)
     fields = {hf_vit_name: values[name] for name, hf_vit_name in FIELD_NAMES.items() if name in values}
     if "patch_size" in values:
         fields["patch_size"] = square_or_pair(read_size(values["patch_size"]))

@@ -162,11 +162,10 @@ def _renumber(names: KeyNames) -> KeyNames:
         module = _NUMBERED.fullmatch(scope[3]) if scope else None
         if scope and module and module[2] == str(int(module[2])):
             numbers[scope[2], module[1]].add(int(module[2]))
-    new_names = {
-        (scope, f"{kind}_{number}"): f"{kind}_{rank}"
-        for (scope, kind), module_numbers in numbers.items()
-        for rank, number in enumerate(sorted(module_numbers))
-    }
+    new_names: dict[tuple[str, str], str] = {}  # (scope, module) -> module with its rank as its number
+    for (scope, kind), module_numbers in numbers.items():
+        for rank, number in enumerate(sorted(module_numbers)):
+            new_names[scope, f"{kind}_{number}"] = f"{kind}_{rank}"
     old_names = {(scope, new): old for (scope, old), new in new_names.items()}
 
     def rename(name: str, table: Mapping[tuple[str, str], str]) -> str:
@@ -177,16 +176,10 @@ def _renumber(names: KeyNames) -> KeyNames:
     return KeyNames(normal, names.ignored, lambda name: names.spell(rename(name, old_names)))
 
 
-def _configure_vit(network: Network, patches: Patches | None = None, rows: int | None = None) -> Fields:
-    """Return the fields of a ViT's config.
-
-    Args:
-        network: facts about the file.
-        patches: the patches of a stem; None without a stem.
-        rows: rows of special tokens in the position table; None: one if there is a class token.
-    """
+def _configure_vit(network: Network, patches: Patches | None = None, special_rows: int | None = None) -> Fields:
+    """Return the fields of a ViT's config, whose position table has special rows: by default the class token's."""
     dims, parts = network.dims, network.parts
-    fields = network.vit_fields("cls" in parts if rows is None else rows, patches)
+    fields = network.vit_fields("cls" in parts if special_rows is None else special_rows, patches)
     if dims["A"] * dims["K"] != dims["D"]:
         raise UserError(
             f"{dims['A']} heads of size {dims['K']} have {dims['A'] * dims['K']} channels, but the hidden size is "
@@ -247,7 +240,7 @@ _depths = partial(stage_depths, r"block([1-9]\d{0,3})/unit([1-9]\d{0,3})/", 1)
 
 
 def stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patches]:
-    """Return the config's fields for a stem, and how its map is cut into patches."""
+    """Return the config's fields for a stem, and the patches that its feature map is cut into."""
     width, patch = network.dims["W"], network.dims.get("P", 1)
     if width % 32:
         raise UserError(
@@ -311,7 +304,7 @@ def _big_vision_names(shapes: Shapes) -> KeyNames:
             "the checkpoint puts patches of many grids into one sequence (NaFlex), which hf_vit does not support; "
             "use it with big_vision"
         )
-    new_names = {old_names: _BV_TABLE for old_names in _OLD_TABLES if old_names in names.normal}  # old place -> today's
+    new_names = {name: _BV_TABLE for name in _OLD_TABLES if name in names.normal}  # name in the file -> current name
     if "probe" in names.normal:  # a MAP head that is not in a module of its own
         new_names |= {name: f"{_HEAD}/{name}" for name in names.normal if _INLINED.fullmatch(name)}
     current_names = [new_names.get(name, name) for name in names.normal]
@@ -334,12 +327,11 @@ def _stack(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
     """Return the rules for files with one array per block, or with one array for all blocks."""
     if not any(name.startswith(_STACKED) for name in shapes):
         return rules
-    return tuple(
-        replace(rule, key=rule.key.replace(f"_{BLOCK}/", "/", 1), axes=("N", *rule.axes), stacked=True)
-        if rule.in_block
-        else rule
-        for rule in rules
-    )
+
+    def stack(rule: KeyRule) -> KeyRule:
+        return replace(rule, key=rule.key.replace(f"_{BLOCK}/", "/", 1), axes=("N", *rule.axes), stacked=True)
+
+    return tuple(stack(rule) if rule.in_block else rule for rule in rules)
 
 
 def _configure_big_vision(network: Network) -> Fields:
@@ -361,7 +353,7 @@ def _configure_big_vision(network: Network) -> Fields:
     else:
         h, w = patches.grid_of(size)
         network = replace(network, dims={**network.dims, "T": h * w})
-    return _configure_vit(network, rows=int(has_class_row)) | {
+    return _configure_vit(network, special_rows=int(has_class_row)) | {
         "position_embedding": "learned" if "table" in parts else "sincos_2d",
         "position_on_class_token": has_class_row,
         "pooling": next((kind for part, kind in {"cls": "token", "map": "map"}.items() if part in parts), "gap"),
@@ -442,9 +434,8 @@ def _bit_paper_names(shapes: Shapes) -> KeyNames:
         match = re.fullmatch(r"(block[1-9]\d*/unit)(0[1-9]|[1-9]\d+)/(.+)", name)
         scope, name_in_unit = (f"{match[1]}{int(match[2])}/", match[3]) if match else ("", name)
         if is_big_transfer:
-            name_in_unit = _FROM_BIG_TRANSFER.get(
-                re.sub(r"standardized_conv2d_\d+/", "standardized_conv2d/", name_in_unit), ""
-            )
+            name_without_number = re.sub(r"standardized_conv2d_\d+/", "standardized_conv2d/", name_in_unit)
+            name_in_unit = _FROM_BIG_TRANSFER.get(name_without_number, "")
         is_known = name_in_unit and (match or not name_in_unit.startswith("block"))
         normal_name = scope + name_in_unit if is_known else f"/{name}"  # no rule has such a name, so it is left over
         if normal_name in normal:

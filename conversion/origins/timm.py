@@ -95,10 +95,7 @@ _OFFSETS = f"{_TARGET}.attention.relative_position.offset_embeddings"
 def _offset_mlp(source: str, part: str) -> tuple[KeyRule, ...]:
     """Return the rules of the MLP that computes relative positions' biases; its four arrays make one table."""
     axes = {"fc1.weight": ("H", "2"), "fc1.bias": ("H",), "fc2.weight": ("A", "H"), "fc2.bias": ("A",)}
-    return tuple(
-        KeyRule(f"{source}.mlp.{name}", axes_of_array, "offset_mlp", _OFFSETS, part)
-        for name, axes_of_array in axes.items()
-    )
+    return tuple(KeyRule(f"{source}.mlp.{name}", axes[name], "offset_mlp", _OFFSETS, part) for name in axes)
 
 
 BLOCK_RULES = (
@@ -159,16 +156,16 @@ class TimmConfig(BaseModel):
 
 def refuse_foreign(architecture: str) -> None:
     """Raise a UserError for an architecture of timm with a feature that no model here has."""
-    feature = next(
-        (feature for name, feature in UNSUPPORTED_FEATURES.items() if re.fullmatch(name, architecture)), None
-    )
-    if feature is not None:
-        raise UserError(f"timm's '{architecture:.80}' has {feature}, which hf_vit does not support; use it with timm")
+    for pattern, feature in UNSUPPORTED_FEATURES.items():
+        if re.fullmatch(pattern, architecture):
+            raise UserError(
+                f"timm's '{architecture:.80}' has {feature}, which hf_vit does not support; use it with timm"
+            )
 
 
 def _find_fields(table: Mapping[str, Fields], architecture: str) -> Fields:
     """Return the fields of the first entry of a table that matches an architecture."""
-    return next((dict(values) for name, values in table.items() if re.fullmatch(name, architecture)), {})
+    return next((dict(fields) for pattern, fields in table.items() if re.fullmatch(pattern, architecture)), {})
 
 
 # Files with a fused projection in blocks, and with patches that are cut from the image itself.
@@ -184,10 +181,9 @@ def names(shapes: Shapes, ignored: Mapping[str, str] = _IGNORED) -> KeyNames:
 
 def with_swiglu(names: KeyNames, shapes: Shapes) -> KeyNames:
     """Use DINOv2's names for the layers of a SwiGLU; timm names a packed one like a dense MLP."""
-    keys = [names.normal.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2")]
-    shapes_of_mlp = [shapes[key] for key in keys if key is not None]
+    first, second = (shapes.get(names.normal.get(f"blocks.0.mlp.{name}.weight", ""), ()) for name in ("fc1", "fc2"))
     spellings: dict[str, str] = {}
-    if [len(shape) for shape in shapes_of_mlp] == [2, 2] and shapes_of_mlp[0][0] == 2 * shapes_of_mlp[1][1]:
+    if len(first) == len(second) == 2 and first[0] == 2 * second[1]:  # packed: gate and up in one layer
         spellings = {"w12": "fc1", "w3": "fc2"}
     if any(re.fullmatch(r"blocks\.\d+\.mlp\.fc1_[gx]\.weight", name) for name in names.normal):
         spellings = {"w1": "fc1_g", "w2": "fc1_x", "w3": "fc2"}
@@ -238,20 +234,17 @@ def added_positions(network: Network, patches: Patches) -> Fields:
     dims, parts, image_size = network.dims, network.parts, network.image_size
     rows, special = dims["T"], ("cls" in parts) + ("distillation" in parts)
     registers = dims["G"] if "registers" in parts else 0
-    has_special_positions: bool | str
-    if patches.fits(rows - special, image_size):
-        prefix_rows, has_special_positions = special, True
-    elif patches.fits(rows, image_size):
-        prefix_rows, has_special_positions = 0, not special
-    elif registers and patches.fits(rows - special - registers, image_size):
-        prefix_rows, has_special_positions = special + registers, "with_registers"
-    else:
-        prefix_rows, has_special_positions = special, True
+    prefix_rows, position_on_class_token = special, True  # also if nothing fits, which `table_size` reports
+    if not patches.fits(rows - special, image_size):
+        if patches.fits(rows, image_size):
+            prefix_rows, position_on_class_token = 0, not special
+        elif registers and patches.fits(rows - special - registers, image_size):
+            prefix_rows, position_on_class_token = special + registers, "with_registers"
     size = patches.table_size(rows - prefix_rows, image_size)
     return {
         "image_size": square_or_pair(size),
         "position_embedding": "learned",
-        "position_on_class_token": has_special_positions,
+        "position_on_class_token": position_on_class_token,
     }
 
 
@@ -276,11 +269,7 @@ def _relative_positions(network: Network, patches: Patches) -> Fields:
 
 
 def declared(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the facts about architecture, arguments and preprocessing in timm's config.json.
-
-    Raises:
-        UserError: the file is another library's, or needs a feature that no model here has.
-    """
+    """Return the facts about architecture, arguments and preprocessing in timm's config.json."""
     if companions.config is None:
         _refuse_unlikely(shapes, {})
         key_names = bare_names(shapes)
@@ -412,14 +401,10 @@ _BACKBONE, _UNIT = "patch_embed.backbone", "stages.{s-1}.blocks.{u-1}"
 def resnet_layer_rules(
     root: str, unit: str, target: str, norm: str, pre_activation: bool = False
 ) -> tuple[KeyRule, ...]:
-    """Return the rules of a ResNet with PyTorch's axes of kernels, without its head.
+    """Return the rules of a ResNet with PyTorch's axes of kernels, without its head; `target` is its name in the model.
 
-    Args:
-        root: name of the root's convolution.
-        unit: name of a unit, with `{s-1}` and `{u-1}` for the numbers of its stage and of itself.
-        target: name of the ResNet in the model.
-        norm: name of the norm after the root's convolution, or (pre-activation) after the last unit.
-        pre_activation: whether norms precede the convolutions, and the projection has none.
+    `root`, `unit` (with `{s-1}` and `{u-1}` for the numbers of stage and unit) and `norm` are the file's names. With
+    `pre_activation` norms precede the convolutions: `norm` follows the last unit, and the projection has none.
     """
 
     def conv(source: str, axes: str, name: str) -> KeyRule:
@@ -432,14 +417,8 @@ def resnet_layer_rules(
         rules.append(conv(f"{unit}.conv{number}", axes, f"{unit_target}.conv{number}"))
         rules += dense(f"{unit}.norm{number}", axes[pre_activation], f"{target}.{unit_target}.norm{number}")
     rules.append(conv(f"{projection}.conv", "OI11", f"{unit_target}.projection"))
-    return (
-        *rules,
-        *(
-            norm_rules
-            if pre_activation
-            else dense(f"{projection}.norm", "O", f"{target}.{unit_target}.projection_norm")
-        ),
-    )
+    projection_norm_rules = dense(f"{projection}.norm", "O", f"{target}.{unit_target}.projection_norm")
+    return (*rules, *(norm_rules if pre_activation else projection_norm_rules))
 
 
 _depths = partial(stage_depths, rf"{re.escape(_BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
@@ -460,9 +439,7 @@ def spell_root_only(name: str) -> str:
 def configure_stem(
     depths_of: Callable[[Iterable[str]], tuple[int, ...]], after: Callable[[Network, Patches], Fields], network: Network
 ) -> Fields:
-    """Return the fields of `HfHybridViTConfig`: those of the stem, and those that `after` returns
-    for the Transformer.
-    """
+    """Return the fields of `HfHybridViTConfig`: those of the stem, and those that `after` returns for the blocks."""
     stem, patches = stem_fields(network, depths_of(network.shapes))
     return stem | STEM_CONSTANTS | after(network, patches)
 
@@ -494,14 +471,7 @@ _MIXER_STEM = "stem.proj.weight"
 def _declare_mean_pooled(
     architectures: str, ignored_arguments: str, companions: Companions, shapes: Shapes
 ) -> Declared:
-    """Return the facts in the config.json of a model with mean pooling.
-
-    Args:
-        architectures: regular expression of the architectures.
-        ignored_arguments: regular expression of arguments that need not be read.
-        companions: the files beside the weights.
-        shapes: not used; other origins need them.
-    """
+    """Return the facts in the config.json of a model with mean pooling; the first arguments are regular expressions."""
     if companions.config is None:
         return Declared()
     config_file = validate_values(TimmConfig, companions.config, "config.json")

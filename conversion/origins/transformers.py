@@ -424,19 +424,28 @@ def _declared_dinov3(companions: Companions, shapes: Shapes) -> Declared:
             "folder with the config.json that belongs to the weights"
         )
     declared = read_config(companions, ("dinov3_vit",))
-    own = validate_values(Dinov3Config, companions.config, "config.json")
+    values = validate_values(Dinov3Config, companions.config, "config.json")
     fields = dict(declared.fields) | {
-        "rotary_base": own.rope_theta,
-        "rotary_shift": own.pos_embed_shift,
-        "rotary_jitter": own.pos_embed_jitter,
-        "rotary_rescale": own.pos_embed_rescale,
+        "rotary_base": values.rope_theta,
+        "rotary_shift": values.pos_embed_shift,
+        "rotary_jitter": values.pos_embed_jitter,
+        "rotary_rescale": values.pos_embed_rescale,
     }
-    if own.use_gated_mlp and (activation := fields.pop("hidden_act")) != "silu":
+    if values.use_gated_mlp and (activation := fields.pop("hidden_act")) != "silu":
         raise UserError(
             f"config.json has hidden_act={activation!r:.80} in a gated MLP, and hf_vit's SwiGLU uses silu; use it "
             "with transformers"
         )
     return replace(declared, fields=fields)
+
+
+def _dinov3_attention_rules(letter: str, bias_part: str) -> tuple[KeyRule, ...]:
+    key, parameter = f"{_DINOV3_BLOCK}.attention.{letter}_proj", f"{_BLOCK}.attention.{letter}_proj"
+    return dense(key, "DD", parameter, bias_part=bias_part)
+
+
+def _dinov3_mlp_rules(name: str, axes: str, part: str) -> tuple[KeyRule, ...]:
+    return dense(f"{_DINOV3_BLOCK}.mlp.{name}", axes, f"{_BLOCK}.mlp.{name}", part, f"{part}_bias")
 
 
 DINOV3 = Origin(
@@ -447,26 +456,17 @@ DINOV3 = Origin(
         KeyRule("embeddings.cls_token", "11D", "keep", "embeddings.cls_token"),
         KeyRule("embeddings.register_tokens", "1GD", "keep", "embeddings.register_tokens", part="registers"),
         *dense(f"{_DINOV3_BLOCK}.norm1", "D", f"{_BLOCK}.layernorm_before"),
-        *(
-            rule
-            for letter, part in zip("qkvo", ("query_bias", "key_bias", "value_bias", "projection_bias"), strict=True)
-            for rule in dense(
-                f"{_DINOV3_BLOCK}.attention.{letter}_proj", "DD", f"{_BLOCK}.attention.{letter}_proj", bias_part=part
-            )
-        ),
+        *_dinov3_attention_rules("q", "query_bias"),
+        *_dinov3_attention_rules("k", "key_bias"),
+        *_dinov3_attention_rules("v", "value_bias"),
+        *_dinov3_attention_rules("o", "projection_bias"),
         KeyRule(f"{_DINOV3_BLOCK}{_LAYER_SCALE}", "D", "keep", f"{_BLOCK}{_LAYER_SCALE}"),
         *dense(f"{_DINOV3_BLOCK}.norm2", "D", f"{_BLOCK}.layernorm_after"),
-        *(
-            rule
-            for name, axes, part in (
-                ("fc1", "MD", "dense"),
-                ("fc2", "DM", "dense"),
-                ("gate_proj", "MD", "swiglu"),
-                ("up_proj", "MD", "swiglu"),
-                ("down_proj", "DM", "swiglu"),
-            )
-            for rule in dense(f"{_DINOV3_BLOCK}.mlp.{name}", axes, f"{_BLOCK}.mlp.{name}", part, f"{part}_bias")
-        ),
+        *_dinov3_mlp_rules("fc1", "MD", "dense"),
+        *_dinov3_mlp_rules("fc2", "DM", "dense"),
+        *_dinov3_mlp_rules("gate_proj", "MD", "swiglu"),
+        *_dinov3_mlp_rules("up_proj", "MD", "swiglu"),
+        *_dinov3_mlp_rules("down_proj", "DM", "swiglu"),
         KeyRule(f"{_DINOV3_BLOCK}.layer_scale2.lambda1", "D", "keep", f"{_BLOCK}.layer_scale2.lambda1"),
         *dense("norm", "D", "layernorm"),
     ),

@@ -262,9 +262,8 @@ class TransformersFolder(Target):
         config = model_class.config_class(**({"vision_config": fields} if has_two_towers else fields))
         if outgoing.has_head:
             config.id2label = dict(hf_vit_config.id2label)
-            config.label2id = dict(
-                hf_vit_config.label2id or {label: index for index, label in hf_vit_config.id2label.items()}
-            )
+            label2id = {label: index for index, label in hf_vit_config.id2label.items()}
+            config.label2id = dict(hf_vit_config.label2id or label2id)
         model = model_class(config, **_options(outgoing))
         model.load_state_dict(_add_missing_arrays(outgoing), strict=True)
         model.to(outgoing.model.dtype).save_pretrained(outgoing.folder)
@@ -312,9 +311,7 @@ def _options(outgoing: OutgoingModel) -> dict[str, Any]:
 
 
 def _add_missing_arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
-    """Return the arrays with those that only transformers has: DINOv2's and DINOv3's mask token, and DINOv2's head for
-    class token and mean.
-    """
+    """Return the arrays with those that only transformers has: mask tokens, and DINOv2's head for token and mean."""
     arrays, config = outgoing.arrays, outgoing.config
     if kind_of(config) is DINOV3:
         shape, dtype = (1, 1, config.hidden_size), outgoing.model.dtype

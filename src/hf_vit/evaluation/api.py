@@ -132,9 +132,8 @@ def predict(
     options: dict[str, Any] = {"batch_size": batch_size, "skip_bad_images": skip_bad_images or output is not None}
     with open_runner(runner, address, device) as ray:
         if is_dense:
-            predictions = iterate_predictions(
-                load_model(model, device), image_paths, threshold=threshold, tiles=tiles, **options
-            )
+            options |= {"threshold": threshold, "tiles": tiles}
+            predictions = iterate_predictions(load_model(model, device), image_paths, **options)
             return list(predictions) if output is None else write_dense_predictions(predictions, output)
         subject = load_model(model, device if ray is None else "cpu", as_classifier=True)
         if report is not None and (reason := regression_reason(subject.model)) is not None:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from transformers import BatchFeature
 
     from hf_vit.data import ImageData
+    from hf_vit.evaluation.ray_runner import RayRunner
     from hf_vit.loading.model import LoadedModel
 
     # The rows of a batch, None after the last one of a part; and the unreadable images left out since the last batch.
@@ -214,11 +215,7 @@ def embed(
         digests = {split: short_digests(images.seen[split]) for split in selected if split in images.seen}
         job = Job(named, selected_splits, images.readers, images.label_names, settings, digests)
         if ray is not None:
-            answers = groupby(replace(ray, model=named).run(job, missing, subject), key=itemgetter(0))
-            finished = (
-                job.write(missing[number], (answer for _, answer in group), subject, folder)
-                for number, group in answers
-            )
+            finished = _write_on_ray(replace(ray, model=named), job, missing, subject, folder)
         elif (num_processes or 1) > 1:
             del subject  # every process loads the model
             finished = _write_in_processes(job, missing, min(num_processes or 1, len(missing)), device, folder)
@@ -250,6 +247,14 @@ def _check_features(features: str | None, layers: int, norm: bool, predictions: 
     return {"features": features, "layers": layers, "norm": norm}
 
 
+def _write_on_ray(
+    ray: "RayRunner", job: "Job", parts: Sequence["Part"], subject: "LoadedModel", folder: "OutputFolder"
+) -> Iterator[list[str]]:
+    """Run the model on Ray and write the parts in this process; yield the names of skipped images of every part."""
+    for number, numbered_answers in groupby(ray.run(job, parts, subject), key=itemgetter(0)):
+        yield job.write(parts[number], (answer for _, answer in numbered_answers), subject, folder)
+
+
 def _load(model: NamedModel, predictions: bool, device: str | None) -> "LoadedModel":
     """Load the model; raise UserError if it cannot make predictions."""
     subject = model.load(device)
@@ -268,8 +273,8 @@ def _select_engine(
     """Return the engine in the manifest of an interrupted call, else the one that pays for the images of all splits."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # `_write_or_check_manifest` reports problems
         return _read_manifest(folder)["settings"].get("engine")
-    numbers = [images.num_examples(split) for split in splits]
-    return select_engine(subject, None if None in numbers else sum(number or 0 for number in numbers))
+    counts = [images.num_examples(split) for split in splits]
+    return select_engine(subject, None if None in counts else sum(count or 0 for count in counts))
 
 
 class Part(NamedTuple):
@@ -319,12 +324,11 @@ class Job:
             batch = list(islice(rows, self.settings.batch_size))
             skipped: list[str] = [] if reader is None else reader.skipped[num_reported:]
             num_reported += len(skipped)
-            indices, names, labels, images = (
-                (list(column) for column in zip(*batch, strict=True)) if batch else [[]] * 4
-            )
-            yield prepare(images) if images else None, Rows(indices, names, labels, skipped)
             if not batch:
+                yield None, Rows([], [], [], skipped)
                 return
+            indices, names, labels, images = map(list, zip(*batch, strict=True))
+            yield prepare(images), Rows(indices, names, labels, skipped)
 
     def answer(
         self, pixel_values: "torch.Tensor | BatchFeature | None", rest: Rows, subject: "LoadedModel"

@@ -119,7 +119,8 @@ class Examination:
         """Return the SHA-256 of the evaluated images; [] for streams, whose images are not scanned."""
         scans = self.data.seen.get(self.split, [])
         rows = self._draw_rows() if scans else None
-        return [scan.digest for scan in (scans if rows is None else [scans[row] for row in rows])]
+        evaluated = scans if rows is None else [scans[row] for row in rows]
+        return [scan.digest for scan in evaluated]
 
     def iterate_pixels(self, title: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Iterate over (pixel values [B, C, H, W], the model's classes [B]) of the evaluated images.
@@ -236,7 +237,7 @@ class Examination:
                 table = table.take(self.num_images)
         if rows is not None:
             table = table.select(rows)
-        total, count = len(table) if hasattr(table, "__len__") else None, 0
+        num_rows, count = len(table) if hasattr(table, "__len__") else None, 0
         if self.remote is not None and compute is not None:
             digests = short_digests(self.data.seen[split]) if split in self.data.seen else None
             if digests is not None and rows is not None:
@@ -247,7 +248,7 @@ class Examination:
             loaded = image_batches(table, self.batch_size, collate, self.num_workers)
             batches = ((compute_output(compute, values, self.subject), *rest) for values, *rest in loaded)
         with evaluation_mode(self.subject.model):
-            for batch in show_progress(batches, total, title, self.progress):
+            for batch in show_progress(batches, num_rows, title, self.progress):
                 yield batch
                 count += len(batch[-1])
         if not count:

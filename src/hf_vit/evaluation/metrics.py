@@ -155,22 +155,21 @@ class ClassificationMetrics(evaluate.Metric):
             "expected_calibration_error": self._bins.expected_error(),
             "per_class_accuracy": dict(zip((self.label_names[k] for k in images.nonzero()[0]), accuracy, strict=True)),
             **macro_averages(references, predictions, list(self._pairs.values())),
-            "auc": None
-            if self._stored is None
-            else area_under_roc(*map(np.concatenate, zip(*self._stored, strict=True))),
-            "thresholds": [
-                {
-                    "threshold": threshold,
-                    "answered": (right + wrong) / self.count,  # share of images above the threshold
-                    "precision": right / (right + wrong) if right else 0.0,
-                    "recall": right / self.count,  # share of all images
-                    "f1": 2 * right / (self.count + right + wrong),
-                }
-                for threshold, right, wrong in zip(
-                    self.THRESHOLDS, self._right.tolist(), self._wrong.tolist(), strict=True
-                )
-            ],
+            "auc": None,
+            "thresholds": [],
         }
+        if self._stored is not None:
+            result["auc"] = area_under_roc(*map(np.concatenate, zip(*self._stored, strict=True)))
+        counts = zip(self.THRESHOLDS, self._right.tolist(), self._wrong.tolist(), strict=True)
+        for threshold, right, wrong in counts:
+            metrics = {
+                "threshold": threshold,
+                "answered": (right + wrong) / self.count,  # share of images above the threshold
+                "precision": right / (right + wrong) if right else 0.0,
+                "recall": right / self.count,  # share of all images
+                "f1": 2 * right / (self.count + right + wrong),
+            }
+            result["thresholds"].append(metrics)
         if size >= 5:
             result["top5_accuracy"] = self._hits / self.count
         if size <= MAX_MATRIX_CLASSES:
@@ -197,9 +196,7 @@ def macro_averages(
 def area_under_roc(references: NDArray[Any], probabilities: NDArray[Any]) -> float | None:
     """Return the mean area under the ROC curve of every class with images against all others; None for one class.
 
-    Args:
-        references: [n] true classes of n images.
-        probabilities: [n, K] probabilities of K classes.
+    `references` are the true classes [n] of n images, `probabilities` [n, K] those of K classes.
     """
     classes = np.unique(references)
     if len(classes) < 2:

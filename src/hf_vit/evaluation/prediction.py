@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from glob import glob, has_magic
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -94,15 +94,13 @@ class _FileWork(ABC):
     def batches(self, part: Sequence[Path], prepare: "Callable[[list[Image]], Any]") -> Iterator[tuple[Any, "Rest"]]:
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
-            # Images of an object store are downloaded one by one.
-            opened = (
-                list(map(self._open, files)) if any(map(is_store_url, files)) else map_in_threads(self._open, files)
-            )
+            if any(map(is_store_url, files)):  # images of an object store are downloaded one by one
+                opened = list(map(self._open, files))
+            else:
+                opened = map_in_threads(self._open, files)
             images = [result for result in opened if not isinstance(result, str)]
-            yield (
-                prepare(images) if images else None,
-                (files, [result if isinstance(result, str) else None for result in opened]),
-            )
+            problems = [result if isinstance(result, str) else None for result in opened]
+            yield prepare(images) if images else None, (files, problems)
 
     def _open(self, path: Path) -> "Image | str":
         """Return the image, or the problem of an unreadable one."""
@@ -157,16 +155,18 @@ class _DensePredictions(_FileWork):
     def answer(self, pixel_values: "list[Image] | None", rest: "Rest", subject: LoadedModel) -> list[DensePrediction]:
         describe = _describe_segmentation if get_dense_task(subject.model) == "segmentation" else _describe_detection
         images, names = pixel_values or [], get_label_names(subject.model)
-        outputs = (
-            [self._predict_tiles(subject, image) for image in images] if self.tiles else self._predict(subject, images)
-        )
+        if self.tiles:
+            outputs = [self._predict_tiles(subject, image) for image in images]
+        else:
+            outputs = self._predict(subject, images)
         pairs = zip(images, outputs, strict=True)
-        return [
-            DensePrediction(str(path), [], problem)
-            if problem is not None
-            else DensePrediction(str(path), **describe(*next(pairs), names))
-            for path, problem in zip(*rest, strict=True)
-        ]
+        predictions: list[DensePrediction] = []
+        for path, problem in zip(*rest, strict=True):
+            if problem is not None:
+                predictions.append(DensePrediction(str(path), [], problem))
+            else:
+                predictions.append(DensePrediction(str(path), **describe(*next(pairs), names)))
+        return predictions
 
     def _predict_tiles(self, subject: LoadedModel, image: "Image") -> Any:
         """Predict an image in tiles, a batch at a time, and join the outputs."""
@@ -185,13 +185,9 @@ class _DensePredictions(_FileWork):
         """Return for every image the class of every pixel, [H, W], or the tensors of its objects; on the CPU."""
         if not images:
             return []
-        inputs = (
-            subject.model,
-            subject.processor,
-            subject.pixel_values(images),
-            [(image.height, image.width) for image in images],
-        )
-        with torch.inference_mode(), explain_memory_errors(inputs[2]):
+        pixel_values, sizes = subject.pixel_values(images), [(image.height, image.width) for image in images]
+        inputs = subject.model, subject.processor, pixel_values, sizes
+        with torch.inference_mode(), explain_memory_errors(pixel_values):
             if get_dense_task(subject.model) == "segmentation":
                 return [classes.cpu() for classes in segment(*inputs)]
             objects = detect(*inputs, threshold=self.threshold)
@@ -317,10 +313,9 @@ def _load_thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, fl
         return None
     records = Facts.load(subject.folder).records if subject.folder is not None else []
     fitted = [record.values.get("thresholds") for record in records if "mean_average_precision" in record.values]
-    stored = fitted[-1] if fitted else dict.fromkeys(names, 0.5)
-    thresholds = (
-        {name: as_fraction(stored.get(name)) for name in names} if isinstance(stored, dict) else dict.fromkeys(names)
-    )
+    stored: Any = fitted[-1] if fitted else dict.fromkeys(names, 0.5)
+    stored = stored if isinstance(stored, dict) else {}
+    thresholds = {name: as_fraction(stored.get(name)) for name in names}
     if missing := [name for name, threshold in thresholds.items() if threshold is None]:
         raise UserError(
             f"facts.json has no threshold for the class {missing[0]}; run hf-vit evaluate --protocol multi-label"
@@ -400,7 +395,10 @@ def _write_images(prediction: DensePrediction, folder: Path, name: str) -> dict[
 
 def _make_unique_name(stem: str, names: set[str]) -> str:
     """Return a name that is not in `names`, without regard to case, and add it in lower case."""
-    name = next(text for number in count() if (text := stem + (f"-{number}" if number else "")).lower() not in names)
+    name, number = stem, 0
+    while name.lower() in names:
+        number += 1
+        name = f"{stem}-{number}"
     names.add(name.lower())
     return name
 

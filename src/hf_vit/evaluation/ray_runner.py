@@ -99,18 +99,16 @@ class RayRunner:
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         with _one_line_errors():
             with ray.data.DataContext.current(context):
-                pipeline = (
-                    ray.data.range(len(parts), override_num_blocks=len(parts))
-                    .map_batches(read, batch_size=None, fn_args=[cargo], num_cpus=_READER_CORES)
-                    .map_batches(
-                        _Model,
-                        batch_size=None,
-                        fn_constructor_args=actor,
-                        zero_copy_batch=True,
-                        compute=ray.data.ActorPoolStrategy(size=self.num_processes),
-                        num_cpus=_ACTOR_CORES,
-                        num_gpus=self.gpus,
-                    )
+                numbers = ray.data.range(len(parts), override_num_blocks=len(parts))
+                batches = numbers.map_batches(read, batch_size=None, fn_args=[cargo], num_cpus=_READER_CORES)
+                pipeline = batches.map_batches(
+                    _Model,
+                    batch_size=None,
+                    fn_constructor_args=actor,
+                    zero_copy_batch=True,
+                    compute=ray.data.ActorPoolStrategy(size=self.num_processes),
+                    num_cpus=_ACTOR_CORES,
+                    num_gpus=self.gpus,
                 )
             rows: Any = iter(pipeline.iter_batches(batch_size=None))
             self.pipelines.append(rows)
@@ -178,12 +176,9 @@ class _Model:
         if self.subject is None:
             change_folder(folder)
             self.subject = self._load()
-        # Copied, because shared memory is read-only.
-        tensors = {
-            key.removeprefix("pixels "): torch.from_numpy(array[0].copy())
-            for key, array in batch.items()
-            if "pixels" in key
-        }
+        # The arrays are copied, because shared memory is read-only.
+        arrays = {key.removeprefix("pixels "): array[0] for key, array in batch.items() if "pixels" in key}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         pixel_values = tensors[""] if "" in tensors else BatchFeature(tensors) if tensors else None
         return work.answer(pixel_values, rest, self.subject)
 
@@ -372,11 +367,7 @@ def _no_stderr() -> Generator[None]:
 
 
 def _divide_resources(num_processes: int | None, device: str | None) -> RayRunner:
-    """Plan a process for every GPU, or on a cluster without GPUs for every machine, with an equal share of the cores.
-
-    Raises:
-        UserError: the cluster lacks CPUs or the requested GPUs.
-    """
+    """Plan a process for every GPU, or without GPUs for every machine, with an equal share of the cores."""
     resources = ray.cluster_resources()
     cpus, gpus = resources.get("CPU", 0.0), int(resources.get("GPU", 0))
     machines = sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")) or 1

@@ -136,12 +136,12 @@ def image_batches(
 @contextmanager
 def evaluation_mode(model: "nn.Module") -> Generator[None]:
     """Put the model into evaluation mode, and restore its mode afterwards."""
-    training = model.training
+    was_training = model.training
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        model.train(was_training)
 
 
 def show_progress(
@@ -201,9 +201,6 @@ def compute_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeatur
 
     The model runs in the dtype of its weights, as the classifiers of hf_vit, transformers and timm do; logits are
     converted to at least float32.
-
-    Raises:
-        UserError: the model does not take the images, or its outputs are NaN or infinite.
     """
     import torch
 
@@ -235,7 +232,7 @@ def convert_to_scores(model: "nn.Module", logits: "torch.Tensor") -> "torch.Tens
 
 
 def compute_scores(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
-    """Return `convert_to_scores` images, [B, K] on the CPU."""
+    """Return the scores of images, see `convert_to_scores`, [B, K] on the CPU."""
     return convert_to_scores(model, compute_logits(model, pixel_values)).cpu()
 
 

@@ -178,10 +178,8 @@ def may_replace_plots(examination: Examination, protocol: str, folder: Any) -> b
         return True
     training_fingerprint = training.data.fingerprint
     plotted = [record for record in select_current(facts) if isinstance(record.values.get("pictures"), list)]
-    has_training_plots = any(
-        record.data is not None and record.data.fingerprint == training_fingerprint for record in plotted
-    )
-    return not has_training_plots or examination.data.fingerprint == training_fingerprint
+    fingerprints = [record.data.fingerprint for record in plotted if record.data is not None]
+    return training_fingerprint not in fingerprints or examination.data.fingerprint == training_fingerprint
 
 
 def _find_training(facts: Facts) -> Record | None:

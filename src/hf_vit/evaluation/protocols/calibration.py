@@ -160,10 +160,8 @@ def calibration(
         except UserError as error:
             raise UserError(f"the temperature cannot be fitted: {error}; add --no-temperature") from error
         batches = list(examination.iterate_logits(fit_split, f"logits of {fit_split}"))
-        fitted = fit_temperature(
-            np.concatenate([logits.double().numpy() for logits, _ in batches]),
-            np.concatenate([labels.numpy() for _, labels in batches]),
-        )
+        fit_logits = np.concatenate([logits.double().numpy() for logits, _ in batches])
+        fitted = fit_temperature(fit_logits, np.concatenate([labels.numpy() for _, labels in batches]))
     plain, scaled, hits, images = ReliabilitySums(bins), ReliabilitySums(bins), 0, 0
     for logits, labels in examination.iterate_logits(examination.split):
         rows, truth = logits.double().numpy(), labels.numpy()
@@ -172,7 +170,8 @@ def calibration(
             scaled.add(rows / fitted, truth)
         hits += int((rows.argmax(axis=1) == truth).sum())
         images += len(truth)
-    return CalibrationResult(images, hits / images, plain.result(), fitted, None if fitted is None else scaled.result())
+    scaled_result = None if fitted is None else scaled.result()
+    return CalibrationResult(images, hits / images, plain.result(), fitted, scaled_result)
 
 
 def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:

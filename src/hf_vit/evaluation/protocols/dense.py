@@ -186,10 +186,11 @@ class WorstImage:
 
 
 def _make_worst_image(
-    score: float, index: int, image: "Image", pair: tuple[Any, Any], paint: Any, names: Any
+    score: float, index: int, image: "Image", truth: Any, prediction: Any, paint: Any, names: Any
 ) -> WorstImage:
-    truth, answer = (make_thumbnail(paint(image, annotation, names), _SIDE_PX) for annotation in pair)
-    return WorstImage(score, index, truth, answer)
+    """Make the entry of an image on which `paint`, which takes `names`, draws truth and prediction."""
+    pictures = [make_thumbnail(paint(image, annotation, names), _SIDE_PX) for annotation in (truth, prediction)]
+    return WorstImage(score, index, *pictures)
 
 
 def draw_worst(worst: Sequence[WorstImage], measure: str) -> "Figure | None":
@@ -240,7 +241,7 @@ def predict_dense(
     names: Sequence[str],
     predict: Callable[..., Sequence[Any]],
 ) -> "Iterator[tuple[int, Image, Any, Any]]":
-    """Iterate over (index, image, truth, prediction) of all evaluated images."""
+    """Iterate over (index, image, truth, prediction) of all evaluated images; `predict` is `segment` or `detect`."""
     subject, index = examination.subject, 0
     collate = collate_class(subject.prepare, match_labels(examination.data.label_names, names))
     with torch.inference_mode():
@@ -333,10 +334,9 @@ def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationRes
     for index, image, truth, prediction in predict_dense(examination, MaskRows, names, segment):
         meter.update(prediction, truth)
         if worst:
-            score, pair = meter.image_score(prediction, truth), (truth, prediction.cpu())
-            worst_images.add(
-                -score, index, partial(_make_worst_image, score, index, image, pair, paint_classes, len(names))
-            )
+            score = meter.image_score(prediction, truth)
+            entry = score, index, image, truth, prediction.cpu(), paint_classes, len(names)
+            worst_images.add(-score, index, partial(_make_worst_image, *entry))
     seconds = time.perf_counter() - start
     return SegmentationResult(meter.num_images, **meter.values(names), worst=worst_images.sort(), seconds=seconds)
 
@@ -415,23 +415,21 @@ class ObjectRows(DenseRows):
 
     def truth(self, row: Mapping[str, Any], image: Any) -> dict[str, torch.Tensor]:
         objects = row["objects"]
-        object_masks = objects.get("segmentation") if None not in (objects.get("segmentation") or ()) else None
-        masks = {} if object_masks is None else {"masks": _stack_masks(object_masks, image)}
         boxes = torch.tensor(objects["bbox"], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
-        return {
+        truth = {
             "boxes": boxes,
             "labels": torch.tensor([self.mapping[k] for k in objects["category"]], dtype=torch.int64),
             "iscrowd": torch.tensor(objects.get("iscrowd") or [0] * len(boxes), dtype=torch.int64),
             "area": torch.tensor(objects.get("area") or [0.0] * len(boxes), dtype=torch.float32),
-            **masks,
         }
-
-
-def _stack_masks(masks: Sequence[Any], image: "Image") -> torch.Tensor:
-    """Stack n Pillow images to [n, H, W] bool."""
-    arrays = [np.asarray(mask).astype(bool) for mask in masks]
-    return torch.from_numpy(np.stack(arrays) if arrays else np.zeros((0, image.height, image.width), dtype=bool))
+        object_masks = objects.get("segmentation")
+        if object_masks is not None and None not in object_masks:
+            masks = np.zeros((len(object_masks), image.height, image.width), dtype=bool)
+            for mask, object_mask in zip(masks, object_masks, strict=True):
+                mask[:] = np.asarray(object_mask).astype(bool)
+            truth["masks"] = torch.from_numpy(masks)
+        return truth
 
 
 def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
@@ -449,11 +447,8 @@ def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
         if worst:
             drawn_objects = {name: values[prediction["scores"] >= _DRAWN_FROM] for name, values in prediction.items()}
             score = meter.image_score(prediction, truth)
-            worst_images.add(
-                -score,
-                index,
-                partial(_make_worst_image, score, index, image, (truth, drawn_objects), paint_objects, names),
-            )
+            entry = score, index, image, truth, drawn_objects, paint_objects, names
+            worst_images.add(-score, index, partial(_make_worst_image, *entry))
     assert meter is not None  # `iterate` raises for a split without images
     values = meter.values(names)
     per_class = {name: values.pop(name) for name in ("ap_of_class", "mask_ap_of_class") if name in values}

@@ -1,6 +1,7 @@
 """Results of protocols: metrics, tables and plots. `registry.py` lists all protocols."""
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -42,9 +43,8 @@ class ProtocolResult(Displayed, ABC):
 
     def values(self) -> dict[str, Any]:
         """Return the metrics as numbers, text, lists and dictionaries, for JSON files."""
-        return {
-            field.name: getattr(self, field.name) for field in fields(cast(Any, self)) if field.name != "num_images"
-        }
+        names = [field.name for field in fields(cast(Any, self)) if field.name != "num_images"]
+        return {name: getattr(self, name) for name in names}
 
     @abstractmethod
     def headline(self) -> dict[str, float]:
@@ -114,14 +114,7 @@ def draw_curves(
     log_x: bool = False,
     level: tuple[str, float] | None = None,
 ) -> "Figure":
-    """Draw lines of fractions in percent with a marker at every point.
-
-    Args:
-        lines: the lines.
-        x_label, y_label: titles of the axes.
-        log_x: use a logarithmic x axis.
-        level: (name, fraction) of a horizontal reference line.
-    """
+    """Draw lines of fractions in percent with a marker at every point; `level` is a horizontal (name, fraction)."""
     figure = new_figure(6 if len(lines) <= _MAX_INSIDE else 7.5, 4)
     axes = figure.add_subplot()
     for line in lines:
@@ -176,7 +169,8 @@ class Extremes(Generic[T]):
 
     def add(self, score: float, index: int, make: Callable[[], T]) -> None:
         """Add an entry, which `make` creates only if its score is high enough; NaN is never high enough."""
-        if score != score or (len(self._heap) >= self.limit and (not self._heap or score <= self._heap[0][0])):
+        is_full = len(self._heap) >= self.limit
+        if math.isnan(score) or (is_full and (not self._heap or score <= self._heap[0][0])):
             return
         heapq.heappush(self._heap, (score, -index, make()))
         if len(self._heap) > self.limit:
@@ -196,7 +190,7 @@ def draw_images(
 ) -> "Figure":
     """Draw images with titles in a grid; `cell` is the (width, height) of an image in inches."""
     columns = min(columns, max(len(images), 1))
-    rows = -(-len(images) // columns) or 1
+    rows = math.ceil(len(images) / columns) or 1
     figure = new_figure(cell[0] * columns, cell[1] * rows)
     for index, (image, title) in enumerate(zip(images, titles, strict=True)):
         axes = figure.add_subplot(rows, columns, index + 1)

@@ -73,17 +73,12 @@ def real(examination: Examination, *, real_labels: str | os.PathLike[str] | None
             classes = {examination.model_classes[label] for label in labels[next(rows)]}
             num_labeled += bool(classes)
             num_real += prediction in classes
-    return RealResult(
-        num_images, num_correct / num_images, num_real / num_labeled if num_labeled else None, num_labeled
-    )
+    real_accuracy = num_real / num_labeled if num_labeled else None
+    return RealResult(num_images, num_correct / num_images, real_accuracy, num_labeled)
 
 
 def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], num_classes: int) -> list[list[int]]:
-    """Return the reassessed labels of every image, matched by the published file names or by their sorted order.
-
-    Raises:
-        UserError: the file is not real.json, or the images are not those of ImageNet's validation split.
-    """
+    """Return the reassessed labels of every image, matched by the published file names or by their sorted order."""
     file = Path(path)
     remedy = "download real.json again"
     missing = f"{file} does not exist; download real.json from google-research/reassessed-imagenet"
@@ -180,38 +175,32 @@ def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | No
     rows = [row for row in examination.list_rows() if int(classes[row]) in mapped_classes]
     if not rows:
         raise UserError("no evaluated image has a class of ImageNet; choose another --split")
-    subject = replace(examination.subject, prepare=partial(_without_border, examination.subject.prepare))
+    subject = replace(examination.subject, prepare=partial(_cut_border_and_prepare, examination.subject.prepare))
     shared = list(mapped_classes)
-    hits: list[tuple[bool, bool, bool]] = []
-    truth: list[int] = []
+    hits: list[tuple[bool, bool, bool]] = []  # of every image: top-1, top-5, top-1 among the shared classes
+    hits_by_class: dict[int, list[bool]] = {}
     for logits, labels in replace(examination, subject=subject).iterate_data_logits(rows):
         best = find_largest(logits, 5).tolist()
-        shared_predictions = torch.stack(
-            [logits[:, mapped_classes[label]].amax(dim=-1) for label in shared], dim=-1
-        ).argmax(dim=-1)
-        for label, predictions, shared_prediction in zip(
-            labels.tolist(), best, shared_predictions.tolist(), strict=True
-        ):
+        shared_logits = [logits[:, mapped_classes[label]].amax(dim=-1) for label in shared]
+        best_shared = torch.stack(shared_logits, dim=-1).argmax(dim=-1).tolist()
+        for label, predictions, shared_prediction in zip(labels.tolist(), best, best_shared, strict=True):
             is_correct = [prediction in mapped_classes[label] for prediction in predictions]
             hits.append((is_correct[0], any(is_correct), shared[shared_prediction] == label))
-            truth.append(label)
+            hits_by_class.setdefault(label, []).append(is_correct[0])
     top1, top5, top1_of_shared = (sum(column) / len(hits) for column in zip(*hits, strict=True))
-    per_class = {label: [hit for hit, of in zip(hits, truth, strict=True) if of == label] for label in sorted({*truth})}
-    shares = {
-        examination.data.label_names[label]: sum(hit for hit, *_ in each) / len(each)
-        for label, each in per_class.items()
-    }
-    return ObjectNetResult(len(hits), top1, top5, top1_of_shared, shares)
+    names = examination.data.label_names
+    per_class = {names[label]: sum(of_class) / len(of_class) for label, of_class in sorted(hits_by_class.items())}
+    return ObjectNetResult(len(hits), top1, top5, top1_of_shared, per_class)
 
 
 def map_classes(examination: Examination, folder: Path) -> dict[int, list[int]]:
     """Return class of the data -> correct classes of the model, for all classes with an entry in the mapping."""
     labels, words = _read_names(folder / FOLDERS), _read_names(folder / CLASSES)
-    words_by_class = {
-        index: words[label].split("; ")
-        for index, name in enumerate(examination.data.label_names)
-        if (label := labels.get(name, name)) in words
-    }
+    words_by_class: dict[int, list[str]] = {}
+    for index, name in enumerate(examination.data.label_names):
+        label = labels.get(name, name)
+        if label in words:
+            words_by_class[index] = words[label].split("; ")
     all_words = sorted({word for class_words in words_by_class.values() for word in class_words})
     numbers = {name: index for index, name in enumerate(examination.subject.label_names(all_words))}
     if unknown := [word for word in all_words if word not in numbers]:
@@ -231,8 +220,10 @@ def _read_names(file: Path) -> Mapping[str, str]:
     return content  # pyright: ignore[reportUnknownVariableType]
 
 
-def _without_border(prepare: "Callable[[Sequence[Image]], torch.Tensor]", images: "Sequence[Image]") -> torch.Tensor:
-    """Cut the border off images and prepare them."""
+def _cut_border_and_prepare(
+    prepare: "Callable[[Sequence[Image]], torch.Tensor]", images: "Sequence[Image]"
+) -> torch.Tensor:
+    """Cut the border off images and prepare them; raise UserError for an image that is not larger than the border."""
     if any(min(image.size) <= 2 * BORDER for image in images):
         raise UserError(f"an image is not larger than ObjectNet's border of {BORDER} px; unpack objectnet-1.0 again")
     return prepare([image.crop((BORDER, BORDER, image.width - BORDER, image.height - BORDER)) for image in images])

@@ -76,7 +76,7 @@ def linear_probe(
             f"--strengths is {list(strengths)}; give positive numbers, and only one if there is no split to select on"
         )
     splits = [examination.require_fit_split(name) for name in (learn_split, choose_split) if name is not None]
-    (train_features, labels), *selection = (examination.depth_features(name) for name in splits)
+    (train_features, labels), *selection = (examination.depth_features(name) for name in splits)  # [] or one
     if len(np.unique(labels)) < 2:
         raise UserError(
             f"split '{learn_split}' has images of only one class, but a probe needs two; give data with more classes "
@@ -255,10 +255,8 @@ class FewShotResult(SingleTableResult):
 
     def table(self) -> Table:
         has_trials = len(self.accuracy[0]) > 1
-        rows = [
-            [str(shots), percent(mean), percent(deviation) if has_trials else "-"]
-            for shots, mean, deviation in self._summarize()
-        ]
+        summary = self._summarize()
+        rows = [[str(shots), percent(mean), percent(std) if has_trials else "-"] for shots, mean, std in summary]
         return Table(["images per class", "accuracy", "deviation over draws"], rows)
 
     def draw(self) -> "Figure":

@@ -170,9 +170,8 @@ def evaluate_protocol(
         options_of_model: Any = {"optimize": optimize, "max_num_patches": max_num_patches}
         engine, remote = prepare_engine(subject, model, min(counts, default=None), ray, **options_of_model)
         side = subject.draft_side if draft else None
-        examination = Examination(
-            subject, data, split, num_images, batch_size, seed, progress, num_workers, remote, side
-        )
+        how: dict[str, Any] = {"progress": progress, "num_workers": num_workers, "remote": remote, "draft_side": side}
+        examination = Examination(subject, data, split, num_images, batch_size, seed, **how)
         started = time.perf_counter()
         result = function(examination, **options)
     return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started, None, engine)
@@ -199,9 +198,8 @@ def _collect_settings(name: str, function: Callable[..., Any], options: Mapping[
         others = [other for other, run in PROTOCOLS.items() if set(unknown) <= set(inspect.signature(run).parameters)]
         remedy = f"choose --protocol {' or '.join(others)}" if others else "leave it out"
         raise UserError(f"the protocol {name} has no option {_format_options(unknown)}; {remedy}")
-    return {
-        key: list(value) if isinstance(value, tuple | list) else value for key, value in {**defaults, **options}.items()
-    }
+    settings = {**defaults, **options}
+    return {key: list(value) if isinstance(value, tuple | list) else value for key, value in settings.items()}
 
 
 def _format_options(names: Sequence[str]) -> str:

@@ -126,7 +126,7 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
         )
     check_differentiable(examination.subject)
     scale, model = PixelScale.measure(examination.subject), examination.subject.model
-    hits, images = np.zeros((2, len(sizes) + 1)), 0
+    hits, images = np.zeros((2, len(sizes) + 1)), 0  # rows FGSM and PGD, columns without attack and all sizes
     for values, labels in examination.iterate_pixels("attacking"):
         pixels = scale.pixels(values).clamp(0, 1)
         start = random_start(pixels, examination.seed)
@@ -136,9 +136,9 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
 
         attacks = [[fgsm(loss, pixels, size / 255) for size in sizes]]
         attacks.append([pgd(loss, pixels, size / 255, steps=steps, start=start) for size in sizes])
-        for row, attacked in enumerate(attacks):
-            for column, moved in enumerate([pixels, *attacked]):
-                hits[row, column] += count_right(model, scale.values(moved), labels)
+        for row, attacked_by_size in enumerate(attacks):
+            for column, attacked in enumerate([pixels, *attacked_by_size]):
+                hits[row, column] += count_right(model, scale.values(attacked), labels)
         images += len(labels)
     (clean, *fgsm_accuracy), (_, *pgd_accuracy) = (hits / images).tolist()
     return RobustnessResult(images, sizes, clean, fgsm_accuracy, pgd_accuracy, steps)
@@ -202,9 +202,8 @@ class PatchDropResult(SingleTableResult):
 
     def draw(self) -> "Figure":
         shares = [100 * share for share in self.shares]
-        return draw_curves(
-            [Line(order, shares, accuracies) for order, accuracies in self.accuracy.items()], "patches dropped (%)"
-        )
+        lines = [Line(order, shares, accuracies) for order, accuracies in self.accuracy.items()]
+        return draw_curves(lines, "patches dropped (%)")
 
 
 def patch_drop(
@@ -288,16 +287,17 @@ def saliency(model: nn.Module, values: torch.Tensor, filling: torch.Tensor, patc
 
 
 def _rank_patches(pixels: torch.Tensor, salient: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
-    """Return for every order the rank of every patch, [B, h, w]."""
-    shape = salient.shape[1:]
-    salient_first = salient.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    random_orders = [image_generator(image, seed).permutation(salient_first.shape[1]) for image in pixels]
-    ranks = (
-        torch.from_numpy(np.stack(random_orders)).to(salient_first.device),
-        salient_first,
-        salient_first.shape[1] - 1 - salient_first,
-    )
-    return {order: rank.unflatten(1, shape) for order, rank in zip(ORDERS, ranks, strict=True)}
+    """Return for every order the rank of every patch, [B, h, w]; the patch with rank 0 is dropped first."""
+    by_saliency = salient.flatten(1).argsort(dim=1, descending=True, stable=True)
+    salient_first = by_saliency.argsort(dim=1)  # the rank of a patch is its place in the order
+    num_patches = salient_first.shape[1]
+    random_ranks = np.stack([image_generator(image, seed).permutation(num_patches) for image in pixels])
+    ranks = {
+        "random": torch.from_numpy(random_ranks).to(salient_first.device),
+        "salient first": salient_first,
+        "salient last": num_patches - 1 - salient_first,
+    }
+    return {order: rank.unflatten(1, salient.shape[1:]) for order, rank in ranks.items()}
 
 
 Picture = NDArray[np.float64]
@@ -419,10 +419,10 @@ def motion_kernel(length: float, deviation: float, angle: float) -> Picture:
         weight = np.exp(-(step**2) / (2 * deviation**2))
         row, column = reach + step * np.sin(angle), reach + step * np.cos(angle)
         top, left = int(row), int(column)
-        down, right = row - top, column - left
-        shares = np.outer((1 - down, down), (1 - right, right))
-        bottom, outer = min(top + 2, len(kernel)), min(left + 2, len(kernel))
-        kernel[top:bottom, left:outer] += weight * shares[: bottom - top, : outer - left]
+        # The weight is shared among the four pixels around the point, of which some may lie outside of the kernel.
+        shares = np.outer((1 - (row - top), row - top), (1 - (column - left), column - left))
+        around = kernel[top : top + 2, left : left + 2]
+        around += weight * shares[: around.shape[0], : around.shape[1]]
     return kernel / kernel.sum()
 
 
@@ -519,9 +519,8 @@ def corruptions(examination: Examination, *, kinds: Sequence[str] | None = None)
                 corrupted = scale.values(corrupt_batch(pixels, name, severity, examination.seed))
                 hits[name][index] += count_right(model, corrupted, labels)
         images += len(labels)
-    return CorruptionsResult(
-        images, clean / images, {name: (counts / images).tolist() for name, counts in hits.items()}
-    )
+    accuracy = {name: (counts / images).tolist() for name, counts in hits.items()}
+    return CorruptionsResult(images, clean / images, accuracy)
 
 
 def corrupt_batch(pixels: torch.Tensor, name: str, severity: int, seed: int) -> torch.Tensor:

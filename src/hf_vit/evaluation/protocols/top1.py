@@ -208,10 +208,10 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         wrong = (columns["predictions"] != columns["references"]).nonzero()[0].tolist()
         num_wrong += len(wrong)
         for row in wrong:
-            classes = (names[int(columns[name][row])] for name in ("references", "predictions"))
-            confidence, image = float(columns["confidences"][row]), images[row]
-            entry = partial(WrongImage, confidence, num_images + row, *classes)
-            mistakes.add(confidence, num_images + row, lambda entry=entry, image=image: entry(make_thumbnail(image)))
+            label, prediction = names[int(columns["references"][row])], names[int(columns["predictions"][row])]
+            confidence, index = float(columns["confidences"][row]), num_images + row
+            entry = confidence, index, label, prediction, images[row]
+            mistakes.add(confidence, index, partial(_make_wrong_image, *entry))
         num_images += len(images)
     values = sums.compute()
     return ClassificationResult(
@@ -230,10 +230,14 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
     )
 
 
+def _make_wrong_image(confidence: float, index: int, label: str, prediction: str, image: "Image") -> WrongImage:
+    return WrongImage(confidence, index, label, prediction, make_thumbnail(image))
+
+
 def _make_columns(logits: torch.Tensor, labels: torch.Tensor) -> "dict[str, NDArray[Any]]":
-    """Return the columns of `ClassificationMetrics`."""
+    """Return the columns of `ClassificationMetrics` for logits [B, K] and true classes [B]."""
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)
-    top_classes = find_largest(log_probabilities, 5)
+    top_classes = find_largest(log_probabilities, 5)  # of fewer than five classes all
     return {
         "predictions": top_classes[:, 0].numpy(),
         "references": labels.numpy(),

@@ -201,7 +201,10 @@ def find_records(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def parse_example(message: bytes) -> dict[str, bytes | int]:
-    """Return the first value of every feature of a serialized tf.train.Example by name."""
+    """Return the first value of every feature of a serialized tf.train.Example by name.
+
+    An Example has the field Features, which has entries of a name (field 1) and a list of values (field 2) of a kind.
+    """
     values: dict[str, bytes | int] = {}
     for _, features in _fields(message):
         for _, entry in _fields(_message(features)):
@@ -273,9 +276,8 @@ def cifar100(root: Path) -> Parts:
 
 def published(root: Path, dataset: Callable[..., Any]) -> Parts:
     """Return the published split; DTD's is the first of ten."""
-    return Parts(
-        *(ImageFiles.from_dataset(dataset(root, split=split, loader=Path)) for split in ("train", "val", "test"))
-    )
+    splits = [dataset(root, split=split, loader=Path) for split in ("train", "val", "test")]
+    return Parts(*map(ImageFiles.from_dataset, splits))
 
 
 def pets(root: Path) -> Parts:
@@ -322,10 +324,8 @@ def retinopathy(root: Path) -> Parts:
         files = [folder / images / f"{row['image']}.jpeg" for row in rows]
         return ImageFiles(files, [int(row["level"]) for row in rows], scaled_retina)
 
-    solution = "retinopathy_solution.csv"
-    return Parts(
-        part("train", "trainLabels.csv", None), part("test", solution, "Public"), part("test", solution, "Private")
-    )
+    train, solution = part("train", "trainLabels.csv", None), "retinopathy_solution.csv"
+    return Parts(train, part("test", solution, "Public"), part("test", solution, "Private"))
 
 
 def scaled_retina(image: Image.Image) -> Image.Image:
@@ -605,12 +605,11 @@ def load_vtab(root: str | os.PathLike[str], seed: int = 0) -> VtabData:
         )
     tasks = {task.name: _open_task(task, folder, seed) for task in present}
     missing = [task.name for task in TASKS if task.name not in tasks]
+    test = datasets.concatenate_datasets([cast(datasets.Dataset, task.split("test")) for task in tasks.values()])
     return VtabData(
         name=f"VTAB-1k ({folder.resolve().name})",
         fingerprint=states_fingerprint({name: task.fingerprint for name, task in tasks.items()}),
-        splits={
-            "test": datasets.concatenate_datasets([cast(datasets.Dataset, t.split("test")) for t in tasks.values()])
-        },
+        splits={"test": test},
         label_names=[],
         notes=[f"{len(missing)} of {len(TASKS)} tasks are missing: {', '.join(missing)}"] if missing else [],
         tasks=tasks,
@@ -756,17 +755,15 @@ def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) ->
     num_images = unfinished = 0
     for name, task in data.tasks.items():
         task_examination = replace(examination, data=task)
-        (train_features, labels), (validation_features, classes) = (
-            task_examination.features("train"),
-            task_examination.features("validation"),
-        )
+        train_features, labels = task_examination.features("train")
+        validation_features, classes = task_examination.features("validation")
         if len(np.unique(labels)) < 2:
             raise UserError(f"the training images of {name} have only one class; choose another --seed")
         probes = [Probe.fit(train_features, labels, strength) for strength in sorted(strengths)]
         best = best_probe(probes, validation_features, classes)
-        final_probe = Probe.fit(
-            np.concatenate([train_features, validation_features]), np.concatenate([labels, classes]), best.strength
-        )
+        all_features = np.concatenate([train_features, validation_features])
+        all_labels = np.concatenate([labels, classes])
+        final_probe = Probe.fit(all_features, all_labels, best.strength)
         test_features, truth = task_examination.features("test")
         accuracy[name], strengths_by_task[name] = final_probe.score(test_features, truth), best.strength
         num_images += len(truth)
