@@ -18,17 +18,6 @@ from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTModel
 from hf_vit.results.delivery import new_folder
 from hf_vit.results.facts import append_record
-from hf_vit_cli.main import main
-
-
-def run(capsys, *arguments) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main(["convert", *map(str, arguments)])
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 @pytest.mark.parametrize(
@@ -38,9 +27,9 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
         ("mixer", "mixer: 3 layers, 64 wide, 32 across the tokens, patch 16x16, 64x64 px, 10 labels"),
     ],
 )
-def test_golden_case_by_command(case: str, told: str, golden: Path, tmp_path: Path, capsys):
+def test_golden_case_by_command(case: str, told: str, golden: Path, tmp_path: Path, command):
     source, recording, report = golden / f"{case}.ckpt.npz", golden / f"{case}.io.npz", tmp_path / "report.json"
-    code, out, _ = run(capsys, source, tmp_path / "model", "--verify", recording, "--report", report)
+    code, out, _ = command("convert", source, tmp_path / "model", "--verify", recording, "--report", report)
     count = len(np.load(source).files)
     assert code == 0
     assert told in out
@@ -51,12 +40,12 @@ def test_golden_case_by_command(case: str, told: str, golden: Path, tmp_path: Pa
     assert str(tmp_path) not in (tmp_path / "model" / "facts.json").read_text()
 
 
-def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path, capsys):
+def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path, command):
     labels = tmp_path / "labels.txt"
     labels.write_text("cat\ndog\nÄpfel\n", encoding="utf-8")
     source = write_npz(checkpoint(grid=(2, 3)))
-    code, out, _ = run(
-        capsys, source, tmp_path / "model", "--image-size", "8x12", "--resize-to", "16", "--labels", labels
+    code, out, _ = command(
+        "convert", source, tmp_path / "model", "--image-size", "8x12", "--resize-to", "16", "--labels", labels
     )
     assert code == 0
     assert "16x16 px, token pooling, 3 labels (new head)" in out
@@ -81,27 +70,13 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
         (["--drop-pre-logits"], "leave out --drop-pre-logits"),
     ],
 )
-def test_bad_option_is_one_line(options, told, checkpoint, write_npz, tmp_path: Path, capsys):
-    code, _, err = run(capsys, write_npz(checkpoint()), tmp_path / "model", *options)
+def test_bad_option_is_one_line(options, told, checkpoint, write_npz, tmp_path: Path, command):
+    code, _, err = command("convert", write_npz(checkpoint()), tmp_path / "model", *options)
     assert code == 1
     assert told in err
     assert err.startswith("hf-vit: ")
     assert err.count("\n") == 1
     assert not (tmp_path / "model").exists()
-
-
-def test_used_output_is_refused_and_left_alone(checkpoint, write_npz, tmp_path: Path):
-    source = write_npz(checkpoint())
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "precious.txt").write_text("mine")
-    with pytest.raises(UserError, match="is not empty"):
-        conversion.convert(source, tmp_path / "full")
-    assert [file.name for file in (tmp_path / "full").iterdir()] == ["precious.txt"]
-    with pytest.raises(UserError, match="exists and is not a folder"):
-        conversion.convert(source, source)
-    (tmp_path / "empty").mkdir()
-    conversion.convert(source, tmp_path / "empty")
-    assert (tmp_path / "empty" / "model.safetensors").is_file()
 
 
 FULL = "No space left on device"
@@ -113,7 +88,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_nothing_is_left_when_writing_fails(failure, checkpoint, write_npz, tmp_path: Path, monkeypatch, capsys):
+def test_nothing_is_left_when_writing_fails(failure, checkpoint, write_npz, tmp_path: Path, monkeypatch, command):
     error, expected, told = FAILURES[failure]
 
     def fail(self, folder, **_):
@@ -121,7 +96,7 @@ def test_nothing_is_left_when_writing_fails(failure, checkpoint, write_npz, tmp_
         raise error
 
     monkeypatch.setattr(HfViTModel, "save_pretrained", fail)
-    code, _, err = run(capsys, write_npz(checkpoint(labels=None)), tmp_path / "model")
+    code, _, err = command("convert", write_npz(checkpoint(labels=None)), tmp_path / "model")
     assert (code, err.count("\n")) == (expected, 1)
     assert told in err
     assert ("model cannot be written: " in err) == (expected == 1)
@@ -145,21 +120,6 @@ def test_a_kill_between_report_and_model_leaves_what_the_same_command_replaces(
     assert {file.name for file in tmp_path.iterdir()} == {"model.npz", "report.json", "model"}
 
 
-def test_output_that_appears_meanwhile_is_not_replaced(checkpoint, write_npz, tmp_path: Path, monkeypatch):
-    save = HfViTModel.save_pretrained
-
-    def save_slowly(self, folder, **options):
-        (tmp_path / "model").mkdir()
-        (tmp_path / "model" / "theirs").touch()
-        save(self, folder, **options)
-
-    monkeypatch.setattr(HfViTModel, "save_pretrained", save_slowly)
-    with pytest.raises(UserError, match="is not empty"):
-        conversion.convert(write_npz(checkpoint(labels=None)), tmp_path / "model")
-    assert {file.name for file in tmp_path.iterdir()} == {"model.npz", "model"}
-    assert [file.name for file in (tmp_path / "model").iterdir()] == ["theirs"]
-
-
 def test_links_are_followed(checkpoint, write_npz, tmp_path: Path):
     source = write_npz(checkpoint(labels=None))
     for name, there in (("link", True), ("dangling", False)):
@@ -171,21 +131,25 @@ def test_links_are_followed(checkpoint, write_npz, tmp_path: Path):
         assert (tmp_path / f"{name} leads here" / "model.safetensors").is_file()
 
 
-def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tmp_path: Path, capsys):
+def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tmp_path: Path, command):
     source = write_npz(checkpoint(labels=None))
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "full" / "precious").mkdir(parents=True)
     for place, said in (
+        (tmp_path / "full", "is not empty"),
+        (source, "exists and is not a folder"),
         (tmp_path / "model\udcff", r"model\udcff cannot be written (its name is not UTF-8); choose another path"),
         (tmp_path / "file" / "model", "file is not a folder"),
         (tmp_path / ("x" * 300), "File name too long"),
         (tmp_path / "loop", "(loop is a broken link)"),
     ):
-        code, _, err = run(capsys, source, place)
+        code, _, err = command("convert", source, place)
         assert code == 1
         assert said in err
         assert err.count("\n") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "file", "loop"}
+    assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "file", "loop", "full"}
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
 
 
 def test_report_comes_with_the_model_and_replaces_nothing_else(checkpoint, write_npz, tmp_path: Path, monkeypatch):
@@ -231,23 +195,24 @@ def test_a_refused_model_leaves_the_earlier_report(checkpoint, write_npz, tmp_pa
         conversion.convert(source, output, report=report, num_labels=7)
     assert report.read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model", "report.json"}
+    assert [path.name for path in output.iterdir()] == ["theirs"]
 
 
-def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path: Path, capsys, monkeypatch):
+def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path: Path, command, monkeypatch):
     source, output = write_npz(checkpoint(labels=None)), tmp_path / "model"
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "thesis.txt").touch()
-    assert run(capsys, source, tmp_path / "theirs", "--force")[0] == 1
+    assert command("convert", source, tmp_path / "theirs", "--force")[0] == 1
     assert (tmp_path / "theirs" / "thesis.txt").exists()
     conversion.convert(source, output)
     (output / "README.md").touch()
-    assert run(capsys, source, output)[0] == 1
+    assert command("convert", source, output)[0] == 1
     monkeypatch.setattr("hf_vit.conversion.api._verify", lambda *_: 1 / 0)
     recording = write_npz({"images": np.zeros((1, 12, 12, 3), "f4")}, "io.npz")
     with pytest.raises(ZeroDivisionError):
         conversion.convert(source, output, force=True, recording=recording)
     assert (output / "README.md").exists()
-    assert run(capsys, source, output, "--force")[0] == 0
+    assert command("convert", source, output, "--force")[0] == 0
     assert not (output / "README.md").exists()
     with pytest.raises(UserError, match=r"contains --verify .*export\.npz, so it cannot be the output; give another"):
         conversion.convert(source, output, force=True, recording=output / "export.npz")

@@ -34,7 +34,6 @@ import hf_vit.conversion as conversion
 from hf_vit.conversion.api import build_report, run_stages
 from hf_vit.conversion.origins.origin import TRANSFORMS
 from hf_vit.conversion.readers import Companions
-from hf_vit_cli.main import main
 
 FORMS = {
     "plain": {},
@@ -308,18 +307,6 @@ def test_every_form_gives_the_originals_digits(form, map_model, golden: Path, wr
     }
 
 
-def test_blocks_that_are_not_stacked(golden: Path, write_npz, tmp_path: Path):
-    """The other way round: the recorded scan with one array a block."""
-    arrays = {}
-    for key, value in np.load(golden / "bv_map_sincos_rep_scan.ckpt.npz").items():
-        if "/encoderblock/" in key:
-            arrays |= {key.replace("/encoderblock/", f"/encoderblock_{i}/"): part for i, part in enumerate(value)}
-        else:
-            arrays[key] = value
-    recording = golden / "bv_map_sincos_rep_scan.io.npz"
-    conversion.convert(write_npz(arrays), tmp_path / "model", image_size=(64, 48), recording=recording)
-
-
 def test_class_tokens_row_of_an_older_table(golden: Path, write_npz, tmp_path: Path):
     """Older files attach the class token before the table is added; the loader of today adds its row to the token."""
     arrays = {key: value.astype(np.float64) for key, value in np.load(golden / "bv_tok_learn_rep.ckpt.npz").items()}
@@ -327,12 +314,10 @@ def test_class_tokens_row_of_an_older_table(golden: Path, write_npz, tmp_path: P
     table = arrays["opt/target/pos_embedding"]
     arrays["opt/target/pos_embedding"] = np.concatenate([row, table], axis=1)
     arrays["opt/target/cls"] -= row
-    recorded = dict(np.load(golden / "bv_tok_learn_rep.io.npz"))
-    del recorded["with_posemb"]  # that is without the class token, which has a position here
-    recording = write_npz(recorded, "recording.npz")
-    source = write_npz(arrays)
-    result = conversion.convert(source, tmp_path / "model", recording=recording)
+    recording = golden / "bv_tok_learn_rep.io.npz"
+    result = conversion.convert(write_npz(arrays), tmp_path / "model", recording=recording)
     assert result.plan.config.position_on_class_token
+    assert {one.array for one in result.verification.checks} == set(np.load(recording)) - {"images"}
     for declared, grid in (((48, 48), (3, 3)), ((16, 144), (1, 9))):
         shapes = {key: value.shape for key, value in arrays.items()}
         assert conversion.plan(shapes, image_size=declared).config.grid == grid
@@ -388,11 +373,11 @@ def test_no_positions_are_declared(golden: Path, write_npz, tmp_path: Path):
         ("bit_v1", [], ["pixels in", "images of 224x224 px", "no names"]),
     ],
 )
-def test_command_prints_what_files_of_google_do_not_tell(case, declared, assumed, golden: Path, tmp_path: Path, capsys):
+def test_command_prints_what_googles_files_do_not_tell(case, declared, assumed, golden: Path, tmp_path: Path, command):
     size = ["--image-size", "48x80"] if case == "bv_gap_sincos_rep" else []
-    with pytest.raises(SystemExit, match="0"):
-        main(["convert", str(golden / f"{case}.ckpt.npz"), str(tmp_path / "out"), *size, *declared])
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("assumed, ")]
+    code, _, err = command("convert", golden / f"{case}.ckpt.npz", tmp_path / "out", *size, *declared)
+    assert code == 0
+    (line,) = [line for line in err.splitlines() if line.startswith("assumed, ")]
     texts = (
         line.removeprefix("assumed, because the source does not record it: ")
         .partition("; if that is wrong")[0]
@@ -489,20 +474,10 @@ def test_zeros_around_the_pooled_map_as_big_transfer(resnet, write_npz, tmp_path
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
-def test_account_head_and_size(resnet, write_npz, tmp_path: Path):
+def test_head_and_size_of_a_resnet(resnet, write_npz, tmp_path: Path):
     source = write_npz(as_big_transfer(resnet))
-    result = conversion.convert(
-        source, tmp_path / "model", image_size=(40, 48), num_labels=3, report=tmp_path / "report.json"
-    )
-    rows = json.loads((tmp_path / "report.json").read_text())["keys"]
-    assert {row["source"] for row in rows if row["source"]} == set(np.load(source))
-    assert [row["source"] for row in rows if "ignored" in row] == [
-        "resnet/head/conv2d/kernel",
-        "resnet/head/conv2d/bias",
-    ]
-    assert {row["target"] for row in rows if "target" in row} == set(
-        result.plan.model_class(result.plan.config).state_dict()
-    )
+    result = conversion.convert(source, tmp_path / "model", image_size=(40, 48), num_labels=3)
+    assert list(result.plan.ignored) == ["resnet/head/conv2d/kernel", "resnet/head/conv2d/bias"]
     assert AutoImageProcessor.from_pretrained(result.output).size == {"height": 40, "width": 48}
     assert "bit_paper: 2+1 pre-activation units, 256 wide, 40x48 px, 3 labels (new head)" in conversion.describe(result)
     bare = {key: array for key, array in resnet.items() if not key.startswith("head/")}

@@ -26,7 +26,6 @@ from hf_vit.conversion.targets.graphs.runtimes import openvino_core
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
-from hf_vit_cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of exporters and quantisers
 
@@ -81,7 +80,13 @@ CASES = (("onnx", "static", "--static"), *(pytest.param(*case, marks=pytest.mark
 
 @pytest.mark.parametrize(("to", "mode", "more"), CASES)
 def test_what_the_certificate_says_of_int8(
-    to: str, mode: str, more: str, places: dict[str, Path], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    to: str,
+    mode: str,
+    more: str,
+    places: dict[str, Path],
+    tmp_path: Path,
+    command: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Agreement and accuracy, measured again with both models; int8 weights; temporary files beside the output.
 
@@ -95,14 +100,12 @@ def test_what_the_certificate_says_of_int8(
 
     monkeypatch.setattr(tempfile, "mkdtemp", watched)
     words = ("--to", to, "--quantize", mode, "--calibrate", places["data"], more)
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in ("export", places["model"], tmp_path / "out", *words)])
+    code, told, _ = command("export", places["model"], tmp_path / "out", *words)
     monkeypatch.undo()
-    assert not stop.value.code
+    assert code == 0
     assert folders or to == "openvino"
     assert [folder for folder in folders if not Path(folder).is_relative_to(tmp_path)] == []
     assert tempfile.tempdir == before
-    told = capsys.readouterr().out
     certificate = json.loads((tmp_path / "out" / "export.json").read_text())
     said = certificate["quantization"]
     graph, model = load_model(tmp_path / "out"), load_model(places["model"], "cpu")

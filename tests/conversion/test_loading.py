@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from originals.pytorch import mixer_of_timm, of_timm, of_transformers, save_timm
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
@@ -15,7 +16,6 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
     DeiTImageProcessor,
-    DeiTImageProcessorPil,
     ViTImageProcessor,
     ViTImageProcessorPil,
 )
@@ -100,6 +100,9 @@ PROCESSORS = {
     "vit of another resampling": ViTImageProcessor(size={"height": 16, "width": 12}, resample=3, do_rescale=False),
     "deit": DeiTImageProcessor(size={"height": 20, "width": 20}, crop_size={"height": 12, "width": 12}),
     "no crop": DeiTImageProcessor(size={"shortest_edge": 12}, do_center_crop=False),
+    "clip": transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=12),
+    "siglip": transformers.SiglipImageProcessor(size=16),
+    "bit": transformers.BitImageProcessor(size={"shortest_edge": 16}, crop_size=12),
 }  # fmt: skip
 
 
@@ -113,7 +116,7 @@ def test_pixels_are_those_of_transformers(case: str, photo: Image.Image, tmp_pat
     assert torch.equal(
         found(photo, return_tensors="pt").pixel_values, processor(photo, return_tensors="pt").pixel_values
     )
-    pil = {DeiTImageProcessor: DeiTImageProcessorPil, ViTImageProcessor: ViTImageProcessorPil}[type(processor)]
+    pil = getattr(transformers, f"{type(processor).__name__}Pil")
     theirs, ours = pil.from_pretrained(tmp_path), ViTImageProcessorPil.from_dict(found.to_dict())
     assert np.array_equal(theirs(photo)["pixel_values"][0], ours(photo)["pixel_values"][0])
 

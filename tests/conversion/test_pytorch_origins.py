@@ -33,7 +33,6 @@ import hf_vit
 import hf_vit.conversion as conversion
 from hf_vit.conversion.readers import Companions
 from hf_vit.errors import UserError
-from hf_vit_cli.main import main
 
 # As the golden tests: a hybrid normalises again and again, and float32 rounds otherwise on other processors.
 FLOAT32 = {"hf_vit": 1e-5, "hf_hybrid_vit": 6e-5, "hf_mixer": 1e-5, "hf_bit": 6e-5}
@@ -191,7 +190,7 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     assert conversion.assumption(with_config.plan) is None
 
 
-def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
+def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, command):
     model = of_timm(global_pool="avg", fc_norm=False, act_layer="quick_gelu")
     torch.save(model.state_dict(), tmp_path / "model.pth")
     options = {"num_heads": 3, "hidden_act": "quick_gelu", "pooling": "gap"}
@@ -206,12 +205,19 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, capsys):
     with pytest.raises(UserError, match=r"--pooling token: config.json says pooling='gap'; leave the option out"):
         conversion.convert(tmp_path / "folder", tmp_path / "out", **options | {"pooling": "token"})
     report = tmp_path / "report.json"
-    command = ["convert", str(tmp_path / "model.pth"), str(tmp_path / "out"), "--report", str(report)]
-    with pytest.raises(SystemExit, match="0"):
-        main([*command, "--num-heads", "3", "--hidden-act", "quick_gelu"])
-    outcome = capsys.readouterr()
-    assert "assumed" not in outcome.out
-    assert "pooling by the class token if there is one" in outcome.err
+    words = (
+        tmp_path / "model.pth",
+        tmp_path / "out",
+        "--report",
+        report,
+        "--num-heads",
+        3,
+        "--hidden-act",
+        "quick_gelu",
+    )
+    code, out, err = command("convert", *words)
+    assert (code, "assumed" in out) == (0, False)
+    assert "pooling by the class token if there is one" in err
     assumed = {"layer_norm_eps", "position_embedding", "pooling", "processor", "image_size", "labels"}
     assert set(json.loads(report.read_text())["assumed"]) == assumed
 
@@ -221,15 +227,6 @@ def test_file_that_may_be_ours_needs_its_config(tmp_path: Path):
     model.save_pretrained(tmp_path / "saved", save_original_format=False)
     with pytest.raises(UserError, match="models of transformers 5 and of hf_vit have these keys"):
         convert(tmp_path / "saved" / "model.safetensors")
-
-
-def test_labels_are_carried(tmp_path: Path):
-    names = ["cat", "dog", "ant", "bee", "elk"]
-    model = of_transformers("ViTForImageClassification", id2label=dict(enumerate(names)))
-    model.save_pretrained(tmp_path / "saved")
-    assert convert(tmp_path / "saved").plan.config.id2label == dict(enumerate(names))
-    new = conversion.convert(tmp_path / "saved", tmp_path / "new", labels=["x", "y"])
-    assert new.plan.config.id2label == {0: "x", 1: "y"}
 
 
 def timm_tokens(model: Any, images: torch.Tensor) -> torch.Tensor:
@@ -479,16 +476,6 @@ def test_encoders_in_files_of_training_code(case: str, tmp_path: Path):
     hold(model, load(result), (12, 12), timm_tokens, timm_outcome)
     processor = json.loads((result.output / "preprocessor_config.json").read_text())
     assert processor["image_mean"] == ([0.5] * 3 if origin == "timm_vit" else [0.485, 0.456, 0.406])
-
-
-def test_two_models_in_one_file_are_refused(tmp_path: Path):
-    state = of_timm(embed_dim=64, num_heads=1).state_dict()
-    both = {f"{name}.{key}": value for name in ("model", "module") for key, value in state.items()}
-    torch.save(both, tmp_path / "model.pth")
-    with pytest.raises(
-        UserError, match=r"holds 2 models, below 'model\.', 'module\.'; give a file with exactly one set"
-    ):
-        convert(tmp_path / "model.pth")
 
 
 def test_of_a_model_and_its_average_the_prefix_chooses(tmp_path: Path):

@@ -427,21 +427,6 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path):
     assert not trace.exists()
 
 
-TIMM = ["blocks.0.norm1.weight", "blocks.0.attn.qkv.weight", "pos_embed"]
-TRANSFORMERS = ["vit.encoder.layer.0.attention.attention.query.weight", "vit.layernorm.weight"]
-
-
-@pytest.mark.parametrize("save", [torch.save, save_file])
-def test_models_of_other_libraries_are_named(save: Callable, tmp_path: Path):
-    for keys, told in (
-        (TIMM, "model.bin looks like part of a ViT of timm"),
-        (TRANSFORMERS, "model.bin looks like part of a ViT of transformers"),
-        (["weight"], "an unknown checkpoint .it holds weight"),
-    ):
-        save({key: torch.ones(2) for key in keys}, tmp_path / "model.bin")
-        assert_refused(tmp_path / "model.bin", told)
-
-
 def test_other_files_and_folders_are_named(tmp_path: Path):
     assert_refused(tmp_path / "none.npz", r"there is no file .*none\.npz")
     for data, told in {

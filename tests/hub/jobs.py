@@ -160,20 +160,6 @@ def logits_many(loads: list[dict[str, Any]], offline: bool = False) -> list[Any]
     return [logits(**arguments) for arguments in loads]
 
 
-def reconstruct(repo_id: str, trust: bool = False) -> list[float]:
-    """What AutoModelForMaskedImageModeling predicts for an image with one patch hidden."""
-    import torch
-    from transformers import AutoImageProcessor, AutoModelForMaskedImageModeling
-
-    inputs = AutoImageProcessor.from_pretrained(repo_id)(images=make_image(), return_tensors="pt")
-    model = AutoModelForMaskedImageModeling.from_pretrained(repo_id, trust_remote_code=trust)
-    h, w = model.config.grid_of(*inputs["pixel_values"].shape[2:])
-    mask = torch.zeros(1, h * w, dtype=torch.bool)
-    mask[0, 2] = True
-    with torch.no_grad():
-        return model(**inputs, bool_masked_pos=mask)[0].flatten().tolist()
-
-
 def feature_map(repo_id: str, name: str) -> list[float]:
     import torch
     from transformers import AutoImageProcessor

@@ -31,8 +31,8 @@ from hf_vit.loading import load_model
 from hf_vit.results.documents import Document, Measurements
 from hf_vit.results.facts import DataFact, Facts, append_record, new_record
 from hf_vit.results.redaction import redact_message
-from hf_vit_cli.main import main
 
+Command = Callable[..., tuple[int, str, str]]
 REPO = "alice/my-vit"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Ends a block of code, opens one of Python, ends it; HTML, a link, a mention, a formula; turns the writing round.
@@ -88,7 +88,7 @@ def test_no_word_leaves_its_place(model_folder: Path, tmp_path: Path) -> None:
     assert not re.search(r"(?<!\\)://|www\.|(?<!\\)[@$]", prose)
 
 
-def test_a_terminal_gets_words_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_gets_words_alone(tmp_path: Path, command: Command) -> None:
     """Of the classes of a model, of folders and of files: no color, no title, no writing turned round."""
     names = ["red \x1b[31m", "title \x1b]0;x\x07", "\u202eturned", "C1 \x9b31m", "[b]rich", "plain"]
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
@@ -104,10 +104,9 @@ def test_a_terminal_gets_words_alone(tmp_path: Path, capfd: pytest.CaptureFixtur
         ["evaluate", model, "--data", tmp_path / "data", "--skip-bad-images", "--device", "cpu"],
         ["evaluate", model, "--data", tmp_path / "data", "--skip-bad-images", "--device", "cpu", "--streaming"],
     ):
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        assert not ended.value.code
-        said = "".join(capfd.readouterr())
+        code, *printed = command(*words)
+        assert code == 0
+        said = "".join(printed)
         assert words[0] == "evaluate" or "turned" in said
         controls = {sign for sign in said if unicodedata.category(sign) in ("Cc", "Cf")}
         assert controls <= set("\n\r\t"), words[0]
@@ -255,7 +254,7 @@ def test_a_token_in_a_file_is_not_shared(name: str, model_folder: Path) -> None:
     refuse(model_folder, f"{told} holds what looks like a Hugging Face token")
 
 
-def test_a_token_in_a_name_is_not_shared(model_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_token_in_a_name_is_not_shared(model_folder: Path, command: Command) -> None:
     """Of a push or of a file; and what is no name is refused by `card`, too."""
     for where in ("message", "tag", "revision", "collection"):
         refuse(model_folder, "looks like a Hugging Face token", **{where: f"v1_{TOKEN}"})
@@ -263,9 +262,7 @@ def test_a_token_in_a_name_is_not_shared(model_folder: Path, capfd: pytest.Captu
     (model_folder / "learning_curve.png").rename(model_folder / name)
     (model_folder / "README.md").write_text(f"---\nlicense: mit\n---\n![x]({name})\n")
     refuse(model_folder, "the name of the file plot_REDACTED.png looks like a token")
-    with pytest.raises(SystemExit):
-        main(["card", str(model_folder), "--repo", 'x"; import os; "'])
-    assert "cannot be the name of a repository" in capfd.readouterr().err
+    assert "cannot be the name of a repository" in command("card", model_folder, "--repo", 'x"; import os; "')[2]
 
 
 # Secrets in what is written
@@ -331,14 +328,12 @@ def test_no_place_keeps_a_secret(write: Callable[[Path, str], None], model_folde
                 assert secret not in path.read_text(), path.name
 
 
-def test_an_error_line_holds_no_secret(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_line_holds_no_secret(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be kept in a log; where things lie is for the user to read."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between attempts to reach a server that is not there
     for kind in SECRETS.keys() - {"a home"}:
         text, secret = SECRETS[kind]
-        with pytest.raises(SystemExit):
-            main(["cost", text.replace(" ", "_") if "--" not in text else f"x {text}"])
-        assert secret not in capfd.readouterr().err, kind
+        assert secret not in command("cost", text.replace(" ", "_") if "--" not in text else f"x {text}")[2], kind
     assert redact_message("no room in /home/ann/models") == "no room in /home/ann/models"
 
 
@@ -365,7 +360,7 @@ def test_an_exported_graph_tells_no_place(model_folder: Path, tmp_path: Path) ->
 # Images of the data
 
 
-def test_images_are_shared_when_asked_for(tmp_path: Path) -> None:
+def test_images_are_shared_when_asked_for(tmp_path: Path, command: Command) -> None:
     """Of a model that was evaluated and analyzed; the card of an author shows them on purpose alone."""
     showing = {"wrong_images.png", "analysis_attention_rollout.png", "analysis_head_maps.png"}
     model = save_model(tmp_path / "model", image_size=8)
@@ -378,9 +373,7 @@ def test_images_are_shared_when_asked_for(tmp_path: Path) -> None:
         ["evaluate", model, "--data", tmp_path / "data", "--device", "cpu"],
         ["analyze", model, "--images", tmp_path / "data", "--output", tmp_path / "analysis"],
     ):
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        assert not ended.value.code
+        assert command(*words)[0] == 0
     write_card(model, license="mit")
     assert {path.name for path in model.iterdir()} >= showing, "they are drawn, for whoever has the folder"
     assert not any(name in (model / "README.md").read_text() for name in showing)

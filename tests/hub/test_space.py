@@ -16,7 +16,6 @@ from hf_vit.hub.card import record_space, render_card, write_card
 from hf_vit.hub.push import push_to_hub
 from hf_vit.pages.making import make_page
 from hf_vit.results.facts import Facts
-from hf_vit_cli.main import main
 
 REPO = "alice/my-page"
 SPACE = f"spaces/{REPO}"
@@ -177,13 +176,11 @@ def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path)
         push_to_hub(page, REPO, space=True, license="mit", max_shard_size="1MB")
 
 
-def test_the_card_links_to_the_space(model_folder: Path) -> None:
+def test_the_card_links_to_the_space(model_folder: Path, command: Callable[..., tuple[int, str, str]]) -> None:
     """From then on, also in cards of later facts; before, it says how a page is made."""
     card = write_card(model_folder, license="mit").read_text()
     assert "To make a page that runs it in the browser: `hf-vit page plain --output page`" in card
-    with pytest.raises(SystemExit) as ended:
-        main(["card", str(model_folder), "--space", "alice/my_page"])
-    assert ended.value.code == 0
+    assert command("card", model_folder, "--space", "alice/my_page")[0] == 0
     for told in ((model_folder / "README.md").read_text(), render_card(model_folder)):
         line = r"Try it in the browser: [alice/my\_page](https://huggingface.co/spaces/alice/my_page)"
         assert line in told.splitlines()

@@ -72,6 +72,12 @@ def other_biases(model: Any) -> None:
     first.mlp.fc1, first.mlp.fc2 = nn.Linear(32, 48, bias=False), nn.Linear(48, 32, bias=False)
 
 
+class MeanOfTokens(PLAIN.classes["classification"]):
+    def forward(self, pixel_values: torch.Tensor, **asked: Any) -> Any:
+        tokens = self.vit(pixel_values, **asked).last_hidden_state
+        return types.SimpleNamespace(logits=self.classifier(tokens.mean(1)))
+
+
 CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "a hook on the head": (lambda model: model.classifier.register_forward_hook(doubled), "torch"),
     "a hook on the images": (
@@ -83,6 +89,7 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "another pooler of the package": (another_pooler_of_the_package, "openvino"),
     "a pooler of one's own": (a_pooler_of_ones_own, "openvino"),
     "a bare model of one's own": (lambda model: setattr(model.vit, "__class__", OfAllTokens), "torch"),
+    "a classifier of one's own": (lambda model: setattr(model, "__class__", MeanOfTokens), "openvino"),
     "what cannot be copied": (lambda model: setattr(model, "lock", threading.Lock()), "torch"),
     "an attention of one's own": (attend_to_twice_the_values, "openvino"),
     "one block twice": (one_block_twice, "openvino"),
@@ -142,7 +149,7 @@ def test_images_and_features_that_are_negated_lazily(pair: tuple[Any, Any]):
 def test_an_engine_that_is_asked_for_takes_no_hooks():
     """Not on the model itself either: they would be in its graph, and then be called."""
     heard: list[object] = []
-    for path, named in (("", "the model"), ("vit", "vit"), ("classifier", "classifier")):
+    for path, named in (("", "the model"), *((name, name) for name in ("vit", "vit.layernorm", "classifier"))):
         model = build("gap")
         model.get_submodule(path).register_forward_hook(lambda *given: heard.append(given))
         with pytest.raises(hf_vit.UserError, match=f"cannot call the hook of {named}; remove it, set it afterwards"):

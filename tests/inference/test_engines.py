@@ -54,10 +54,12 @@ def test_every_family(row: Family, engine: str, monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("choice", ["relative", "map_with_class_token", "rotary"])
-def test_bare_models(choice: str, monkeypatch):
-    """With every output."""
-    model = build(choice, "model")
+@pytest.mark.parametrize(
+    ("choice", "head"),
+    [("relative", "model"), ("map_with_class_token", "model"), ("rotary", "model"), ("distillation", "classification")],
+)
+def test_every_output(choice: str, head: str, monkeypatch):
+    model = build(choice, head)
     fast = optimize(model, "openvino")
     seen, images = calls_of(fast, monkeypatch), PLAIN.images(model.config)
     assert_same(fast(images), model(images))
@@ -183,15 +185,6 @@ def test_a_classifier_is_one_graph(pair: tuple[Any, Any], monkeypatch):
 
 
 @torch.no_grad()
-def test_two_heads():
-    """Of a distilled model, by names."""
-    model, images = build("distillation"), torch.rand(2, 3, 16, 16)
-    given = optimize(model, "openvino")(images)
-    assert list(given) == ["logits", "cls_logits", "distillation_logits"]
-    assert_same(given, model(images))
-
-
-@torch.no_grad()
 def test_heads(pair: tuple[Any, Any], monkeypatch):
     """Listened to, given what is not finite, and exchanged, they answer as before."""
     model, fast = copy.deepcopy(pair[0]), optimize(pair[0], "openvino")
@@ -292,13 +285,7 @@ NOT_TAKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"engine": "onnxruntime"},
         "engine='onnxruntime' needs a model in float32, but it is in",
     ),
-    "a hook": (lambda: hooked(build()), {}, "cannot call the hook of vit.layernorm"),
 }
-
-
-def hooked(model: Any) -> Any:
-    model.vit.layernorm.register_forward_hook(lambda *_: None)
-    return model
 
 
 @pytest.mark.parametrize(("make", "options", "message"), NOT_TAKEN.values(), ids=NOT_TAKEN)

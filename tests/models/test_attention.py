@@ -511,7 +511,7 @@ VITS = (
     *("default", "gap", "map", "gap_with_class_token", "map_with_class_token", "learned_2d", "sincos_2d", "no_labels"),
     *(
         "table_before_class_token", "distillation", "representation", "one_group", "layer_scale", "swiglu",
-        "one_channel",
+        "one_channel", "registers", "norm_before_layers",
     ),
 )  # fmt: skip
 
@@ -529,10 +529,12 @@ def test_from_a_vit(choice: str, tmp_path: Path):
         torch.testing.assert_close(wide(images).logits, wanted, rtol=0, atol=1e-10)
     vit.save_pretrained(tmp_path)
     narrow = hf_vit.HfLocalViTForImageClassification.from_vit(str(tmp_path), attention_window=3).eval()
-    axial = hf_vit.HfAxialViTForImageClassification.from_vit(vit)
+    axial = hf_vit.HfAxialViTForImageClassification.from_vit(str(tmp_path), initializer_range=0.3)
     assert narrow.config.attention_window == 3
     assert (narrow(images).logits - wanted).abs().max() > 1e-3
     assert axial.dtype == torch.float64
+    assert (axial.config.model_type, axial.config.initializer_range) == ("hf_axial_vit", 0.3)
+    axial = hf_vit.HfAxialViTForImageClassification.from_vit(vit)
     for name, value in axial.state_dict().items():
         theirs = given.get(re.sub(r"\.(row|column)\.", ".", name))
         if name.endswith(".position_embeddings"):
@@ -545,20 +547,6 @@ def test_from_a_vit(choice: str, tmp_path: Path):
     for parameter in axial.parameters():
         parameter.add_(1.0)
     assert all(torch.equal(value, given[name]) for name, value in vit.state_dict().items())
-
-
-@torch.no_grad()
-def test_an_axial_model_from_a_folder(tmp_path: Path):
-    PLAIN.build("classification").save_pretrained(tmp_path)
-    axial = hf_vit.HfAxialViTForImageClassification.from_vit(str(tmp_path), drop_path_rate=0.3).eval()
-    assert (axial.config.model_type, axial.config.pooling) == ("hf_axial_vit", "gap")
-    assert axial.config.drop_path_rate == 0.3
-    axial.resize_to(image_size=(48, 40))
-    axial.save_pretrained(tmp_path / "axial")
-    again = hf_vit.HfAxialViTForImageClassification.from_pretrained(tmp_path / "axial").eval()
-    assert again.config.grid == (12, 10)
-    images = AXIAL.images(again.config)
-    assert torch.equal(again(images).logits, axial(images).logits)
 
 
 @pytest.mark.parametrize("choice", ["causal", "relative", "relative_bias"])

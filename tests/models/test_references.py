@@ -13,7 +13,6 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from hf_vit import HfAxialViTForImageClassification
 from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import HfViTDropPath
 
@@ -250,16 +249,6 @@ def test_last_norm_of_heads_without_a_pooling():
         before, after = (PLAIN.build(head, dtype=torch.float64, norm_after_pooling=value) for value in (False, True))
         given, wanted = (model(images_of())[key] for model in (after, before))
         assert all(torch.equal(a, b) for a, b in zip(given, wanted, strict=True))
-
-
-def test_an_axial_model_starts_without_registers():
-    vit = PLAIN.build("classification", "registers", mlp_type="swiglu", norm_before_layers=True)
-    axial = HfAxialViTForImageClassification.from_vit(vit)
-    assert (axial.config.num_register_tokens, axial.config.mlp_type) == (0, "swiglu")
-    state = vit.state_dict()
-    assert torch.equal(axial.vit.layers[1].column.mlp.gate_proj.weight, state["vit.layers.1.mlp.gate_proj.weight"])
-    assert torch.equal(axial.vit.embeddings.position_embeddings, state["vit.embeddings.position_embeddings"][:, 1:])
-    assert torch.equal(axial.vit.embeddings.layernorm.weight, state["vit.embeddings.layernorm.weight"])
 
 
 def test_shared_groups_equal_a_model_with_copied_blocks():

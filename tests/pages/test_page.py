@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from hf_vit.pages import making
 from hf_vit.pages.description import describe_model, describe_preprocessing
 from hf_vit.pages.graph import count_inner_values, write_graph
 from hf_vit.pages.making import distinct_names, make_page
-from hf_vit_cli.main import main
 
 
 @pytest.fixture
@@ -42,12 +42,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_classifier(tmp_path_factory.mktemp("plain") / "model", "plain", "default")
 
 
-def test_folder(plain: Path, runtime_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_folder(plain: Path, runtime_files: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]):
     out = tmp_path / "out"
-    with pytest.raises(SystemExit) as ended:
-        main(["page", str(plain), "--output", str(out), "--images", "digits", "--runtime", str(runtime_files)])
-    assert ended.value.code == 0
-    assert "python -m http.server" in capsys.readouterr().out
+    code, told, _ = command("page", plain, "--output", out, "--images", "digits", "--runtime", runtime_files)
+    assert (code, "python -m http.server" in told) == (0, True)
     page = json.loads((out / "page.json").read_text())
     (model,) = page["models"]
     assert model["labels"] == list(LABELS)

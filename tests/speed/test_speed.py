@@ -133,13 +133,11 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
     assert engine_forms(["timm"]) == []
 
 
-@pytest.mark.parametrize("command", [["bench", "models", "--turns", "1"], ["cost"]], ids="-".join)
-def test_a_variant_that_does_not_fit_is_told_in_one_line(command, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([*command, "S/225"])
-    assert stopped.value.code == 1
-    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: other processes used")]
-    assert len(told) == 1
+@pytest.mark.parametrize("words", [["bench", "models", "--turns", "1"], ["cost"]], ids="-".join)
+def test_a_variant_that_does_not_fit_is_told_in_one_line(words, command):
+    code, _, err = command(*words, "S/225")
+    told = [line for line in err.splitlines() if not line.startswith("note: other processes used")]
+    assert (code, len(told)) == (1, 1)
     assert told[0].startswith("hf-vit: image_size=224 does not fit patch_size=225")
 
 
@@ -148,14 +146,12 @@ def test_a_variant_that_does_not_fit_is_told_in_one_line(command, capsys):
     [(["--output", "none/speed.json"], "for the results does not exist"), (["--device", "quantum"], "quantum")],
 )
 def test_a_missing_folder_or_device_is_told_before_anything_is_measured(
-    options, message, tmp_path, monkeypatch, capsys
+    options, message, tmp_path, monkeypatch, command
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["bench", "models", "Ti/16", "--turns", "1", *options])
-    told = capsys.readouterr()
-    assert message in told.err.splitlines()[-1]
-    assert "images/s" not in told.out
+    code, out, err = command("bench", "models", "Ti/16", "--turns", 1, *options)
+    assert (code, "images/s" in out) == (1, False)
+    assert message in err.splitlines()[-1]
 
 
 @pytest.fixture
@@ -176,7 +172,6 @@ def bare(monkeypatch):
 @pytest.mark.slow  # 9 s of importing all anew
 @pytest.mark.filterwarnings("ignore")
 def test_bench_runs_without_datasets_evaluate_and_pydantic(bare, tmp_path, monkeypatch):
-    from hf_vit_cli.main import main
 
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
     contestants = [word for name in ("hf_vit", "transformers", "timm") for word in ("--contestant", name)]
@@ -189,7 +184,7 @@ def test_bench_runs_without_datasets_evaluate_and_pydantic(bare, tmp_path, monke
     assert {"hf_vit", "transformers", "timm, compiled"} <= set(rows[0]["outcomes"])
 
 
-def test_a_chosen_contestant_is_compiled_too(monkeypatch):
+def test_a_chosen_contestant_is_compiled_too(monkeypatch, command):
     """`--contestant NAME --compiled` measures NAME compiled, frozen and not; optimized models always are frozen."""
     measured = []
 
@@ -199,9 +194,7 @@ def test_a_chosen_contestant_is_compiled_too(monkeypatch):
 
     monkeypatch.setattr("hf_vit.speed.peers.measure_cell", measure_cell)
     chosen = ["--contestant", "timm", "--contestant", "hf_vit optimized", "--compiled"]
-    with pytest.raises(SystemExit) as stopped:
-        main(["bench", "models", "Ti/16", "--work", "inference", "--batch", "1", *chosen])
-    assert stopped.value.code == 0
+    assert command("bench", "models", "Ti/16", "--work", "inference", "--batch", 1, *chosen)[0] == 0
     assert measured == ["timm", "hf_vit optimized", "timm" + COMPILED, "timm" + FROZEN, "hf_vit optimized" + COMPILED]
 
 
