@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/test_any_model.py::test_every_family_by_every_door",
-    *(f"tests/models/test_{name}.py" for name in ("config", "forward", "saving", "stock_trainer", "adapters")),
+    *(f"tests/models/test_{name}.py" for name in ("config", "forward", "saving", "loss", "plain_torch")),
     *(f"tests/conversion/test_{name}.py" for name in ("golden", "pytorch_origins", "loading")),
     "tests/training/test_finetune.py",
 )

@@ -114,13 +114,6 @@ def test_what_has_no_place_is_named(field: str, target: str, tmp_path: Path):
     assert difference <= 1e-5
 
 
-@pytest.mark.slow  # torch's exporter
-@pytest.mark.filterwarnings("ignore:images of 14x14 px hold 3x3 whole patches:UserWarning")
-def test_a_tower_whose_images_leave_pixels_over_as_onnx(tmp_path: Path):
-    source = make("HfViTForImageClassification", tmp_path / "source", **TOWER, image_size=14)
-    assert export(source, tmp_path / "exported", "onnx").difference <= 1e-5
-
-
 @pytest.mark.parametrize(("target", "kind", "fields"), CASES, ids=range(len(CASES)))
 def test_way_there_and_back(target: str, kind: str, fields: dict[str, Any], tmp_path: Path):
     source = make(kind, tmp_path / "source", **fields)

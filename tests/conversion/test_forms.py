@@ -25,8 +25,7 @@ from originals.google import (
     resnet_v2_forward,
     stacked,
 )
-from originals.pytorch import largest_difference, pixels
-from scipy.ndimage import zoom
+from originals.pytorch import hybrid_for_stem, largest_difference, pixels
 from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
 
 import hf_vit
@@ -109,21 +108,6 @@ def test_form_gives_the_references_digits(form, checkpoint, reference, write_npz
     assert not result.plan.ignored
     height, width = grid[0] * patch[0], grid[1] * patch[1]
     assert AutoImageProcessor.from_pretrained(result.output).size == {"height": height, "width": width}
-
-
-@pytest.mark.parametrize(("old", "new"), [((3, 3), (5, 2)), ((2, 4), (4, 3)), ((1, 1), (2, 2)), ((3, 3), (1, 1))])
-def test_resampling_equals_scipys_zoom(old, new, checkpoint, write_npz, tmp_path: Path):
-    arrays = checkpoint(grid=old)
-    conversion.convert(
-        write_npz(arrays), tmp_path / "model", image_size=(4 * old[0], 4 * old[1]), resize_to=(4 * new[0], 4 * new[1])
-    )
-    table = arrays["Transformer/posembed_input/pos_embedding"]
-    grid = table[0, 1:].reshape(*old, -1).astype(np.float64)
-    expected = zoom(grid, (new[0] / old[0], new[1] / old[1], 1), order=1).reshape(1, new[0] * new[1], -1)
-    expected = np.concatenate([table[:, :1], expected], axis=1)
-    model = AutoModel.from_pretrained(tmp_path / "model")
-    np.testing.assert_allclose(model.embeddings.position_embeddings.detach(), expected, rtol=0, atol=1e-7)
-    assert model.config.grid == new
 
 
 # (form of the file, options, grid, size of the head's input).
@@ -389,19 +373,12 @@ def test_command_prints_what_googles_files_do_not_tell(case, declared, assumed, 
     assert sorted(facts["assumed"].values()) == sorted(texts)
 
 
-SMALL = {"image_size": 48, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-
-
-def hybrid_for_stem(model_class: Any = hf_vit.HfHybridViTModel, **fields: Any) -> Any:
-    return model_class(hf_vit.HfHybridViTConfig(**SMALL, stage_depths=(2, 1), stem_width=32, **fields)).eval()
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 6e-5), (torch.float64, 1e-10)])
 def test_stem_gives_the_originals_digits(dtype, tolerance, golden: Path):
     """Stage by stage, and through the ResNet's mean and head, applied here, up to its logits."""
     checkpoint, model = np.load(golden / "bit_v1.ckpt.npz"), hybrid_for_stem()
     conversion.load_stem(model, golden / "bit_v1.ckpt.npz")
-    stem, found = model.to(dtype).embeddings.patch_embeddings.stem, {}
+    stem, found = model.to(dtype).vit.embeddings.patch_embeddings.stem, {}
     stem.stages[0].register_forward_pre_hook(lambda module, inputs: found.update(stem=inputs[0].clone()))
     stem.stages[0].register_forward_hook(lambda module, inputs, output: found.update(block1=output.clone()))
     theirs = np.load(golden / "bit_v1.io.npz")
@@ -420,7 +397,7 @@ def test_stem_gives_the_originals_digits(dtype, tolerance, golden: Path):
 
 
 def test_every_key_is_accounted_for_and_nothing_else_changes(golden: Path):
-    model = hybrid_for_stem(hf_vit.HfHybridViTForImageClassification, num_labels=3)
+    model = hybrid_for_stem()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     account = conversion.load_stem(model, golden / "bit_v1.ckpt.npz")
     assert set(account) == set(np.load(golden / "bit_v1.ckpt.npz"))

@@ -619,7 +619,6 @@ def test_dense_models_that_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 3), (7, 5), (12, 6)])
 @pytest.mark.parametrize("size", [1, 2, 3, (6, 4)])
 def test_pooling_in_other_operators(height: int, width: int, size: int | tuple[int, int]) -> None:
-    """For every size what torch's own operator gives."""
     pool = torch.nn.functional.adaptive_avg_pool2d
     maps = torch.randn(2, 3, height, width, dtype=torch.float64)
     given = REPLACEMENTS[pool](maps, size)

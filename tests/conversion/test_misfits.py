@@ -24,6 +24,7 @@ from originals.google import (
     renamed,
     with_map_head,
 )
+from originals.pytorch import STEM, hybrid_for_stem
 
 import hf_vit
 import hf_vit.conversion as conversion
@@ -265,12 +266,6 @@ STEM_MISFITS: tuple[tuple[Callable[[dict], dict], str], ...] = (
         "looks like a BiT ResNetV2"),
     (lambda a: {"weights": np.ones(3)}, "looks like another kind of checkpoint"),
 )  # fmt: skip
-TINY = {"image_size": 48, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-
-
-def hybrid_for_stem(**fields: Any) -> Any:
-    config = hf_vit.HfHybridViTConfig(**TINY | {"stage_depths": (2, 1), "stem_width": 32, "num_labels": 3} | fields)
-    return hf_vit.HfHybridViTForImageClassification(config).eval()
 
 
 @pytest.mark.parametrize(("edit", "told"), STEM_MISFITS, ids=[told for _, told in STEM_MISFITS])
@@ -293,7 +288,7 @@ def test_misfit_of_a_stem_is_named_and_changes_nothing(edit, told, golden: Path,
     ],
 )
 def test_model_with_another_stem_is_refused(fields: dict[str, Any] | None, told: str, golden: Path):
-    model = hf_vit.HfViTModel(hf_vit.HfViTConfig(**TINY)) if fields is None else hybrid_for_stem(**fields)
+    model = hf_vit.HfViTModel(hf_vit.HfViTConfig(**STEM)) if fields is None else hybrid_for_stem(**fields)
     with pytest.raises(UserError, match=told):
         conversion.load_stem(model, golden / "bit_v1.ckpt.npz")
 

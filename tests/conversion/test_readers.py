@@ -161,7 +161,6 @@ def test_nested_dicts_are_named_by_their_path(tmp_path: Path):
 
 
 def test_mapped_files_never_change(tmp_path: Path):
-    """What is written into arrays that were read stays in memory."""
     for save, name in ((save_file, "a.safetensors"), (torch.save, "a.pth"), (None, "a.npz")):
         path = tmp_path / name
         save({"a": torch.ones(1000)}, path) if save else save_npz({"a": np.ones(1000, np.float32)}, path)
@@ -525,7 +524,6 @@ def test_tensors_that_share_their_bytes(tmp_path: Path):
 
 
 def test_pickle_of_countless_objects(tmp_path: Path):
-    """A byte of it makes an object of a hundred."""
     path = tmp_path / "model.pth"
     torch.save({"a": torch.ones(2), "b": [[] for _ in range(300_000)]}, path)
     assert_unreadable(path, "its pickle has more than 250000 opcodes")

@@ -67,7 +67,6 @@ def hold(
     theirs: Callable[[torch.Tensor], Outcome],
     tolerances: dict[torch.dtype, float] = TOLERANCE,
 ) -> None:
-    """Tokens and outcome agree in both precisions."""
     for dtype, tolerance in tolerances.items():
         images = torch.randn(2, 3, *size, dtype=torch.float64).to(dtype)
         tokens, outcome = theirs(images)

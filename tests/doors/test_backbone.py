@@ -3,7 +3,7 @@
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from models.families import FAMILIES, OTHERS
+from models.families import FAMILIES, OTHERS, randomise
 from torch.nn import functional as F
 from transformers import AutoBackbone, AutoConfig
 
@@ -25,13 +25,6 @@ def classes(config) -> tuple[type, type, type]:
     """(backbone, model, classifier) of a config's family."""
     family = type(config).__name__.removesuffix("Config")
     return tuple(getattr(hf_vit, family + kind) for kind in ("Backbone", "Model", "ForImageClassification"))
-
-
-def randomise(model: torch.nn.Module) -> None:
-    """No parameter stays at an initial value that would hide a mistake (zero biases, unit norms)."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
 def expected_maps(model: HfViTModel, pixel_values: torch.Tensor) -> list[torch.Tensor]:

@@ -48,7 +48,6 @@ def push(
 
 
 def push_many(pushes: list[dict[str, Any]]) -> list[Any]:
-    """Several pushes in one process, one after the other."""
     return [push(**arguments) for arguments in pushes]
 
 
@@ -58,7 +57,6 @@ def push_and_load(folder: str, repo_id: str = "alice/my-vit", **options: Any) ->
 
 
 def push_object(folder: str, repo_id: str, facts: bool = True, **options: Any) -> Any:
-    """Load a folder's model and push it as an object."""
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     from hf_vit.results.facts import Facts
@@ -97,7 +95,6 @@ def command(arguments: list[str], secrets: bool = False) -> None:
 
 
 def stored_token(text: str) -> None:
-    """What `hf auth login` leaves."""
     from huggingface_hub import constants
 
     Path(constants.HF_TOKEN_PATH).write_text(text)

@@ -6,9 +6,7 @@ blob is damaged, no token left the Hub's origin.) What touches the storage is tr
 """
 
 import errno
-import random
 import sys
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -347,19 +345,6 @@ def test_killed_in_the_middle(path: str, hub: Loopback, client: Client, make_mod
     hub.clear_faults()
     hub.settle()  # the server goes on with what it has
     assert path == COMMIT or hub.head(REPO) == first
-    assert_old_or_new(hub, client, first, old, new)
-
-
-@pytest.mark.slow  # 20 kills at moments that are drawn anew for each transport
-@pytest.mark.parametrize("number", range(20))
-def test_killed_at_a_random_moment(number: int, hub: Loopback, client: Client, make_model: Callable[..., Path]) -> None:
-    old, new = make_model("old", seed=1), make_model("new", seed=2)
-    first = client.run("hub.jobs:push", folder=str(old))["commit"]
-    job = client.start("hub.jobs:push", folder=str(new))
-    time.sleep(random.Random(f"{number}{client.transport}").uniform(0, 0.6))
-    job.kill()
-    job.wait()
-    hub.settle()
     assert_old_or_new(hub, client, first, old, new)
 
 

@@ -37,7 +37,6 @@ def build(
 
 
 def optimize(model: Any, engine: str = "torch", **options: Any) -> Any:
-    """Its optimized copy."""
     return hf_vit.optimize_for_inference(copy.deepcopy(model), engine=engine, **options)
 
 

@@ -16,7 +16,6 @@ OTHER_FAMILIES = OTHERS
 
 
 def both(family: Family, head: str = "classification", choice: str = "default", **options: Any):
-    """A model and its optimized copy."""
     model = build(choice, head, family, random_head=False, **options)
     return model, optimize(model)
 

@@ -99,7 +99,6 @@ def journeys(cases: list[dict[str, Any]]) -> list[Any]:
 
 
 def upload(folders: dict[str, str]) -> None:
-    """Repository -> the folder that it is to hold."""
     for repo_id, folder in folders.items():
         HfApi().create_repo(repo_id)
         HfApi().upload_folder(repo_id=repo_id, folder_path=folder, ignore_patterns="answers*")

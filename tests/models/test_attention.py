@@ -130,7 +130,6 @@ def test_compiled_flex_agrees(name: str, kind: str):
 
 @pytest.mark.choices(*ATTENTION)
 def test_attention_maps_equal_eager_attentions(family: Family, choice: str, inputs):
-    """Under eager attention and under sdpa."""
     model = family.build("model", choice, "eager", torch.float64)
     attentions = list(model(**inputs, output_attentions=True).attentions)
     eager = model.attention_maps(**inputs)

@@ -70,8 +70,6 @@ def test_inductor(family: Family):
 
 
 class Logits(torch.nn.Module):
-    """What a user traces."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model

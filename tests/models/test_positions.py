@@ -40,7 +40,6 @@ def test_learned_table_is_resampled_as_scipy_does(old, new, special):
 
 
 def test_resampling_in_bfloat16_and_of_a_wrong_table():
-    """Computed in float32; refused."""
     table = torch.randn(1, 17, 8).bfloat16()
     wanted = resample_position_table(table.float(), (4, 4), (6, 6)).bfloat16()
     assert torch.equal(resample_position_table(table, (4, 4), (6, 6)), wanted)

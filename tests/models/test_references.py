@@ -205,7 +205,6 @@ TIMM: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.filterwarnings("ignore:images of .* px hold .* patches:UserWarning")
 @pytest.mark.parametrize(("options", "fields"), TIMM)
 def test_timms_options(options: dict[str, Any], fields: dict[str, Any]):
-    """The tokens that come out, and what the head is given."""
     theirs, model = of_timm(**options), ours_like(**{**SIZES, **fields})
     images = images_of((14, 14)) if "img_size" in options else images_of()
     load(model, theirs, **(GATED if "mlp_type" in fields else {}))
@@ -282,7 +281,6 @@ def test_representation_is_tanh_of_a_dense_layer():
 
 @pytest.mark.parametrize("rate", [0.25, 0.6])
 def test_drop_path_drops_whole_images_and_keeps_the_mean(rate: float):
-    """And its rate grows with depth."""
     branch, drop = torch.randn(20_000, 3, 2), HfViTDropPath(rate).train()
     dropped = drop(branch)
     kept = dropped.abs().amax(dim=(1, 2)) > 0

@@ -34,7 +34,6 @@ def assert_same_bits(given, wanted) -> None:
     *("zero_padded_pool",),
 )
 def test_every_head_and_choice_reloads_with_the_same_bits(family: Family, choice: str, tmp_path: Path):
-    """What a choice brings in is saved alike by every head."""
     for head in family.classes if choice == "default" else ["classification"]:
         model = family.build(head, choice)
         images = family.images(model.config)

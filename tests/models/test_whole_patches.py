@@ -22,7 +22,6 @@ def pixels(height: int, width: int) -> torch.Tensor:
 
 @CUT
 def test_patches_by_hand():
-    """Window by window, in numpy."""
     model, images = PLAIN.build("model", dtype=torch.float64), pixels(18, 27)
     embeddings = model.embeddings.patch_embeddings
     kernel, bias = (part.detach().numpy() for part in (embeddings.projection.weight, embeddings.projection.bias))

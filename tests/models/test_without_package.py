@@ -137,7 +137,6 @@ SHARED_OUT = [
 
 
 def save_one_process(folder: Path, name: str, choice: str) -> None:
-    """A model, and what one process makes of it: logits and every gradient."""
     model = FAMILIES[name].build("classification", choice, dtype=torch.float64)
     model.save_pretrained(folder)
     images, labels = FAMILIES[name].images(model.config, dtype=torch.float64), torch.tensor([0, 1])

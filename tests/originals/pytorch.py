@@ -17,10 +17,20 @@ from timm.models.resnetv2 import ResNetV2
 from timm.models.vision_transformer_hybrid import _create_vision_transformer_hybrid, _resnetv2
 from torch import nn
 
+import hf_vit
+
 SIZES = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 12,
     "patch_size": 4, "num_labels": 5,
 }  # fmt: skip
+
+STEM = {"image_size": 48, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+def hybrid_for_stem(**fields: Any) -> Any:
+    """A classifier here whose stem is that of the recorded ResNet."""
+    config = hf_vit.HfHybridViTConfig(**STEM | {"stage_depths": (2, 1), "stem_width": 32, "num_labels": 3} | fields)
+    return hf_vit.HfHybridViTForImageClassification(config).eval()
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
