@@ -154,7 +154,8 @@ def judged(bench: Bench, forgery: Forgery, outcome: Outcome) -> str:
 
 
 def names_what_was_given(message: str, forgery: Forgery, bench: Bench) -> bool:
-    files = {str(UserError(part)) for name in forgery.files for part in name.split("/")}
+    names = [*forgery.files, forgery.output]
+    files = {str(UserError(part)) for name in names for part in name.split("/")}
     return any(name in message for name in (*files, *bench.arrays))
 
 

@@ -17,7 +17,7 @@ from hf_vit.conversion.fill import build_model, build_processor, load_weights
 from hf_vit.conversion.planning import Plan, PlanOptions, PlanSettings, make_plan
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.errors import UserError
-from hf_vit.families import DenseHead, Door, Family, dense_head_of, family_of, refuse_own_class
+from hf_vit.families import DenseHead, Door, Family, dense_head_of, family_of, first_class_name, refuse_own_class
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.repositories.reading import CONFIG, check_references, download_model, explain_load_errors, read_json_object
 from hf_vit.variants import looks_like_variant, variant_config
@@ -75,7 +75,7 @@ class Source:
         if self.family is None:
             return None
         names: Any = self.stored.get("architectures")
-        door = self.family.door_of(names[0]) if isinstance(names, list) and names else None
+        door = self.family.door_of(first_class_name(names))
         if door is None:
             raise UserError(
                 f"config.json of {self.name} has architectures={names}, which is not a class of hf_vit; save the model "
@@ -91,7 +91,7 @@ class Source:
         if self.fresh is None and self.family is None:
             return "classification" if self.plan.has_head else "model"
         family = family_of(self.config.model_type)
-        return None if family is None else family.door_of((self.config.architectures or [""])[0])
+        return None if family is None else family.door_of(first_class_name(self.config.architectures))
 
     @cached_property
     def config(self) -> HfBaseConfig:

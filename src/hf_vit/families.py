@@ -105,6 +105,11 @@ class Family:
         return next((door for door, model in self.classes.items() if model.__name__ == class_name), None)
 
 
+def first_class_name(names: object) -> str:
+    """Return the first name of `architectures` in a config.json; "" if it has none."""
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
 def _import_class(path: str) -> Any:
     """Return the class that `auto_map` calls "module.Class"."""
     module, _, name = path.partition(".")
@@ -254,8 +259,7 @@ def own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | No
     """
     family, head = family_of(config.get("model_type")), dense_head_of(config.get("model_type"))
     classes = tuple(family.classes.values()) if family else (head.model_class,) if head else ()
-    names, auto_map_field = config.get("architectures"), config.get("auto_map")
-    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+    name, auto_map_field = first_class_name(config.get("architectures")), config.get("auto_map")
     saved_class = next((member for member in classes if member.__name__ == name), None)
     requested_class, auto_map = model_class or saved_class, auto_map_field if isinstance(auto_map_field, dict) else {}
     target = auto_map.get(_AUTO_CLASS_OF.get(requested_class))

@@ -257,5 +257,5 @@ def test_a_shortened_model_has_the_stages_of_its_layers(family, tiny_config, tmp
 @pytest.mark.parametrize("family", ["hf_bit", "hf_axial_resnet"])
 def test_a_root_alone_is_no_backbone(family: str) -> None:
     backbone = AutoBackbone.from_config(AutoConfig.for_model(family, stage_depths=()))
-    with pytest.raises(ValueError, match=r"stage_depths=\(\) has no stages; a backbone needs at least one"):
+    with pytest.raises(ValueError, match=r"stage_depths=\(\) has no stages; give at least one"):
         backbone(torch.zeros(1, 3, 32, 32))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard, get_token
 from huggingface_hub.errors import LocalTokenNotFoundError, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile, SpaceInfo
+from pydantic import BaseModel, ValidationError
 
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
@@ -40,6 +41,39 @@ if TYPE_CHECKING:
 
 _SHARD_SIZE = "5GB"
 _BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|\.lock$|/$))[\w./+-]+")
+
+
+class AccessToken(BaseModel):
+    """A token's part of the Hub's answer about an account."""
+
+    role: str | None = None
+
+
+class Authentication(BaseModel):
+    """How the account was recognized."""
+
+    accessToken: AccessToken | None = None  # noqa: N815
+
+
+class Organization(BaseModel):
+    """An organization of the account."""
+
+    name: str
+    roleInOrg: str | None = None  # noqa: N815
+
+
+class Account(BaseModel):
+    """The Hub's answer to the question whose token this is."""
+
+    name: str
+    auth: Authentication | None = None
+    orgs: list[Organization] | None = None
+
+    @property
+    def is_read_only(self) -> bool:
+        """Return whether the token may not write."""
+        token = self.auth and self.auth.accessToken
+        return token is not None and token.role == "read"
 
 
 @dataclass(frozen=True, repr=False)
@@ -262,8 +296,15 @@ class Push:
         """Read the repository and check the user's rights to it."""
         if not self.has_token and get_token() is None:
             raise UserError(f"there is no token for the Hub: {describe_login()}")
-        account = self._request("the Hub", "checking your account on the Hub", self.api.whoami)
-        self.user = account["name"]
+        answer = self._request("the Hub", "checking your account on the Hub", self.api.whoami)
+        try:
+            account = Account.model_validate(answer)
+        except ValidationError as error:
+            raise UserError(
+                "the Hub's answer about your account cannot be read; check the address in HF_ENDPOINT, or log in again "
+                "with hf auth login"
+            ) from error
+        self.user = account.name
         self.repo_id = self.repo_id if "/" in self.repo_id else f"{self.user}/{self.repo_id}"
         self._request(self.repo_id, "reading the repository", lambda: self._read_repository(account))
 
@@ -276,7 +317,7 @@ class Push:
         except Exception as error:
             raise explain_hub_error(error, target, explicit_token=self.has_token) from error
 
-    def _read_repository(self, account: dict[str, Any]) -> None:
+    def _read_repository(self, account: Account) -> None:
         """Read branches, tags and files of the repository, and check that it can be pushed to."""
         try:
             info = self.api.repo_info(**self._repository)
@@ -303,16 +344,16 @@ class Push:
         self.remote = self._list_files(self.parent)
         return None
 
-    def _check_namespace(self, account: dict[str, Any]) -> None:
+    def _check_namespace(self, account: Account) -> None:
         """Check whether the token may create this repository; the Hub itself would report that only during creation."""
-        (namespace, name), token = self.repo_id.split("/"), (account.get("auth") or {}).get("accessToken") or {}
+        namespace, name = self.repo_id.split("/")
         if self.create_pr:
             raise UserError(f"{self.repo_id} does not exist, so it cannot have pull requests; remove --create-pr")
-        if token.get("role") == "read":
+        if account.is_read_only:
             raise UserError(
                 f"{self.token_source} is read-only, and {self.repo_id} must be created; use a token with the role write"
             )
-        roles = {str(organization["name"]): organization.get("roleInOrg") for organization in account.get("orgs") or []}
+        roles = {organization.name: organization.roleInOrg for organization in account.orgs or []}
         if namespace != self.user and roles.get(namespace, "none") in ("none", "read"):
             raise UserError(
                 f"{self.repo_id} does not exist or cannot be seen, and {self.token_source} (of {self.user}) has no "

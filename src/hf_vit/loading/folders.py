@@ -15,6 +15,7 @@ from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.display import shortened
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError, first_line
+from hf_vit.families import first_class_name
 from hf_vit.loading.outputs import TASKS
 from hf_vit.repositories.reading import WEIGHTS, download_model, explain_load_errors
 
@@ -70,14 +71,13 @@ def load_transformers(
             raise UserError(
                 f"{name} takes images with num_channels={channels}; give a model for RGB images (num_channels=3)"
             )
-        class_names = ", ".join(getattr(config, "architectures", None) or []) or "no class named"
+        first_class = first_class_name(getattr(config, "architectures", None)) or "no class named"
         is_classifier = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         if as_classifier and not is_classifier:
             raise UserError(
-                f"{name} holds a {config.model_type} model ({class_names}), which is not an image classifier; give a "
+                f"{name} holds a {config.model_type} model ({first_class}), which is not an image classifier; give a "
                 "classifier, or fine-tune it (hf-vit finetune)"
             )
-        first_class = class_names.partition(",")[0]
         with_head = as_classifier or (is_classifier and "ForImageClassification" in first_class)
         ending = (
             "ForImageClassification" if with_head else next((task for task in TASKS if first_class.endswith(task)), "")
@@ -168,7 +168,7 @@ def _load_from_wrapper(source: Source) -> Any:
     """Return the timm model that a checkpoint of transformers' TimmWrapper contains, with its class names."""
     import transformers
 
-    is_classifier = "ForImageClassification" in str((source.stored.get("architectures") or [""])[0])
+    is_classifier = "ForImageClassification" in first_class_name(source.stored.get("architectures"))
     head = "ForImageClassification" if is_classifier else ""
     with quiet_transformers(), explain_load_errors(source.name):
         model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head).timm_model.float()
