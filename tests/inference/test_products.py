@@ -389,14 +389,6 @@ def test_answers_are_close_to_the_models(name: str, dtype: torch.dtype):
         quantized.state_dict()
 
 
-def test_a_batch_of_no_images():
-    family = OTHERS["mixer"]  # attention takes none in float either
-    model = family.build("classification")
-    with torch.no_grad():
-        quantized = hf_vit.optimize_for_inference(model, quantize="int8")
-        assert quantized(family.images(model.config)[:0]).logits.shape == (0, 3)
-
-
 def test_what_is_not_finite_stays_so():
     model: Any = FAMILIES["plain"].build("classification").eval()
     images = torch.zeros(2, 3, *model.config.nominal_size)

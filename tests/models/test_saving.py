@@ -99,14 +99,6 @@ def test_everything_in_models_travels(tmp_path: Path):
             assert not [name for name in family.build(head).state_dict() if "vit" in name]
 
 
-def test_sharded_folder(family: Family, tmp_path: Path):
-    model = family.build("classification")
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    images = family.images(model.config)
-    assert_same_bits(family.classes["classification"].from_pretrained(tmp_path)(images), model(images))
-
-
 def test_offloaded_weights_give_the_same_bits(family: Family, head: str, tmp_path: Path):
     """accelerate brings them from memory or from a file when a module is called; until then they are on meta."""
     model = family.build(head)
