@@ -272,10 +272,7 @@ def test_a_model_is_no_different_from_itself(model: Path, colours: Path, tmp_pat
     assert {layer.norm for layer in told.layers} == {0.0}
     assert told.accuracy is not None
     assert (told.accuracy.num_disagreements, told.accuracy.p_value) == (0, 1.0)
-    assert [table.title for table in told.tables()[:2]] == [
-        "the configurations are equal",
-        "all weights are equal",
-    ]
+    assert [table.title for table in told.tables()[:2]] == ["the configurations are equal", "all weights are equal"]
     assert told.models == ("my-vit (first)", "my-vit (second)")
     with pytest.raises(UserError, match="classes that the model does not have: 'blue'"):
         diff(str(model), str(save_model(tmp_path / "other")), data=str(colours), **QUIET)

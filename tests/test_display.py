@@ -75,13 +75,6 @@ def test_the_line_says_what_it_is(results):
     assert "keys: 56 used, 0 ignored" in repr(results["convert"])
 
 
-def test_settings_are_taken_by_keyword(results):
-    tuned = results["finetune"]
-    assert tuned.model.config.nominal_size == (8, 8)
-    record = Facts.load(tuned.folder).records[0]
-    assert (record.seed, record.values["steps"], record.values["recipe"]["batch_size"]) == (3, 2, 4)
-
-
 def test_functions_do_what_their_commands_do(results, folder, tmp_path):
     """The facts tell of evaluation and analysis, and the card was rendered anew."""
     model = results["finetune"].folder

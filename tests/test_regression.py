@@ -12,6 +12,7 @@ from evaluation.tiny import make_classifier, make_processor
 from models.families import FAMILIES
 from PIL import Image
 from pyarrow import csv, parquet
+from test_exported_graphs import run
 from training.conftest import make_colour_folder
 from transformers import TimmWrapperConfig, TimmWrapperForImageClassification, pipeline
 
@@ -20,7 +21,6 @@ from hf_vit import conversion
 from hf_vit.data import make_processor as processor_of
 from hf_vit.loading.start import build_classifier, find_model
 from hf_vit.results.facts import append_record, new_record
-from hf_vit_cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ARCHITECTURE = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 32, "patch_size": 16}
@@ -69,12 +69,6 @@ def copy_of(saved: Path, folder: Path, **fields: Any) -> Any:
     model.save_pretrained(folder)
     processor_of(model.config).save_pretrained(folder)
     return model
-
-
-def run(*words: object) -> Any:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    return ended.value.code
 
 
 @pytest.fixture(scope="module")

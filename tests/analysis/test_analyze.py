@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from comparison.test_compare import contents
 from evaluation.tiny import make_images
 from models.families import FAMILIES, randomise
 from transformers import Dinov2Config, Dinov2Model
@@ -31,7 +32,6 @@ from hf_vit.data import load_data, make_processor
 from hf_vit.errors import UserError
 from hf_vit.hub.card import write_card
 from hf_vit.results.facts import Facts, append_record, new_record
-from hf_vit_cli.main import main
 
 SETTINGS = AnalysisSettings(num_images=9, batch_size=4, num_pictures=3, cka_batch_size=5)
 ATTENTION = ["attention_distance", "attention_entropy", "attention_rollout", "head_maps"]
@@ -326,22 +326,16 @@ def model(axial, tmp_path):
     return Path(shutil.copytree(axial, tmp_path / axial.name))
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
-    return int(end.value.code or 0)
-
-
 def typed(model, pictures, tmp_path, *more):
     sizes = ("--num-images", 8, "--num-pictures", 2, "--device", "cpu")
     return ["analyze", model, "--images", pictures, "--output", tmp_path / "out", *sizes, *more]
 
 
-def test_a_run_and_its_repetition(model, pictures, tmp_path, capsys, monkeypatch):
+def test_a_run_and_its_repetition(model, pictures, tmp_path, command, monkeypatch):
     few = ("attention_distance", "attention_rollout", "cka", "cka_between")
     monkeypatch.setattr(api, "ANALYSES", {name: ANALYSES[name] for name in few})  # all there are, drawn sooner
-    assert run(*typed(model, pictures, tmp_path)) == 0
-    printed = capsys.readouterr().out
+    code, printed, _ = command(*typed(model, pictures, tmp_path))
+    assert code == 0
     assert "1 unreadable images were skipped: photos/broken.png" in printed
     assert "cka_between was not run: it needs a second model" in printed
     (record,) = Facts.load(model).filter_kind("analysis")
@@ -361,13 +355,13 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, capsys, monkeypatch
         assert (f"]({name})" in card) == ("rollout" not in name), "pictures of images are not shared unasked"
     assert "![Attention distance by depth, photos, 8 images](analysis_attention_distance.png)" in card
     # Nothing is left to do: nothing is recorded.
-    assert run(*typed(model, pictures, tmp_path)) == 0
-    assert "attention_distance was finished before; its result is kept" in capsys.readouterr().out
+    code, printed, _ = command(*typed(model, pictures, tmp_path))
+    assert (code, "attention_distance was finished before; its result is kept" in printed) == (0, True)
     assert len(Facts.load(model).records) == 1
 
 
-def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path):
-    assert run(*typed(model, pictures, tmp_path, "--only", "cka")) == 0
+def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path, command):
+    assert command(*typed(model, pictures, tmp_path, "--only", "cka"))[0] == 0
     assert "## Analysis" in write_card(model).read_text()
     append_record(model, new_record("training", values={}, command="hf-vit finetune"))
     assert "## Analysis" not in write_card(model).read_text()
@@ -382,41 +376,42 @@ def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path):
         (["--rollout-identity", "1"], "rollout_identity=1.0 is out of range"),
     ],
 )
-def test_mistakes_end_in_one_line(model, pictures, tmp_path, capsys, more, message):
-    assert run(*typed(model, pictures, tmp_path, *more)) != 0
-    error = capsys.readouterr().err
+def test_mistakes_end_in_one_line(model, pictures, tmp_path, command, more, message):
+    code, _, error = command(*typed(model, pictures, tmp_path, *more))
+    assert code != 0
     assert error.startswith(f"hf-vit: {message}")
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_stopped_run_says_how_it_goes_on(model, pictures, tmp_path, capsys, monkeypatch):
+def test_a_stopped_run_says_how_it_goes_on(model, pictures, tmp_path, command, monkeypatch):
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(api, "load_model", stop)
-        assert run(*typed(model, pictures, tmp_path)) == 130
-    said = "hf-vit: stopped; nothing is finished yet; run the same command again\n"
-    assert capsys.readouterr().err == said
+        code, _, said = command(*typed(model, pictures, tmp_path))
+    assert (code, said) == (130, "hf-vit: stopped; nothing is finished yet; run the same command again\n")
     monkeypatch.setattr(ANALYSES["cka"], "measure", stop)
-    assert run(*typed(model, pictures, tmp_path, "--only", "attention_entropy", "--only", "cka")) == 130
-    assert "run the same command again" in capsys.readouterr().err
+    code, _, said = command(*typed(model, pictures, tmp_path, "--only", "attention_entropy", "--only", "cka"))
+    assert (code, "run the same command again" in said) == (130, True)
     assert (tmp_path / "out/attention_entropy.json").is_file()
 
 
-def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(model, pictures, tmp_path, monkeypatch):
+def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(
+    model, pictures, tmp_path, command, monkeypatch
+):
     few = ("--only", "attention_entropy")
     with monkeypatch.context() as patched:
         patched.setattr("hf_vit.analysis.api.save_analyses", lambda *arguments, **options: None)
-        assert run(*typed(model, pictures, tmp_path, *few)) == 0
+        assert command(*typed(model, pictures, tmp_path, *few))[0] == 0
     assert not Facts.load(model).filter_kind("analysis")
     for _ in range(2):
-        assert run(*typed(model, pictures, tmp_path, *few)) == 0
+        assert command(*typed(model, pictures, tmp_path, *few))[0] == 0
     (record,) = Facts.load(model).filter_kind("analysis")
     assert set(record.values["analyses"]) == {"attention_entropy"}
     (model / "README.md").unlink()  # as if the kill had come between the record and the card
-    assert run(*typed(model, pictures, tmp_path, *few)) == 0
+    assert command(*typed(model, pictures, tmp_path, *few))[0] == 0
     assert "attention_entropy" in (model / "README.md").read_text()
 
 
@@ -446,12 +441,8 @@ def checkpoints(tmp_path_factory):
     return folder
 
 
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_numbers_are_those_of_every_checkpoint(checkpoints, pictures, tmp_path, monkeypatch):
-    before = files(checkpoints)
+    before = contents(checkpoints)
     out = tmp_path / "out"
     found = analyze_stages(checkpoints, pictures, out, only=ONLY, settings=FOUR, device="cpu")
     assert [(stage.name, stage.step) for stage in found.stages] == [(f"checkpoint-{n}", n) for n in (5, 20, 100)]
@@ -463,8 +454,8 @@ def test_numbers_are_those_of_every_checkpoint(checkpoints, pictures, tmp_path, 
             assert {name: values[place] for name, values in numbers.items()} == alone.summaries[analysis]
     assert len({str(one) for one in found.numbers["attention_entropy"]["entropy_nats_by_layer"]}) == 3
     assert StagesDocument.model_validate_json((out / "stages.json").read_bytes()) == found
-    assert files(checkpoints) == before
-    written = files(out)
+    assert contents(checkpoints) == before
+    written = contents(out)
     assert {"stages_attention_entropy.png", "checkpoint-20/report.html", "report.html"} <= set(written)
     page = written["report.html"].decode()
     assert page.count('src="data:image/png;base64,') == 1
@@ -473,7 +464,7 @@ def test_numbers_are_those_of_every_checkpoint(checkpoints, pictures, tmp_path, 
     for name in ONLY:
         monkeypatch.setattr(ANALYSES[name], "measure", None)
     assert analyze_stages(checkpoints, pictures, out, only=ONLY, settings=FOUR, device="cpu") == found
-    assert files(out) == written
+    assert contents(out) == written
 
 
 def test_folders_of_checkpoints(checkpoints, tmp_path):
@@ -485,9 +476,9 @@ def test_folders_of_checkpoints(checkpoints, tmp_path):
         analyze_stages(tmp_path, None, tmp_path / "out")
 
 
-def test_checkpoints_by_command(checkpoints, pictures, tmp_path, capsys):
-    assert run(*typed(checkpoints, pictures, tmp_path, "--only", "attention_entropy")) == 0
-    printed = capsys.readouterr().out
+def test_checkpoints_by_command(checkpoints, pictures, tmp_path, command):
+    code, printed, _ = command(*typed(checkpoints, pictures, tmp_path, "--only", "attention_entropy"))
+    assert code == 0
     assert [line for line in printed.splitlines() if line.endswith(":")] == [
         f"checkpoint-{step}:" for step in (5, 20, 100)
     ]

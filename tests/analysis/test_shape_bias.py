@@ -15,7 +15,6 @@ from hf_vit.analysis.shape_bias import class_decisions, count_decisions, shape_s
 from hf_vit.errors import UserError
 from hf_vit.loading.model import LoadedModel
 from hf_vit.results.facts import Facts
-from hf_vit_cli.main import main
 
 CLASSES = ("ant", "bee", "cow")
 SHADES = {name: 60 * place for place, name in enumerate(CLASSES)}
@@ -159,14 +158,12 @@ def test_what_does_not_fit_is_refused(conflicts, tmp_path):
         open_cue_conflicts(conflicts)
 
 
-def test_the_command(conflicts, tmp_path, capsys):
+def test_the_command(conflicts, tmp_path, command):
     make_classifier(CLASSES).save_pretrained(tmp_path / "model")
     make_processor().save_pretrained(tmp_path / "model")
     typed = ["analyze", tmp_path / "model", "--cue-conflict", conflicts, "--only", "shape_bias", "--device", "cpu"]
     for folder in ("one", "two"):
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in (*typed, "--output", tmp_path / folder)])
-        assert not end.value.code
+        assert command(*typed, "--output", tmp_path / folder)[0] == 0
     contents = [{path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} for folder in ("one", "two")]
     assert set(contents[0]) == {"shape_bias.json", "shape_bias.png", "report.html"}
     assert contents[0] == contents[1]

@@ -4,6 +4,7 @@ import gzip
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -19,7 +20,6 @@ from hf_vit.errors import UserError
 from hf_vit.hub.card import write_card
 from hf_vit.results.facts import DataFact, append_record
 from hf_vit.variants import variant_names
-from hf_vit_cli.main import main
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -80,7 +80,7 @@ def test_addresses_are_of_files_that_were_published() -> None:
             )
 
 
-def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders(tmp_path: Path, command: Any) -> None:
     """Warnings are errors here: 18 px hold two patches of 8 px and leave some over, and a field is misspelt."""
     for name, top1 in (("worse", 0.5), ("better", 0.75)):
         judge(save_model(tmp_path / name), top1)
@@ -107,10 +107,9 @@ def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(data, [Path(entry.name).name for entry, _ in rows]) for data, rows in board] == [
         ("digits, split test", ["better", "worse"])
     ]
-    with pytest.raises(SystemExit) as ended:
-        main(["models", str(tmp_path), "--json", "--judged-on", "digits"])
-    assert not ended.value.code
-    told = json.loads(capsys.readouterr().out)
+    code, out, err = command("models", tmp_path, "--json", "--judged-on", "digits")
+    assert code == 0, err
+    told = json.loads(out)
     assert [(entry["kind"], entry["scores"][0]["value"], entry["scores"][0]["source"]) for entry in told] == [
         ("folder", 0.75, "hf-vit evaluate x"),
         ("folder", 0.5, "hf-vit evaluate x"),

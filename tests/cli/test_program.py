@@ -242,10 +242,7 @@ def test_who_waits_for_libraries_sees_it(capsys, monkeypatch):
         ("finetune m --model m --data d --output o", "got unexpected extra argument(s) (m)"),
         ("bench", "missing command; hf-vit bench --help"),
         *(
-            (
-                f"finetune S/16 {switch} --data d --output o",
-                f"--streaming takes no value, but got '{value}'",
-            )
+            (f"finetune S/16 {switch} --data d --output o", f"--streaming takes no value, but got '{value}'")
             for switch, value in (("--streaming true", "true"), ("--streaming=False", "False"), ("--streaming 1", "1"))
         ),
     ],

@@ -31,7 +31,6 @@ from hf_vit.loading import load_model, load_models
 from hf_vit.loading.folders import ImageGPTFeatures
 from hf_vit.loading.outputs import pre_logits
 from hf_vit.results.facts import Facts
-from hf_vit_cli.main import main
 
 FEW = ComparisonSettings(corruptions=("contrast",), epsilons=(4.0,), robustness_images=8, speed_turns=0)
 
@@ -168,7 +167,7 @@ def test_mistakes_come_before_any_work(kinds, message, saved, data, tmp_path, mo
     assert not (tmp_path / "out").exists()
 
 
-def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, data, tmp_path, monkeypatch, capsys):
+def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, data, tmp_path, monkeypatch, command):
     for changes, message in (
         ({"corruptions": ("rain",)}, "unknown corruption rain"),
         ({"severity": 6}, "severity 6 is out of range"),
@@ -183,8 +182,8 @@ def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, da
     with pytest.raises(UserError, match="has no split 'train'"):
         run(saved, alone, tmp_path / "out", "vit", "igpt", probe=True)
     words = ("--data", "digits", "--output", tmp_path / "out")
-    assert typed("compare", saved.source("vit"), "nowhere/at/all", *words) == 1
-    error = capsys.readouterr().err
+    code, _, error = command("compare", saved.source("vit"), "nowhere/at/all", *words)
+    assert code == 1
     assert error.startswith("hf-vit: there is no file or folder nowhere/at/all")
     assert len(error.splitlines()) == 1
 
@@ -212,20 +211,14 @@ def class_folders(tmp_path):
     return tmp_path / "pets"
 
 
-def typed(*arguments):
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
-    return int(end.value.code or 0)
-
-
-def test_the_command(saved, class_folders, tmp_path, capsys):
+def test_the_command(saved, class_folders, tmp_path, command):
     folders = [zoo.save("vit", tmp_path / name / "model", NAMES) for name in ("a", "b")]
     zoo.save("vit", tmp_path / "b/model", list(reversed(NAMES)))
     names = (*folders, saved.source("efficientnet"))
     options = ["--data", class_folders, "--output", tmp_path / "out", "--corruption", "contrast", "--epsilon", "2"]
     sizes = ["--robustness-images", 6, "--speed-turns", 1, "--device", "cpu"]
-    assert typed("compare", *names, *options, *sizes) == 0
-    printed = capsys.readouterr().out
+    code, printed, _ = command("compare", *names, *options, *sizes)
+    assert code == 0
     assert "a/model: measured\nb/model: measured\nefficientnet: measured\nspeed: measured\n" in printed
     assert "recorded in facts.json of a/model, b/model" in printed
     assert {path.name for path in (tmp_path / "out/models").iterdir()} == {
@@ -241,12 +234,12 @@ def test_the_command(saved, class_folders, tmp_path, capsys):
     assert (record.data.name, record.data.split, record.data.size) == ("pets", "test", 24)
     assert str(tmp_path) not in (folders[0] / "facts.json").read_text()
     # Nothing is left to do: nothing is recorded.
-    assert typed("compare", *names, *options, *sizes) == 0
-    assert "a/model: already measured, the stored result is used" in capsys.readouterr().out
+    code, printed, _ = command("compare", *names, *options, *sizes)
+    assert (code, "a/model: already measured, the stored result is used" in printed) == (0, True)
     assert len(Facts.load(folders[0]).records) == 1
 
 
-def test_a_stopped_command_goes_on_by_model(saved, class_folders, capsys, tmp_path, monkeypatch):
+def test_a_stopped_command_goes_on_by_model(saved, class_folders, command, tmp_path, monkeypatch):
     measure, out, stops = api.measure_model, tmp_path / "out", []
 
     def stop(loaded, *arguments, **options):
@@ -262,12 +255,12 @@ def test_a_stopped_command_goes_on_by_model(saved, class_folders, capsys, tmp_pa
         ("swin", f"finished parts are in {out}; run the same command again to continue"),
     ):
         stops[:] = [name]
-        assert typed(*words) == 130
-        assert f"hf-vit: stopped; {said}\n" in capsys.readouterr().err
+        code, _, told = command(*words)
+        assert (code, f"hf-vit: stopped; {said}\n" in told) == (130, True)
     assert set(contents(out)) == {"models/vit.json"}
     before, stops[:] = (out / "models/vit.json").stat().st_mtime_ns, []
-    assert typed(*words) == 0
-    assert "vit: already measured, the stored result is used\nswin: measured\n" in capsys.readouterr().out
+    code, printed, _ = command(*words)
+    assert (code, "vit: already measured, the stored result is used\nswin: measured\n" in printed) == (0, True)
     assert (out / "models/vit.json").stat().st_mtime_ns == before
 
 

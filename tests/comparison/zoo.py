@@ -84,17 +84,10 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "tresnet": ("tresnet_m", {"width_factor": 0.125, "layers": [1, 1, 1, 1]}),
     "efficientnet": ("test_efficientnet", {}),
     "skresnet": ("skresnet18", {"layers": [1, 1, 1, 1], "channels": [16, 16, 16, 16], "stem_width": 8}),
-    "halonet": (
-        "halonet26t",
-        {
-            "width_factor": 0.0625,
-            "stem_type": "3x3",
-            "stem_pool": "",
-            "self_attn_kwargs": {"block_size": 2, "halo_size": 1},
-        },
-    ),
+    "halonet": ("halonet26t", {"width_factor": 0.0625, "stem_type": "3x3", "stem_pool": "",
+                               "self_attn_kwargs": {"block_size": 2, "halo_size": 1}}),
     "coat": ("coat_tiny", {"img_size": SIDE, "embed_dims": [16] * 4, "serial_depths": [1] * 4, "parallel_depth": 1}),
-}
+}  # fmt: skip
 
 
 def save(kind: str, folder: Path, names: Sequence[str]) -> Path:
@@ -119,13 +112,9 @@ def save_timm(kind: str, folder: Path, names: Sequence[str]) -> Path:
     model.register_state_dict_post_hook(
         lambda _, state, *__: state.update({name: value.clone() for name, value in state.items()})
     )
-    save_for_hf(
-        model,
-        str(folder),
-        model_config={"label_names": list(names)},
-        safe_serialization=True,
-        data_config={"input_size": (3, SIDE, SIDE), "crop_pct": 1.0, "mean": (0.5, 0.4, 0.3), "std": (0.5, 0.25, 0.2)},
-    )
+    fed = {"input_size": (3, SIDE, SIDE), "crop_pct": 1.0, "mean": (0.5, 0.4, 0.3), "std": (0.5, 0.25, 0.2)}
+    labelled = {"label_names": list(names)}
+    save_for_hf(model, str(folder), model_config=labelled, safe_serialization=True, data_config=fed)
     return folder
 
 

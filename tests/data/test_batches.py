@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from data.conftest import encoded, make_tar, picture
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from torch.utils.data import DataLoader
+from training.conftest import write_numbers
 
 from hf_vit.data import (
     AugmentationConfig,
@@ -245,17 +246,7 @@ class Rows:
 @pytest.fixture
 def parquet(tmp_path):
     """A stream of parquet shards with so many rows each, numbered through, and the number of rows."""
-
-    def make(sizes):
-        first = 0
-        for shard, size in enumerate(sizes):
-            numbers = list(range(first, first + size))
-            Dataset.from_dict({"image": numbers, "label": numbers}).to_parquet(tmp_path / f"{shard}.parquet")
-            first += size
-        files = [str(tmp_path / f"{shard}.parquet") for shard in range(len(sizes))]
-        return load_dataset("parquet", data_files=files, streaming=True, split="train"), first
-
-    return make
+    return lambda sizes: (write_numbers(tmp_path / "rows", sizes), sum(sizes))
 
 
 def numbers(examples):

@@ -11,7 +11,7 @@ import pytest
 from data.conftest import splitmix64
 from PIL import Image
 
-from hf_vit.data import check_images, load_data
+from hf_vit.data import load_data
 from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes, photograph_tiles
 from hf_vit.data.scenes import SHAPES, Scenes
 from hf_vit.errors import UserError
@@ -107,16 +107,6 @@ def test_built_in_data_stream_the_same_images_without_a_network(name, monkeypatc
     assert stream.num_examples("test") == table.num_examples("test")
     known = {(row["image"].convert("RGB").tobytes(), row["label"]) for row in table.splits["validation"]}
     assert {(row["image"].tobytes(), row["label"]) for row in stream.splits["validation"]} == known
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_digits_smaller_than_a_patch_are_refused(streaming):
-    data = load_data("digits", streaming=streaming)
-    assert next(iter(check_images(data, 8).splits["test"]))["label"] in range(10)
-    with pytest.raises(UserError, match=r"is 8x8 px, smaller than one patch of 16x16 px"):
-        next(iter(check_images(data, 16).splits["test"]))
-    large = load_data("digits", image_size=(16, 16), streaming=streaming)
-    assert next(iter(check_images(large, 16).splits["test"]))["image"].size == (16, 16)
 
 
 # ---- fractals: the formula once more, number by number

@@ -8,16 +8,16 @@ from pathlib import Path
 import fsspec
 import pytest
 from data.conftest import contents, make_folder, make_table, make_tar
+from evaluation.tiny import save_ours
 from fsspec.implementations.memory import MemoryFileSystem
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
-from hf_vit.data import load_data, make_processor
+from hf_vit import UserError
+from hf_vit.data import load_data
 from hf_vit.data.load import load_unlabeled
 from hf_vit.evaluation import predict
 from hf_vit.evaluation.prediction import list_image_files, predict_images, write_dense_predictions
 from hf_vit.loading.model import load_model
 from hf_vit.repositories.stores import StoreError
-from hf_vit_cli.main import main
 
 
 @pytest.fixture
@@ -170,10 +170,7 @@ def test_places_that_cannot_be_read_are_told(folder, stored, store, monkeypatch)
         ("memory://bucket/no*.parquet", "^'memory://bucket/no"),
         (f"{address}/cat", "holds images such as '000.png' but no class folders"),
         (f"{address}/cat/000.png", "is not a data set file; give .parquet"),
-        (
-            "memory://bucket/dense",
-            "holds masks or objects as files, which can only be read from a local folder; give",
-        ),
+        ("memory://bucket/dense", "holds masks or objects as files, which can only be read from a local folder; give"),
     ):
         with pytest.raises(UserError, match=said):
             load_data(place)
@@ -189,10 +186,7 @@ def test_a_path_as_an_address(folder):
 
 @pytest.fixture
 def model(tmp_path):
-    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    classifier = HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, num_labels=3, **sizes))
-    classifier.save_pretrained(tmp_path / "model")
-    make_processor(classifier.config).save_pretrained(tmp_path / "model")
+    save_ours(tmp_path / "model")
     return str(tmp_path / "model")
 
 
@@ -224,13 +218,13 @@ def test_folders_are_those_of_data(model, folder, caplog):
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_tables_of_predictions(ending, model, folder, stored, store, monkeypatch, capsys):
+def test_tables_of_predictions(ending, model, folder, stored, store, monkeypatch, command):
     stored(folder)
     monkeypatch.chdir(folder.parent)
     for place in (f"here.{ending}", f"memory://bucket/there.{ending}"):
-        with pytest.raises(SystemExit, match="0"):
-            main(["predict", model, "pets/cat", "--output", place])
-    assert f"predictions in memory://bucket/there.{ending}" in capsys.readouterr().out
+        code, out, _ = command("predict", model, "pets/cat", "--output", place)
+        assert code == 0
+    assert f"predictions in memory://bucket/there.{ending}" in out
     here = (folder.parent / f"here.{ending}").read_bytes()
     assert store.cat_file(f"bucket/there.{ending}") == here != b""
     (folder / "cat" / "x.png").write_bytes(b"no image")

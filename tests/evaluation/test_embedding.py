@@ -22,6 +22,8 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
+from results.test_writing import left_by
+from training.conftest import write_parquet
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel, UserError
 from hf_vit.data import eval_transform, load_data, make_processor
@@ -29,7 +31,7 @@ from hf_vit.evaluation import embed, embedding
 from hf_vit.loading import load_model
 from hf_vit.loading.pixels import keep_image_sizes
 from hf_vit.results.delivery import prepare_output
-from hf_vit.results.writing import hidden_sibling, write_atomically
+from hf_vit.results.writing import write_atomically
 from hf_vit_cli.main import main
 
 SIZES = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
@@ -188,18 +190,12 @@ def test_predictions_of_several_classes_an_image(model, images, tmp_path):
 
 
 def test_streamed_shards_become_files(model, images, tmp_path):
-    from datasets import ClassLabel, Dataset, Features
-    from datasets import Image as ImageFeature
-
-    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["a", "b"])})
     (tmp_path / "data").mkdir()
+    files = sorted(images.glob("*/*.png"), key=lambda path: path.name)
     for split, count in (("train", 3), ("test", 1), ("val", 1)):
         for shard in range(count):
-            rows = {"image": [], "label": []}
-            for path in sorted(images.glob("*/*.png"), key=lambda path: path.name)[shard * 9 : shard * 9 + 9 - shard]:
-                rows["image"].append({"bytes": path.read_bytes(), "path": None})
-                rows["label"].append("ab".index(path.parent.name))
-            Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "data" / f"{split}-{shard}.parquet")
+            chosen = files[shard * 9 : shard * 9 + 9 - shard]
+            write_parquet(tmp_path / "data" / f"{split}-{shard}.parquet", chosen, ("a", "b"))
     streamed = embed(str(model), str(tmp_path / "data"), tmp_path / "stream", streaming=True)
     assert streamed.files[:3] == [f"train-0000{i}-of-00003.parquet" for i in range(3)]
     assert [pq.read_metadata(tmp_path / "stream" / name).num_rows for name in streamed.files] == [9, 8, 7, 9, 9]
@@ -245,7 +241,7 @@ def go_on(model, whole, folder):
     """The same call after a kill; what was complete is left alone, the rest becomes what it would have been."""
     before = files_of(folder)
     assert 3 <= len(before) < len(files_of(whole))
-    left_by_the_dead(folder / "train-00000-of-00054.parquet")
+    left_by(2**22 + 1, folder / "train-00000-of-00054.parquet").touch()  # no process has so high a number
     stamps = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
     done = embed(str(model), "digits", folder, rows_per_file=20, batch_size=8)
     assert done.done_before == len(before)
@@ -255,12 +251,6 @@ def go_on(model, whole, folder):
     for split in ("train", "validation", "test"):
         rows = [row["index"] for row in read(folder, split)]
         assert rows == list(range(len(load_data("digits").split(split))))
-
-
-def left_by_the_dead(path):
-    """What a process left that was killed while it wrote a file; no process has so high a number."""
-    name = hidden_sibling(path, "tmp").name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-")
-    path.with_name(name).write_bytes(b"half a file")
 
 
 def wait_for_files(folder, is_alive):

@@ -212,69 +212,55 @@ def open_classifier(source, device=None):
     return load_model(source, device, as_classifier=True)
 
 
-def _truncate(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def harm(folder, name, change):
+    """Remove a file, cut it in half, change fields of its JSON, or write another content."""
+    path = folder / name
+    if change is None:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif change == "half":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif isinstance(change, dict):
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    elif isinstance(change, str):
+        path.write_text(change)
+    else:
+        change().save_pretrained(folder)
 
 
-def _edit_config(**changes):
-    def edit(folder):
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | changes))
-
-    return edit
+def bert():
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
+    return BertForSequenceClassification(BertConfig(**sizes))
 
 
-def _black(folder):
-    processor = json.loads((folder / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor | {"image_std": [0.5, 0.0, 0.5]}))
-
-
-def _bad_patch(folder):
-    (folder / "config.json").write_text('{"model_type": "hf_vit", "image_size": 8, "patch_size": 9}')
-
-
-def _headless(folder):
-    ViTModel(make_classifier().config).save_pretrained(folder)
-
-
-def _bert(folder):
-    config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
-    BertForSequenceClassification(config).save_pretrained(folder)
+CONFIG, WEIGHTS, PROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "change", "message"),
     [
-        (
-            lambda folder: shutil.rmtree(folder),
-            "there is no file or folder .*; give a path, or owner/name of a model on the Hub",
-        ),
-        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json; give the folder"),
-        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json of .* is damaged"),
-        (lambda folder: (folder / "config.json").write_text("{}"), "cannot be read as a model"),
-        (_edit_config(model_type="perceptron"), "cannot be read as a model: .*perceptron"),
-        (_bad_patch, "not valid: image_size=8 does not fit patch_size=9"),
-        (_edit_config(hidden_size=32), r"do not fit its config\.json: their shapes differ"),
-        (_edit_config(num_channels=1), "num_channels=1"),
-        (lambda folder: (folder / "model.safetensors").unlink(), r"no weights: model\.safetensors"),
-        (_truncate, "weights of .* are damaged"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "weights of .* are damaged"),
-        (
-            lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
-            "model.safetensors of .* is a Git LFS pointer; fetch the file with git lfs pull",
-        ),
-        (lambda folder: (folder / "preprocessor_config.json").unlink(), r"no readable image processor"),
-        (lambda folder: (folder / "preprocessor_config.json").write_text("{"), r"no readable image processor"),
-        (_black, r"gives pixels that are not finite .* correct image_mean, image_std"),
-        (_headless, r"not a trained image classifier, as the weights classifier\.bias, classifier\.weight are missing"),
-        (_bert, r"holds a bert model \(BertForSequenceClassification\), which is not an image classifier"),
+        ("", None, "there is no file or folder .*; give a path, or owner/name of a model on the Hub"),
+        (CONFIG, None, r"has no config\.json; give the folder"),
+        (CONFIG, "{", r"config\.json of .* is damaged"),
+        (CONFIG, "{}", "cannot be read as a model"),
+        (CONFIG, {"model_type": "perceptron"}, "cannot be read as a model: .*perceptron"),
+        (CONFIG, '{"model_type": "hf_vit", "image_size": 8, "patch_size": 9}', "image_size=8 does not fit patch"),
+        (CONFIG, {"hidden_size": 32}, r"do not fit its config\.json: their shapes differ"),
+        (CONFIG, {"num_channels": 1}, "num_channels=1"),
+        (WEIGHTS, None, r"no weights: model\.safetensors"),
+        (WEIGHTS, "half", "weights of .* are damaged"),
+        (WEIGHTS, "", "weights of .* are damaged"),
+        (WEIGHTS, "version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer; fetch the file with git lfs"),
+        (PROCESSOR, None, r"no readable image processor"),
+        (PROCESSOR, "{", r"no readable image processor"),
+        (PROCESSOR, {"image_std": [0.5, 0, 0.5]}, r"pixels that are not finite .* correct image_mean, image_std"),
+        ("", lambda: ViTModel(make_classifier().config),
+         r"not a trained image classifier, as the weights classifier\.bias, classifier\.weight are missing"),
+        ("", bert, r"holds a bert model \(BertForSequenceClassification\), which is not an image classifier"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_does_not_load_is_told(save_classifier, damage, message, capfd):
+)  # fmt: skip
+def test_what_does_not_load_is_told(save_classifier, name, change, message, capfd):
     folder = save_classifier()
-    damage(folder)
+    harm(folder, name, change)
     capfd.readouterr()
     with pytest.raises(UserError, match=message) as caught:
         open_classifier(folder, "cpu")

@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,7 +24,6 @@ from hf_vit.loading.model import load_model
 from hf_vit.loading.optimizing import select_engine
 from hf_vit.loading.pixels import fit_grid, keep_image_sizes
 from hf_vit.results.facts import Facts
-from hf_vit_cli.main import main
 
 # File -> (height, width) -> of 8 px at least, as libjpeg decodes it; and the nearest whole patches of 4 px, of which
 # more than 12 are shrunk in their shape.
@@ -164,17 +164,16 @@ def test_a_record_and_a_card_say_how_images_were_fed(folder):
         assert "--draft" not in score.source
 
 
-def test_the_commands_take_them(folder, tmp_path, capsys):
-    model, data, out = str(folder / "model"), str(folder / "jpg"), str(tmp_path / "out")
+def test_the_commands_take_them(folder, tmp_path, command):
+    model, data, out = folder / "model", folder / "jpg", tmp_path / "out"
     for words in (
-        ("predict", model, str(files(folder)[0]), "--json", "--draft"),
+        ("predict", model, files(folder)[0], "--json", "--draft"),
         ("evaluate", model, "--data", data, "--draft"),
         ("embed", model, "--data", data, "--output", out, "--draft"),
-        ("evaluate", model, "--data", str(folder / "png"), "--max-num-patches", "12"),
+        ("evaluate", model, "--data", folder / "png", "--max-num-patches", 12),
     ):
-        with pytest.raises(SystemExit) as stop:
-            main(list(words))
-        assert not stop.value.code, capsys.readouterr().err
+        code, _, err = command(*words)
+        assert code == 0, err
 
 
 def test_what_they_do_not_go_with(folder, classifier, tmp_path):
@@ -291,12 +290,6 @@ def engine(request, monkeypatch):
     return request.param
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    assert not stopped.value.code
-
-
 def close(given, wanted):
     """Numbers within 1e-5, everything else equal."""
     if isinstance(wanted, dict):
@@ -311,36 +304,62 @@ def close(given, wanted):
         assert given == (pytest.approx(wanted, abs=1e-5) if isinstance(wanted, float) else wanted)
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"], indirect=True)
-def test_evaluate(saved, data, engine, capfd):
-    """Beside the same as loaded; the record says what computed, of a model as loaded nothing."""
-    run("evaluate", saved, "--data", data, "--no-optimize")
-    assert "optimized" not in capfd.readouterr().err
-    run("evaluate", saved, "--data", data)
-    assert f"note: optimized for inference, runs on {engine} " in capfd.readouterr().err
-    plain, fast = (record.values for record in Facts.load(saved).filter_kind("evaluation"))
-    assert "engine" not in plain
-    assert fast.pop("engine").startswith(f"{engine} ")
-    assert min(each.pop("images_per_second") for each in (fast, plain)) > 0
+def read(place):
+    return json.loads(place.read_text())
+
+
+# Command -> its words, and its answers in the folder OUT or as printed. Beside another library's model, which stays as
+# it is loaded, as do all while they are attacked; an analysis that reads answers alone.
+COMMANDS = {
+    "evaluate": (("MODEL", "--data", "DATA", "--output", "OUT"), lambda out, shown: read(out / "top1.json")["values"]),
+    "predict": (("MODEL", "IMAGES", "--json"), lambda out, shown: json.loads(shown)),
+    "compare": (("MODEL", "OTHER", "--data", "DATA", "--output", "OUT", "--speed-turns", 0, "--epsilon", 1),
+                lambda out, shown: read(out / "models/model.json")),
+    "analyze": (("MODEL", "--only", "shape_bias", "--cue-conflict", "CONFLICTS", "--output", "OUT"),
+                lambda out, shown: read(out / "shape_bias.json")),
+}  # fmt: skip
+BOTH = ("evaluate", "predict")  # by both engines in every run
+CASES = [(name, engine) for name in BOTH for engine in ("torch", "openvino")]
+CASES += [(name, "torch") for name in ("compare", "analyze")]
+CASES += [pytest.param(name, "openvino", marks=pytest.mark.slow) for name in ("compare", "analyze")]
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES, indirect=["engine"])
+def test_an_optimized_model_answers_as_the_one_that_was_loaded(name, engine, saved, data, tmp_path, command):
+    """What computed is told and recorded, of a model as loaded nothing."""
+    places = {"MODEL": saved, "DATA": data, "IMAGES": data / "test" / "*" / "*.png", "CONFLICTS": tmp_path / "shapes"}
+    if name == "compare":
+        places["OTHER"] = zoo.save("resnet", tmp_path / "other", NAMES)
+    for number, path in enumerate(sorted((data / "test").glob("*/*.png"))):
+        shape, texture = NAMES[number % 2], NAMES[(number + 1) % 2]
+        (places["CONFLICTS"] / shape).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, places["CONFLICTS"] / shape / f"{shape}{number}-{texture}{number}.png")
+    (words, answers), found = COMMANDS[name], []
+    for option in (["--no-optimize"], []):
+        out = tmp_path / f"out{len(found)}"
+        code, printed, err = command(name, *((places | {"OUT": out}).get(word, word) for word in words), *option)
+        assert (code, f"optimized for inference, runs on {engine} " in printed + err) == (0, not option)
+        found.append(answers(out, printed))
+    plain, fast = found
+    if "notes" in plain:
+        (told,) = set(fast.pop("notes")) - set(plain.pop("notes"))
+        assert told.startswith(f"optimized for inference, runs on {engine} ")
     close(fast, plain)
+    if name == "compare":
+        others = [(tmp_path / out / "models/other.json").read_bytes() for out in ("out0", "out1")]
+        assert (others[0] == others[1], plain["fgsm"]["1"] is None) == (True, False)
+    else:
+        assert len(plain) == COUNT or name != "predict"
+        assert name != "analyze" or sum(plain["arrays"]["decisions"]["values"][0]) == COUNT // 2
+    records = [record.values for record in Facts.load(saved).records if record.kind in ("evaluation", "analysis")]
+    assert ["engine" in values for values in records] == [False, True][: len(records)]
+    assert all(values["engine"].startswith(f"{engine} ") for values in records[1:])
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"], indirect=True)
-def test_predict(saved, data, engine, capfd):
-    pattern = data / "test" / "*" / "*.png"
-    run("predict", saved, pattern, "--json", "--no-optimize")
-    plain = json.loads(capfd.readouterr().out)
-    run("predict", saved, pattern, "--json")
-    shown = capfd.readouterr()
-    assert f"runs on {engine} " in shown.err
-    assert len(plain) == COUNT
-    close(json.loads(shown.out), plain)
-
-
-def test_embed(saved, data, engine, tmp_path, capfd):
+def test_embed(saved, data, engine, tmp_path, command):
     """A folder that was begun goes on as it was begun."""
     for name, option in (("plain", ["--no-optimize"]), ("fast", []), ("fast", []), ("plain", [])):
-        run("embed", saved, "--data", data, "--output", tmp_path / name, "--split", "test", *option)
+        assert command("embed", saved, "--data", data, "--output", tmp_path / name, "--split", "test", *option)[0] == 0
     rows = {
         name: [row for path in sorted((tmp_path / name).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
         for name in ("plain", "fast")
@@ -349,42 +368,6 @@ def test_embed(saved, data, engine, tmp_path, capfd):
     settings = {name: json.loads((tmp_path / name / "manifest.json").read_text())["settings"] for name in rows}
     assert "engine" not in settings["plain"]
     assert settings["fast"]["engine"] == engine
-
-
-def test_compare(saved, data, engine, tmp_path, capfd):
-    """Beside another library's model, which stays as it is loaded, as do all while they are attacked."""
-    zoo.save("resnet", tmp_path / "other", NAMES)
-    for name, option in (("plain", ["--no-optimize"]), ("fast", [])):
-        words = ["--data", data, "--output", tmp_path / name, "--speed-turns", 0, "--epsilon", 1, *option]
-        run("compare", saved, tmp_path / "other", *words)
-        assert (f"model: optimized for inference, runs on {engine} " in capfd.readouterr().out) == (name == "fast")
-    assert (tmp_path / "plain/models/other.json").read_bytes() == (tmp_path / "fast/models/other.json").read_bytes()
-    plain, fast = (json.loads((tmp_path / name / "models/model.json").read_text()) for name in ("plain", "fast"))
-    assert plain.pop("notes") == []
-    assert fast.pop("notes")[0].startswith(f"optimized for inference, runs on {engine} ")
-    assert plain["fgsm"]["1"] is not None
-    close(fast, plain)
-
-
-def test_analyze(saved, engine, tmp_path, capfd):
-    """Where it reads answers alone."""
-    random = np.random.default_rng(0)
-    for number in range(COUNT):
-        shape, texture = NAMES[number % 2], NAMES[(number + 1) % 2]
-        place = tmp_path / "conflicts" / shape / f"{shape}{number}-{texture}{number}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place)
-    words = ("analyze", saved, "--only", "shape_bias", "--cue-conflict", tmp_path / "conflicts")
-    for name, option in (("plain", ["--no-optimize"]), ("fast", [])):
-        run(*words, "--output", tmp_path / name, *option)
-        assert (f"optimized for inference, runs on {engine} " in capfd.readouterr().out) == (name == "fast")
-    plain, fast = (json.loads((tmp_path / name / "shape_bias.json").read_text()) for name in ("plain", "fast"))
-    assert fast["notes"].pop().startswith(f"optimized for inference, runs on {engine} ")
-    assert fast == plain
-    assert sum(plain["arrays"]["decisions"]["values"][0]) == COUNT // 2
-    plain, fast = (record.values for record in Facts.load(saved).filter_kind("analysis"))
-    assert fast.pop("engine").startswith(f"{engine} ")
-    assert fast == plain
 
 
 def test_a_fingerprint_stays_that_of_the_weights_and_other_models_stay_as_they_are(saved, data):

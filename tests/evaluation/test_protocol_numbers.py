@@ -328,12 +328,7 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
 @pytest.mark.parametrize(
     ("protocol", "data", "options", "message"),
     [
-        (
-            calibration,
-            None,
-            {"split": "validation"},
-            r"cannot be fitted: split 'validation' .* to evaluate.*--no-temp",
-        ),
+        (calibration, None, {"split": "validation"}, r"cannot be fitted: split 'validation' .* to evaluate.*--no-temp"),
         (calibration, without("validation"), {}, r"cannot be fitted: .*no split 'validation'.*--no-temperature"),
         (calibration, None, {"temperature": False, "bins": 0}, "--bins is 0"),
         (few_shot, None, {}, rf"has {FEWEST} training images, but 25 shots need 25 per class.*--shots"),
@@ -348,12 +343,7 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
         (patch_drop, None, {"shares": ()}, r"give numbers from 0 to 1"),
         (patch_drop, None, {"shares": (1.2,)}, r"give numbers from 0 to 1"),
         (patch_drop, None, {"fill": "white"}, "--fill 'white' is unknown; choose mean or black"),
-        (
-            patch_drop,
-            None,
-            {"orders": ("best",)},
-            r"--orders is \['best'\]; choose from random, salient",
-        ),
+        (patch_drop, None, {"orders": ("best",)}, r"--orders is \['best'\]; choose from random, salient"),
         (patch_drop, None, {"patch_size": 90}, "do not fit images of 8x8 px"),
         *(
             (robustness, None, options, "give epsilons above 0 and up to 255")
@@ -479,16 +469,9 @@ def test_pgd_stays_in_the_ball_and_beats_fgsm_on_a_curved_loss():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-class Named(Linear):
-    """A linear classifier that transformers' naming makes a classifier with named classes."""
-
-
-Named.__name__ = "LinearForImageClassification"
-
-
 def test_accuracy_under_attack_equals_the_closed_form():
     """Of a linear classifier of two classes, exactly the images whose margin exceeds epsilon ||w||_1 survive."""
-    model = Named()
+    model = type("LinearForImageClassification", (Linear,), {})()  # a name that makes it a classifier with classes
     model.config = type("Config", (), {"id2label": {0: "ant", 1: "bee"}, "num_labels": 2})()
     processor = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=MEAN, image_std=STD)
     subject = LoadedModel(model, lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")

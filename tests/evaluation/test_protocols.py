@@ -151,16 +151,15 @@ def test_of_equal_answers_the_first_counts_in_every_protocol():
         parameter.data.zero_()
     rows = make_dataset(20, names).map(lambda row, index: {"label": index % 5}, with_indices=True)
     data = ImageData("equal", "0", {"test": rows, "validation": rows}, names)
+    given = dict(split="test", progress=False)
     top1, calibration = (
-        evaluate_protocol(name, (model, make_processor()), data, split="test", progress=False).result
-        for name in ("top1", "calibration")
+        evaluate_protocol(name, (model, make_processor()), data, **given).result for name in ("top1", "calibration")
     )
     assert (top1.top1, top1.top5, calibration.top1) == (4 / 20, 1.0, 4 / 20)
 
 
 def test_pictures_show_the_numbers(animals):
-    model = (make_classifier(), make_processor())
-    result = evaluate_protocol("robustness", model, str(animals), epsilons=(1, 8), steps=2, progress=False).result
+    result = judge("robustness", make_classifier(), animals, epsilons=(1, 8), steps=2)
     first, second = (container.lines[0] for container in result.draw().axes[0].containers)
     assert first.get_xdata().tolist() == second.get_xdata().tolist() == [0, 1, 8]
     assert second.get_ydata().tolist() == pytest.approx([100 * value for value in (result.clean, *result.pgd)])
@@ -180,59 +179,58 @@ def predicted(model, images):
     return logits.argsort(dim=-1, descending=True).tolist()
 
 
+def judge(protocol, model, data, **options):
+    return evaluate_protocol(protocol, (model, make_processor()), str(data), progress=False, **options).result
+
+
 @pytest.fixture
 def imagenet(tmp_path):
     """test/<WordNet number>/<file>, real.json and the images in the order of real.json."""
 
-    def make(name):
+    def make(name=PUBLISHED):
         images = make_images(len(LABELS))
         for wnid in WNIDS:
             (tmp_path / "imagenet/test" / wnid).mkdir(parents=True)
         for index, (image, label) in enumerate(zip(images, ORIGINAL, strict=True)):
-            image.save(tmp_path / "imagenet/test" / WNIDS[label] / f"{name(index)}.png")
+            image.save(tmp_path / "imagenet/test" / WNIDS[label] / f"{name.format(index + 1)}.png")
         (tmp_path / "real.json").write_text(json.dumps(LABELS))
         return tmp_path / "imagenet", tmp_path / "real.json", images
 
     return make
 
 
-@pytest.mark.parametrize("name", ["ILSVRC2012_val_{:08d}", "image {:02d}"])
+@pytest.mark.parametrize("name", [PUBLISHED, "image {:02d}"])
 def test_real_labels(imagenet, name):
     """The file's i-th list is of image i + 1, whatever class its folder is of; images without a label do not count."""
-    data, labels, images = imagenet(lambda index: name.format(index + 1))
+    data, labels, images = imagenet(name)
     model = make_classifier(WNIDS)
     answers = [best[0] for best in predicted(model, images)]
-    result = evaluate_protocol(
-        "real", (model, make_processor()), str(data), real_labels=labels, progress=False, batch_size=3
-    ).result
+    result = judge("real", model, data, real_labels=labels, batch_size=3)
     assert result.num_images == 8
     assert result.num_labelled == 6
     assert result.top1 == pytest.approx(np.mean([a == b for a, b in zip(answers, ORIGINAL, strict=True)]))
     judged = [answer in allowed for answer, allowed in zip(answers, LABELS, strict=True) if allowed]
     assert result.real == pytest.approx(np.mean(judged))
     assert result.real != result.top1
-    if "ILSVRC" in name:  # fewer images are found by their published numbers
+    if name == PUBLISHED:  # fewer images are found by their published numbers
         (data / "test" / WNIDS[0] / "ILSVRC2012_val_00000001.png").unlink()
-        given = dict(real_labels=labels, progress=False)
-        result = evaluate_protocol("real", (model, make_processor()), str(data), **given).result
+        result = judge("real", model, data, real_labels=labels)
         judged = [answer in allowed for answer, allowed in zip(answers[1:], LABELS[1:], strict=True) if allowed]
         assert (result.num_images, result.num_labelled) == (7, 5)
         assert result.real == pytest.approx(np.mean(judged))
-        some = evaluate_protocol("real", (model, make_processor()), str(data), num_images=3, **given).result
-        assert some.num_images == 3
+        assert judge("real", model, data, real_labels=labels, num_images=3).num_images == 3
 
 
 def test_a_model_that_orders_its_classes_otherwise(imagenet):
     """Numbers of the file are those of the data's classes; the model's are matched by their names."""
-    data, labels, _ = imagenet(lambda index: f"ILSVRC2012_val_{index + 1:08d}")
+    data, labels, _ = imagenet()
     found = []
     for names in (WNIDS, WNIDS[::-1]):
         model = make_classifier(names)
         if names is not WNIDS:
             with torch.no_grad():
                 model.classifier.weight.copy_(make_classifier(WNIDS).classifier.weight.flip(0))
-        run = evaluate_protocol("real", (model, make_processor()), str(data), real_labels=labels, progress=False)
-        found.append(run.result.values())
+        found.append(judge("real", model, data, real_labels=labels).values())
     assert found[0] == found[1]
 
 
@@ -248,12 +246,10 @@ def test_a_model_that_orders_its_classes_otherwise(imagenet):
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(imagenet, content, name, told):
-    data, labels, _ = imagenet(lambda index: name.format(index + 1))
+    data, labels, _ = imagenet(name)
     labels.unlink() if content is None else labels.write_text(content)
     with pytest.raises(UserError, match=told) as error:
-        evaluate_protocol(
-            "real", (make_classifier(WNIDS), make_processor()), str(data), real_labels=labels, progress=False
-        )
+        judge("real", make_classifier(WNIDS), data, real_labels=labels)
     assert "\n" not in str(error.value)
 
 
@@ -289,16 +285,14 @@ def test_objectnet(photographs):
         for best in predicted(model, images[folder]):
             shared = next(answer for answer in best if answer != 3)  # the tench is in no folder
             hits.setdefault(folder, []).append((best[0] in allowed, shared in allowed))
-    run = evaluate_protocol(
-        "objectnet", (model, make_processor()), str(data), mappings=mappings, progress=False, batch_size=2
-    )
+    result = judge("objectnet", model, data, mappings=mappings, batch_size=2)
     everything = [hit for each in hits.values() for hit in each]
-    assert run.result.num_images == len(everything) == 9
-    assert run.result.top1 == pytest.approx(np.mean([hit for hit, _ in everything]))
-    assert run.result.top1_of_shared == pytest.approx(np.mean([hit for _, hit in everything]))
-    assert run.result.top5 == 1.0  # of five classes
-    assert run.result.per_class == {name: pytest.approx(np.mean([hit for hit, _ in hits[name]])) for name in right}
-    assert 0 < run.result.top1 < 1
+    assert result.num_images == len(everything) == 9
+    assert result.top1 == pytest.approx(np.mean([hit for hit, _ in everything]))
+    assert result.top1_of_shared == pytest.approx(np.mean([hit for _, hit in everything]))
+    assert result.top5 == 1.0  # of five classes
+    assert result.per_class == {name: pytest.approx(np.mean([hit for hit, _ in hits[name]])) for name in right}
+    assert 0 < result.top1 < 1
 
 
 def test_a_mapping_that_does_not_fit_is_refused(photographs, tmp_path):
@@ -306,9 +300,7 @@ def test_a_mapping_that_does_not_fit_is_refused(photographs, tmp_path):
 
     def refused(names, place, said):
         with pytest.raises(UserError, match=said):
-            evaluate_protocol(
-                "objectnet", (make_classifier(names), make_processor()), str(data), mappings=place, progress=False
-            )
+            judge("objectnet", make_classifier(names), data, mappings=place)
 
     words = ("n02708093", "n03196217", "n02769748", "n01440764", "n02791124")
     refused(words, mappings, r"the model has no class 'analog clock' \(nor 3 others of the mapping\)")
@@ -319,7 +311,7 @@ def test_a_mapping_that_does_not_fit_is_refused(photographs, tmp_path):
 
 def test_both_by_the_command(run, imagenet, photographs, save_classifier, tmp_path):
     """What is printed, the files, and facts that tell no place of this machine."""
-    data, labels, _ = imagenet(lambda index: f"ILSVRC2012_val_{index + 1:08d}")
+    data, labels, _ = imagenet()
     for protocol, names, place, options, title in (
         ("real", WNIDS, data, ["--real-labels", labels], "reassessed labels (ReaL)"),
         ("objectnet", WORDS, photographs[0], ["--mappings", photographs[1]], "ObjectNet top-1 accuracy"),

@@ -18,6 +18,7 @@ from comparison import zoo
 from comparison.test_compare import FEW, contents
 from datasets import ClassLabel, Dataset, Features
 from datasets import Image as ImageFeature
+from evaluation.test_embedding import files_of
 from evaluation.tiny import NAMES, make_data, make_images, save_ours
 from PIL import Image
 from safetensors.torch import load_file
@@ -55,10 +56,6 @@ def ray():
         with open_runner("ray", None, "cpu", 1):
             module.cloudpickle.register_pickle_by_value(sys.modules[__name__])
             yield module
-
-
-def files_of(folder):
-    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
 
 
 @pytest.mark.parametrize(

@@ -263,12 +263,7 @@ def test_the_tasks_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("copy", "read", "test"),
-    [
-        (sun397, vtab.sun397, 3),
-        (eurosat, vtab.eurosat, 6),
-        (resisc45, vtab.resisc45, 3),
-    ],
+    ("copy", "read", "test"), [(sun397, vtab.sun397, 3), (eurosat, vtab.eurosat, 6), (resisc45, vtab.resisc45, 3)]
 )
 def test_sets_without_published_parts(tmp_path, copy, read, test):
     copy(tmp_path)

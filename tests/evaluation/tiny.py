@@ -36,20 +36,9 @@ def make_dataset(count: int, names: Sequence[str] = NAMES, seed: int = 0, side: 
 
 def make_classifier(names: Sequence[str] = NAMES, seed: int = 0, **fields: Any) -> ViTForImageClassification:
     torch.manual_seed(seed)
-    config = ViTConfig(
-        **{
-            "hidden_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 16,
-            "image_size": 8,
-            "patch_size": 4,
-            "id2label": dict(enumerate(names)),
-            "label2id": {name: index for index, name in enumerate(names)},
-            **fields,
-        }
-    )
-    model = ViTForImageClassification(config)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+    model = ViTForImageClassification(ViTConfig(**{**sizes, "image_size": 8, "patch_size": 4, **labels, **fields}))
     # Large weights: predictions that differ from image to image, with confidences far from 1 / K.
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and "embeddings." not in name.replace("patch_embeddings", ""):

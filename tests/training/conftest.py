@@ -29,16 +29,27 @@ def make_colour_folder(root, count=20, colours=COLOURS):
     return root
 
 
-def write_parquet(path, files):
+def write_parquet(path, files, names=tuple(COLOURS)):
     """Write a shard of image files, each of the class that its folder is called."""
     from datasets import ClassLabel, Dataset, Features
     from datasets import Image as ImageFeature
 
-    names = sorted(COLOURS)
-    features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)})
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=list(names))})
     images = [{"bytes": file.read_bytes(), "path": None} for file in files]
     rows = {"image": images, "label": [names.index(file.parent.name) for file in files]}
     Dataset.from_dict(rows, features=features).to_parquet(path)
+
+
+def write_numbers(root, sizes):
+    """Write shards with so many rows each, numbered through, and return a stream of them."""
+    from datasets import Dataset, load_dataset
+
+    root.mkdir()
+    for shard in range(len(sizes)):
+        numbers = list(range(sum(sizes[:shard]), sum(sizes[: shard + 1])))
+        Dataset.from_dict({"image": numbers, "label": numbers}).to_parquet(root / f"{shard}.parquet")
+    files = sorted(map(str, root.glob("*.parquet")))
+    return load_dataset("parquet", data_files=files, streaming=True, split="train")
 
 
 def softmax(row, temperature=1.0):
@@ -141,13 +152,27 @@ def make_colours():
     return make_colour_folder
 
 
+def make_tiny_config(**fields):
+    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    return HfViTConfig(**{**sizes, "intermediate_size": 32, "num_labels": 3, **fields})
+
+
+def make_teacher_model(names=tuple(COLOURS), **fields):
+    """A classifier of these classes, whose head is not zero."""
+    import torch
+
+    from hf_vit import HfViTForImageClassification
+
+    torch.manual_seed(7)
+    config = make_tiny_config(**{"num_labels": len(names), "id2label": dict(enumerate(names)), **fields})
+    model = HfViTForImageClassification(config)
+    torch.nn.init.normal_(model.classifier.weight)
+    return model.eval()
+
+
 @pytest.fixture(scope="session")
 def tiny_config():
-    def make(**fields):
-        sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
-        return HfViTConfig(**{**sizes, "intermediate_size": 32, "num_labels": 3, **fields})
-
-    return make
+    return make_tiny_config
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from training.conftest import make_tiny_config as tiny_config
 
 RANK = int(os.environ.get("RANK", "0"))
 # Nothing by chance, whose draws depend on the micro-batches; and no Adam, which makes steps of rounding errors.
@@ -19,13 +20,6 @@ VARIANTS = {
     "sam of parts": dict(sam_rho=0.05, sam_micro_batches=True, steps=3), "distilled": dict(layer_decay=0.7, clip=0.1),
 }  # fmt: skip
 CONTRAST = dict(steps=4, evaluations=4, batch_size=16, optimizer="sgd", learning_rate=0.1, **ON_CPU)
-
-
-def tiny_config(**fields):
-    from hf_vit import HfViTConfig
-
-    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
-    return HfViTConfig(**{**sizes, "intermediate_size": 32, "num_labels": 3, **fields})
 
 
 def report(folder: Path, name: str, value) -> None:

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from data.conftest import make_tar
 from PIL import Image
 from safetensors import SafetensorError
+from training.conftest import COLOURS
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.analysis import analyze
@@ -68,10 +70,7 @@ def refused(command, tmp_path, colours, monkeypatch):
             ("--data", "digits", "--repeated-augmentation", "3", "--streaming"),
             "a stream gives every image once per epoch",
         ),
-        (
-            ("--random-crop", "16", "--image-size", "16"),
-            "--random-crop 16 is too large for",
-        ),
+        (("--random-crop", "16", "--image-size", "16"), "--random-crop 16 is too large for"),
         (("--distillation", "soft"), "need --teacher"),
         (("--teacher", "TINY", "--distillation", "loud"), "distillation = 'loud': Input should be 'hard', 'soft' or"),
         (("--streaming", "--class-weights"), "a stream cannot be balanced by class; leave --streaming"),
@@ -224,16 +223,13 @@ def test_disk_that_fills_up_with_the_finished_model(colours, tiny_config, tmp_pa
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_image_of_a_stream_is_one_line(workers, command, make_colours, tmp_path):
-    import tarfile
-
     (tmp_path / "data").mkdir()
     folder = make_colours(tmp_path / "images", count=6)
     (folder / "red" / "03.png").write_bytes(b"not an image")
-    with tarfile.open(tmp_path / "data" / "train.tar", "w") as tar:
-        for position, file in enumerate(sorted(folder.glob("*/*.png"))):
-            (tmp_path / "label").write_text(str(sorted({"blue", "green", "red"}).index(file.parent.name)))
-            tar.add(file, f"{position:03d}.png")
-            tar.add(tmp_path / "label", f"{position:03d}.cls")
+    files = sorted(folder.glob("*/*.png"))
+    labels = [b"%d" % sorted(COLOURS).index(file.parent.name) for file in files]
+    samples = [{"png": file.read_bytes(), "cls": label} for file, label in zip(files, labels, strict=True)]
+    make_tar(tmp_path / "data" / "train.tar", samples)
     arguments = ("--model", "Ti/4", "--data", tmp_path / "data", "--output", tmp_path / "out", "--image-size", "8")
     code, _, err = command("finetune", *arguments, *ONE_STEP, "--streaming", "--num-workers", workers)
     assert code == 1

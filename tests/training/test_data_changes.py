@@ -1,13 +1,12 @@
 """Data that changes: a model measured again, a run that goes on, a file that vanishes."""
 
-import io
 import json
 import re
 import shutil
-import tarfile
 
 import pytest
 import yaml
+from data.conftest import make_tar
 from PIL import Image
 from training.conftest import same_weights, write_parquet
 
@@ -86,7 +85,7 @@ def test_images_that_are_added_make_no_training_image_a_test_image(trained, comm
     for name in ("blue", "green", "red"):
         (data / name / "00.png").write_bytes((data / name / "00.png").read_bytes())
         shutil.copy(data / name / "01.png", data / name / "zz.png")  # a copy of what is there already
-        (data / name / "new.bmp").write_bytes(new_bitmap(name))
+        Image.new("RGB", (12, 12), name).save(data / name / "new.bmp")  # a picture that no other is
     code, _, err = command("evaluate", folder, "--data", data)
     assert code == 0
     assert re.search(
@@ -102,13 +101,6 @@ def test_images_that_are_added_make_no_training_image_a_test_image(trained, comm
     assert second == (f"colours ({after.fingerprint})", "test", str(after.num_examples("test")))
     assert indexed(folder) == [("test", round(table.values["top1"], 4))]
     assert "has changed since the training" in (folder / "README.md").read_text()
-
-
-def new_bitmap(name):
-    """A picture that no other is."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (12, 12), name).save(buffer, "BMP")
-    return buffer.getvalue()
 
 
 def test_training_images_in_a_test_folder_are_told(trained, command, tmp_path):
@@ -200,13 +192,7 @@ def encoded(colours):
 
 
 def write_tar(path, files):
-    with tarfile.open(path, "w") as tar:
-        for row, file in enumerate(files):
-            label = str(NAMES.index(file.parent.name)).encode()
-            for suffix, content in (("png", file.read_bytes()), ("cls", label)):
-                info = tarfile.TarInfo(f"{path.stem}-{row:03d}.{suffix}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    make_tar(path, [{"png": each.read_bytes(), "cls": b"%d" % NAMES.index(each.parent.name)} for each in files])
 
 
 WRITERS = {"parquet": write_parquet, "tar": write_tar}

@@ -254,19 +254,19 @@ TASKS = [("segmentation", "linear"), ("segmentation", "upernet"), ("detection", 
 MODELS = TASKS[::2]
 
 
-@pytest.fixture(autouse=True)
-def few_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenes, "HELD_OUT", 6)
+@pytest.fixture(autouse=True, scope="module")
+def few_held_out():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scenes, "HELD_OUT", 6)
+        yield
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: model[0])
 def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A finished model of each task, with its checkpoints."""
     task, head = request.param
-    before = scenes.HELD_OUT
     settings = dict(steps=8, evaluations=4, keep_checkpoints=True)
     result = learn(tmp_path_factory.mktemp(task) / "learnt", task, head, **settings)
-    scenes.HELD_OUT = before
     return task, head, settings, result
 
 

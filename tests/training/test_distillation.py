@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import Images, same_weights, softmax
+from training.conftest import Images, make_teacher_model, same_weights, softmax
 from transformers import (
     AutoModelForImageClassification,
     ConvNextImageProcessor,
@@ -89,19 +89,11 @@ def images():
     return [Image.fromarray(np.random.RandomState(seed).randint(80, 176, (8, 8, 3), np.uint8)) for seed in range(4)]
 
 
-def make_teacher_model(tiny_config, names=NAMES, **fields):
-    torch.manual_seed(7)
-    labels = dict(num_labels=len(names), id2label=dict(enumerate(names)))
-    model = HfViTForImageClassification(tiny_config(**{**labels, **fields}))
-    nn.init.normal_(model.classifier.weight)
-    return model.eval()
-
-
 @pytest.fixture
 def teacher_folder(tiny_config, tmp_path_factory):
     """A saved teacher with a scale of its own."""
     folder = tmp_path_factory.mktemp("teacher") / "teacher"
-    model = make_teacher_model(tiny_config)
+    model = make_teacher_model()
     model.save_pretrained(folder)
     make_processor(model.config, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.25]).save_pretrained(folder)
     return folder
@@ -114,7 +106,7 @@ def test_the_teacher_sees_its_own_size(side, resample, tiny_config, images):
     student = make_processor(tiny_config())
     own = ViTImageProcessor(size={"height": side, "width": side}, resample=resample, image_std=[1, 1, 1])
     seen = []
-    model = make_teacher_model(tiny_config, image_size=side)
+    model = make_teacher_model(image_size=side)
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     open_teacher((model, own)).answer(
         student(images, return_tensors="pt")["pixel_values"], PixelScale.from_processor(student)
@@ -135,7 +127,7 @@ def test_the_teacher_sees_its_own_size(side, resample, tiny_config, images):
 )
 def test_the_teacher_sees_what_its_processor_makes(processor, tiny_config, images):
     student, seen = make_processor(tiny_config()), []
-    model = make_teacher_model(tiny_config)
+    model = make_teacher_model()
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     teacher = open_teacher((model, processor))
     given = student(images, return_tensors="pt")["pixel_values"]
@@ -156,7 +148,7 @@ def test_processors_that_do_not_normalise_or_rescale(images):
 def test_classes_are_matched_by_name(tiny_config, teacher_folder):
     """The teacher knows more classes, in another order: the answers are the data's, in the data's."""
     names = ["red", "cyan", "blue", "green"]
-    model = make_teacher_model(tiny_config, names)
+    model = make_teacher_model(names)
     teacher = open_teacher((model, ViTImageProcessor.from_pretrained(teacher_folder))).select_classes(NAMES)
     pixels = torch.rand(2, 3, 8, 8)
     scale = PixelScale.from_processor(ViTImageProcessor.from_pretrained(teacher_folder))
@@ -306,7 +298,7 @@ def test_a_distilled_model_is_saved_with_facts_and_resumes_exactly(distil, kille
 def test_another_teacher_cannot_take_over(distil, killed, tmp_path, teacher_folder, tiny_config):
     done = distil(tmp_path / "done", kind="logit", changes=dict(steps=2, evaluations=1), keep_checkpoints=True)
     again = killed(done, "again", lost=0)
-    model = make_teacher_model(tiny_config)
+    model = make_teacher_model()
     with torch.no_grad():
         model.classifier.bias[0] += 1
     model.save_pretrained(teacher_folder)
@@ -319,7 +311,7 @@ def test_a_teacher_does_not_change_how_the_student_begins(distil, tiny_config, c
     settings = {**SETTINGS, "steps": 3, "evaluations": 1}
     options = FinetuneOptions(micro_batch_size=6, device="cpu")
     finetune(tiny_config(), str(colours), tmp_path / "alone", options=options, **settings)
-    learning = DistillationOptions((make_teacher_model(tiny_config), make_processor(tiny_config())), weight=0.0)
+    learning = DistillationOptions((make_teacher_model(), make_processor(tiny_config())), weight=0.0)
     finetune(tiny_config(), str(colours), tmp_path / "taught", options=options, distillation=learning, **settings)
     assert same_weights(tmp_path / "alone", tmp_path / "taught")
 

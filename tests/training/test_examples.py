@@ -18,7 +18,6 @@ from hf_vit import HfHybridViTForImageClassification, UserError
 from hf_vit.data import make_processor
 from hf_vit.results.delivery import prepare_output
 from hf_vit.results.facts import Facts, append_record, new_record
-from hf_vit.results.writing import hidden_sibling
 from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, compare_fresh, digits_config, train_digits
 from hf_vit_cli.main import build_app
 
@@ -46,14 +45,6 @@ def test_digits_families(tmp_path, monkeypatch):
         assert "python digits_families.py digits --epochs 2" in card
 
 
-def hf_vit_arguments(words: list[str]) -> list[str]:
-    """What follows `-m hf_vit` in a command line of torchrun."""
-    assert words[0] == "torchrun"
-    at = words.index("hf_vit")
-    assert words[at - 1] == "-m"
-    return words[at + 1 :]
-
-
 def test_jobs_of_other_clusters_run_a_training_that_goes_on():
     """SkyPilot and Kubernetes: the files are YAML, the command is understood, the output outlives the machine."""
     sky = yaml.safe_load((EXAMPLES / "skypilot/finetune.yaml").read_text())
@@ -64,9 +55,9 @@ def test_jobs_of_other_clusters_run_a_training_that_goes_on():
     assert {each["name"] for each in container["volumeMounts"]} == volumes
     finetune = typer.main.get_command(build_app()).commands["finetune"]
     for name, words in {"sky": shlex.split(sky["run"]), "job": container["args"]}.items():
-        command, *rest = hf_vit_arguments(words)
-        assert command == "finetune"
-        given = finetune.make_context("hf-vit finetune", rest).params
+        start = words.index("hf_vit")
+        assert (words[0], words[start - 1 : start + 2]) == ("torchrun", ["-m", "hf_vit", "finetune"])
+        given = finetune.make_context("hf-vit finetune", words[start + 2 :]).params
         assert given["resume"]
         assert f"/{given['output'].parts[1]}" in mounts[name]
 
@@ -134,14 +125,6 @@ def test_output_of_others_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="holds other files"):
         claim_output(tmp_path / "thesis.txt")
     claim_output(tmp_path / "new")
-
-
-def test_what_a_killed_demonstration_left_goes(tmp_path):
-    left = hidden_sibling(tmp_path / "demo" / "demo", "tmp")
-    left = left.with_name(left.name.replace(f"-{os.getpid()}-", f"-{2**22}-"))  # no system gives this number
-    (left / "demo").mkdir(parents=True)
-    claim_output(tmp_path / "demo")
-    assert not left.exists()
 
 
 def test_fresh_program_would_notice_an_importable_package(tmp_path):

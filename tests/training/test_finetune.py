@@ -361,14 +361,6 @@ def test_the_warm_up_does_not_count():
     assert stops == [False] * 6 + [True]  # the 60th and the 70th step are the first two that count
 
 
-def test_no_run_is_stopped_while_it_warms_up(colours, tiny_config, tmp_path):
-    """All of it is warm-up: without the rule the first evaluations, which are all the same, would end it."""
-    result = finetune(
-        tiny_config(), str(colours), tmp_path / "out", steps=6, warmup=6, patience=1, learning_rate=1e-12, batch_size=12
-    )
-    assert result.steps == 6
-
-
 @pytest.mark.parametrize("counts", [(36,) * 10, (500, 500), (900, 50, 50), (1,) * 2000])
 def test_accuracy_of_chance(counts):
     """Guesses are right more often than that once in a hundred data sets or more rarely, by the binomial law."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.special import logit
+from training.conftest import COLOURS
 
 from hf_vit import UserError
 from hf_vit.data import load_data
@@ -17,8 +18,6 @@ from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts, append_record
 from hf_vit.training import finetune
 from hf_vit_cli.finetune import print_result
-
-COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
 
 
 @pytest.fixture(scope="module")

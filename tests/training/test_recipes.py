@@ -247,13 +247,8 @@ def rates(recipe, steps):
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=recipe.learning_rate)
     arguments = TrainingArguments(max_steps=steps, warmup_steps=recipe.warmup, use_cpu=True, report_to="none", **chosen)
-    schedule = get_scheduler(
-        arguments.lr_scheduler_type,
-        optimizer,
-        num_warmup_steps=arguments.get_warmup_steps(steps),
-        num_training_steps=steps,
-        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
-    )
+    warmup, more = arguments.get_warmup_steps(steps), {"scheduler_specific_kwargs": arguments.lr_scheduler_kwargs}
+    schedule = get_scheduler(arguments.lr_scheduler_type, optimizer, warmup, steps, **more)
     seen = []
     for _ in range(steps):
         seen.append(optimizer.param_groups[0]["lr"])

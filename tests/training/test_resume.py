@@ -142,21 +142,17 @@ def test_unfinished_and_finished_runs_are_not_overwritten(train, short, killed):
     "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
 )
 @pytest.mark.parametrize("how", ["missing", "empty", "half"])
-def test_half_written_checkpoints_are_recognised(name, how, checkpoint_copy):
-    assert is_complete(checkpoint_copy)
-    file = checkpoint_copy / name
+def test_half_written_checkpoints_are_recognised(name, how, short, tmp_path):
+    checkpoint = shutil.copytree(short.folder / "checkpoints" / "checkpoint-4", tmp_path / "checkpoint-4")
+    assert is_complete(checkpoint)
+    file = checkpoint / name
     content = file.read_bytes()
     if how == "missing":
         file.unlink()
     else:
         file.write_bytes(b"" if how == "empty" else content[: len(content) // 2])
-    assert not is_complete(checkpoint_copy)
-    assert last_complete(checkpoint_copy.parent) is None
-
-
-@pytest.fixture
-def checkpoint_copy(short, tmp_path):
-    return shutil.copytree(short.folder / "checkpoints" / "checkpoint-4", tmp_path / "checkpoint-4")
+    assert not is_complete(checkpoint)
+    assert last_complete(checkpoint.parent) is None
 
 
 @pytest.mark.parametrize(

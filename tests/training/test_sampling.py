@@ -1,11 +1,13 @@
 """The order of images: by seed and epoch, over workers and processes, of tables and of streams."""
 
 import random
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from training.conftest import write_numbers
 
 from hf_vit import UserError
 from hf_vit.data.batches import TransformedStream
@@ -131,47 +133,34 @@ def test_seeds_are_not_sums():
     assert len({derive_seed(a, b) for a in range(50) for b in range(50)}) == 2500
 
 
-class Stream(IterableDataset):
-    def __init__(self, size=5):
-        self.size = size
-        self.epochs = []
-
-    def set_epoch(self, epoch):
-        self.epochs.append(epoch)
-
-    def __iter__(self):
-        for index in range(self.size):
-            yield {"index": index, "noise": torch.rand(()).item()}
-
-
 def test_stream_goes_on_epoch_after_epoch_with_new_variation():
-    stream = Stream()
-    examples = iter(SeededStream(stream, seed=1))
-    seen = [next(examples) for _ in range(12)]
-    assert [example["index"] for example in seen] == [0, 1, 2, 3, 4] * 2 + [0, 1]
-    assert stream.epochs == [0, 1, 2]
-    assert len({example["noise"] for example in seen}) == 12
-    again = iter(SeededStream(Stream(), seed=1))
+    def first(count):
+        return list(islice(SeededStream(Plain(5), seed=1), count))
+
+    seen = first(12)
+    assert [example["label"] for example in seen] == [0, 1, 2, 3, 4] * 2 + [0, 1]
+    epochs, noise = zip(*(example["pixel_values"] for example in seen), strict=True)
+    assert list(epochs) == [0] * 5 + [1] * 5 + [2] * 2
+    assert len(set(noise)) == 12
     torch.rand(9)
-    assert [next(again)["noise"] for _ in range(12)] == [example["noise"] for example in seen]
+    assert first(12) == seen
 
 
 def test_stream_batches_are_collated_under_their_own_seed():
     def first(count):
-        collator = StreamCollator(lambda rows: ([row["index"] for row in rows], torch.rand(()).item(), rows))
-        loader = DataLoader(SeededStream(Stream(), 1), batch_size=2, collate_fn=collator)
-        return [batch for batch, _ in zip(loader, range(count), strict=False)]
+        collator = StreamCollator(lambda rows: ([row["label"] for row in rows], torch.rand(()).item(), rows))
+        return list(islice(DataLoader(SeededStream(Plain(5), 1), batch_size=2, collate_fn=collator), count))
 
     one = first(3)
     torch.rand(5)
     assert first(3) == one
     assert len({draw for _, draw, _ in one}) == 3
-    assert set(one[0][2][0]) == {"index", "noise"}
+    assert set(one[0][2][0]) == {"label", "pixel_values"}
 
 
 def test_empty_stream_says_so():
     with pytest.raises(UserError, match="holds no image"):
-        next(iter(SeededStream(Stream(0), 1)))
+        next(iter(SeededStream(Plain(0), 1)))
 
 
 @pytest.mark.parametrize("size", [1, 5, 8, 9, 11, 12, 16, 23])
@@ -214,35 +203,32 @@ class Varied:
 class Plain(IterableDataset):
     """A stream of another kind: cannot be split, nor go on by itself; varied by torch's generator."""
 
+    def __init__(self, size=30):
+        self.size = size
+
     def set_epoch(self, epoch):
         self.epoch = epoch
 
     def __iter__(self):
-        for number in range(30):
+        for number in range(self.size):
             yield {"label": number, "pixel_values": (self.epoch, torch.rand(()).item())}
 
 
 def rows(tmp_path, sizes):
-    from datasets import Dataset, load_dataset
-
-    files = [str(tmp_path / f"{shard}.parquet") for shard in range(len(sizes))]
-    for shard, (file, size) in enumerate(zip(files, sizes, strict=True)):
-        numbers = [1000 * shard + row for row in range(size)]
-        Dataset.from_dict({"image": numbers, "label": numbers}).to_parquet(file)
-    return load_dataset("parquet", data_files=files, streaming=True, split="train")
+    return write_numbers(tmp_path / "rows", sizes)
 
 
 def collate(examples):
     return [(example["label"], example["pixel_values"]) for example in examples]
 
 
+def take(batches, count):
+    return list(islice(batches, count))
+
+
 def loader(dataset, workers=0, **place):
     options = {"multiprocessing_context": "fork"} if workers else {}
     return stream_loader(SeededStream(dataset, 7, **place), collate, batch_size=4, num_workers=workers, **options)
-
-
-def take(batches, count):
-    return [batch for batch, _ in zip(batches, range(count), strict=False)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -13,7 +13,7 @@ import timm
 import torch
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import COLOURS, coloured_square, same_weights, softmax
+from training.conftest import COLOURS, coloured_square, make_teacher_model, same_weights, softmax
 from transformers import AutoModelForImageClassification, TrainerCallback, TrainingArguments
 
 from hf_vit import HfViTForImageClassification, UserError
@@ -364,11 +364,8 @@ def descend(model, slopes, rate):
 
 
 @pytest.fixture
-def teacher_model(tiny_config):
-    torch.manual_seed(7)
-    model = HfViTForImageClassification(tiny_config(id2label=dict(enumerate(NAMES))))
-    nn.init.normal_(model.classifier.weight)
-    return model.eval()
+def teacher_model():
+    return make_teacher_model()
 
 
 @pytest.fixture(scope="module")
