@@ -59,7 +59,7 @@ class Recording:
 
     def __init__(self, path: str | Path) -> None:
         if not Path(path).is_file():
-            raise UserError(f"{path} is not a file; give the path of a recording (.npz)")
+            raise UserError(f"the recording {path} does not exist; give the path of an .npz file with recorded arrays")
         with NpzReader(path) as reader:
             self.name = reader.path.name
             dtypes = {key: member.dtype for key, member in reader.members.items() if key != "images_u8"}
@@ -67,12 +67,14 @@ class Recording:
         self.image_sets = {match[1] or "": arrays[key] for key in arrays if (match := _IMAGES.fullmatch(key))}
         self.arrays = {key: value for key, value in arrays.items() if not _IMAGES.fullmatch(key)}
         if not self.image_sets:
-            raise UserError(f"{self.name} has no float array 'images' [B, H, W, C] to compare; record the images too")
+            raise UserError(
+                f"{self.name} has no float array 'images' of shape [B, H, W, C], which the model is run on; add "
+                "it to the recording"
+            )
         for image_set, images in self.image_sets.items():
             if images.ndim != 4 or not images.numel():
                 raise UserError(
-                    f"images {image_set!r} in {self.name} have shape {size_text(images.shape)}; they must be "
-                    "[B, H, W, C]"
+                    f"'{image_set}' in {self.name} has the shape {size_text(images.shape)}; write them as [B, H, W, C]"
                 )
 
     def arrays_of_stages(self, stages: Iterable[str]) -> tuple[list[RecordedArray], dict[str, str]]:
@@ -157,9 +159,9 @@ def verify(
     arrays = [recorded for recorded in arrays if recorded.array not in skipped]
     if not arrays:
         raise UserError(
-            f"{recording.name} has no results that can be compared ("
-            + (", ".join(dict.fromkeys(skipped.values())) or "it has images only")
-            + "); a recording needs 'images' and any of the arrays "
+            f"{recording.name} has no array that can be compared ("
+            + (", ".join(dict.fromkeys(skipped.values())) or "only images")
+            + "); record at least one of "
             + ", ".join(("embedding", "with_posemb", "layer_0", *stages[-4:]))
         )
     computed: dict[tuple[torch.dtype, str], dict[str, torch.Tensor]] = {}
@@ -184,7 +186,7 @@ def _reason_to_skip(recording: Recording, plan: Plan, recorded: RecordedArray) -
     try:
         grid = plan.config.grid_of(height, width)
     except ValueError as error:
-        raise UserError(f"the recorded images do not fit the model: {error}") from error
+        raise UserError(f"the recorded images do not fit the model: {error}; give a recording of this model") from error
     if recorded.stage == "posemb_in" or grid != plan.config.grid:
         return "its image size is not that of --resize-to"
     return None
@@ -199,8 +201,8 @@ def _compare(recording: Recording, recorded: RecordedArray, computed: torch.Tens
         computed = computed[..., : recorded.channels]
     if computed.shape != expected.shape:
         raise UserError(
-            f"'{recorded.array}' in {recording.name} has shape {size_text(expected.shape)}, the converted model's is "
-            f"{size_text(computed.shape)}; give a recording of this model"
+            f"'{recorded.array}' in {recording.name} has the shape {size_text(expected.shape)}, but the "
+            f"converted model's has {size_text(computed.shape)}; give a recording of this model"
         )
     if recorded.dtype == torch.float32:
         tolerance *= max(1.0, float(expected.abs().max()))
@@ -286,7 +288,7 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
                     stages["posemb_in"] = stored[:, first_row:]
                     stages["posemb_out"] = resample_position_table(stored, config.grid, (h, w), rows)[:, first_row:]
     except ValueError as error:
-        raise UserError(f"the recorded images do not fit the model: {error}") from error
+        raise UserError(f"the recorded images do not fit the model: {error}; give a recording of this model") from error
     finally:
         for handle in handles:
             handle.remove()
@@ -359,14 +361,19 @@ def convert(
     started = time.perf_counter()
     settings, output_folder = PlanSettings(**options), prepare_output(output, force)
     if recording is not None and is_within(output_folder, recording):
-        raise UserError(f"the folder {output} contains --verify {recording}, so it cannot be the output; give another")
+        raise UserError(
+            f"--verify {recording} is in the output folder {output}, which will be replaced; give another output folder"
+        )
     recorded_results = None if recording is None else Recording(recording)
     # The report is delivered first: if the process is killed in between, the same command can replace it.
     with ExitStack() as delivery, ExitStack() as reporting:
         report_file = None if report is None else reporting.enter_context(new_file(_free_report(report, output_folder)))
         checkpoint = fetch(source, sha256)
         if is_within(output_folder, checkpoint.path):
-            raise UserError(f"the folder {output} contains the source {checkpoint.name}; give another output folder")
+            raise UserError(
+                f"the source {checkpoint.name} is in the output folder {output}, which will be replaced; give "
+                "another output folder"
+            )
         with checkpoint.open() as reader, quiet_transformers():
             plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
@@ -394,15 +401,15 @@ def _free_report(path: str | Path, output: Path) -> Path:
     """Return the path of the report; raise a UserError in the model's folder or if it would replace another file."""
     path = Path(path)
     if is_within(output, path):
-        raise UserError(f"--report {path} is in the folder of the model; give a path outside of it")
+        raise UserError(f"--report {path} is in the output folder {output}; give a path outside that folder")
     if not path.parent.is_dir():
-        raise UserError(f"the folder of --report {path} does not exist; create it first")
+        raise UserError(f"--report {path} is in a folder that does not exist; create it: mkdir -p {path.parent}")
     if not path.exists():
         return path
     with explain_write_errors(path), path.open("rb") as file:
         is_report = file.read(len(REPORT_BEGIN)) == REPORT_BEGIN
     if not is_report:
-        raise UserError(f"--report {path} exists and is not a conversion report; choose another name")
+        raise UserError(f"--report {path} already exists and is not a conversion report; choose another file name")
     return path
 
 
@@ -416,7 +423,10 @@ def _verify(
         model = plan.model_class.from_pretrained(folder).eval()
         saved_state = model.state_dict()
         if not all(torch.equal(saved_state[name], value) for name, value in state.items()):
-            raise RuntimeError(f"the model in {folder} does not hold the weights that were saved")
+            raise RuntimeError(
+                f"reading the saved model back from {folder} gave other weights than were written; check the disk "
+                "and convert again"
+            )
         return model
 
     def build_in_double() -> torch.nn.Module:
@@ -492,7 +502,7 @@ def describe(result: ConversionResult) -> str:
         + "".join(f"; {count} {reason}" for reason, count in Counter(plan.ignored.values()).items()),
     ]
     if result.rounded:
-        lines.append(f"rounded: {sum(result.rounded.values())} float64 values to the nearest float32 value")
+        lines.append(f"rounded {sum(result.rounded.values())} float64 values to the nearest float32 value")
     if verification is not None:
         worst = [f"{check.precision} {check.difference:.1e} at {check.stage}" for check in verification.worst_checks()]
         count = f"{len(verification.checks)} recorded arrays agree"
@@ -508,9 +518,9 @@ def assumption(plan: Plan) -> str | None:
     options = [option for name, option in (DECLARED | {"image_size": "--image-size"}).items() if name in plan.assumed]
     remedies = [f"set it ({', '.join(options)})"] if options else []
     if "layer_norm_eps" in plan.assumed or "hidden_act" in plan.assumed:
-        remedies.append("give the folder with the config.json")
+        remedies.append("give the folder with the config.json of these weights")
     hint = f"; if that is wrong, {' or '.join(remedies)}" if remedies else ""
-    return f"assumed, because the source does not record it: {'; '.join(plan.assumed.values())}{hint}"
+    return f"assumed, as the checkpoint does not record it: {'; '.join(plan.assumed.values())}{hint}"
 
 
 def _describe_network(plan: Plan) -> str:

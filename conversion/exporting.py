@@ -96,14 +96,15 @@ def export(
     target.require_libraries()
     output_folder = prepare_output(output, force)
     if Path(model).exists() and is_within(output_folder, model):
-        raise UserError(f"the folder {output} contains the model; give another output folder")
+        raise UserError(f"the model {model} is in the output folder {output}; give another output folder")
     with quiet_transformers():
         loaded, processor = open_model(model)
         target.refuse_inexpressible(loaded)
         arrays = target.arrays_of(loaded)
         if mode is not None and not has_head(loaded):
             raise UserError(
-                "--quantize compares predictions, which a bare model does not have; give a classifier, or leave it out"
+                f"--quantize {mode} compares predicted classes, but the model has no classifier; give a "
+                "classifier, or leave --quantize out"
             )
         if mode is not None:
             refuse_regression(loaded, str(model), "--quantize", "leave it out")
@@ -139,11 +140,14 @@ def _find_mode(to: str, quantize: str | None, calibrate: str | None) -> Mode | N
     """Return how the target's graph is quantized; None without quantization."""
     if quantize is None:
         if calibrate is not None:
-            raise UserError("--calibrate needs --quantize; add --quantize, or leave --calibrate out")
+            raise UserError("--calibrate is only used with --quantize; add --quantize, or leave --calibrate out")
         return None
     modes = next(quantizer.modes for quantizer in QUANTIZERS.values() if quantizer.target == to)
     if quantize not in modes:
-        raise UserError(f"--quantize {quantize!r} cannot be combined with --to {to}; give {' or '.join(modes)}")
+        raise UserError(
+            f"--quantize {quantize} cannot be combined with --to {to}; use --quantize "
+            f"{' or --quantize '.join(modes)}, or leave it out"
+        )
     if calibrate is None:
-        raise UserError(f"--quantize {quantize} needs images to calibrate with; add --calibrate DATA")
+        raise UserError(f"--quantize {quantize} needs images for calibration; add --calibrate with a data set")
     return cast(Mode, quantize)

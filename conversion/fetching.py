@@ -39,7 +39,7 @@ MAX_VERSIONS = 3  # versions of a file seen during one download before giving up
 FIRST_PAUSE = 0.5  # seconds; doubled after every attempt without new bytes
 GOOGLE_STORAGE = "https://storage.googleapis.com/"
 TIMEOUT = 60  # seconds without a byte
-_CHANGED = "the file changed on the server while it was fetched"
+_CHANGED = "the file kept changing on the server during the download"
 _TEMPORARY_STATUS = (408, 416, 425, 429)  # HTTP errors 4xx after which another attempt may succeed
 
 
@@ -73,21 +73,23 @@ def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
         UserError: there is no such source, it cannot be downloaded, or its digest is not `sha256`.
     """
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
-        raise UserError(f"--sha256 {sha256[:80]!r} is not a SHA-256 digest; give 64 hexadecimal digits")
+        raise UserError(f"--sha256 {sha256[:80]!r} is not a SHA-256 digest; give its 64 hexadecimal digits")
     checkpoint = _fetch(str(source), sha256 is not None)
     path, name = checkpoint.path, checkpoint.name
     if sha256 is None or not path.exists():
         return checkpoint
     if path.is_dir():
-        raise UserError(f"{name} is a folder and has no SHA-256; give its weight file, or leave --sha256 out")
+        raise UserError(
+            f"--sha256 checks a single file, but {name} is a folder; give the weight file itself, or leave --sha256 out"
+        )
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != sha256.lower():
         if name != path.name:
             path.unlink()  # it was downloaded; download it again next time
         raise UserError(
-            f"{name} has the SHA-256 {actual}, not that of --sha256, so nothing was written; check the digest and the "
-            "source"
+            f"{name} has the SHA-256 {actual}, but --sha256 is {sha256.lower()}, so nothing was written; "
+            "check the digest and the source"
         )
     return checkpoint
 
@@ -118,9 +120,12 @@ def _fetch(source: str, has_hash: bool) -> LocalCheckpoint:
     if kind == "hf":
         return _fetch_from_hub(source)
     if kind == "http" and not has_hash and urlsplit(source).hostname not in _THIS_MACHINE:
-        raise UserError(f"{name} would be downloaded without encryption; use https://, or give the file's --sha256")
+        raise UserError(f"{name} would be downloaded without encryption; use https://, or add --sha256")
     if kind not in ("https", "http", "gs"):
-        raise UserError(f"{name} cannot be downloaded: give a path or a URL that begins with https://, gs:// or hf://")
+        raise UserError(
+            f"{name} cannot be downloaded, because URLs with {kind}:// are not supported; give a path or a "
+            "URL that begins with https://, gs:// or hf://"
+        )
     return LocalCheckpoint(download(source, checked_later=has_hash), name)
 
 
@@ -128,7 +133,9 @@ def _fetch_from_timm(source: str) -> LocalCheckpoint:
     """Find a folder or file of timm's, or download the released weights of a name from the Hub."""
     name = source.removeprefix(TIMM)
     if not name:
-        raise UserError(f"{source} has no model name; give {TIMM}NAME with a name that timm.list_models() lists")
+        raise UserError(
+            f"{source} has no model name; give one, such as {TIMM}vit_base_patch16_224 (see timm.list_models())"
+        )
     folder = Path(name).expanduser()
     if folder.is_dir():
         return LocalCheckpoint(folder, TIMM + folder.resolve().name)
@@ -139,7 +146,7 @@ def _fetch_from_timm(source: str) -> LocalCheckpoint:
         return LocalCheckpoint(Path(file).expanduser(), f"{TIMM}{architecture}@{Path(file).name}", companions)
     if not (repo := released.get("hf_hub_id")):
         raise UserError(
-            f"timm has no weights for {architecture}; timm.list_models(pretrained=True) lists the pretrained ones"
+            f"timm has no pretrained weights for {architecture}; choose a model from timm.list_models(pretrained=True)"
         )
     return LocalCheckpoint(_fetch_from_hub(f"hf://{repo}").path, source)
 
@@ -166,11 +173,13 @@ def _pretrained_config(architecture: str) -> dict[str, Any]:
 
         released = get_pretrained_cfg(architecture)
     except ImportError as error:
-        raise UserError(f"{TIMM}{architecture} needs timm; install it with pip install timm") from error
+        raise UserError(f"{TIMM}{architecture} needs timm; install with pip install timm") from error
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{TIMM}{architecture}: {short_reason(error)}; timm.list_models() lists the names") from error
+        raise UserError(
+            f"timm cannot find {architecture} ({short_reason(error)}); choose from timm.list_models(pretrained=True)"
+        ) from error
     if released is None:
-        raise UserError(f"timm has no model {architecture}; timm.list_models() lists the names")
+        raise UserError(f"timm has no model {architecture}; choose a name from timm.list_models(pretrained=True)")
     return released.to_dict()
 
 
@@ -178,9 +187,7 @@ def _fetch_from_hub(source: str) -> LocalCheckpoint:
     """Download a file or a model of the Hub from an hf:// URL."""
     match = _HUB.fullmatch(source)
     if match is None:
-        raise UserError(
-            f"{source!r} is not a file on the Hub; give hf://owner/name/file or hf://owner/name@revision/file"
-        )
+        raise UserError(f"{source} is not a Hub URL; give hf://owner/name or hf://owner/name[@revision]/file")
     from huggingface_hub import hf_hub_download
 
     repo, revision, path = match["repo"], match["revision"], match["path"]
@@ -259,8 +266,8 @@ def _download_once(url: str, folder: Path, checked_later: bool, versions: set[st
     size, version = description = _ask_server(url)
     versions.add(version)
     if size is None and not checked_later:
-        reason = "the server does not report its size, so an incomplete file would go unnoticed"
-        raise _download_error(url, f"{reason}; give --sha256")
+        reason = "the server does not report the file's size, so an incomplete download would go unnoticed"
+        raise _download_error(url, f"{reason}; give the file's digest with --sha256")
     target, partial = _cache_paths(folder, url, version, size)
     if version is None:  # the partial file may belong to another version
         target.unlink(missing_ok=True)

@@ -72,7 +72,7 @@ def load_weights(
                     cast_array = source.to(dtype)
                     if not bool(torch.isfinite(cast_array).all()):
                         raise UserError(
-                            f"'{key}' holds values beyond the range of {dtype}; the file is damaged or not a checkpoint"
+                            f"'{key}' holds values beyond the range of {dtype}; the file is damaged: download it again"
                         )
                     if num_inexact := int((cast_array.double() != source).sum()):
                         weights.rounded[key] = num_inexact
@@ -88,7 +88,8 @@ def _compute(reader: CheckpointReader, row: Row, grid: tuple[int, int], dtype: t
     computed = COMPUTATIONS[row.transform](arrays, grid).to(dtype)
     if not bool(torch.isfinite(computed).all()):
         raise UserError(
-            f"the parameter computed from '{row.key}' has values beyond the range of {dtype}; the file is damaged"
+            f"the parameter computed from '{row.key}' has values beyond the range of {dtype}, so the file is "
+            "damaged; download it again"
         )
     return computed
 
@@ -116,7 +117,7 @@ def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
     )
     model, info = loaded
     if problems := {problem: names for problem, names in info.items() if names}:
-        raise RuntimeError(f"the planned state does not load: {problems}")
+        raise RuntimeError(f"the converted weights do not fit the model ({problems}); please report this")
     return model.eval()
 
 
@@ -140,5 +141,5 @@ def build_processor(plan: Plan) -> "ViTImageProcessor":
         return ViTImageProcessor(**fields)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"preprocessor_config.json is not valid ({first_line(error)}); correct it or remove it"
+            f"preprocessor_config.json is not valid: {first_line(error)}; correct that value, or remove the file"
         ) from error

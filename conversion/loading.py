@@ -78,8 +78,8 @@ class Source:
         door = self.family.door_of(first_class_name(names))
         if door is None:
             raise UserError(
-                f"config.json of {self.name} has architectures={names}, which is not a class of hf_vit; save the model "
-                "again with save_pretrained"
+                f"config.json of {self.name} has architectures={names}, which is not a model class of hf_vit; "
+                "give a folder that save_pretrained of an hf_vit model wrote"
             )
         return self.family.classes[door]
 
@@ -136,8 +136,11 @@ class Source:
         with explain_load_errors(self.name), quiet_transformers():
             model, report = model_class.from_pretrained(self.path, dtype=dtype, output_loading_info=True)
         if missing := sorted(report["missing_keys"]):
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise UserError(f"the weights of {self.name} lack {missing[0]}{more}; save the model again")
+            more = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
+            raise UserError(
+                f"{self.name} lacks the weight '{missing[0]}'{more}; download the model again, or save it again "
+                "with save_pretrained"
+            )
         return model.eval()
 
     def processor(self) -> Any:
@@ -153,8 +156,12 @@ class Source:
         """Raise a UserError for a folder without config.json, and suggest a folder inside that has one."""
         if self.path is not None and self.path.is_dir() and not (self.path / CONFIG).is_file():
             subfolders = sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}"))
-            hint = f"did you mean {subfolders[-1]}?" if subfolders else "give the folder of a saved model"
-            raise UserError(f"{self.name} is not a saved model, as it has no config.json; {hint}")
+            hint = (
+                f"did you mean {subfolders[-1]}?"
+                if subfolders
+                else "give a folder that save_pretrained or hf-vit wrote"
+            )
+            raise UserError(f"{self.name} is not the folder of a model, because it has no config.json; {hint}")
 
 
 def find_source(name: str | os.PathLike[str], *, revision: str | None = None, with_variants: bool = False) -> Source:
@@ -176,7 +183,9 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
     is_local_model = is_local(path) and (not is_timm or (name != TIMM and path.is_dir()))
     is_downloaded_later = is_timm or "://" in name
     if revision is not None and (is_local_model or is_downloaded_later):
-        raise UserError(f"revision {revision!r} needs a repository on the Hub, but {name} is not one; leave it out")
+        raise UserError(
+            f"revision {revision!r} can only be used with a model on the Hub, but {name} is not one; leave it out"
+        )
     if is_local_model:
         return _open_source_folder(name, path) if path.is_dir() else Source(name, path)
     if is_downloaded_later:
@@ -190,7 +199,7 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
         path = download_model(match["repo"], revision or match["revision"])
     except UserError as error:
         variant = " or variant" if with_variants else ""
-        raise UserError(f"there is no folder{variant} {name}, and on the Hub: {error}") from error
+        raise UserError(f"there is no folder{variant} {name}, and it cannot be loaded from the Hub: {error}") from error
     return _open_source_folder(f"{name}@{revision}" if revision else name, path, is_on_hub=True)
 
 
@@ -214,7 +223,8 @@ def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
     source.need_config()
     if source.dense_head is not None:
         raise UserError(
-            f"{source.name} has a head for segmentation or detection, whose FLOPs cannot be counted; give its backbone"
+            f"{source.name} has a segmentation or detection head, and FLOPs are only counted for classifiers "
+            "and bare models; give the model without its head"
         )
     if source.fresh is not None:
         return source.fresh, "classification"
@@ -225,8 +235,8 @@ def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
             raise
         kind = source.stored.get("model_type")
         raise UserError(
-            f"FLOPs are counted for models of hf_vit and those that convert to one, but {source.name} "
-            f"(model_type {kind!r:.80}) does not convert: {error}"
+            f"FLOPs cannot be counted for {source.name} (model_type {kind!r:.80}), because it does not "
+            f"convert to a model of hf_vit: {error}"
         ) from error
 
 
@@ -283,8 +293,8 @@ def from_hub(
     if settings != PlanSettings():
         name = model_source.model_class.__name__
         raise UserError(
-            f"{model_source.name} is already a model of hf_vit, which takes no options of a conversion; load it with "
-            f"{name}.from_pretrained"
+            f"{model_source.name} is already an hf_vit model, so options of a conversion do not apply; load "
+            f"it with {name}.from_pretrained"
         )
     return model_source.load(dtype)
 

@@ -46,7 +46,7 @@ POSITION_TABLE = "embeddings.position_embeddings"
 HEADS = ("classifier.", "distillation_classifier.")
 REPRESENTATION = "pooler.dense."
 REPLACED = "replaced by a new head"
-MISFIT = "config.json does not fit the weights beside it"
+MISFIT = "config.json does not fit the weights"
 MAX_LISTED = 8  # names that a message lists; the rest is counted
 MAX_DEPTH = 1000  # keys with larger block numbers are reported as left over
 
@@ -117,9 +117,12 @@ class PlanSettings:
 
     def __post_init__(self) -> None:
         if self.num_labels is not None and self.labels is not None:
-            raise UserError("--num-labels and --labels were both given; give the number of labels or their names")
+            raise UserError(f"--num-labels {self.num_labels} and --labels cannot be combined; give only one of them")
         if (self.num_labels is not None and self.num_labels < 1) or (self.labels is not None and not self.labels):
-            raise UserError(f"a classifier needs at least 1 label, got {self.num_labels or 0}; give more")
+            raise UserError(
+                f"a classifier needs at least 1 label, but {self.num_labels or 0} were given; give a positive "
+                "--num-labels, or names with --labels"
+            )
 
     @property
     def new_head(self) -> bool:
@@ -340,7 +343,7 @@ def listing(kind: str, names: Sequence[str], count: int | None = None) -> str:
 def _refuse(*problems: str) -> None:
     """Raise a UserError that lists all problems in one line, if there are any."""
     if listed := "; ".join(filter(None, problems)):
-        raise UserError(f"the checkpoint does not fit its model, so nothing was written; {listed}")
+        raise UserError(f"the checkpoint does not fit its model, so nothing was written: {listed}")
 
 
 @dataclass(frozen=True)
@@ -368,11 +371,14 @@ class Layout:
         blocks = [int(match[1]) for key in self.names.normal if (match := re.match(self.origin.block_pattern, key))]
         if not blocks and any(rule.stacked for rule in self.rules):
             if not 0 < self.dims.get("N", 0) <= MAX_DEPTH:
-                raise UserError(f"the file stacks {self.dims.get('N', 0)} encoder blocks; it is damaged or not a ViT")
+                raise UserError(
+                    f"the file holds {self.dims.get('N', 0)} encoder blocks, but a ViT has 1 to {MAX_DEPTH}; download "
+                    "it again, or give a ViT checkpoint"
+                )
             return self.dims["N"]
         possible = [block for block in blocks if block < MAX_DEPTH]
         if not possible:
-            raise UserError("the file holds no encoder block; it is damaged or of another kind")
+            raise UserError("the file holds no encoder block, so it is damaged or no ViT; give a ViT checkpoint")
         return max(possible) + 1
 
     @cached_property
@@ -460,7 +466,7 @@ class Layout:
 
     def _refuse_feature(self, feature: str) -> NoReturn:
         """Raise a UserError for a feature of the source's model that hf_vit does not have."""
-        remedy = f"use it with {self.origin.package}" if self.origin.package else "nothing was written"
+        remedy = f"use it with {self.origin.package}" if self.origin.package else "use it with the code that saved it"
         raise UserError(f"the checkpoint has {feature}, which hf_vit does not support; {remedy}")
 
     def _join_blocks(self, missing: Sequence[str]) -> list[str]:
@@ -480,7 +486,7 @@ class Layout:
         prefix = os.path.commonprefix(known_keys)  # noqa: RUF071 (of characters, to cut after the last dot or slash)
         prefix = prefix[: max(prefix.rfind("."), prefix.rfind("/")) + 1]
         has_keys_outside = prefix and any(not key.startswith(prefix) for key in keys)
-        hint = f" (--prefix {prefix} ignores keys outside of the model)" if has_keys_outside else ""
+        hint = f" (add --prefix {prefix} to ignore keys outside the model)" if has_keys_outside else ""
         return listing("keys left over", keys) + hint
 
     def _describe_misfit(self, name: str) -> str:
@@ -505,7 +511,7 @@ def _find_prefix(shapes: Shapes, prefix: str | None) -> str:
         if any(key.startswith(candidate) for key in shapes):
             return candidate
     first_parts = sorted({re.match(r"[^./]*[./]?", key)[0] for key in shapes})  # pyright: ignore[reportOptionalSubscript]
-    raise UserError(f"no key begins with --prefix {prefix!r}; the keys begin with {', '.join(first_parts[:6])}")
+    raise UserError(f"no key begins with --prefix {prefix!r}; the file has the prefixes {', '.join(first_parts[:6])}")
 
 
 def _names_below_prefix(prefix: str, names: KeyNames, shapes: Shapes) -> KeyNames:
@@ -524,8 +530,8 @@ def _replace_foreign_heads(origin: Origin, names: KeyNames, settings: PlanSettin
         for name in [name for name in names.normal if re.fullmatch(pattern, name)]:
             if not settings.new_head:
                 raise UserError(
-                    f"the checkpoint has {head} ('{names.normal[name]}'), which hf_vit does not support; "
-                    "give --num-labels or --labels for a new head in its place"
+                    f"the checkpoint has {head} ('{names.normal[name]}'), which hf_vit does not support; give "
+                    "--num-labels or --labels to replace it with a new classifier"
                 )
             names.ignored[names.normal.pop(name)] = REPLACED
 
@@ -533,21 +539,23 @@ def _replace_foreign_heads(origin: Origin, names: KeyNames, settings: PlanSettin
 def _refuse_inapplicable(settings: PlanSettings, layout: Layout) -> None:
     """Raise a UserError for options about a part that the source does not have."""
     if settings.drop_pre_logits and not layout.representation:
-        raise UserError("the checkpoint has no representation layer (pre_logits) to drop; leave out --drop-pre-logits")
+        raise UserError(
+            "the checkpoint has no representation layer (pre_logits) that could be dropped; leave --drop-pre-logits out"
+        )
     if settings.resize_to is not None and "offset_table" in layout.parts:
         raise UserError(
-            "--resize-to cannot resample a table of relative positions; leave it out, and load the converted model "
-            "with from_pretrained(..., image_size=...)"
+            f"--resize-to {size_text(settings.resize_to)} cannot resample relative positions; leave it out, "
+            "and load the converted model with from_pretrained(folder, image_size=...)"
         )
     family = FAMILIES[layout.origin.family]
     if family.is_vit:
         return
     if settings.resize_to is not None:
-        size_rule = "takes images of one size" if family.has_tokens else "takes images of any size"
-        raise UserError(f"{family.label} has no positions to resample and {size_rule}; leave out --resize-to")
+        size_rule = "only takes images of its training size" if family.has_tokens else "takes images of any size"
+        raise UserError(f"{family.label} has no position embeddings to resample and {size_rule}; leave --resize-to out")
     if missing_fields := [name for name in settings.declared if not hasattr(family.config_class, name)]:
         names = ", ".join(DECLARED[name] for name in missing_fields)
-        raise UserError(f"{family.label} has no {', '.join(missing_fields)}; leave out {names}")
+        raise UserError(f"{family.label} has no {', '.join(missing_fields)}; leave {names} out")
 
 
 def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, assumed: Mapping[str, str]) -> Fields:
@@ -568,7 +576,7 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
         if name in fields and name not in assumed and name != "layer_scale_init_value" and fields[name] != value
     ]
     if conflicts:
-        raise UserError(f"{MISFIT}: {'; '.join(conflicts)}")
+        raise UserError(f"{MISFIT}: {'; '.join(conflicts)}; give the config.json that belongs to these weights")
     fields |= declared.fields
     for name, value in settings.declared.items():
         field_value = None if (name, value) == ("rotary_embedding", "none") else value
@@ -576,8 +584,11 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
             field_value = "first_patch"  # without a class token, the first token is a patch
         is_recorded = name in declared.fields or name not in assumed
         if is_recorded and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != field_value:
-            source = "config.json says" if name in declared.fields else f"files of {origin.name} have"
-            raise UserError(f"{DECLARED[name]} {value}: {source} {name}={fields.get(name)!r}; leave the option out")
+            source = "config.json says" if name in declared.fields else f"checkpoints of {origin.name} have"
+            raise UserError(
+                f"{DECLARED[name]} {value} contradicts the checkpoint: {source} {name}={fields.get(name)!r}; "
+                f"leave {DECLARED[name]} out"
+            )
         fields[name] = field_value
     if fields.get("rotary_embedding") is None:
         fields = {name: value for name, value in fields.items() if not name.startswith("rotary_")}
@@ -586,13 +597,13 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
         fields[name] = tuple(map(float, processor_fields[name]))
         if len(processor_fields[name]) != fields["num_channels"]:
             raise UserError(
-                f"the files beside the weights have {name}={processor_fields[name]!r:.80}, which needs a value for "
-                f"each of the {fields['num_channels']} channels; correct them"
+                f"the preprocessing has {name}={processor_fields[name]!r:.80}, but the weights take "
+                f"{fields['num_channels']} channels; give one value per channel in the JSON file beside the weights"
             )
     if FAMILIES[origin.family].is_vit and "num_attention_heads" not in fields:
         raise UserError(
-            f"the weights do not record the number of heads, and {fields['hidden_size']} channels are not a "
-            "multiple of 64; give --num-heads, or the folder with their config.json"
+            "the weights do not record the number of attention heads; give it with --num-heads, or give the "
+            "folder with their config.json"
         )
     return fields
 
@@ -615,7 +626,10 @@ def _label_fields(size: int | None, declared: Declared, settings: PlanSettings) 
     if not settings.new_head and size is not None and declared.labels is not None:
         labels = declared.labels
         if len(labels) != size:
-            raise UserError(f"{MISFIT}: it names {len(labels)} classes, the weights have {size}")
+            raise UserError(
+                f"{MISFIT}: it names {len(labels)} classes, but the weights have {size}; give the config.json of "
+                "these weights, or names with --labels"
+            )
     if labels is not None:
         return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
     return {} if size is None else {"num_labels": size}
@@ -632,7 +646,7 @@ def _build_config(family: str, fields: Fields, resize_to: Pair | None) -> tuple[
         resampling = config.num_special_positions, config.position_interpolation, config.position_interpolation_offset
         return resized, Resample(config.grid, resized.grid, *resampling)
     except StrictDataclassError as error:
-        raise UserError(f"no model of hf_vit has the checkpoint's sizes: {strict_reason(error):.400}") from error
+        raise UserError(f"no hf_vit model can have the checkpoint's sizes: {strict_reason(error):.400}") from error
 
 
 def _describe_assumptions(

@@ -67,14 +67,16 @@ PROCESSOR, FULL_PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # Names that transformers, timm and OpenCLIP give to the weight file of a folder.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 READABLE = "an .npz, .safetensors or PyTorch file, or a folder that transformers or timm saved"
-_SAVE_TENSORS = "never loaded; save only its tensors (model.state_dict()), best as .safetensors"
+_SAVE_TENSORS = (
+    "never loaded; save only its tensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+)
 _SIGNATURES = {
-    b"\x93NUMPY": "a single .npy array, not an .npz archive of many",
+    b"\x93NUMPY": "a single .npy array instead of an .npz archive",
     b"\x89HDF": "an HDF5 file (Keras)",
-    b"\x80": "a Python pickle (an old .pth or .bin file), which is never loaded; save its tensors as .safetensors",
-    b"\x1f\x8b": "compressed by gzip; unpack it first",
-    POINTER[:16]: "a Git LFS pointer; fetch the file with git lfs pull",
-    b"<": "a web page; download the file itself",
+    b"\x80": "a Python pickle (an old .pth or .bin file), which is never loaded",
+    b"\x1f\x8b": "compressed by gzip (unpack it with gunzip)",
+    POINTER[:16]: "a Git LFS pointer instead of the file itself (git lfs pull downloads it)",
+    b"<": "a web page instead of the file itself",
 }
 
 
@@ -151,8 +153,8 @@ class CheckpointReader(ABC):
             raise self._dtype_error(key, tensor.dtype)
         if not all_finite(tensor):
             raise UserError(
-                f"'{key}' in {self.path.name} holds NaN or infinite values, {int((~torch.isfinite(tensor)).sum())} of "
-                f"{tensor.numel()}; its training diverged or the file is damaged: use another checkpoint"
+                f"'{key}' in {self.path.name} has {int((~torch.isfinite(tensor)).sum())} NaN or infinite values "
+                f"of {tensor.numel()}, so its training diverged or the file is damaged; use another checkpoint"
             )
         return tensor
 
@@ -160,7 +162,8 @@ class CheckpointReader(ABC):
         """Return the error for an array that is not floating point."""
         dtype_name = str(dtype).removeprefix("torch.")
         return UserError(
-            f"'{key}' in {self.path.name} is {dtype_name}; weights must be float16, bfloat16, float32 or float64"
+            f"'{key}' in {self.path.name} is {dtype_name}, but weights must be float16, bfloat16, float32 or "
+            "float64; save it in one of these types"
         )
 
     @contextmanager
@@ -171,7 +174,7 @@ class CheckpointReader(ABC):
         except UserError:
             raise
         except Exception as error:  # libraries raise many types of errors for damaged bytes
-            raise UserError(f"{self.path.name} {complaint} ({short_reason(error)}); download the file again") from error
+            raise UserError(f"{self.path.name} {complaint}: {short_reason(error)}; download the file again") from error
 
 
 class Member(NamedTuple):
@@ -204,19 +207,22 @@ class NpzReader(CheckpointReader):
         if not infos:
             raise UserError(f"{self.path.name} is an archive without arrays; download the file again")
         if len(infos) > MAX_MEMBERS:
-            raise UserError(f"{self.path.name} holds {len(infos)} members; a checkpoint has at most {MAX_MEMBERS}")
+            raise UserError(
+                f"{self.path.name} holds {len(infos)} arrays, but hf_vit reads at most {MAX_MEMBERS}; give a file "
+                "with only the model's weights"
+            )
         self.members: dict[str, Member] = {}
         for info in infos:
             key = self._array_key(info)
             if key in self.members:
-                raise UserError(f"{self.path.name} holds '{key}' twice; save it with each key once")
+                raise UserError(f"{self.path.name} holds '{key}' twice; save the file again with each key once")
             with self._translate_errors(f"is damaged at '{key}'"):
                 self.members[key] = self._read_member(info, size)
         total = sum(4 * math.prod(member.shape) for member in self.members.values())
         if total > max(FREE_BYTES, MAX_GROWTH * size):
             raise UserError(
-                f"{self.path.name} would grow from {size} to {total} bytes: this is a zip bomb or almost "
-                "all zeros; if the weights are right, save them uncompressed with numpy.savez"
+                f"{self.path.name} would grow from {size} to {total} bytes when unpacked, as a zip bomb does; if "
+                "you trust the file, save its arrays again with numpy.savez (uncompressed)"
             )
         return {key: member.shape for key, member in self.members.items()}
 
@@ -226,32 +232,37 @@ class NpzReader(CheckpointReader):
         name, raw = info.filename, info.orig_filename
         if re.search(r"[\\\0]|^[A-Za-z]:", raw) or {"", ".", ".."} & {*name.split("/")} or len(raw) > MAX_NAME:
             raise UserError(
-                f"{self.path.name} holds a member with the unsafe name {raw[:80]!r}; do not use the file, download it "
-                "again from its source"
+                f"{self.path.name} holds a member with the unsafe name {raw[:80]!r}; do not use this file, but "
+                "download the original"
             )
         if not name.isprintable() or not name.endswith(".npy"):
-            raise UserError(f"{self.path.name} holds {name!r}, which is not a .npy array; give an .npz file of weights")
+            raise UserError(
+                f"{self.path.name} holds {name!r}, which is not an array; give an .npz file that holds only weights"
+            )
         return name.removesuffix(".npy")
 
     def _read_member(self, info: zipfile.ZipInfo, file_size: int) -> Member:
         """Read a .npy header and check its size against the archive's."""
         if info.flag_bits & 0x1:
             raise UserError(
-                f"{self.path.name} holds '{info.filename}' encrypted, which hf_vit cannot read; unpack it with its "
-                "password and save the arrays with numpy.savez"
+                f"'{info.filename}' in {self.path.name} is encrypted, so hf_vit cannot read it; unpack the file "
+                "with its password, and save the arrays with numpy.savez"
             )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"compression method {info.compress_type} is not one that numpy writes")
+            raise UserError(
+                f"'{info.filename}' in {self.path.name} is compressed in a way that NumPy never uses (method "
+                f"{info.compress_type}); unpack the file and save the arrays with numpy.savez"
+            )
         if not 0 <= info.header_offset < file_size:
-            raise ValueError("the archive's directory points outside of the file")
+            raise ValueError("its directory points outside the file")
         ratio = 1 if info.compress_type == zipfile.ZIP_STORED else MAX_DEFLATE_RATIO
         if info.file_size > info.compress_size * ratio:
-            raise ValueError(f"{info.compress_size} compressed bytes cannot expand to {info.file_size}")
+            raise ValueError(f"its {info.compress_size} compressed bytes cannot expand to {info.file_size}")
         with self._zip.open(info) as member:
             file = io.BytesIO(member.read(MAX_NPY_HEADER))
         version = npy.read_magic(file)
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f".npy version {version} is not one that holds weights")
+            raise ValueError(f"its .npy version {version} is not one that holds weights")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # published files may have headers written by Python 2, which are fine
             read_header: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -259,10 +270,13 @@ class NpzReader(CheckpointReader):
         if any(side < 0 for side in shape) or math.prod(shape) > sys.maxsize:
             raise ValueError(f"its shape {shape} is impossible")
         if dtype.hasobject:
-            raise ValueError("it holds pickled Python objects, which are never loaded")
+            raise UserError(
+                f"'{info.filename}' in {self.path.name} holds Python objects, which are never loaded; save its numbers "
+                "as float32 with numpy.savez"
+            )
         needed_bytes, stored_bytes = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
         if needed_bytes != stored_bytes:
-            raise ValueError(f"shape {list(shape)} of {dtype} needs {needed_bytes} bytes, but has {stored_bytes}")
+            raise ValueError(f"its shape {list(shape)} in {dtype} needs {needed_bytes} bytes, but has {stored_bytes}")
         return Member(info, tuple(int(side) for side in shape), dtype, bool(is_fortran), file.tell())
 
     def read_floats(self, key: str) -> torch.Tensor:
@@ -282,7 +296,7 @@ class NpzReader(CheckpointReader):
             else:
                 with self._zip.open(info) as file:  # verifies the checksum when the last byte is read
                     if cast("io.BufferedIOBase", file).readinto(data) != len(data) or file.read(1):
-                        raise ValueError("the array is shorter or longer than its header says")
+                        raise ValueError("it is shorter or longer than its header says")
             flat = np.frombuffer(data, np.dtype("<i2") if is_bfloat16 else dtype, offset=header_bytes)
             array = flat.reshape(shape, order="F" if is_fortran else "C")
             tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
@@ -302,14 +316,14 @@ class SafetensorsReader(CheckpointReader):
             header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > MAX_SAFETENSORS_HEADER:
             raise UserError(
-                f"{self.path.name} has a header of {header_bytes} bytes, more than the {MAX_SAFETENSORS_HEADER} "
-                "that are read; it is damaged or not a checkpoint"
+                f"{self.path.name} has a header of {header_bytes} bytes, but hf_vit reads at most "
+                f"{MAX_SAFETENSORS_HEADER}; the file is damaged or no checkpoint: download it again"
             )
         with self._translate_errors("cannot be read as a .safetensors file"):
             self._file: Any = self._opened.enter_context(safe_open(self.path, framework="pt"))
         slices = {key: self._file.get_slice(key) for key in self._file.keys()}  # noqa: SIM118 (no dict)
         if not slices:
-            raise UserError(f"{self.path.name} is a .safetensors file without tensors; download the file again")
+            raise UserError(f"{self.path.name} holds no tensors; download the file again")
         for key in slices:
             _refuse_unsafe_key(key, self.path.name)
         self._dtypes = {key: str(array_slice.get_dtype()) for key, array_slice in slices.items()}
@@ -333,21 +347,23 @@ class TorchReader(CheckpointReader):
         self._tensors = _flatten(content, self.path.name)
         self._opened.callback(self._tensors.clear)
         if not self._tensors:
-            raise UserError(f"{self.path.name} holds no tensors, so it is not a checkpoint; give {READABLE}")
+            raise UserError(f"{self.path.name} holds no tensors; give a checkpoint: {READABLE}")
         for key, tensor in self._tensors.items():
             _refuse_unsafe_key(key, self.path.name)
             is_view = tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
             if is_view or tensor.device.type != "cpu":
-                raise UserError(f"'{key}' in {self.path.name} is not a dense tensor; save dense weights")
+                raise UserError(
+                    f"'{key}' in {self.path.name} is not a dense tensor on the CPU; save it as tensor.to_dense().cpu()"
+                )
         self._refuse_false_sizes(members)
         for key, tensor in self._tensors.items():
             if _overlaps_itself(tensor):
-                raise UserError(f"'{key}' in {self.path.name} overlaps itself in memory; save tensor.clone() instead")
+                raise UserError(f"'{key}' in {self.path.name} has elements that share memory; save tensor.clone()")
         total, size = sum(4 * tensor.numel() for tensor in self._tensors.values()), self.path.stat().st_size
         if total > MAX_GROWTH * size:
             raise UserError(
-                f"{self.path.name} would grow from {size} to {total} bytes, because its tensors share memory; save "
-                "copies of the tensors (tensor.clone())"
+                f"{self.path.name} would grow from {size} to {total} bytes when loaded, because its tensors share "
+                "memory; save tensor.clone() of each instead"
             )
         self._storage_uses = Counter(tensor.untyped_storage().data_ptr() for tensor in self._tensors.values())
         return {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
@@ -366,7 +382,10 @@ class TorchReader(CheckpointReader):
             _refuse_leading_bytes(infos)
             for info in infos:
                 if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
-                    raise ValueError(f"'{info.filename[:80]}' is compressed or encrypted")
+                    raise UserError(
+                        f"'{info.filename[:80]}' in {self.path.name} is compressed or encrypted; unpack the file, and "
+                        "save its tensors with torch.save"
+                    )
                 with archive.open(info) as member:  # reading to the end verifies the checksum
                     while member.read(2**22):
                         pass
@@ -386,7 +405,7 @@ class TorchReader(CheckpointReader):
         except pickle.UnpicklingError as error:
             class_match = re.search(r"GLOBAL ([\w.]+)", str(error))
             objects = f"Python objects ({class_match[1]})" if class_match else "Python objects"
-            raise UserError(f"{self.path.name} holds pickled {objects}, which are {_SAVE_TENSORS}") from error
+            raise UserError(f"{self.path.name} holds {objects}, which are {_SAVE_TENSORS}") from error
 
     def _refuse_false_sizes(self, members: Mapping[int, int]) -> None:
         """Raise a UserError unless every tensor lies within exactly one member of the archive.
@@ -410,8 +429,8 @@ class TorchReader(CheckpointReader):
         begins = [begin for begin in members if (first - begin) % mmap.PAGESIZE == 0]
         for key, size in min(map(find_misfits, begins or [0]), key=len):
             raise UserError(
-                f"{self.path.name} is damaged at '{key}' (shape {list(tensors[key].shape)} does not fit its {size} "
-                "bytes); download the file again"
+                f"{self.path.name} is damaged: '{key}' has the shape {list(tensors[key].shape)}, but {size} bytes "
+                "are stored; download the file again"
             )
 
 
@@ -423,13 +442,13 @@ class ShardedReader(CheckpointReader):
         """Open all files that the index lists, and check that they have exactly the listed keys."""
         weight_map: Any = read_json(self.path).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise UserError(f"{self.path.name} has no 'weight_map' from keys to files; download the file again")
+            raise UserError(f"{self.path.name} has no 'weight_map' with the file of each key; download the file again")
         self._file_names = {key: str(name) for key, name in cast("dict[str, Any]", weight_map).items()}
         names = sorted(set(self._file_names.values()))
         # Plain names without folders, so that an index cannot name files elsewhere.
         if len(names) > MAX_SHARDS or not all(re.fullmatch(r"[\w-][\w.-]{0,199}", name) for name in names):
             raise UserError(
-                f"{self.path.name} lists unexpected files, such as {names[0][:80]!r}; download the index again"
+                f"{self.path.name} lists the file {names[0][:80]!r}, which is no shard's name; download the index again"
             )
         self._readers: dict[str, CheckpointReader] = {}
         for name in names:
@@ -438,8 +457,8 @@ class ShardedReader(CheckpointReader):
         if differences := actual_keys ^ set(self._file_names.items()):
             key, name = min(differences)
             raise UserError(
-                f"{self.path.name} and the files it lists disagree on {len(differences)} keys, such as '{key[:80]}' in "
-                f"{name}; download all files again"
+                f"{self.path.name} does not match the files it lists: {len(differences)} keys differ, such as "
+                f"'{key[:80]}' in {name}; download all files again"
             )
         return {key: shape for reader in self._readers.values() for key, shape in reader.shapes.items()}
 
@@ -495,12 +514,11 @@ def _open_folder(folder: Path) -> CheckpointReader:
     configs = [folder / name for name in (CONFIG, OPEN_CLIP_CONFIG) if (folder / name).is_file()]
     if not configs and (folder / "adapter_config.json").is_file():
         raise UserError(
-            f"{folder} holds only an adapter; merge it into its base model with peft's merge_and_unload and save that"
+            f"{folder} holds only an adapter of peft; merge it into its base model with merge_and_unload(), "
+            "save that with save_pretrained, and give its folder"
         )
     if not configs:
-        raise UserError(
-            f"{folder} is a folder without {CONFIG}; give a file, or a folder that transformers or timm saved"
-        )
+        raise UserError(f"{folder} has no {CONFIG}; give a weight file, or a folder that transformers or timm saved")
     processor: object = None
     if (folder / PROCESSOR).is_file():
         processor = read_json(folder / PROCESSOR)
@@ -508,13 +526,16 @@ def _open_folder(folder: Path) -> CheckpointReader:
         processor = read_json(folder / FULL_PROCESSOR).get("image_processor")
     if not isinstance(processor, dict | None):
         raise UserError(
-            f"{FULL_PROCESSOR} has image_processor={processor!r:.80}, which must be an object with its fields; "
-            "correct it"
+            f"{FULL_PROCESSOR} has image_processor={processor!r:.80}, but an object with fields is needed; "
+            "download the file again"
         )
     companions = Companions(read_json(configs[0]), processor)
     weights = [name for name in WEIGHTS if (folder / name).is_file() or (folder / f"{name}.index.json").is_file()]
     if not weights:
-        raise UserError(f"{folder} holds no weights; it needs {' or '.join(WEIGHTS)}, or the index of its shards")
+        raise UserError(
+            f"{folder} has a config.json, but no weights; add {' or '.join(WEIGHTS)}, or the index and all of "
+            "its shards"
+        )
     single = folder / weights[0]
     reader = open_file(single) if single.is_file() else ShardedReader(folder / f"{single.name}.index.json")
     reader.companions = companions
@@ -526,17 +547,17 @@ def read_json(path: Path) -> dict[str, Any]:
     limits = f"hf_vit reads at most {MAX_JSON_BYTES:,} bytes and {MAX_JSON_VALUES:,} values; give the model's own file"
     try:
         if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise UserError(f"{path.name} has {size:,} bytes, too many for a JSON file of a model; {limits}")
+            raise UserError(f"{path.name} has {size:,} bytes; {limits}")
         text = path.read_bytes()
         if (count := sum(map(text.count, (b",", b"[", b"{")))) > MAX_JSON_VALUES:
-            raise UserError(f"{path.name} has {count:,} values, too many for a JSON file of a model; {limits}")
+            raise UserError(f"{path.name} has {count:,} values; {limits}")
         content: object = json.loads(text)
     except UserError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path.name} is not valid JSON ({short_reason(error)}); download the file again") from error
+        raise UserError(f"{path.name} is not valid JSON: {short_reason(error)}; download the file again") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path.name} is JSON, but not an object ({{...}}); download the file again")
+        raise UserError(f"{path.name} holds JSON, but not an object ({{...}}); download the file again")
     return content  # pyright: ignore[reportUnknownVariableType] (JSON's keys are text)
 
 
@@ -586,9 +607,9 @@ def _refuse_memory_attack(data: bytes, file_name: str) -> None:
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         name = opcode.name
         if number == MAX_OPCODES:
-            raise ValueError(f"its pickle has more than {MAX_OPCODES} opcodes")
+            raise UserError(f"{file_name} has a pickle of over {MAX_OPCODES} instructions, which is {_SAVE_TENSORS}")
         if open_call and name in ("BINGET", "LONG_BINGET", "GLOBAL", "BINPERSID"):
-            raise ValueError(f"its pickle copies into {open_call}")
+            raise UserError(f"{file_name} has a pickle that copies values into {open_call}, which is {_SAVE_TENSORS}")
         if name in ("BINPUT", "LONG_BINPUT"):
             memo[int(argument or 0)] = callable_name
             continue
@@ -602,7 +623,7 @@ def _refuse_memory_attack(data: bytes, file_name: str) -> None:
         elif name == "BUILD":
             builds += 1
         if callable_name in _GREEDY or builds > MAX_BUILDS:
-            calls = f"its pickle calls {callable_name or 'BUILD'}, as those of NumPy's scalars and of whole models do"
+            calls = f"its pickle calls {callable_name or 'BUILD'}, as pickles of whole models do"
             raise UserError(
                 f"{file_name} holds more than tensors, numbers and text ({calls}), which is {_SAVE_TENSORS}"
             )
@@ -624,12 +645,14 @@ def _flatten(content: object, file_name: str) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for number, (name, item, depth) in enumerate(_iterate_items("", content, 0)):
         if number == MAX_VALUES:
-            raise UserError(f"{file_name} holds more than {MAX_VALUES} values, so it is not a checkpoint")
+            raise UserError(f"{file_name} holds more than {MAX_VALUES} values; save only the model's state_dict")
         if depth > MAX_DEPTH:
-            raise UserError(f"{file_name} nests dicts or lists too deeply at '{name[:80]}', so it is not a checkpoint")
+            raise UserError(
+                f"{file_name} nests dicts or lists too deeply at '{name[:80]}'; save only the model's state_dict"
+            )
         if isinstance(item, torch.Tensor):
             if name in tensors:
-                raise UserError(f"{file_name} holds '{name[:80]}' twice; save it with each key once")
+                raise UserError(f"{file_name} holds '{name[:80]}' twice; save the file again with each key once")
             tensors[name] = item.detach()
     return tensors
 

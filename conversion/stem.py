@@ -27,14 +27,15 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
     body, name = model.base_model, Path(source).name
     stem = getattr(getattr(getattr(body, "embeddings", None), "patch_embeddings", None), "stem", None)
     if stem is None:
-        raise UserError(
-            f"{type(model).__name__} has no ResNet stem; give a model of the hybrid family, such as R50+B/16"
-        )
+        raise UserError(f"{type(model).__name__} has no ResNet stem to fill; give a hybrid model, such as R50+B/16")
     with open_checkpoint(source) as reader:
         if not google.BIT.recognizes(reader.shapes):
             is_paper = google.BIT_PAPER.recognizes(reader.shapes)
             kind = "a BiT ResNetV2" if is_paper else likely_kind(reader.shapes) or "another kind of checkpoint"
-            raise UserError(f"{name} looks like {kind}, but a stem needs a BiT ResNet with post-activation units")
+            raise UserError(
+                f"{name} looks like {kind}, but only a BiT ResNet with post-activation units fits a stem; give "
+                "such a checkpoint"
+            )
         plan = make_plan(reader.shapes, PlanSettings(), file_name=name)
         sizes = {field: getattr(plan.config, field) for field in ("stage_depths", "stem_width", "num_channels")}
         mismatches: list[str] = []
@@ -42,7 +43,10 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
             if (model_value := getattr(body.config, field)) != value:
                 mismatches.append(f"{field}={value} (the model has {model_value})")
         if mismatches:
-            raise UserError(f"{name} needs a hybrid with {', '.join(mismatches)}; build the model with that config")
+            raise UserError(
+                f"{name} fits only a hybrid model with {', '.join(mismatches)}; build the model with these config "
+                "values"
+            )
         state = load_weights(reader, plan).state
     body_rows = [row for row in plan.rows if row.parameter.startswith("encoder.")]
     stem.load_state_dict({row.parameter.removeprefix("encoder."): state[plan.parameter_name(row)] for row in body_rows})

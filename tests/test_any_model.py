@@ -425,7 +425,7 @@ REFUSED = {
     "another architecture": (_swin, "use it with transformers"),
     "no model of images": (_bert, "model_type 'bert'"),
     "no checkpoint": (_text, "give an .npz, .safetensors or PyTorch file"),
-    "a name that timm does not know": (lambda folder: "timm:vit_imaginary", "timm.list_models() lists the names"),
+    "a name that timm does not know": (lambda folder: "timm:vit_imaginary", "timm.list_models(pretrained=True)"),
     "an address": (lambda folder: "ftp://host/vit.npz", "give a path or a URL that begins with https://"),
 }
 

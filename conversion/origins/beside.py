@@ -38,8 +38,7 @@ def validate_values(model: type[Model], values: Mapping[str, Any], file_name: st
         first_error = error.errors()[0]
         path = ".".join(str(part) for part in first_error["loc"][:3])
         raise UserError(
-            f"{file_name} has {path}={first_error['input']!r:.80}, which is not valid ({first_error['msg']}); "
-            "correct it"
+            f"{file_name} has {path}={first_error['input']!r:.80}, which is not valid: {first_error['msg']}; correct it"
         ) from error
 
 
@@ -48,7 +47,7 @@ def read_size(value: object) -> Pair:
     sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
     counts = [side for side in sides if isinstance(side, int) and side is not True and 0 < side <= 2**20]
     if len(sides) != 2 or len(counts) != 2:
-        raise UserError(f"config.json has the size {value!r:.80}; it must be one number of px, or height and width")
+        raise UserError(f"config.json has the size {value!r:.80}; write one number of pixels, or height and width")
     return counts[0], counts[1]
 
 
@@ -56,22 +55,22 @@ def read_labels(path: str | Path) -> list[str]:
     """Read the class names in order, from a text file with one name per line or a JSON list of strings."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"there is no label file {path}; give a text file with one name per line, or a JSON list")
+        raise UserError(f"there is no label file {path}; give a text file with a class name per line, or a JSON list")
     try:
         text = path.read_text(encoding="utf-8-sig")
         names: object = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise UserError(
-            f"{path.name} cannot be read as a label file: {error}; give UTF-8 text with one name per line"
+            f"{path.name} cannot be read as a label file: {error}; save it as UTF-8 text with one class name per line"
         ) from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f'{path.name} is not a JSON list of names; write ["cat", "dog"]')
+        raise UserError(f'{path.name} is JSON, but not a list of class names; write a list such as ["cat", "dog"]')
     labels: list[str] = names
     if not labels or not all(label.strip() for label in labels):
-        raise UserError(f"{path.name} holds {'an empty name' if labels else 'no name'}; give one name per line")
+        raise UserError(f"{path.name} holds {'an empty' if labels else 'no'} class name; write one name per line")
     if repeated_labels := sorted({label for label in labels if labels.count(label) > 1}):
         raise UserError(
-            f"{path.name} has {', '.join(repeated_labels[:3])} more than once; every class needs its own name"
+            f"{path.name} has {', '.join(repeated_labels[:3])} more than once; give every class a different name"
         )
     return labels
 
@@ -127,18 +126,17 @@ def from_transformers(processor: Mapping[str, Any]) -> Fields:
         kind = kind.removesuffix(ending)
     if kind not in _PROCESSORS:
         raise UserError(
-            f"preprocessor_config.json is for {class_name!s:.80}, which hf_vit does not support; use one of "
+            f"preprocessor_config.json is for {class_name!s:.80}, which hf_vit does not support; change it to one of "
             + ", ".join(f"{name}ImageProcessor" for name in _PROCESSORS)
         )
     values = validate_values(TransformersPixels, processor, "preprocessor_config.json").model_dump(exclude_none=True)
     if values.pop("do_pad", False):
         raise UserError(
-            "preprocessor_config.json has do_pad=true, but hf_vit's image processors do not pad; set it to false in "
-            "that file"
+            "preprocessor_config.json has do_pad=true, but hf_vit's image processors do not pad; set it to false"
         )
     if not values and class_name is None:
         raise UserError(
-            "preprocessor_config.json does not describe the preprocessing; download the file again, or remove it"
+            "preprocessor_config.json has no known field, such as image_mean; download the file again, or remove it"
         )
     fields = {**_PROCESSORS[kind], **values}
     if isinstance(fields["size"], int) and kind in ("ViTHybrid", "CLIP", "Bit", "Siglip"):
@@ -178,8 +176,8 @@ def from_timm(pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fi
     crop = pixels.crop_pct or 0.875
     if mode not in ("center", "squash") or interpolation not in RESAMPLE or (mode == "center" and height != width):
         raise UserError(
-            f"ViTImageProcessor cannot do timm's preprocessing (crop_mode '{mode:.80}', interpolation "
-            f"'{interpolation:.80}', {height}x{width} px); use the model with timm"
+            f"timm's preprocessing crop_mode='{mode:.80}', interpolation='{interpolation:.80}' for "
+            f"{height}x{width} px has no equivalent in ViTImageProcessor; use the model with timm"
         )
     resized = {"height": math.floor(height / crop), "width": math.floor(width / crop)}
     return {
@@ -254,14 +252,15 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
     kind, config = config_file.get("model_type"), config_file
     if not isinstance(kind, str) or kind not in model_types:
         raise UserError(
-            f"config.json has model_type {kind!r:.80}, but the keys are those of {' or '.join(model_types)}; give the "
-            "config.json of these weights"
+            f"config.json has model_type {kind!r:.80}, but the weights have the keys of "
+            f"{' or '.join(model_types)}; give the config.json that belongs to these weights"
         )
     if kind in IMAGE_TOWERS:
         tower_config: object = config_file.get("vision_config") or {}
         if not isinstance(tower_config, Mapping):
             raise UserError(
-                f"config.json has vision_config={tower_config!r:.80}; it must have the fields of the image tower"
+                f"config.json has vision_config={tower_config!r:.80}, but an object with the vision model's "
+                "fields is needed; download the file again"
             )
         kind, config = IMAGE_TOWERS[kind], {str(name): value for name, value in tower_config.items()}
     validated = validate_values(TransformersConfig, DEFAULTS[kind] | dict(config), "config.json")
@@ -274,7 +273,7 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
     class_names = [id2label.get(str(index)) for index in range(len(id2label))]
     if None in class_names:
         raise UserError(
-            f"id2label in config.json has no name for class {class_names.index(None)}; download the file again"
+            f"config.json has no name for class {class_names.index(None)} in id2label; add it, or download it again"
         )
     labels = None if class_names == [f"LABEL_{i}" for i in range(len(class_names))] else read_class_names(class_names)
     processor = companions.processor

@@ -78,8 +78,8 @@ def _declared_clip(companions: Companions, shapes: Shapes) -> Declared:
     rows = next((shape[0] for key, shape in shapes.items() if key.endswith("visual_projection.weight") and shape), None)
     if None not in (width, rows) and width != rows:
         raise UserError(
-            f"config.json has projection_dim={width!r:.80}, but visual_projection.weight has {rows} rows; download the "
-            "files again"
+            f"config.json has projection_dim={width!r:.80}, but visual_projection.weight has {rows} rows; "
+            "download both files again from the same model"
         )
     return read_config(companions, ("clip_vision_model", "clip"))
 
@@ -315,7 +315,9 @@ def _configure_perception_encoder(network: Network) -> Fields:
     parts, dims = network.parts, network.dims
     has_class = "cls" in parts
     if "map" in parts and "norm" not in parts:
-        raise UserError("the file has attention pooling, but not the norm before it, 'ln_post'; it is damaged")
+        raise UserError(
+            "the attention pooling lacks the norm 'ln_post' before it, so the file is damaged; download it again"
+        )
     return network.vit_fields(int(has_class), heads=_PE_HEADS) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,

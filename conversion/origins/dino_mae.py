@@ -71,7 +71,7 @@ def _dino_names(shapes: Shapes) -> KeyNames:
     chunk_of = {match[2]: match[1] for name in names.normal if (match := _CHUNKED.fullmatch(name))}
     normal = {_CHUNKED.sub(r"blocks.\2.\3", name): key for name, key in names.normal.items()}
     if len(normal) != len(names.normal):
-        raise UserError("the file holds the same block in two chunks; remove one of them from the file")
+        raise UserError("the file holds the same block in two chunks; keep it in one chunk and save the file again")
 
     def spell(name: str) -> str:
         match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)

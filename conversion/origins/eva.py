@@ -32,8 +32,8 @@ def _names(shapes: Shapes) -> KeyNames:
     is_rotary = any(re.search(r"\.mlp\.w(1|12)\.|(^|\.)rope\.freqs", key) for key in shapes)
     if is_rotary and "rope.freqs_sin" not in names.normal:
         raise UserError(
-            f"the file lacks '{names.spell('rope.freqs_sin')}', the table of its rotary positions, which tells their "
-            "scale; give the file as EVA's code saved it"
+            f"the weights lack '{names.spell('rope.freqs_sin')}', the table with the scale of the rotary "
+            "positions; give the original file of EVA's release, which has it"
         )
     return names
 

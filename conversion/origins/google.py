@@ -85,11 +85,11 @@ def _names_below(
     prefixes = sorted({*file_prefixes} & {*known_prefixes})
     if not prefixes:
         prefix = min(file_prefixes)
-        raise UserError(f"the file holds {anchor_name} below the unknown '{prefix}'; give --prefix {prefix}")
+        raise UserError(f"the file holds {anchor_name} below the prefix '{prefix}'; select them with --prefix {prefix}")
     if len(prefixes) > 1:
         names = ", ".join(map(repr, prefixes))
         raise UserError(
-            f"the file holds {anchor_name} below {len(prefixes)} prefixes ({names}); give one with --prefix"
+            f"the file holds {anchor_name} below {len(prefixes)} prefixes ({names}); select one with --prefix"
         )
     (prefix,) = prefixes
     names, reasons = KeyNames({}, {}, lambda name: prefix + name), dict(_IGNORED)
@@ -182,8 +182,8 @@ def _configure_vit(network: Network, patches: Patches | None = None, special_row
     fields = network.vit_fields("cls" in parts if special_rows is None else special_rows, patches)
     if dims["A"] * dims["K"] != dims["D"]:
         raise UserError(
-            f"{dims['A']} heads of size {dims['K']} have {dims['A'] * dims['K']} channels, but the hidden size is "
-            f"{dims['D']}; hf_vit does not support this model"
+            f"{dims['A']} heads of size {dims['K']} have {dims['A'] * dims['K']} channels, but hf_vit only "
+            f"supports as many as the hidden size, {dims['D']}; use the checkpoint with its own code"
         )
     return fields | {
         "num_attention_heads": dims["A"],
@@ -244,8 +244,8 @@ def stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patc
     width, patch = network.dims["W"], network.dims.get("P", 1)
     if width % 32:
         raise UserError(
-            f"the stem is {width} wide, which is not a multiple of GroupNorm's 32 groups; the file is damaged or has "
-            "another format"
+            f"the stem has {width} channels, but GroupNorm needs a multiple of 32, so the file is damaged or "
+            "has another format; download it again"
         )
     # The root has a stride of 4 px, every stage after the first doubles it.
     patches = Patches((patch, patch), stem_stride=4 * 2 ** max(len(depths) - 1, 0))
@@ -301,17 +301,15 @@ def _big_vision_names(shapes: Shapes) -> KeyNames:
     prefix = names.spell("")
     if len(shapes.get(f"{prefix}embedding/kernel", ())) == 2:
         raise UserError(
-            "the checkpoint puts patches of many grids into one sequence (NaFlex), which hf_vit does not support; "
-            "use it with big_vision"
+            "the checkpoint is a NaFlex model (patches of images with different aspect ratios in one "
+            "sequence), which hf_vit does not support; use it with big_vision"
         )
     new_names = {name: _BV_TABLE for name in _OLD_TABLES if name in names.normal}  # name in the file -> current name
     if "probe" in names.normal:  # a MAP head that is not in a module of its own
         new_names |= {name: f"{_HEAD}/{name}" for name in names.normal if _INLINED.fullmatch(name)}
     current_names = [new_names.get(name, name) for name in names.normal]
     if repeated_names := sorted({name for name in current_names if current_names.count(name) > 1}):
-        raise UserError(
-            f"the file holds {', '.join(repeated_names[:3])} under the old and the current name; remove one of them"
-        )
+        raise UserError(f"the file holds {', '.join(repeated_names[:3])} under its old and its new name; remove one")
     renumbered = _renumber(replace(names, normal=dict(zip(current_names, names.normal.values(), strict=True))))
     old_names = {new: name for name, new in new_names.items()}
 
@@ -339,16 +337,16 @@ def _configure_big_vision(network: Network) -> Fields:
     parts, patches, size = network.parts, network.patches, network.image_size
     if {"cls", "map"} <= parts:
         raise UserError(
-            f"the file holds both a class token and a MAP head ({_HEAD}), which big_vision never combines; use "
-            "another file"
+            f"the file holds both a class token and a MAP head ({_HEAD}), which no model of big_vision "
+            "combines; give the original checkpoint"
         )
     has_class_row = False  # older files have a row for the class token, the first of the table
     if "T" in network.dims:
         has_class_row = "cls" in parts and patches.fits(network.dims["T"] - 1, size)
     elif size is None:
         raise UserError(
-            "the file holds no position table, so its positions are sincos2d; give the image size of its training with "
-            "--image-size HxW (or --position-embedding none, if the model has no positions)"
+            "the weights do not record the image size, because sincos2d positions are computed; give the size with "
+            "--image-size, such as --image-size 224 (or --position-embedding none for a model without positions)"
         )
     else:
         h, w = patches.grid_of(size)
@@ -440,7 +438,8 @@ def _bit_paper_names(shapes: Shapes) -> KeyNames:
         normal_name = scope + name_in_unit if is_known else f"/{name}"  # no rule has such a name, so it is left over
         if normal_name in normal:
             raise UserError(
-                f"the file holds '{normal[normal_name]}' and '{key}', two names of the same array; remove one of them"
+                f"the file holds the same array under two names, '{normal[normal_name]}' and '{key}'; remove one "
+                "of them"
             )
         normal[normal_name] = key
 

@@ -197,8 +197,8 @@ class Patches:
         h, w = map(math.ceil if self.is_padded else math.floor, num_patches)
         if not (h and w):
             raise UserError(
-                f"an image of {size_text(image_size)} px is smaller than a patch of {size_text(self.stride)} px; "
-                "give a larger image size"
+                f"the image size {size_text(image_size)} px is smaller than one patch, {size_text(self.stride)} "
+                "px; give a larger image size"
             )
         return h, w
 
@@ -215,7 +215,7 @@ class Patches:
             UserError: the given size does not fit, or no size is given and the table is not square.
         """
         if rows < 1:
-            raise UserError(f"the {table_name} has no rows for patches; the file is damaged or has another format")
+            raise UserError(f"the {table_name} has no rows for patches, so the file is damaged; download it again")
         if self.fits(rows, image_size):
             return image_size or (math.isqrt(rows) * self.stride[0], math.isqrt(rows) * self.stride[1])
         heights = sorted((h for h in range(1, rows + 1) if rows % h == 0), key=lambda h: max(h, rows // h))
@@ -223,13 +223,13 @@ class Patches:
         sizes_that_fit = f"sizes that fit: {', '.join(sizes)}"  # most square first
         if image_size is None:
             raise UserError(
-                f"the {table_name} has rows for {rows} patches, which is not a square number; give the image size "
-                f"the checkpoint was trained at with --image-size HxW: {sizes_that_fit}"
+                f"the {table_name} has {rows} patches, which do not form a square; give the image size that the "
+                f"model was trained with, --image-size HxW ({sizes_that_fit})"
             )
         h, w = self.grid_of(image_size)
         raise UserError(
-            f"--image-size {size_text(image_size)} has {h}x{w} = {h * w} patches of {size_text(self.stride)} px, but "
-            f"the {table_name} has {rows}; {sizes_that_fit}"
+            f"--image-size {size_text(image_size)} has {h}x{w} = {h * w} patches of {size_text(self.stride)} "
+            f"px, but the {table_name} has {rows}; give one of the {sizes_that_fit}"
         )
 
 

@@ -35,7 +35,7 @@ MAX_PREFIXES = 100  # prefixes to try, the shortest first
 # Kinds that do not convert -> regular expressions that all match some key. Messages name the first kind that fits.
 UNSUPPORTED_KINDS = {
     "part of an MLP-Mixer (arXiv 2105.01601), whose stem is missing": (r"(^|/)MixerBlock_\d+/",),
-    "a hybrid ViT of an unsupported code base (ResNet stem, Transformer)": (
+    "a hybrid ViT (ResNet stem with a Transformer) of an unsupported code base": (
         _STEM,
         r"(^|/)Transformer/encoder",
     ),
@@ -60,10 +60,10 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NO_COMP
         subject = f"config.json of {file_name} has model_type {kind!r:.80}"
         if isinstance(kind, str) and kind in UNSUPPORTED_FEATURES:
             raise UserError(
-                f"{subject}, a model with {UNSUPPORTED_FEATURES[kind]}, which hf_vit does not support; use it with "
-                "transformers"
+                f"{subject}, a model with {UNSUPPORTED_FEATURES[kind]}, which hf_vit does not support; use it "
+                "with transformers"
             )
-        raise UserError(f"{subject}, which does not convert; give one of {', '.join(TRANSFORMERS_TYPES)}")
+        raise UserError(f"{subject}, which hf_vit cannot convert; it converts {', '.join(TRANSFORMERS_TYPES)}")
     if isinstance(architecture, str):  # a model of timm, whose name shows more than its keys
         name = architecture.partition(".")[0]
         timm.refuse_foreign(name)
@@ -75,7 +75,10 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NO_COMP
         if origin.recognizes(shapes):
             return origin
     if isinstance(architecture, str) and not re.match(r"(test_|flexi)?vit|deit|mixer|resnetv2_\d+x", architecture):
-        raise UserError(f"timm's architecture '{architecture:.80}' is not supported by hf_vit; use it with timm")
+        raise UserError(
+            f"config.json of {file_name} has the architecture '{architecture:.80}' of timm, which hf_vit "
+            "cannot convert; use it with timm"
+        )
     prefixes = {key[: match.end()] for key in shapes for match in re.finditer(r"[./]", key)}
     models: dict[str, str] = {}  # prefix -> the origin of what is below it
     for prefix in sorted(prefixes, key=len)[:MAX_PREFIXES]:
@@ -86,11 +89,14 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NO_COMP
     if models:
         places = " and ".join(f"'{prefix}'" for prefix in models)
         name = next(iter(models.values()))
-        raise UserError(f"{file_name} has a model of {name} below {places}; give --prefix {' or '.join(models)}")
+        raise UserError(
+            f"{file_name} has a model of {name} below the prefix {places}; select it with --prefix "
+            f"{' or '.join(models)}"
+        )
     examples = ", ".join(list(shapes)[:3])
-    likely = likely_kind(shapes) or f"an unknown checkpoint (it holds {examples}, ...)"
+    likely = likely_kind(shapes) or f"an unknown checkpoint with keys such as {examples}"
     origin_names = ", ".join(origin.name for origin in ORIGINS)
-    raise UserError(f"{file_name} looks like {likely}; give a file of {origin_names}")
+    raise UserError(f"{file_name} cannot be converted, as it looks like {likely}; supported formats: {origin_names}")
 
 
 def likely_kind(keys: Iterable[str]) -> str | None:

@@ -253,13 +253,15 @@ def _relative_positions(network: Network, patches: Patches) -> Fields:
     dims, image_size = network.dims, network.image_size
     if image_size is None:
         raise UserError(
-            "the weights do not record the image size of their relative positions; give it with --image-size HxW"
+            "the weights do not record the image size for their relative positions; give it with "
+            "--image-size, such as --image-size 224"
         )
     h, w = patches.grid_of(image_size)
     if "offset_table" in network.parts and dims["O"] != (2 * h - 1) * (2 * w - 1):
         raise UserError(
-            f"the file has {dims['O']} relative positions, but {h}x{w} patches need {(2 * h - 1) * (2 * w - 1)}; give "
-            "another --image-size (positions of a class token are not supported)"
+            f"the file has {dims['O']} relative positions, but {h}x{w} patches need "
+            f"{(2 * h - 1) * (2 * w - 1)}; give the size of its training with --image-size (a model whose "
+            "class token has relative positions does not convert)"
         )
     return {
         "image_size": square_or_pair(image_size),
@@ -275,20 +277,18 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
         key_names = bare_names(shapes)
         if any("rel_pos." in name for name in key_names) and not any(name.endswith(".ls1.gamma") for name in key_names):
             raise UserError(
-                "the weights have relative positions and no LayerScale, and do not record whether "
-                "LayerNorms come before or after attention and MLP; give the folder with their config.json"
+                "the weights do not show whether LayerNorms come before or after attention and MLP; give the "
+                "folder with timm's config.json"
             )
         return Declared()
     config_file = validate_values(TimmConfig, companions.config, "config.json")
     if config_file.architecture is None:
-        raise UserError(
-            "config.json has no 'architecture', but the weights beside it are timm's; give timm's config.json"
-        )
+        raise UserError("the weights are timm's, but config.json has no 'architecture'; give timm's config.json")
     architecture = config_file.architecture.partition(".")[0]
     if not re.fullmatch(r"(vit|deit|deit3|flexivit|test_vit)\d?(_[\w-]+)?", architecture):
         raise UserError(
-            f"timm's architecture '{architecture:.80}' is not supported; give one of vit_*, deit_*, deit3_* or "
-            "flexivit_*"
+            f"config.json has the architecture '{architecture:.80}' of timm, but the weights are those of a "
+            "plain ViT (vit_*, deit*_* or flexivit_*); give the config.json of these weights"
         )
     arguments = _find_fields(ARGUMENTS, architecture) | (config_file.model_args or {})
     _refuse_unlikely(shapes, arguments)
@@ -321,14 +321,14 @@ def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
     last_norm_keys = {f"{name}.{part}" for name in ("norm", "fc_norm") for part in ("weight", "bias")}
     if last_norm_keys.isdisjoint(key_names) and arguments.get("final_norm") is not False:
         raise UserError(
-            "the checkpoint has no LayerNorm after its blocks, and no config.json of timm with final_norm=False, so "
-            "nothing was written; give the folder with the config.json"
+            "the checkpoint has no LayerNorm after its blocks; if that is right, give the folder with timm's "
+            "config.json, which must have final_norm=False in model_args"
         )
     special = [name for name in ("cls_token", "dist_token") if name in key_names]
     if special and "attn_pool.latent" in key_names and not arguments.get("pool_include_prefix"):
         raise UserError(
-            f"timm's attention pooling skips {' and '.join(special)}, which the MAP head here reads; only models with "
-            "pool_include_prefix=True in the model_args of their config.json convert"
+            f"timm's attention pooling skips {' and '.join(special)}, but hf_vit's MAP head reads every token; use the "
+            "model with timm, or set pool_include_prefix=True in the model_args of config.json if it was trained so"
         )
 
 
@@ -349,7 +349,7 @@ def argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
         else:
             argument = f"{name:.80}={value!r:.80}"
             raise UserError(
-                f"config.json has timm's argument {argument}, which hf_vit does not support; use it with timm"
+                f"config.json has the argument {argument} of timm, which hf_vit does not support; use it with timm"
             )
     return fields
 
@@ -478,17 +478,17 @@ def _declare_mean_pooled(
     architecture, arguments = (config_file.architecture or "").partition(".")[0], config_file.model_args or {}
     if not re.fullmatch(architectures, architecture):
         raise UserError(
-            f"timm's architecture '{architecture:.80}' has the keys of another one ({architectures}); give the "
-            "config.json of these weights"
+            f"config.json has the architecture '{architecture:.80}' of timm, which does not fit these "
+            "weights; give the config.json that belongs to them"
         )
     if unknown := sorted(name for name in arguments if not re.fullmatch(ignored_arguments, name)):
         raise UserError(
-            f"config.json has timm's argument {unknown[0]!r:.80}, which hf_vit does not support; use it with timm"
+            f"config.json has the argument {unknown[0]!r:.80} of timm, which hf_vit does not support; use it with timm"
         )
     pooling = arguments.get("global_pool") or config_file.global_pool or "avg"
     if pooling != "avg":
         raise UserError(
-            f"config.json has global_pool={pooling!r:.80}, but hf_vit's models of this kind use 'avg'; use it with timm"
+            f"config.json has global_pool={pooling!r:.80}, but hf_vit only supports 'avg' here; use it with timm"
         )
     return declare(config_file, companions.config, {})
 
@@ -498,8 +498,8 @@ def _configure_mixer(network: Network) -> Fields:
     size, patches = network.image_size, network.patches
     if size is not None and (size[0] % patches.sides[0] or size[1] % patches.sides[1]):
         raise UserError(
-            f"images of {size_text(size)} px have incomplete patches of {size_text(patches.sides)} px, which timm "
-            "ignores and hf_vit's MLP-Mixers pad; use it with timm"
+            f"{size_text(size)} px is not a multiple of the patch size, {size_text(patches.sides)} px: timm "
+            "drops the incomplete patches, hf_vit pads them; use the model with timm"
         )
     return configure_mixer(network) | {"hidden_act": "gelu"}
 

@@ -126,8 +126,7 @@ def _declared(companions: Companions, shapes: Shapes) -> Declared:
     architecture, arguments = (config_file.architecture or "").partition(".")[0], config_file.model_args or {}
     if not has_architecture(architecture):
         raise UserError(
-            "the settings of rotary positions in timm's EVA, DINOv3, Perception Encoder and RoPE-ViT are not in the "
-            "weights; give the folder with timm's config.json"
+            "the weights do not record how their rotary positions are computed; give the folder with timm's config.json"
         )
     fields: Fields = {}
     for pattern, values in _FIELDS.items():

@@ -104,15 +104,15 @@ def _declared(model_types: tuple[str, ...], companions: Companions, shapes: Shap
     config = companions.config
     if config is None and any(re.search(r"layers\.(\d+)\.(.+)\.(\w+)", key) for key in shapes):
         raise UserError(
-            "models of transformers 5 and of hf_vit have these keys but compute different results; give the folder "
-            "with the config.json of the weights"
+            "a ViT of transformers 5 and one of hf_vit have the same keys, but compute different results; "
+            "give the folder with the config.json of the weights"
         )
     declared = read_config(companions, model_types)
     activation = (config or {}).get("pooler_act") or "tanh"
     if activation != "tanh" and any("pooler." in key for key in shapes):
         raise UserError(
-            f"config.json has pooler_act {activation!r:.80}, but hf_vit's representation layer uses 'tanh'; use "
-            "--drop-pre-logits, or the model with transformers"
+            f"config.json has pooler_act={activation!r:.80}, but hf_vit's pooler only has 'tanh'; add "
+            "--drop-pre-logits to convert without the pooler, or use the model with transformers"
         )
     return declared
 
@@ -201,8 +201,8 @@ def _declared_hybrid(companions: Companions, shapes: Shapes) -> Declared:
     backbone = validate_values(HybridConfig, companions.config, "config.json").backbone_config
     if backbone is not None and backbone.out_features not in (None, last := [f"stage{len(backbone.depths)}"]):
         raise UserError(
-            f"config.json has backbone_config.out_features={backbone.out_features}, but hf_vit needs {last}; use the "
-            "model with transformers"
+            f"config.json has backbone_config.out_features={backbone.out_features}, but hf_vit only supports "
+            f"{last}; use the model with transformers"
         )
     fields = dict(declared.fields)
     return replace(declared, fields=fields | {"stem_patch_size": fields.pop("patch_size", 1)})
@@ -389,8 +389,8 @@ def _configure_dinov3(network: Network) -> Fields:
     if ("query_bias" in parts) != ("value_bias" in parts) or {"key_bias"} <= parts - {"query_bias"}:
         biases = ", ".join(name for name in ("query", "key", "value") if f"{name}_bias" in parts)
         raise UserError(
-            f"the attention has biases for {biases} only; hf_vit's models have them for query and value, or for all "
-            "three; use it with transformers"
+            f"the attention has biases for {biases} only, but hf_vit supports them for query and value, or "
+            "for all three; use the model with transformers"
         )
     height, width = patches.sides
     return {
@@ -420,8 +420,8 @@ def _declared_dinov3(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in DINOv3's config.json."""
     if companions.config is None:
         raise UserError(
-            "the number of heads and the periods of DINOv3's rotary positions are in config.json alone; give the "
-            "folder with the config.json that belongs to the weights"
+            "config.json with DINOv3's number of heads and rotary periods is missing; give the folder with "
+            "the config.json of these weights"
         )
     declared = read_config(companions, ("dinov3_vit",))
     values = validate_values(Dinov3Config, companions.config, "config.json")
@@ -433,8 +433,8 @@ def _declared_dinov3(companions: Companions, shapes: Shapes) -> Declared:
     }
     if values.use_gated_mlp and (activation := fields.pop("hidden_act")) != "silu":
         raise UserError(
-            f"config.json has hidden_act={activation!r:.80} in a gated MLP, and hf_vit's SwiGLU uses silu; use it "
-            "with transformers"
+            f"config.json has hidden_act={activation!r:.80} in a gated MLP, but hf_vit only supports silu "
+            "there; use the model with transformers"
         )
     return replace(declared, fields=fields)
 

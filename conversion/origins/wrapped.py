@@ -67,8 +67,8 @@ def unwrap(
     if len(prefixes_found) != 1:
         choices = " or ".join(prefix or repr("") for prefix in prefixes_found[:4])
         raise UserError(
-            f"the file holds {len(prefixes_found)} models, below {', '.join(map(repr, prefixes_found[:4]))}; give a "
-            f"file with exactly one set of weights, or select one with --prefix ({choices})"
+            f"the file holds {len(prefixes_found)} models, with the prefixes "
+            f"{', '.join(map(repr, prefixes_found[:4]))}; select one with --prefix ({choices})"
         )
     prefix = prefixes_found[0]
     names = KeyNames(
@@ -106,9 +106,7 @@ def rename_keys(names: KeyNames, spellings: Mapping[str, str]) -> KeyNames:
     for name, key in names.normal.items():
         new = replace_part(name, normal_parts)
         if new in normal:
-            raise UserError(
-                f"'{key}' and '{normal[new]}' are names of the same weight; remove one of them from the file"
-            )
+            raise UserError(f"'{key}' and '{normal[new]}' name the same weight; remove one of them from the file")
         normal[new] = key
     return KeyNames(normal, names.ignored, lambda name: names.spell(replace_part(name, spellings)))
 

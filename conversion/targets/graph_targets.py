@@ -79,8 +79,8 @@ class _GraphTarget(Target):
         certificate = certify(outgoing, self.runtime, _sizes_to_compare(outgoing), tolerance, _describe_sizes(outgoing))
         if not certificate.holds() and certificate.largest_difference <= tolerance:
             raise UserError(
-                f"the graph resizes images differently ({certificate.describe()}), so nothing was written; please "
-                "report this"
+                f"the graph resizes images differently from the image processor ({certificate.describe()}), so "
+                "nothing was written; please report this"
             )
         return certificate.largest_difference, certificate.measured_with
 
@@ -104,11 +104,11 @@ class OnnxGraph(_GraphTarget):
         (height, width), (stride_h, stride_w) = outgoing.nominal_size, sizes.patch_stride
         if size is None and outgoing.is_dense and (height % stride_h or width % stride_w):
             raise UserError(
-                f"a graph for any image size takes multiples of {stride_h}x{stride_w} px, but the model's images have "
-                f"{height}x{width} px; add --static for a graph of that size only"
+                f"a graph for any image size needs multiples of {stride_h}x{stride_w} px, but the model's images "
+                f"have {height}x{width} px; add --static to export it for this size only"
             )
         if outgoing.opset is not None and outgoing.opset not in OPSETS:
-            raise UserError(f"--opset {outgoing.opset} is not available; give one from {OPSETS[0]} to {OPSETS[-1]}")
+            raise UserError(f"--opset {outgoing.opset} is unknown; give a number from {OPSETS[0]} to {OPSETS[-1]}")
         program = onnx_program(TensorOutputs(outgoing).eval(), sizes, outgoing.output_names, size, outgoing.opset)
         model = program.model
         _name_axes(model, outgoing, size)
@@ -228,7 +228,8 @@ def _check_preprocessing(outgoing: OutgoingModel) -> None:
     """Raise a UserError if the image processor cannot be part of the model's graph."""
     if outgoing.takes == ENCODED and outgoing.quantize == "static":
         raise UserError(
-            "--quantize static cannot be combined with --decoding; use --preprocessing or --quantize dynamic instead"
+            "--quantize static cannot be combined with --decoding, because calibration needs decoded images; "
+            "use --preprocessing, or --quantize dynamic"
         )
     height, width = Preprocessing.from_processor(outgoing.processor).output_size
     if not outgoing.has_head or outgoing.config.num_channels != 3:
@@ -237,8 +238,8 @@ def _check_preprocessing(outgoing: OutgoingModel) -> None:
         outgoing.config.grid_of(height, width)
     except ValueError as error:
         raise UserError(
-            f"the image processor makes images of {height}x{width} px, which the model does not take ({error}); "
-            "save the model with another image processor"
+            f"the image processor makes images of {height}x{width} px, but the model does not take that size: "
+            f"{error}; correct the size in preprocessor_config.json"
         ) from error
     if outgoing.takes == ENCODED and find_spec(EXTENSIONS) is None:
         raise UserError('--decoding needs onnxruntime-extensions; install with pip install "hf-vit[export]"')

@@ -22,5 +22,5 @@ TARGETS: dict[str, Target] = {kind.name: kind() for kind in _TARGET_CLASSES}
 def find_target(name: str) -> Target:
     """Return the target of this name; raise a UserError if there is none."""
     if name not in TARGETS:
-        raise UserError(f"unknown target --to {name!r}; choose from {', '.join(TARGETS)}")
+        raise UserError(f"--to {name} is not a known format; choose one of {', '.join(TARGETS)}")
     return TARGETS[name]

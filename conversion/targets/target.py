@@ -212,7 +212,7 @@ class Target(ABC):
         missing = [name for name in modules if find_spec(name) is None]
         if missing:
             raise UserError(
-                f'the export to {self.title} needs {", ".join(missing)}; install with pip install "hf-vit[{extra}]"'
+                f'export to {self.title} needs {", ".join(missing)}; install with pip install "hf-vit[{extra}]"'
             )
 
     @final
@@ -230,27 +230,25 @@ class Target(ABC):
             if not outputs:
                 names = ", ".join(f"'{name}'" for name in DENSE_OUTPUTS if DENSE_HEADS[name].task == "detection")
                 raise UserError(
-                    f"{class_name} is torchvision's Mask R-CNN, which selects boxes in Python and cannot be "
-                    f"exported as a graph; use one of the heads {names}"
+                    f"{class_name} uses torchvision's Mask R-CNN, which cannot be exported as a graph; train a model "
+                    f"with one of these heads instead: {names}"
                 )
             if not self.takes_dense:
-                raise UserError(
-                    f"{class_name} cannot be exported to {self.title}; export segmentation and detection models to ONNX"
-                )
+                raise UserError(f"{class_name} cannot be exported to {self.title}; use --to onnx")
             return
         if not class_name.endswith(("Model", "ForImageClassification")):
-            raise UserError(f"{class_name} cannot be exported; give a classifier or a bare model")
+            raise UserError(f"{class_name} cannot be exported; give a classifier or a model without a head")
         if has_head(model) and (problem_type := problem_type_of(model)) not in self.problem_types:
             raise UserError(
-                f"{self.title} treats outputs as class logits, but this model has problem_type='{problem_type}', so "
-                "nothing was written; use --to transformers or --to onnx"
+                f"{self.title} only supports single-label classifiers, but this model has "
+                f"problem_type='{problem_type}', so nothing was written; use --to transformers or --to onnx"
             )
         if self.tables is None:
             return
         if config.model_type not in self.tables:
             supported = " and ".join(self.tables)
             raise UserError(
-                f"{self.title} cannot express model_type='{config.model_type}', only {supported}; use --to onnx"
+                f"{self.title} does not support model_type='{config.model_type}', only {supported}; use --to onnx"
             )
         unsupported, part = list[str](), self.part_for(config)
         defaults = {field.name: field.default for field in fields(config)}
@@ -263,7 +261,7 @@ class Target(ABC):
         unsupported += part.objections(config, has_head(model))
         if unsupported:
             raise UserError(
-                f"{part.title} cannot express {', '.join(unsupported)}, so nothing was written; use --to onnx"
+                f"{part.title} does not support {', '.join(unsupported)}, so nothing was written; use --to onnx"
             )
 
     @final
@@ -303,10 +301,11 @@ class Target(ABC):
             if name not in names_of_zeros:
                 missing.append(name)
             elif state[name].any():
-                missing.append(f"{name} (which is not zero)")
+                missing.append(f"{name} (its values are not zero)")
         if missing:
             raise UserError(
-                f"{part.title} has no key for {listing('parameters', missing)}, so nothing was written; use --to onnx"
+                f"{part.title} has no weights for {listing('parameters', missing)}, so nothing was written; "
+                "use --to onnx"
             )
         return arrays
 

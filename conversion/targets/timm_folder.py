@@ -311,9 +311,9 @@ def _pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, A
     mean, std = map(list, scale_of(processor, config.num_channels, unit=255))
     if min(std) <= 0:
         raise UserError(
-            f"timm cannot express image_std={processor.image_std} with "
-            f"rescale_factor={processor.rescale_factor} (both must be above 0), so nothing was written; save the model "
-            "with another image processor"
+            f"timm needs image_std and rescale_factor above 0, but the image processor has "
+            f"image_std={processor.image_std} and rescale_factor={processor.rescale_factor}, so nothing was written; "
+            "correct preprocessor_config.json"
         )
     pretrained_config: dict[str, Any] = {
         "input_size": [config.num_channels, *size],
@@ -359,8 +359,8 @@ def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
     is_other = size != expected_size or crop != {"height": height, "width": width} or not has_square_crop
     if not processor.do_resize or has_padding or is_other:
         raise UserError(
-            f"timm cannot express the preprocessing size={size}, "
-            f"crop_size={crop}{', do_pad=True' * has_padding} of a model for {height}x{width} px, so nothing was "
-            "written; save the model with another image processor"
+            f"timm cannot preprocess images with size={size}, crop_size={crop}{', do_pad=True' * has_padding} for a "
+            f"model of {height}x{width} px, so nothing was written; resize to the model's size in "
+            "preprocessor_config.json"
         )
     return mode, crop_share

@@ -24,20 +24,18 @@ def analyze(
     only: list[str] | None = opt(None, "Name of an analysis to run; repeat for more. Default: all."),
     against: str | None = opt(None, "For cka_between: second model to compare with."),
     cue_conflict: Path | None = opt(
-        None, "For shape_bias: folder of images named like cat7-elephant1.png (shape-texture)."
+        None, "For shape_bias: folder of cue-conflict images named like cat7-elephant1.png (shape, then texture)."
     ),
     class_map: Path | None = opt(
         None, 'JSON file that maps the classes of --cue-conflict to model labels: {"cat": ["tabby", ...], ...}.'
     ),
     num_images: int = opt(128, "Number of images to average over.", min=1),
-    num_pictures: int = opt(4, "Number of images whose maps are plotted.", min=1),
+    num_pictures: int = opt(4, "Number of images for which maps are plotted.", min=1),
     split: str = opt("test", "Split of --images: train, validation or test."),
     streaming: bool = opt(False, "Read the data as a stream; only its first images are used.", "--streaming"),
     batch_size: int = opt(8, "Images per forward pass.", min=1),
-    cka_batch_size: int = opt(64, "Images per minibatch of CKA.", min=4),
-    rollout_identity: float = opt(
-        0.5, "Weight of the identity matrix (residual connection) in attention rollout, from 0 to below 1."
-    ),
+    cka_batch_size: int = opt(64, "For cka: images per minibatch.", min=4),
+    rollout_identity: float = opt(0.5, "For rollout: weight of the residual connection, from 0 to below 1."),
     picture_format: str = opt("png", "Plot format: png or svg."),
     seed: int = opt(0, "Random seed for drawing images.", min=0),
     **shared: Any,
@@ -49,7 +47,7 @@ def analyze(
     from hf_vit.errors import UserError
 
     if picture_format not in ("png", "svg"):
-        raise UserError(f"--picture-format '{picture_format}' is unknown; choose png or svg")
+        raise UserError(f"--picture-format {picture_format} is unknown; use png or svg")
     settings = AnalysisSettings(
         num_images=num_images,
         batch_size=batch_size,
@@ -82,9 +80,9 @@ def analyze(
     for note in run.images.notes:
         print_safely(f"note: {note}", err=True)
     for name, reason in run.left_out.items():
-        print_safely(f"{name} was not run: {reason}")
+        print_safely(f"did not run {name}: {reason}")
     if run.images.skipped:
-        print_safely(f"{len(run.images.skipped)} unreadable images were skipped: {', '.join(run.images.skipped)}")
+        print_safely(f"skipped {len(run.images.skipped)} unreadable images: {', '.join(run.images.skipped)}")
     if run.record is not None:
         print_safely(f"recorded in {run.subject.folder / 'facts.json'}")
     print_safely(f"report in {output / 'report.html'}")

@@ -23,30 +23,31 @@ bench = typer.Typer(help="Measure speed on this machine: models, saved models an
 @bench.command("models", cls=Command)
 def model_speed(
     context: typer.Context,
-    variants: list[str] | None = arg(None, "Variants to measure. Default: S/16 and B/16."),
+    variants: list[str] | None = arg(None, "Variants to measure, such as S/16 or R50+B/16. Default: S/16 and B/16."),
     work: list[str] | None = opt(None, "Workload to measure: inference or training; repeat for more. Default: both."),
     dtype: list[str] | None = opt(None, "Data type: float32 or bfloat16; repeat for more. Default: float32."),
     batch: list[int] | None = opt(None, "Batch size in images; repeat for more. Default: 1 and 8, for training 8."),
     image_size: int = opt(224, "Image size in pixels."),
     contestant: list[str] | None = opt(
         None,
-        (
-            "Implementation to measure, such as timm; repeat for more. Default: all forms of hf_vit and all other "
-            "libraries."
-        ),
+        ("Implementation to measure, such as hf_vit or timm; repeat for more. Default: all."),
     ),
     compiled: bool = opt(
-        False, "Also measure every implementation with torch.compile, with and without frozen weights.", "--compiled"
+        False,
+        "Also measure with torch.compile, once as usual and once with the weights frozen as constants.",
+        "--compiled",
     ),
-    engines: bool = opt(False, "Also measure OpenVINO and ONNX Runtime, with and without int8.", "--engines"),
+    engines: bool = opt(False, "Also measure OpenVINO and ONNX Runtime, in float32 and in int8.", "--engines"),
     checkpointing: bool = opt(False, "Use activation checkpointing in training.", "--checkpointing"),
-    turns: int = opt(15, "Number of measurements of every model per build.", min=1),
+    turns: int = opt(15, "Number of measurements per model and build; more make the result more precise.", min=1),
     builds: int = opt(
-        1, "How often to build the models anew; more builds average out the effect of memory layout on speed.", min=1
+        1, "Number of times that the models are built anew, as speed depends on where in memory they are.", min=1
     ),
     threads: int | None = opt(None, "Number of torch threads. Default: all cores.", min=1),
     device: str = opt("cpu", "torch device to measure on."),
-    peak_tflops: float | None = opt(None, "Peak speed of the device in TFLOP/s; adds the utilization to the results."),
+    peak_tflops: float | None = opt(
+        None, "Peak speed of the device in TFLOP/s, such as 312; adds the share of it that is reached."
+    ),
     output: Path | None = opt(None, "JSON file for the results; updated after every measurement.", dir_okay=False),
 ) -> None:
     """Compare the speed of hf_vit, transformers, timm, vit-pytorch and torch's encoder on identical shapes."""
@@ -94,8 +95,8 @@ def model_speed(
     if load > BUSY:
         print_safely(
             (
-                f"note: other processes used {load:.1f} cores during the measurement, so ratios vary; measure again "
-                "on an idle machine"
+                f"note: other processes used {load:.1f} cores during the measurement, so the ratios are "
+                "unreliable; measure again on an idle machine"
             ),
             err=True,
         )
@@ -127,7 +128,7 @@ def print_cell(results: "MeasuredCell") -> None:
     ]
     print_table(rows, *header, title=title)
     for name, reason in results.absent.items():
-        print_safely(f"{name} was not measured: {reason}")
+        print_safely(f"did not measure {name}: {reason}")
 
 
 @bench.command("saved", cls=Command)
@@ -135,7 +136,7 @@ def saved_speed(
     context: typer.Context,
     models: list[str] = arg(..., "Two or more models: folders, Hub ids, timm:NAME, or exported files."),
     batch: list[int] | None = opt(None, "Images per forward pass; repeat for more. Default: 1 and 8.", min=1),
-    turns: int = opt(15, "Number of measurements of every model.", min=1),
+    turns: int = opt(15, "Number of measurements per model and batch size; more make the result more precise.", min=1),
     threads: int | None = opt(None, "Number of threads of torch and ONNX Runtime. Default: all cores.", min=1),
     device: str = opt("cpu", "torch device to measure on."),
     output: Path | None = opt(None, "JSON file for the results; updated after every batch size.", dir_okay=False),
@@ -162,8 +163,8 @@ def saved_speed(
         load = max(speeds.loads)
         print_safely(
             (
-                f"note: other processes used {load:.1f} cores during the measurement, so ratios vary; measure again "
-                "on an idle machine"
+                f"note: other processes used {load:.1f} cores during the measurement, so the ratios are "
+                "unreliable; measure again on an idle machine"
             ),
             err=True,
         )

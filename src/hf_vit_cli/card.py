@@ -32,11 +32,14 @@ def card(
     if repo is not None:
         check_repo_id(repo)
     if not model.is_dir():
-        raise UserError(f"the folder {model} does not exist; give the folder of a saved model")
+        raise UserError(
+            f"the folder {model} does not exist; give the folder of a saved model, such as the --output of "
+            "hf-vit finetune"
+        )
     if space is not None:
         record_space(model, space)
     if power is not None:
         record_power(model, power, carbon_intensity)
     elif carbon_intensity is not None:
-        raise UserError("--carbon-intensity needs --power; add --power, or remove both")
+        raise UserError("--carbon-intensity only works with --power; add --power, or leave --carbon-intensity out")
     print_safely(f"wrote {write_card(model, repo_id=repo, license=license, **shared)}")

@@ -113,7 +113,7 @@ class Command(TyperCommand):
                     f"{_option_flag(error.param)} '{value_text}': {error.message[:1].lower()}{error.message[1:]}"
                 )
             missing = [_option_flag(param) for param in self.params if param.required and param.name not in ctx.params]
-            context.fail(f"{', '.join(missing)} must be given")
+            context.fail(f"{', '.join(missing)} is missing; give a value for it")
         self._refuse_bad_values(context, self.make_parser(ctx).parse_args(list(args))[0])
         return remaining
 
@@ -149,7 +149,7 @@ class Command(TyperCommand):
         """
         for param in self.params:
             if "" in _to_sequence(typed.get(param.name)):
-                context.fail(f"{_option_flag(param)} is empty; give a value, or remove it")
+                context.fail(f"{_option_flag(param)} is empty; give a value, or leave the option out")
             for value in _to_sequence(context.params.get(param.name)):
                 if isinstance(value, str | Path) and is_device_or_pipe(value):
                     context.fail(f"{_option_flag(param)} {value} is a device or a pipe; give a file or a folder")
@@ -178,9 +178,9 @@ class Command(TyperCommand):
                 others.append(word)
                 continue
             if not equals and (value := next(words, None)) is None:
-                ctx.fail(f"{name} needs a value")
+                ctx.fail(f"{name} needs a value; write it after the option, as in {name} VALUE")
             if value.startswith("-"):
-                ctx.fail(f"{name} '{value}' looks like an option; if it is a file, write ./{value}")
+                ctx.fail(f"{name} is followed by '{value}', which looks like an option; for a file write ./{value}")
             if name in single:  # as with any option, the last value counts
                 named[name].clear()
             named[name].append(value)
@@ -199,7 +199,7 @@ def _follow_link(value: str | Path) -> str | Path:
 def _find_obstacle(value: str | Path) -> str | None:
     """Return why a path cannot be written, or None; URLs are not checked here."""
     if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # libraries that write files need UTF-8
-        return "its name is not UTF-8"
+        return "the name is not valid UTF-8"
     return None if isinstance(value, str) and "://" in value else find_obstacle(Path(value))
 
 
@@ -210,8 +210,8 @@ def _replace_old_name(word: str) -> str:
         return word
     warnings.warn(
         (
-            f"the option {name} is now {_RENAMED_OPTIONS[name]}; use the new name, as the old one will be removed in "
-            "version 0.4"
+            f"the option {name} is now {_RENAMED_OPTIONS[name]}; use the new name, as the old one "
+            "will be removed in version 0.4"
         ),
         FutureWarning,
         stacklevel=2,
@@ -299,9 +299,7 @@ def _last_run_options(context: typer.Context, file: Path, records: list[Any]) ->
         arguments = shlex.split(runs[-1].removeprefix(context.command_path))
         parsed = context.command.make_context(context.info_name, arguments)
     except (ValueError, typer.TyperException) as error:
-        context.fail(
-            f"--config {file} records a command that cannot be parsed ({error}); give its options on the command line"
-        )
+        context.fail(f"--config {file} records a command that cannot be parsed ({error}); type its options instead")
     sources = {name: parsed.get_parameter_source(name) for name in parsed.params if name not in _SINGLE_USE_OPTIONS}
     return {name: parsed.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 

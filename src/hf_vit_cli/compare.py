@@ -29,14 +29,16 @@ def compare(
         False, "Fit a linear probe for models whose head does not have the classes of the data.", "--probe"
     ),
     corruption: list[str] | None = opt(None, "Kind of corruption to apply; repeat for more. Default: four kinds."),
-    severity: int = opt(3, "Severity of the corruptions, from 1 to 5.", min=1, max=5),
+    severity: int = opt(3, "Severity of the corruptions, 1 (weak) to 5 (strong).", min=1, max=5),
     epsilon: list[float] | None = opt(
-        None, "Size of the FGSM perturbation in units of 1/255; repeat for more. Default: 1 and 4."
+        None, "FGSM attack: largest change of a pixel in units of 1/255; repeat for more. Default: 1 and 4."
     ),
     robustness: bool = opt(True, "Measure accuracy on corrupted and attacked images."),
     robustness_images: int = opt(500, "Number of test images to corrupt and attack.", min=1),
     probe_images: int = opt(10_000, "Maximum number of training images for a probe.", min=1),
-    image_size: str | None = opt(None, "Size in pixels of the built-in data sets digits and photos: 64 or 64x48."),
+    image_size: str | None = opt(
+        None, "Size in pixels of the images in the built-in data sets digits and photos, such as 64 or 64x48."
+    ),
     speed_turns: int = opt(10, "Number of timed forward passes per model; 0 measures no speed.", min=0),
     speed_batch_size: int = opt(8, "Images per timed forward pass.", min=1),
     **shared: Any,
@@ -51,7 +53,7 @@ def compare(
         conflict = (
             f"--corruption {' '.join(corruption)}" if corruption else f"--epsilon {' '.join(map(str, epsilon or []))}"
         )
-        raise UserError(f"{conflict} has no effect with --no-robustness; remove one of them")
+        raise UserError(f"{conflict} has no effect with --no-robustness; leave one of them out")
     for model in models:
         if Path(model).is_dir():
             Facts.load(model)  # raises for damaged facts before the work begins
@@ -81,7 +83,7 @@ def compare(
     for note in run.data.notes:
         print_safely(f"note: {note}", err=True)
     if run.data.skipped:
-        print_safely(f"{len(run.data.skipped)} unreadable images were skipped: {', '.join(run.data.skipped)}")
+        print_safely(f"skipped {len(run.data.skipped)} unreadable images: {', '.join(run.data.skipped)}")
     if recorded := save_comparison(run, command=format_command(context), seed=seed):
         print_safely(f"recorded in facts.json of {', '.join(recorded)}")
     _print_table(run.results, run.speed)

@@ -42,7 +42,7 @@ def cost(
         None, "Peak speed of a device in FLOP/s (312e12), or here to measure this machine.", panel=_TRAINING
     ),
     utilization: float | None = opt(
-        None, "Fraction of the peak speed that the training reaches. Default: 0.4.", panel=_TRAINING
+        None, "Share of the peak speed that the training reaches, 0 to 1. Default: 0.4.", panel=_TRAINING
     ),
     price: float | None = opt(None, "Price in dollars per device-hour.", panel=_TRAINING),
     batch_size: int | None = opt(None, "Images per device and step. Default: 1.", panel=_MEMORY),
@@ -50,7 +50,7 @@ def cost(
     mode: str = opt(
         "flops",
         (
-            "What to estimate: flops; memory; blog or corrected, the price of training the original L/16 or H/14; "
+            "Estimate: flops; memory; blog or corrected, the price of training the paper's L/16 or H/14; "
             "tpu, this machine compared with TPUs."
         ),
     ),
@@ -89,7 +89,7 @@ def _check_options(mode: str, arguments: dict[str, Any]) -> None:
     from hf_vit.errors import UserError
 
     if mode not in _MODE_OPTIONS:
-        raise UserError(f"--mode '{mode}' is unknown; choose from {', '.join(_MODE_OPTIONS)}")
+        raise UserError(f"--mode {mode} is unknown; use one of {', '.join(_MODE_OPTIONS)}")
     unused = arguments.keys() - _MODE_OPTIONS[mode]
     if unused:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in arguments if name in unused)
@@ -111,7 +111,9 @@ def _parse_rate(text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise UserError(f"--device-flops {text!r} is not a number; give FLOP/s such as 312e12, or here") from error
+        raise UserError(
+            f"--device-flops {text!r} is not a number; give FLOP/s such as 312e12, or here (this machine)"
+        ) from error
 
 
 def _print_result(title: str, result: Any, rows: Rows, as_json: bool) -> None:

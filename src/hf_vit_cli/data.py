@@ -18,7 +18,7 @@ def data(
     ),
     target: Literal["label", "mask", "objects"] | None = opt(
         None,
-        "What to read: a label per image, a mask (segmentation) or objects (detection).",
+        "Annotations to read: label (one per image), mask (segmentation) or objects (detection).",
         show_default="as the data set is laid out",
     ),
     **shared: Any,

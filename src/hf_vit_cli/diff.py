@@ -35,7 +35,8 @@ def diff(
         num_images or any(shared[name] for name in ("skip_bad_images", "image_column", "label_column"))
     ):
         raise UserError(
-            "--num-images, --skip-bad-images and the column options need --data; add --data, or remove them"
+            "--num-images, --skip-bad-images and the column options only work with --data; add --data, or "
+            "leave them out"
         )
     difference = compare_models(model, other, data=data, num_images=num_images, **shared)
     print_tables(difference.tables())

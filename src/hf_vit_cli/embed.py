@@ -22,8 +22,8 @@ def embed(
     top: int = opt(5, "With --predictions: number of classes per image.", min=1),
     features: Literal["class", "mean", "class+mean", "patches"] | None = opt(
         None,
-        "Features of the last layers: class tokens, means of the patch tokens, class tokens and the last mean, or all "
-        "patch tokens. Default: what the classification head sees.",
+        "Features of the last layers instead of the embedding: class (class tokens), mean (means of the patch tokens), "
+        "class+mean or patches (all patch tokens). Default: what the classification head gets.",
     ),
     layers: int = opt(1, "With --features: number of last layers.", min=1),
     norm: bool = opt(True, "With --features: apply the model's last norm to every layer.", "--norm/--no-norm"),
@@ -53,10 +53,8 @@ def embed(
     for note in result.notes:
         print_safely(f"note: {note}", err=True)
     if result.skipped:
-        print_safely(
-            f"{len(result.skipped)} unreadable images were skipped: {', '.join(result.skipped[:10])}", err=True
-        )
-    resumed_note = f" ({result.done_before} existed already)" if result.done_before else ""
+        print_safely(f"skipped {len(result.skipped)} unreadable images: {', '.join(result.skipped[:10])}", err=True)
+    resumed_note = f" ({result.done_before} were already written)" if result.done_before else ""
     print_safely(
         f"{result.rows:,} rows in {len(result.files)} files{resumed_note} and manifest.json in {result.folder}"
     )

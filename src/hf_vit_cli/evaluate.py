@@ -25,9 +25,8 @@ def evaluate(
     data: str = options.DATA,
     protocol: str | None = opt(
         None,
-        "Protocol: top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, "
-        "multi-label, real, objectnet, vtab, segmentation or detection. Default: top1, or the model's "
-        "task.",
+        "Protocol: top1, few-shot, linear-probe, knn, calibration, robustness, corruptions, patch-drop, multi-label, "
+        "real, objectnet, vtab, segmentation or detection. Default: top1, or the model's task.",
         show_default=False,
     ),
     output: Path | None = opt(
@@ -46,9 +45,13 @@ def evaluate(
     steps: int | None = opt(None, "robustness: number of PGD steps."),
     kinds: list[str] | None = opt(None, "corruptions: kind of corruption; repeat for more."),
     patch_size: int | None = opt(None, "patch-drop: patch size in pixels; default: the model's."),
-    fill: str | None = opt(None, "patch-drop: color of dropped patches, mean (of the image) or black."),
-    real_labels: str | None = opt(None, "real: the published file real.json with the ReaL labels.", metavar="FILE"),
-    mappings: str | None = opt(None, "objectnet: the folder named mappings of objectnet-1.0.", metavar="DIR"),
+    fill: str | None = opt(None, "patch-drop: color of dropped patches, mean (the image's mean) or black."),
+    real_labels: str | None = opt(
+        None,
+        "real: file real.json with the ReaL labels, from github.com/google-research/reassessed-imagenet.",
+        metavar="FILE",
+    ),
+    mappings: str | None = opt(None, "objectnet: folder mappings of objectnet-1.0.", metavar="DIR"),
     **shared: Any,
 ) -> None:
     """Evaluate a model: accuracy, calibration, results per class; mIoU of masks, AP of boxes; or another protocol."""

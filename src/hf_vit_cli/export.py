@@ -10,34 +10,36 @@ def export(
     model: str = arg(..., "Model: folder, Hub id, or any checkpoint that hf-vit convert reads."),
     output: Path = arg(..., "New folder for the exported model."),
     to: str = opt(
-        ..., "Target: transformers, timm, vit_jax, onnx, openvino, executorch or transformers.js.", metavar="TARGET"
+        ...,
+        "Format to export to: transformers, timm, vit_jax, onnx, openvino, executorch or transformers.js.",
+        metavar="TARGET",
     ),
-    force: bool = opt(False, "Replace the output of an earlier export.", "--force"),
-    static: bool = opt(
-        False, "With --to onnx or openvino: export a graph for the model's image size only.", "--static"
-    ),
+    force: bool = opt(False, "Replace the output folder of an earlier export.", "--force"),
+    static: bool = opt(False, "onnx, openvino: make a graph that only takes the model's image size.", "--static"),
     spelling: str | None = opt(
-        None, "With --to vit_jax: use the newer (default) or older key names.", metavar="SPELLING"
+        None,
+        "vit_jax: names of the weights, newer (as in current code; the default) or older (as in released checkpoints).",
+        metavar="SPELLING",
     ),
     preprocessing: bool = opt(
         False,
-        "With --to onnx or openvino: include the image processor; the graph takes uint8 images of any size.",
+        "onnx, openvino: include the image processor, so that the graph takes uint8 images of any size.",
         "--preprocessing",
     ),
     decoding: bool = opt(
         False,
-        "With --to onnx: include the image decoder; the graph takes the bytes of a JPEG or PNG file.",
+        "onnx: include the image decoder, so that the graph takes the bytes of a JPEG or PNG file.",
         "--decoding",
     ),
     quantize: str | None = opt(
-        None, "Quantize dense layers to int8: static (for onnx and openvino) or dynamic (for onnx).", metavar="MODE"
+        None, "Quantize dense layers to int8: static (onnx, openvino) or dynamic (onnx).", metavar="MODE"
     ),
     calibrate: str | None = opt(
         None,
-        "With --quantize: data set; its train split calibrates the int8 model, its test split checks it.",
+        "With --quantize: data set whose train split calibrates the int8 model, and whose test split checks it.",
         metavar="DATA",
     ),
-    opset: int | None = opt(None, "With --to onnx: opset version, 14 or later (default 20).", metavar="N"),
+    opset: int | None = opt(None, "onnx: opset version, 14 or later (default 20).", metavar="N"),
 ) -> None:
     """Export a model to another library or runtime, and compare its results there."""
     values = collect_options(locals())

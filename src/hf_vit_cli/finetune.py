@@ -49,7 +49,9 @@ def finetune(
         "Head for segmentation: linear (the default), upernet or mask2former; for detection: mask-rcnn (the "
         "default), detr or deformable-detr.",
     ),
-    head_width: int | None = opt(None, "Number of channels of the head. Default: the library's default.", panel=RUN),
+    head_width: int | None = opt(
+        None, "Number of channels of the head. Default: the head's own default in transformers.", panel=RUN
+    ),
     recipe: str | None = opt(
         None, "Training recipe; hf-vit recipes lists all. Default: default-small, or the recipe of the task or method."
     ),
@@ -70,7 +72,7 @@ def finetune(
     ),
     runner: str = opt(
         "local",
-        "With a sweep: run on local, one rate after another, or on ray, all rates at once (needs the extra ray).",
+        "Where to run a sweep: local (one rate after another) or ray (all at once; needs pip install 'hf-vit[ray]').",
         panel=RUN,
     ),
     address: str | None = opt(
@@ -127,14 +129,15 @@ def parse_teaching(
     if not self_training_flags:
         if teacher is None and distillation:
             raise UserError(
-                "--distillation, --temperature and --distillation-weight need --teacher; add it, or remove them"
+                "--distillation, --temperature and --distillation-weight only work with --teacher; add "
+                "--teacher, or leave them out"
             )
         return None if teacher is None else DistillationOptions(teacher, **distillation), None
     if teacher is None or unlabeled is None:
-        raise UserError(f"--{self_training_flags[0]} needs --teacher and --unlabeled; add both, or remove it")
+        raise UserError(f"--{self_training_flags[0]} needs --teacher and --unlabeled; add both, or leave it out")
     if distillation:
         name = option_name(DISTILLATION_FIELDS[next(iter(distillation))]).replace("_", "-")
-        raise UserError(f"--{name} cannot be combined with --unlabeled; remove one of them")
+        raise UserError(f"--{name} cannot be combined with --unlabeled; leave one of them out")
     return None, SelfTrainingOptions(teacher, unlabeled, **self_training)
 
 
@@ -150,7 +153,7 @@ def parse_rates(text: str) -> list[float]:
         return [float(rate) for rate in text.split(",")]
     except ValueError as error:
         raise UserError(
-            f"--sweep-rates '{text}' is not a list of numbers; give for example 0.001,0.003,0.01"
+            f"--sweep-rates '{text}' is not a list of numbers; give for example --sweep-rates 0.001,0.003,0.01"
         ) from error
 
 

@@ -24,13 +24,13 @@ COMMANDS = (
 )
 # Remedies for system errors while reading; `errors.refusal` handles errors while writing.
 _REMEDIES = {
-    errno.EACCES: "ask for permission, or choose another path",
-    errno.EPERM: "ask for permission, or choose another path",
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EPERM: "change its permissions, or choose another path",
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "give a folder",
     errno.EISDIR: "give a file",
     errno.EEXIST: "choose another name",
-    errno.ELOOP: "the link points to itself; give its target",
+    errno.ELOOP: "the link points to itself; give the file that it should point to",
 }
 # Library that reads from the Hub -> environment variables of its verbosity, and of its progress bars.
 _CLIENTS = {"datasets": "DATASETS_VERBOSITY", "huggingface_hub": "HF_HUB_VERBOSITY"}
@@ -122,7 +122,7 @@ def _describe_error(error: Exception) -> str | None:
     if isinstance(error, StrictDataclassError):
         return strict_reason(error)
     if is_out_of_memory(error):
-        return "the memory is full; close other programs, or choose a smaller batch size, image size or model"
+        return "the memory is full; close other programs, or choose a smaller --batch-size, --image-size or model"
     return None
 
 
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             os.getcwd()  # checked first, as imports need the working directory
         except FileNotFoundError:
-            raise typer.TyperException("the working directory was deleted; change to another one") from None
+            raise typer.TyperException("the working directory was deleted; change to another one with cd") from None
         with _set_up_logs():
             code = build_app()(args=argument_list, prog_name="hf-vit", standalone_mode=False)
     except Exception as error:

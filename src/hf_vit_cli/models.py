@@ -12,13 +12,14 @@ def models(
     places: list[str] | None = arg(
         None,
         (
-            "Where to look: folders of models, Hub users or organizations, or papers (the papers' variants). "
-            "Default: papers."
+            "Where to look: folders of models, Hub users or organizations, or the word papers for the "
+            "papers' variants. Default: papers."
         ),
     ),
     search: str | None = opt(None, "Only list models whose name contains this text."),
     family: str | None = opt(
-        None, "Only list this family: plain, hybrid, axial, local, axial_resnet, bit, mixer, or a model_type (vit)."
+        None,
+        "Only list this family: plain, hybrid, axial, local, axial_resnet, bit, mixer, or a model_type such as vit.",
     ),
     judged_on: str | None = opt(None, "Only list results on data sets whose name contains this text."),
     max_parameters: float | None = opt(

@@ -10,7 +10,7 @@ def page(
     models: list[str] = arg(..., "One or more models: folders, Hub ids, or any checkpoints that hf-vit convert reads."),
     output: Path = opt(..., "New folder for the page.", show_default=False),
     images: str | None = opt(
-        None, "Show test images of this data set as examples; given as in --data of evaluate.", metavar="DATA"
+        None, "Data set whose test images are shown as examples; given as in --data of evaluate.", metavar="DATA"
     ),
     runtime: Path | None = opt(
         None, "Folder with the files of ONNX Runtime Web. Default: download them once and cache them.", metavar="DIR"

@@ -17,7 +17,7 @@ from hf_vit_settings import (
     option_name,
 )
 
-_PATCHES = "Masked and next patch prediction"
+_PATCHES = "Options of masked and next patch prediction"
 _SHARING_OPTIONS = ("push", "private", "license", "share_images")
 _RECIPE_OPTIONS = (
     *("epochs", "steps", "batch_size", "learning_rate", "weight_decay", "schedule", "warmup", "cooldown"),
@@ -44,16 +44,16 @@ def pretrain(
     ),
     class_token: bool | None = opt(
         None,
-        "Whether to use a class token. Default: as the model does.",
+        "Use a class token, or --no-class-token. Default: the model's.",
         "--class-token/--no-class-token",
         show_default=False,
     ),
-    num_hidden_groups: int | None = opt(None, "Number of groups of layers that share weights."),
+    num_hidden_groups: int | None = opt(None, "Number of groups of layers; layers of a group share weights."),
     causal: bool = opt(False, "Use causal attention (next-patch always uses it).", "--causal"),
-    target: str = opt("mean_color", "Prediction target: mean_color, downsampled or pixels.", panel=_PATCHES),
-    mask_rate: float = opt(0.5, "Fraction of patches that are corrupted.", panel=_PATCHES),
-    mask_share: float = opt(0.8, "Fraction of corrupted patches that are replaced by the mask token.", panel=_PATCHES),
-    swap_share: float = opt(0.1, "Fraction of corrupted patches that are replaced by other patches.", panel=_PATCHES),
+    target: str = opt("mean_color", "What masked patches predict: mean_color, downsampled or pixels.", panel=_PATCHES),
+    mask_rate: float = opt(0.5, "Share of patches that are masked or replaced, above 0 and at most 1.", panel=_PATCHES),
+    mask_share: float = opt(0.8, "Share of these patches that become the mask token.", panel=_PATCHES),
+    swap_share: float = opt(0.1, "Share of these patches that become other patches of the image.", panel=_PATCHES),
     static_masks: bool = opt(False, "Use the same mask for an image in every epoch.", "--static-masks", panel=_PATCHES),
     **shared: Any,
 ) -> None:

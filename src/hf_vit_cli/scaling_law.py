@@ -27,11 +27,11 @@ def scaling_law(
     if output is not None:
         inputs = [Path(source).expanduser().absolute() for source in sources]
         if output.suffix.lower() != ".png" or output.absolute() in inputs:
-            raise UserError(f"--output {output} cannot be used for the plot; give a new file name that ends in .png")
+            raise UserError(f"--output {output} cannot be used for the plot; give the name of a new .png file")
         if not output.absolute().parent.is_dir():
             raise UserError(f"the folder {output.parent} for the plot does not exist; create it first")
     if invalid := [compute for compute in predict or [] if compute <= 0]:
-        raise UserError(f"--predict {invalid[0]:g} is out of range; give a compute above 0")
+        raise UserError(f"--predict {invalid[0]:g} is not a compute above 0; give a positive number")
     law = fit_scaling_law([point for source in sources for point in read_points(source)], shift)
     if output is not None:
         plot_scaling_law(law, output, unit)

@@ -18,7 +18,9 @@ def soup(
     ),
     output: Path = options.OUTPUT,
     data: str | None = opt(
-        None, "Data set to evaluate the soup on, and to select models on with --greedy; given as in --data of finetune."
+        None,
+        "Data set to evaluate the averaged model on, and to choose models on with --greedy; given as in "
+        "--data of finetune.",
     ),
     greedy: bool = opt(False, "Add models one by one and keep those that improve validation accuracy.", "--greedy"),
     batch_size: int = opt(64, "Images per forward pass.", min=1),

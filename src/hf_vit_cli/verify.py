@@ -36,7 +36,7 @@ def verify(
 
     if (Path(repo) / CERTIFICATE).is_file():
         if revision or trust_remote_code or results or data or any(shared.values()):
-            raise UserError(f"{repo} is an exported folder, whose verification takes no options; remove them")
+            raise UserError(f"{repo} is an exported folder, which is verified without other options; leave them out")
         certificate = verify_export(Path(repo))
         print_safely(
             f"{len(certificate.checks)} checks repeated with {certificate.measured_with}: {certificate.describe()}"
@@ -44,7 +44,7 @@ def verify(
         return
     check_repo_id(repo)
     if (data or any(shared.values())) and not results:
-        raise UserError("--data and --device need --results; add --results, or remove them")
+        raise UserError("--data and --device only work with --results; add --results, or leave them out")
     if results:
         require("sklearn", "matplotlib", purpose="hf-vit verify --results")
     result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=print_safely)

@@ -76,65 +76,89 @@ class AugmentationConfig:
     """
 
     random_resized_crop: tuple[float, float] | None = _augmentation(
-        None, "Random resized crop: smallest and largest share of the image's area; 0 0: off."
+        None, "Random resized crop: smallest and largest share of the image's area, such as 0.08 1; 0 0 turns it off."
     )
-    horizontal_flip: float = _augmentation(0.0, "Probability of a horizontal flip.")
+    horizontal_flip: float = _augmentation(0.0, "Probability of a horizontal flip, 0 to 1.")
     randaugment: tuple[int, int] | None = _augmentation(
-        None, "RandAugment (arXiv 1909.13719): layers and magnitude (0 to 30); 0 0: off."
+        None,
+        "RandAugment (arXiv 1909.13719): number of layers and magnitude (0 to 30), such as 2 9; 0 0 turns it off.",
     )
     random_erasing: float = _augmentation(
-        0.0, "Probability that noise replaces a rectangle of 2 to 33% (arXiv 1708.04896)."
+        0.0,
+        "Random erasing (arXiv 1708.04896): probability that noise replaces a rectangle of 2 to 33% of the image.",
     )
-    mixup_alpha: float = _augmentation(0.0, "Beta parameter of mixup (arXiv 1710.09412); 0: off.")
+    mixup_alpha: float = _augmentation(0.0, "Beta parameter of mixup (arXiv 1710.09412), such as 0.2; 0 turns it off.")
     cutmix_alpha: float = _augmentation(
-        0.0, "Beta parameter of cutmix (arXiv 1905.04899); 0: off. With mixup a batch gets one of them."
+        0.0,
+        (
+            "Beta parameter of cutmix (arXiv 1905.04899), such as 1; 0 turns it off. With mixup, each batch "
+            "gets one of the two."
+        ),
     )
     shift_px: float = _augmentation(
-        0, "Largest translation in pixels of the model's input; whole numbers move by whole pixels."
+        0, "Largest random shift in pixels; with a whole number, images shift by whole pixels."
     )
-    rotation_degrees: float = _augmentation(0.0, "Largest rotation in degrees, either direction.")
-    shear_degrees: float = _augmentation(0.0, "Largest shear in degrees, either direction.")
-    zoom: float = _augmentation(0.0, "Largest zoom in or out, as a share: 0.1.")
+    rotation_degrees: float = _augmentation(0.0, "Largest random rotation in degrees, in either direction.")
+    shear_degrees: float = _augmentation(0.0, "Largest random shear in degrees, in either direction.")
+    zoom: float = _augmentation(0.0, "Largest random zoom in or out, as a share: 0.1 is 10%.")
     random_crop: int | None = _augmentation(
-        None, "Random crop after padding with this many reflected pixels (arXiv 2204.07118)."
+        None, "Pad with this many reflected pixels, then crop at random (arXiv 2204.07118); 0 turns it off."
     )
     auto_augment: str | None = _augmentation(
-        None, "timm augmentation policy (extra timm): rand-m9-mstd0.5-inc1, 3a; none: off."
+        None,
+        "timm augmentation policy, such as rand-m9-mstd0.5-inc1 or 3a (needs pip install timm); none turns it off.",
     )
     color_jitter: float = _augmentation(
-        0.0, "Largest change of brightness, contrast and saturation as a share; 0: off."
+        0.0, "Largest random change of brightness, contrast and saturation, as a share; 0 turns it off."
     )
     scale_jitter: tuple[float, float] | None = _augmentation(
-        None, "Segmentation, detection: smallest and largest scale before a crop (arXiv 2012.07177); 0 0: off."
+        None,
+        (
+            "For segmentation and detection: smallest and largest scale before a random crop (arXiv "
+            "2012.07177); 0 0 turns it off."
+        ),
     )
 
     def __post_init__(self) -> None:
         crop, rand, padding = self.random_resized_crop, self.randaugment, self.random_crop
         policy, scales = self.auto_augment, self.scale_jitter
-        for name, is_valid, need in (
-            ("random_resized_crop", crop is None or 0 < crop[0] <= crop[1] <= 1, "0 < smallest <= largest <= 1"),
-            ("horizontal_flip", 0 <= self.horizontal_flip <= 1, "a probability, 0..1"),
-            ("randaugment", rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30), "layers, magnitude 0..30"),
-            ("auto_augment", policy is None or re.fullmatch(POLICY, policy), "a policy: rand-m9-mstd0.5-inc1, 3a"),
-            ("random_crop", padding is None or padding >= 0, "0 px or more"),
-            ("random_crop", padding is None or crop is None, "one of random_crop and random_resized_crop"),
-            ("color_jitter", 0 <= self.color_jitter <= 1, "a share, 0..1"),
+        for name, is_valid, rule in (
+            (
+                "random_resized_crop",
+                crop is None or 0 < crop[0] <= crop[1] <= 1,
+                "must be two shares, 0 < smallest <= largest <= 1",
+            ),
+            ("horizontal_flip", 0 <= self.horizontal_flip <= 1, "must be a probability from 0 to 1"),
+            (
+                "randaugment",
+                rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30),
+                "must be a number of layers and a magnitude from 0 to 30",
+            ),
+            (
+                "auto_augment",
+                policy is None or re.fullmatch(POLICY, policy),
+                "must be a policy of timm, such as rand-m9-mstd0.5-inc1 or 3a",
+            ),
+            ("random_crop", padding is None or padding >= 0, "must be 0 px or more"),
+            ("random_crop", padding is None or crop is None, "cannot be combined with random_resized_crop"),
+            ("color_jitter", 0 <= self.color_jitter <= 1, "must be a share from 0 to 1"),
             (
                 "scale_jitter",
                 scales is None or 0.05 <= scales[0] <= scales[1] <= 10,
-                "0.05 <= smallest <= largest <= 10",
+                "must be two scales, 0.05 <= smallest <= largest <= 10",
             ),
-            ("scale_jitter", scales is None or crop is None, "one of scale_jitter and random_resized_crop"),
-            ("random_erasing", 0 <= self.random_erasing <= 1, "a probability, 0..1"),
-            ("mixup_alpha", self.mixup_alpha >= 0, "0 (off) or more"),
-            ("cutmix_alpha", self.cutmix_alpha >= 0, "0 (off) or more"),
-            ("shift_px", self.shift_px >= 0, "0 px or more"),
-            ("rotation_degrees", 0 <= self.rotation_degrees <= 180, "0..180 degrees"),
-            ("shear_degrees", 0 <= self.shear_degrees < 90, "0 to below 90 degrees"),
-            ("zoom", 0 <= self.zoom < 1, "0 <= zoom < 1"),
+            ("scale_jitter", scales is None or crop is None, "cannot be combined with random_resized_crop"),
+            ("random_erasing", 0 <= self.random_erasing <= 1, "must be a probability from 0 to 1"),
+            ("mixup_alpha", self.mixup_alpha >= 0, "must be 0 (off) or more"),
+            ("cutmix_alpha", self.cutmix_alpha >= 0, "must be 0 (off) or more"),
+            ("shift_px", self.shift_px >= 0, "must be 0 px or more"),
+            ("rotation_degrees", 0 <= self.rotation_degrees <= 180, "must be 0 to 180 degrees"),
+            ("shear_degrees", 0 <= self.shear_degrees < 90, "must be 0 or more and below 90 degrees"),
+            ("zoom", 0 <= self.zoom < 1, "must be 0 or more and below 1"),
         ):
             if not is_valid:
-                raise UserError(f"augmentation {name} = {getattr(self, name)}; needed: {need}")
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"the augmentation {name} is {getattr(self, name)}, but it {rule}; change {option}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,45 +178,65 @@ class Recipe:
     source: str
     summary: str
     optimizer: Literal["adamw", "sgd", "lamb", "lion", "muon"] = _optimization(
-        "adamw", "adamw, sgd, lamb (arXiv 1904.00962), lion (2302.06675) or muon (2502.16982)."
+        "adamw", "Optimizer: adamw, sgd, lamb (arXiv 1904.00962), lion (2302.06675) or muon (2502.16982)."
     )
     learning_rate: float = setting(MISSING, "Peak of the learning rate, after the warm-up.", above=0)
     learning_rates: tuple[float, ...] = ()
     weight_decay: float = _optimization(
-        0.0, "Weight decay of matrices and kernels; decoupled for adamw and lion.", at_least=0
+        0.0, "Weight decay of matrices and convolution kernels; decoupled for adamw and lion.", at_least=0
     )
     momentum: float = _optimization(0.9, "Momentum of sgd and muon.", at_least=0, below=1)
-    beta1: float = _optimization(0.9, "First beta of the other optimizers, and of muon's adamw.", at_least=0, below=1)
-    beta2: float = _optimization(0.999, "Second beta of these optimizers.", at_least=0, below=1)
+    beta1: float = _optimization(
+        0.9, "First beta of adamw, lamb and lion, and of the AdamW that muon uses for vectors.", at_least=0, below=1
+    )
+    beta2: float = _optimization(
+        0.999, "Second beta of adamw, lamb and lion, and of the AdamW that muon uses for vectors.", at_least=0, below=1
+    )
     schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = _optimization(
-        "cosine", "Learning rate after the warm-up: cosine, linear, constant or warmup_stable_decay."
+        "cosine", "Learning rate schedule after the warm-up: cosine, linear, constant or warmup_stable_decay."
     )
-    warmup: float = _optimization(0.0, "Warm-up: share of all steps if below 1, else steps.", at_least=0)
+    warmup: float = _optimization(0.0, "Length of the warm-up: steps, or a share of all steps if below 1.", at_least=0)
     cooldown: float = _optimization(
-        0.2, "1 - sqrt decay of warmup_stable_decay: share of all steps if below 1, else steps.", above=0
+        0.2,
+        (
+            "Length of the decay at the end of warmup_stable_decay (1 - sqrt): steps, or a share of all "
+            "steps if below 1."
+        ),
+        above=0,
     )
-    min_learning_rate: float = _optimization(0.0, "Final learning rate of cosine and warmup_stable_decay.", at_least=0)
+    min_learning_rate: float = _optimization(
+        0.0, "Final learning rate of the schedules cosine and warmup_stable_decay.", at_least=0
+    )
     epochs: float | None = setting(None, "Epochs: passes over the training split.", above=0)
     steps: int | None = setting(None, "Optimizer steps, instead of epochs.", above=0)
     batch_size: int = setting(MISSING, "Images per optimizer step, over all devices.", above=0)
-    clip: float = _optimization(1.0, "Gradient clipping: largest norm; 0: off.", at_least=0)
+    clip: float = _optimization(1.0, "Clip gradients to this norm; 0 turns it off.", at_least=0)
     loss: Literal["ce", "bce"] = _optimization(
-        "ce", "ce (softmax cross-entropy), or bce (binary cross-entropy, summed over the classes)."
+        "ce", "Loss: ce (softmax cross-entropy) or bce (binary cross-entropy, summed over the classes)."
     )
     bce_threshold: float | None = _optimization(
-        None, "bce: targets of mixed images above it become 1, others 0 (arXiv 2110.00476).", at_least=0, below=1
+        None,
+        "With --loss bce: mixed targets above this value become 1, others 0 (arXiv 2110.00476).",
+        at_least=0,
+        below=1,
     )
-    class_weights: bool = _optimization(False, "Weight the loss by inverse class frequency (ce).")
-    balanced_sampling: bool = _optimization(False, "Sample all classes equally often, with repetition.")
+    class_weights: bool = _optimization(False, "Weight the loss by inverse class frequency; needs --loss ce.")
+    balanced_sampling: bool = _optimization(
+        False, "Sample all classes equally often; images of rare classes are repeated."
+    )
     repeated_augmentation: int = _optimization(
-        1, "Differently augmented copies of an image per batch (arXiv 1901.09335).", at_least=1
+        1, "Number of differently augmented copies of each image in a batch (arXiv 1901.09335).", at_least=1
     )
     new_head: bool = _optimization(
-        False, "If the classes match, start a new head or keep the checkpoint's.", flags="--new-head/--keep-head"
+        False,
+        "If the checkpoint was trained on the same classes: start with a new head, or keep the checkpoint's head.",
+        flags="--new-head/--keep-head",
     )
-    head_bias: float | None = _optimization(None, "Initial bias of a new head. Default: 0, with bce -log(classes).")
+    head_bias: float | None = _optimization(
+        None, "Initial bias of a new head. Default: 0, or -log(number of classes) with --loss bce."
+    )
     label_smoothing: float = _optimization(
-        0.0, "Label smoothing: probability spread over all classes.", at_least=0, below=1
+        0.0, "Label smoothing: probability that is spread over all classes, such as 0.1.", at_least=0, below=1
     )
     dropout: float | None = _optimization(None, "Dropout rate. Default: the model's.", at_least=0, below=1)
     drop_path: float | None = _optimization(
@@ -202,26 +246,35 @@ class Recipe:
     tune: Literal["all", "head", "lora"] = setting(
         "all", "Weights to train: all, head, or lora (arXiv 2106.09685; extra peft)."
     )
-    lora_rank: int = _weights(8, "Rank of LoRA's updates of queries and values.", above=0)
-    lora_alpha: float = _weights(16.0, "LoRA's updates are scaled by alpha / rank.", above=0)
+    lora_rank: int = _weights(8, "With --tune lora: rank of the updates of query and value projections.", above=0)
+    lora_alpha: float = _weights(16.0, "With --tune lora: updates are scaled by alpha / rank.", above=0)
     layer_decay: float | None = _weights(
-        None, "Layer-wise decay of the learning rate (arXiv 2106.08254).", above=0, at_most=1
+        None,
+        "Layer-wise learning rate decay: each layer's rate is this times that of the next one (arXiv 2106.08254).",
+        above=0,
+        at_most=1,
     )
     average_decay: float | None = _weights(
         None,
-        "Decay of an EMA of the weights, for example 0.9999; the EMA weights are evaluated and saved.",
+        "Decay of an EMA of the weights, such as 0.9999; the EMA weights are evaluated and saved.",
         at_least=0,
         below=1,
     )
-    sam_rho: float = _weights(0.0, "Radius of sharpness-aware minimization (arXiv 2010.01412); 0: off.", at_least=0)
+    sam_rho: float = _weights(
+        0.0, "Radius rho of sharpness-aware minimization (SAM, arXiv 2010.01412); 0 turns it off.", at_least=0
+    )
     sam_micro_batches: bool = _weights(
-        False, "Compute SAM's perturbation per micro-batch or per step.", flags="--sam-micro-batches/--sam-batch"
+        False,
+        "With --sam-rho: compute the perturbation per micro-batch instead of per step.",
+        flags="--sam-micro-batches/--sam-batch",
     )
     image_size: tuple[int, int] | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
-    evaluations: int = _optimization(20, "Validations and checkpoints in all, evenly spaced.", above=0)
+    evaluations: int = _optimization(
+        20, "Number of validations and checkpoints during the training, evenly spaced.", above=0
+    )
     patience: int | None = _optimization(
-        None, "Stop after so many evaluations without a better score or loss.", above=0
+        None, "Stop after this many validations without a better score or loss.", above=0
     )
 
     def __post_init__(self) -> None:
@@ -229,36 +282,44 @@ class Recipe:
         rules = (
             (
                 (self.epochs is None) == (self.steps is None),
-                "a training needs a length, in epochs or in steps; give one of the two",
+                "the length of the training is missing; give epochs or steps (--epochs or --steps)",
             ),
             (
                 self.tune == "lora" and self.average_decay is not None,
-                "LoRA weights cannot be averaged; leave average_decay out, or tune all",
+                "--average-decay cannot be combined with --tune lora; leave --average-decay out, or use --tune all",
             ),
             (
                 self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"),
-                f"the schedule {self.schedule} ends at 0, not at min_learning_rate; choose --min-learning-rate 0",
+                (
+                    f"the schedule {self.schedule} ends at a learning rate of 0, but min_learning_rate is "
+                    f"{self.min_learning_rate:g}; use --min-learning-rate 0, or --schedule cosine"
+                ),
             ),
             (
                 self.min_learning_rate > self.learning_rate,
-                f"min_learning_rate {self.min_learning_rate:g} is above the learning rate {self.learning_rate:g}; "
-                "choose a smaller min_learning_rate",
+                (
+                    f"min_learning_rate {self.min_learning_rate:g} is above the learning rate {self.learning_rate:g}; "
+                    "choose a smaller --min-learning-rate"
+                ),
             ),
             (
                 self.bce_threshold is not None and self.loss != "bce",
-                "--bce-threshold works with --loss bce only; leave it out, or choose --loss bce",
+                "--bce-threshold only works with --loss bce; leave --bce-threshold out, or use --loss bce",
             ),
             (
                 self.sam_micro_batches and not self.sam_rho,
-                "--sam-micro-batches needs --sam-rho; add it, or leave both out",
+                "--sam-micro-batches only works with --sam-rho; add --sam-rho, or leave --sam-micro-batches out",
             ),
             (
                 self.class_weights and self.loss == "bce",
-                "--class-weights works with --loss ce only; leave it out, or choose --loss ce",
+                "--class-weights only works with --loss ce; leave --class-weights out, or use --loss ce",
             ),
             (
                 self.class_weights and self.balanced_sampling,
-                "--class-weights and --balanced-sampling both balance classes; choose one of them",
+                (
+                    "--class-weights and --balanced-sampling both balance classes and cannot be combined; use only "
+                    "one of them"
+                ),
             ),
         )
         if reasons := [reason for is_violated, reason in rules if is_violated]:
@@ -293,7 +354,7 @@ class Recipe:
             close_names = difflib.get_close_matches(name, names, n=1) or sorted(names)
             raise UserError(f"unknown recipe value '{name}'; did you mean {close_names[0]}?")
         if "epochs" in new_values and "steps" in new_values:
-            raise UserError("the length was given in epochs and in steps; give only one of the two")
+            raise UserError("a training takes epochs or steps, but both were given; leave --epochs or --steps out")
         changes: dict[str, Any] = {}
         if "epochs" in new_values or "steps" in new_values:
             changes = {"epochs": None, "steps": None}
@@ -339,50 +400,66 @@ class FinetuneOptions:
         0, "Random seed for weight initialization, data order, augmentation, masks and dropout.", at_least=0
     )
     num_workers: int = setting(0, "Data loading processes.", at_least=0)
-    streaming: bool = _run(False, "Stream the data instead of loading it; needs --steps or a known size.")
-    skip_bad_images: bool = _run(False, "Leave out unreadable images, and training images smaller than a patch.")
+    streaming: bool = _run(
+        False,
+        (
+            "Read the data while training instead of loading it first; needs --steps unless the number of "
+            "images is known."
+        ),
+    )
+    skip_bad_images: bool = _run(
+        False, "Skip unreadable images, and training images smaller than a patch, instead of stopping."
+    )
     resume: bool = setting(False, "Resume from the last complete checkpoint in the output directory.")
     keep_checkpoints: bool = _run(False, "Keep OUTPUT/checkpoints when the run is complete.")
-    image_column: str | None = _run(None, "Column of a list or table with the images, or their files.")
+    image_column: str | None = _run(None, "Column of a table or list that holds the images or their file names.")
     label_column: str | None = _run(
-        None, "Column with the classes (multi-label: the columns cat,dog of 0 and 1), masks or objects."
+        None,
+        (
+            "Column with the classes, masks or objects; for multi-label data several columns of 0 and 1, "
+            "such as cat,dog."
+        ),
     )
     device: str | None = setting(None, "torch device, such as cpu or cuda:1. Default: a GPU if there is one.")
-    process_timeout: int = _run(1800, "Seconds to wait for other processes (torchrun) before the run stops.")
-    report_to: str = _run("none", "Also log to tensorboard (OUTPUT/runs), wandb or trackio.")
+    process_timeout: int = _run(1800, "Seconds to wait for the other processes of a distributed run before it stops.")
+    report_to: str = _run("none", "Log metrics to tensorboard (in OUTPUT/runs), wandb or trackio as well.")
     push: str | None = setting(None, "Repository on the Hub, user/name, to push the finished model to.")
-    private: bool = _run(False, "With --push: create a private repository.")
-    license: str | None = _run(None, "With --push: Hub license id. Default: the base model's.")
-    share_images: bool = _run(False, "Also show plots that contain images of the data in the model card.")
+    private: bool = _run(False, "With --push: make the new repository private.")
+    license: str | None = _run(
+        None, "With --push: license id on the Hub, such as mit or apache-2.0. Default: the base model's."
+    )
+    share_images: bool = _run(False, "Also show plots that contain images of the data set in the model card.")
 
     def __post_init__(self) -> None:
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise UserError(
-                f"the micro batch size is {self.micro_batch_size}, but it must be at least 1; choose a positive number"
+                f"the micro-batch size is {self.micro_batch_size}, but it must be at least 1; choose a positive "
+                "--micro-batch-size"
             )
         if self.process_timeout < 1:
             raise UserError(
-                f"the process timeout is {self.process_timeout} seconds, but it must be at least 1; choose a longer one"
+                f"the process timeout is {self.process_timeout} seconds, but it must be at least 1; choose a "
+                "longer --process-timeout"
             )
         if self.precision not in ("auto", "fp32", "bf16"):
-            raise UserError(f"the precision '{self.precision}' is unknown; choose auto, fp32 or bf16")
+            raise UserError(f"the precision '{self.precision}' is unknown; use --precision auto, fp32 or bf16")
         if self.report_to not in REPORTERS:
-            raise UserError(f"report_to '{self.report_to}' is unknown; choose {', '.join(REPORTERS)}")
+            raise UserError(f"report_to '{self.report_to}' is unknown; use one of {', '.join(REPORTERS)}")
         packages = REPORTERS[self.report_to]
         if packages and not any(map(importlib.util.find_spec, packages)):
             raise UserError(
-                f"--report-to {self.report_to} needs the package {self.report_to}, which is not installed; "
-                f"pip install {self.report_to}"
+                f"--report-to {self.report_to} needs the package {self.report_to}; install it with pip install "
+                f"{self.report_to}"
             )
         if self.image_size is not None and min(self.image_size) < 1:
             raise UserError(
-                f"the image size is {self.image_size[0]}x{self.image_size[1]} px, but it must be at least 1x1; choose "
-                "a larger one"
+                f"the image size is {self.image_size[0]}x{self.image_size[1]} px, but both sides must be at least "
+                "1 px; choose a larger --image-size"
             )
         if self.num_workers < 0 or self.seed < 0:
             raise UserError(
-                f"the seed is {self.seed} and the number of workers {self.num_workers}, but neither can be negative; "
-                "choose 0 or more"
+                f"the seed is {self.seed} and the number of workers {self.num_workers}, but neither can be "
+                "negative; choose 0 or more for --seed and --num-workers"
             )
 
 
@@ -402,19 +479,21 @@ class DistillationOptions:
 
     teacher: Any
     kind: Literal["hard", "soft", "logit"] = _teacher(
-        "logit", "hard or soft (DeiT's token), or logit (the default).", option="distillation"
+        "logit",
+        "Kind of distillation: hard or soft (train DeiT's distillation token), or logit (the default).",
+        option="distillation",
     )
-    temperature: float | None = _teacher(None, "Temperature of soft targets; default 3.", above=0)
+    temperature: float | None = _teacher(None, "Temperature of soft targets (default 3).", above=0)
     weight: float | None = _teacher(
-        None, "Share of distillation in the loss; default .5 (hard) or .1.", option="distillation_weight",
-        at_least=0, at_most=1,
+        None, "Share of the distillation loss in the total loss (default 0.5 for hard, 0.1 for others).",
+        option="distillation_weight", at_least=0, at_most=1,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         _check(self)
         if self.kind == "hard" and self.temperature is not None:
             raise UserError(
-                "hard distillation has no temperature; leave the temperature out, or choose soft or logit distillation"
+                "hard distillation uses no temperature; leave the temperature out, or choose soft or logit distillation"
             )
 
     @property
@@ -459,39 +538,46 @@ class SelfTrainingOptions:
     teacher: Any
     unlabelled: str
     kind: Literal["noisy-student", "meta-pseudo-labels"] = _unlabeled(
-        "noisy-student", "noisy-student (the default) or meta-pseudo-labels.", option="self_training"
+        "noisy-student", "Method: noisy-student (the default) or meta-pseudo-labels.", option="self_training"
     )
     unlabelled_ratio: int | None = _unlabeled(
         None,
-        "Unlabeled images per labeled one; default 3, or 4 (meta-pseudo-labels).",
+        "Unlabeled images per labeled image in a batch (default 3; meta-pseudo-labels: 4).",
         option="unlabeled_ratio",
         at_least=1,
     )
-    pseudo_labels: Literal["soft", "hard"] | None = _unlabeled(None, "noisy-student: soft (the default) or hard.")
+    pseudo_labels: Literal["soft", "hard"] | None = _unlabeled(
+        None, "noisy-student: kind of pseudo-labels, soft (the default) or hard."
+    )
     confidence: float | None = _unlabeled(
-        None, "noisy-student: smallest confidence of a label; default .3.", at_least=0, at_most=1
+        None,
+        "noisy-student: leave out images whose pseudo-label has a lower confidence than this (default 0.3).",
+        at_least=0,
+        at_most=1,
     )
     images_per_class: int | None = _unlabeled(
-        None, "noisy-student: most images per class; default: those of the largest class.", at_least=1
+        None,
+        "noisy-student: largest number of unlabeled images per class. Default: that of the largest class.",
+        at_least=1,
     )
     head_dropout: float | None = _unlabeled(
-        None, "noisy-student: dropout before the head; default .5.", at_least=0, below=1
+        None, "noisy-student: dropout rate before the head (default 0.5).", at_least=0, below=1
     )
     uda_weight: float | None = _unlabeled(
-        None, "meta-pseudo-labels: weight of the UDA consistency loss; default 1.", at_least=0
+        None, "meta-pseudo-labels: weight of the UDA consistency loss (default 1).", at_least=0
     )
     uda_temperature: float | None = _unlabeled(
-        None, "meta-pseudo-labels: temperature of the UDA targets; default .75.", above=0
+        None, "meta-pseudo-labels: temperature of the UDA targets (default 0.75).", above=0
     )
     uda_threshold: float | None = _unlabeled(
-        None, "meta-pseudo-labels: smallest confidence of UDA targets; default .6.", at_least=0, at_most=1
+        None, "meta-pseudo-labels: smallest confidence of a UDA target (default 0.6).", at_least=0, at_most=1
     )
 
     def __post_init__(self) -> None:
         _check(self)
         for name in sorted({*SELF_TRAINING_FIELDS} - _SELF_TRAINING[self.kind].keys() - {"kind"}):
             if getattr(self, name) is not None:
-                raise UserError(f"{name} is not a setting of {self.kind}; leave it out")
+                raise UserError(f"{name} has no effect with {self.kind} self-training; leave it out")
 
     def settings(self) -> dict[str, Any]:
         """Return the values with the defaults of the kind, without teacher and images, as facts record them."""
@@ -514,12 +600,16 @@ class ContrastiveOptions:
         0.99, "Momentum of the momentum encoder at the first step.", option="encoder_momentum", at_least=0,
         at_most=1,
     )  # fmt: skip
-    projection_size: int = _contrast(256, "Output size of the projector.", at_least=1)
-    hidden_size: int | None = _contrast(None, "Hidden size of projector and predictor.", at_least=1)
+    projection_size: int = _contrast(256, "Output size of the projection head.", at_least=1)
+    hidden_size: int | None = _contrast(None, "Hidden size of projection and prediction heads.", at_least=1)
     normalization: Literal["batch", "layer", "none"] = _contrast(
-        "batch", "Normalization in projector and predictor: batch, layer or none."
+        "batch", "Normalization in projection and prediction heads: batch, layer or none."
     )
-    freeze_patches: bool = _contrast(True, "Freeze the patch embedding.", flags="--freeze-patches/--train-patches")
+    freeze_patches: bool = _contrast(
+        True,
+        "Freeze the patch embedding, which makes the training of ViTs more stable.",
+        flags="--freeze-patches/--train-patches",
+    )
 
     def __post_init__(self) -> None:
         _check(self, "pretrain")
@@ -577,7 +667,7 @@ def _convert(field: Field[Any], value: Any, command: str) -> Any:
             if not math.isfinite(number):
                 need = "a finite number"
             elif int in parts and not number.is_integer():
-                need = "a valid integer, got a number with a fractional part"
+                need = "a whole number"
             value = value if need else int(number) if int in parts else number
     except (TypeError, ValueError):
         need = "a valid number"

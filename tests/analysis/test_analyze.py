@@ -371,7 +371,7 @@ def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path, 
     ("more", "message"),
     [
         (["--only", "colour"], "the analysis colour is unknown; choose from patch_filters"),
-        (["--picture-format", "jpg"], "--picture-format 'jpg' is unknown; choose png or svg"),
+        (["--picture-format", "jpg"], "--picture-format jpg is unknown; use png or svg"),
         (["--against", "nowhere/at/all"], "there is no file or folder nowhere/at/all"),
         (["--rollout-identity", "1"], "rollout_identity=1.0 is out of range"),
     ],

@@ -202,7 +202,7 @@ REQUIRED = {name: [each for each in command.params if each.required] for name, c
 def test_all_that_is_missing_is_told_at_once(name, capsys):
     code, out, err = told(capsys, *name.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
-    shown = err.removeprefix("hf-vit: ").partition(" must be given; ")[0].split(", ")
+    shown = err.removeprefix("hf-vit: ").partition(" is missing; ")[0].split(", ")
     assert shown == [f"--{each.name.removesuffix('s') if each.nargs < 0 else each.name}" for each in REQUIRED[name]]
 
 
@@ -266,7 +266,7 @@ def test_misuse_is_told_in_one_line(words, message, capsys):
         ("{random_resized_crop: [1], data: d, output: o, model: S/16}", "--random-resized-crop '1': "),
         ("{steps: true, data: d, output: o, model: S/16}", "--steps 'True': "),
         ("{streaming: maybe, data: d, output: o, model: S/16}", "--streaming 'maybe': "),
-        ("{learning_rate: .1, seed: 3}", "--model, --data, --output must be given"),
+        ("{learning_rate: .1, seed: 3}", "--model, --data, --output is missing"),
     ],
 )  # fmt: skip
 def test_a_config_file_is_refused_in_one_line(content, message, tmp_path, capsys):
@@ -338,7 +338,7 @@ def test_a_working_folder_that_is_gone_is_told_in_a_line(capsys, monkeypatch, tm
     (tmp_path / "gone").rmdir()
     code, out, err = told(capsys, "recipes")
     monkeypatch.chdir(tmp_path)
-    assert (code, out, err) == (1, "", "hf-vit: the working directory was deleted; change to another one\n")
+    assert (code, out, err) == (1, "", "hf-vit: the working directory was deleted; change to another one with cd\n")
 
 
 def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path):

@@ -63,11 +63,11 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
             "--image-size '12y12' is not a size; give one side in pixels (384) or HEIGHTxWIDTH",
         ),
         (["--resize-to", "0"], "--resize-to '0' is not a size"),
-        (["--num-labels", "0"], "a classifier needs at least 1 label, got 0"),
+        (["--num-labels", "0"], "a classifier needs at least 1 label, but 0 were given"),
         (["--labels", "absent.txt"], "there is no label file absent.txt"),
-        (["--report", "absent/report.json"], "the folder of --report absent/report.json does not exist"),
-        (["--verify", "absent.npz"], "absent.npz is not a file"),
-        (["--drop-pre-logits"], "leave out --drop-pre-logits"),
+        (["--report", "absent/report.json"], "--report absent/report.json is in a folder that does not exist"),
+        (["--verify", "absent.npz"], "absent.npz does not exist"),
+        (["--drop-pre-logits"], "leave --drop-pre-logits out"),
     ],
 )
 def test_bad_option_is_one_line(options, told, checkpoint, write_npz, tmp_path: Path, command):
@@ -139,7 +139,7 @@ def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tm
     for place, said in (
         (tmp_path / "full", "is not empty"),
         (source, "exists and is not a folder"),
-        (tmp_path / "model\udcff", r"model\udcff cannot be written (its name is not UTF-8); choose another path"),
+        (tmp_path / "model\udcff", r"model\udcff cannot be written (the name is not valid UTF-8); choose another path"),
         (tmp_path / "file" / "model", "file is not a folder"),
         (tmp_path / ("x" * 300), "File name too long"),
         (tmp_path / "loop", "(loop is a broken link)"),
@@ -162,7 +162,7 @@ def test_report_comes_with_the_model_and_replaces_nothing_else(checkpoint, write
         conversion.convert(source, tmp_path / "model", report=tmp_path)
     (empty := tmp_path / "empty").mkdir()
     for inside in (empty / "report.json", empty):
-        with pytest.raises(UserError, match="is in the folder of the model; give a path outside"):
+        with pytest.raises(UserError, match=r"is in the output folder .*; give a path outside"):
             conversion.convert(tmp_path / "none.npz", empty, report=inside)
     empty.rmdir()
     for number in (1, 2):
@@ -214,9 +214,9 @@ def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path:
     assert (output / "README.md").exists()
     assert command("convert", source, output, "--force")[0] == 0
     assert not (output / "README.md").exists()
-    with pytest.raises(UserError, match=r"contains --verify .*export\.npz, so it cannot be the output; give another"):
+    with pytest.raises(UserError, match=r"--verify .*export\.npz is in the output folder"):
         conversion.convert(source, output, force=True, recording=output / "export.npz")
-    with pytest.raises(UserError, match="contains the source"):
+    with pytest.raises(UserError, match="is in the output folder"):
         conversion.convert(output / "model.safetensors", output, force=True)
     assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model", "theirs", "io.npz"}
 
@@ -241,13 +241,13 @@ def test_label_files(tmp_path: Path):
     path.write_text('["cat", "dog"]')
     assert conversion.read_labels(path) == ["cat", "dog"]
     for name, text, told in (
-        ("labels.txt", b"", "holds no name"),
-        ("labels.txt", b"cat\n\ndog\n", "holds an empty name"),
+        ("labels.txt", b"", "holds no class name"),
+        ("labels.txt", b"cat\n\ndog\n", "holds an empty class name"),
         ("labels.txt", b"cat\ndog\ncat\n", "has cat more than once"),
         ("labels.txt", b"\xff\xfe\x00", "cannot be read as a label file"),
         ("labels.json", b"{", "cannot be read as a label file"),
-        ("labels.json", b'{"0": "cat"}', "not a JSON list of names"),
-        ("labels.json", b"[1, 2]", "not a JSON list of names"),
+        ("labels.json", b'{"0": "cat"}', "not a list of class names"),
+        ("labels.json", b"[1, 2]", "not a list of class names"),
     ):
         (tmp_path / name).write_bytes(text)
         with pytest.raises(UserError, match=told):

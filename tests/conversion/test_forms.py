@@ -58,7 +58,7 @@ FORMS = {
     "Fortran order, stored": {"order": "F", "prefix": "params/"},
     "rectangular": {"grid": (2, 3)},
     "rectangular GAP": {"grid": (2, 3), "token": False},
-    "a square number of patches": {"grid": (2, 8)},
+    "patches, which do not form a square": {"grid": (2, 8)},
 }  # fmt: skip
 
 
@@ -363,7 +363,7 @@ def test_command_prints_what_googles_files_do_not_tell(case, declared, assumed, 
     assert code == 0
     (line,) = [line for line in err.splitlines() if line.startswith("assumed, ")]
     texts = (
-        line.removeprefix("assumed, because the source does not record it: ")
+        line.removeprefix("assumed, as the checkpoint does not record it: ")
         .partition("; if that is wrong")[0]
         .split("; ")
     )

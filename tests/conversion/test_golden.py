@@ -23,7 +23,7 @@ CASES = (
     *VITS, *HYBRIDS, "bv_gap_learn", "bv_gap_learn_bf16", "bv_gap_sincos_rep", "bv_map_learn",
     "bv_map_sincos_rep_scan", "bv_tok_learn_rep", "bv_tok_sincos", "mixer", "bit_v1",
 )  # fmt: skip
-# Case -> the size that must be declared, because the file has no position table, or several sizes fit.
+# Case -> the size that must be declared, because the file has do not record the image size, or several sizes fit.
 SIZES = {"bv_gap_sincos_rep": (48, 80), "bv_map_sincos_rep_scan": (64, 48), "bv_tok_sincos": (64, 64)}
 RESIZED = [
     ("vit_tok", 48), ("vit_tok", 96), ("vit_tok", 112), ("vit_gap", 96), ("vit_gap", 112), ("bv_gap_learn", 96),
@@ -262,10 +262,10 @@ def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path
     source = write_npz(weights)
     bad = {
         "has no float array 'images'": {"logits": recording["logits"]},
-        "has no results that can be compared .it has images only": {"images": images},
-        "has no results that can be compared .no stage": {"images": images, "logit": recording["logits"]},
-        "have shape 1x64x64; they must be": {"images": images[..., 0], "logits": recording["logits"]},
-        r"'logits' in recording.npz has shape 1x9, the converted model's is 1x10": {
+        "has no array that can be compared .only images": {"images": images},
+        "has no array that can be compared .no stage": {"images": images, "logit": recording["logits"]},
+        "has the shape 1x64x64; write them as": {"images": images[..., 0], "logits": recording["logits"]},
+        r"'logits' in recording.npz has the shape 1x9, but the converted model's has 1x10": {
             "images": images,
             "logits": recording["logits"][:, :9],
         },

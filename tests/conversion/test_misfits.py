@@ -106,7 +106,7 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("vit_jax", lambda s: without("embedding/bias")(s) | {"x": (1,), "cls": (8,)}, ["1 keys missing: embedding/bias",
         "1 keys left over: x", "cls is 8 (needs 1x1x8)"],),
     ("vit_jax", without("block"), ["holds no encoder block"]),
-    ("vit_jax", lambda s: s | replaced("^", "opt/target/")(s), ["give one with --prefix"]),
+    ("vit_jax", lambda s: s | replaced("^", "opt/target/")(s), ["select one with --prefix"]),
     ("vit_jax", with_key("Transformer/posembed_input/pos_embedding", 1, 1, 8), ["has no rows for patches"]),
     ("linen", without("1/LayerNorm_1/bias"), [f"1 keys missing: opt/target/{ONE}/LayerNorm_1/bias"]),
     ("hybrid", without("unit1/conv_proj", "unit1/gn_proj"),
@@ -126,14 +126,14 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("hybrid", with_key("embedding/kernel", 1, 2, 256, 8), ["embedding/kernel is 1x2x256x8"]),
     ("hybrid", without("encoderblock"), ["holds no encoder block"]),
     ("hybrid", lambda _: shapes_of(make_hybrid(width=40)),
-        ["the stem is 40 wide, which is not a multiple of GroupNorm's 32 groups"]),
-    ("gap", with_key("embedding/kernel", 48, 8), ["patches of many grids into one sequence (NaFlex)"]),
-    ("token", without("pos_embedding"), ["no position table", "sincos2d", "--image-size HxW"]),
+        ["the stem has 40 channels"]),
+    ("gap", with_key("embedding/kernel", 48, 8), ["NaFlex"]),
+    ("token", without("pos_embedding"), ["do not record the image size", "sincos2d", "--image-size"]),
     ("map", with_key("cls", 1, 1, 8), ["a class token and a MAP head"]),
     ("gap", lambda s: s | replaced("^", "params/img/")(s), ["encoders below 2 prefixes",
-        "give one with --prefix"]),
-    ("gap", replaced("^", "model/"), ["encoders below the unknown 'model/'", "--prefix model/"]),
-    ("gap", with_key("Transformer/pos_embedding", 1, 9, 8), ["holds pos_embedding under the old and the current name"]),
+        "select one with --prefix"]),
+    ("gap", replaced("^", "model/"), ["encoders below the prefix 'model/'", "--prefix model/"]),
+    ("gap", with_key("Transformer/pos_embedding", 1, 9, 8), ["holds pos_embedding under its old"]),
     ("map", without(f"{MAP}Mlp"), [f"4 keys missing: {MAP}MlpBlock_0/Dense_0/kernel, {MAP}MlpBlock_0/Dense_0/bias"]),
     ("map", lambda s: replaced(f"^{MAP}", "")(without("Head_0/Layer")(s)),
         ["2 keys missing: LayerNorm_0/scale, LayerNorm_0/bias"]),
@@ -141,14 +141,14 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("map", with_key(f"{MAP}MultiHeadDotProductAttention_0/out/kernel", 4, 2, 8),
         ["out/kernel is 4x2x8 (needs 2x4x8, it looks transposed)"]),
     ("gap", with_key("pos_embedding", 9, 8), ["pos_embedding is 9x8 (needs 1xTx8)"]),
-    ("gap", with_key("pos_embedding", 1, 6, 8), ["6 patches, which is not a square number"]),
-    ("gap", with_key("pos_embedding", 1, 10, 8), ["10 patches, which is not a square number"]),
+    ("gap", with_key("pos_embedding", 1, 6, 8), ["6 patches, which do not form a square"]),
+    ("gap", with_key("pos_embedding", 1, 10, 8), ["10 patches, which do not form a square"]),
     ("gap", lambda s: stack(s) | {f"{BLOCK[:-1]}/LayerNorm_0/bias": (3, 8)},
         ["encoderblock/LayerNorm_0/bias is 3x8 (needs 2x8)"]),
     ("gap", lambda s: s | stack(s), [f"32 keys left over: {BLOCK}0/"]),
     ("gap", lambda s: without("embedding/bias")(stack(s)), ["1 keys missing: embedding/bias"]),
     ("gap", lambda s: {key: (10**6, *v[1:]) if "encoderblock/" in key else v for key, v in stack(s).items()},
-        ["stacks 1000000 encoder blocks"]),
+        ["holds 1000000 encoder blocks"]),
     ("gap", with_key("txt/head/bias", 3), ["1 keys left over: txt/head/bias"]),
     ("map", lambda s: without("MAPHead_0/LayerNorm_1/bias")(renamed(s, *PRE_LINEN)),
         ["1 keys missing: MAPHead_0/LayerNorm_1/bias"]),
@@ -161,12 +161,12 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
         ["1 keys left over: resnet/block1/unit02/conv1/kernel"]),
     ("bit_paper", replaced("unit02", "unit2"), ["9 keys left over: resnet/block1/unit2/"]),
     ("bit_paper", with_key("resnet/block1/unit02/a/standardized_conv2d_7/kernel", 1, 1, 128, 32),
-        ["two names of the same array"]),
+        ["the same array under two names"]),
     ("bit_paper", with_key("resnet/block1/unit02/c/standardized_conv2d/kernel", 1, 1, 128, 32),
         ["kernel is 1x1x128x32 (needs 1x1x32x128, it looks transposed"]),
     ("bit_paper", with_key("resnet/block1/unit02/a/proj/standardized_conv2d/kernel", 1, 1, 128, 128),
         ["1 keys left over: resnet/block1/unit02/a/proj"]),
-    ("bit_paper", lambda _: shapes_of(make_resnet_v2((1,), 48)), ["48 wide, which is not a multiple of"],
+    ("bit_paper", lambda _: shapes_of(make_resnet_v2((1,), 48)), ["48 channels"],
         ),
     ("bit_paper", lambda _: (one := shapes_of(make_resnet_v2((1,)))) | replaced("^", "params/")(one),
         ["holds ResNets below 2 prefixes"],),
@@ -188,7 +188,7 @@ def test_heads_that_do_not_split_the_width_are_refused():
     shapes = shapes_of(make_checkpoint(heads=2, head_size=4))
     of_attention = {key for key in shapes if "Attention" in key and "out/bias" not in key}
     wide = {key: tuple(3 if side == 4 else side for side in shapes[key]) for key in of_attention}
-    with pytest.raises(UserError, match="2 heads of size 3 have 6 channels, but the hidden size is 8"):
+    with pytest.raises(UserError, match=r"2 heads of size 3 have 6 channels, .* 8"):
         conversion.plan(shapes | wide)
     with pytest.raises(UserError, match="hidden_size=6 into 4 parts"):
         conversion.plan(without("pos_embedding")(small("gap", heads=1, head_size=6)), image_size=(12, 12))
@@ -196,30 +196,29 @@ def test_heads_that_do_not_split_the_width_are_refused():
 
 # (shapes, options, what the refusal must say).
 BAD_OPTIONS: tuple[tuple[Callable[[], Shapes], dict[str, Any], str], ...] = (
-    (GOOD["vit_jax"], {"num_labels": 0}, "a classifier needs at least 1 label, got 0"),
-    (GOOD["vit_jax"], {"num_labels": 3, "labels": ["a", "b", "c"]}, "were both given"),
-    (GOOD["vit_jax"], {"resize_to": (3, 12)}, "sizes: image_size=(3, 12) does not fit patch_size=4"),
-    (GOOD["vit_jax"], {"drop_pre_logits": True}, "leave out --drop-pre-logits"),
-    (GOOD["vit_jax"], {"num_heads": 4}, "--num-heads 4: files of vit_jax have num_attention_heads=2"),
+    (GOOD["vit_jax"], {"num_labels": 0}, "a classifier needs at least 1 label, but 0 were given"),
+    (GOOD["vit_jax"], {"num_labels": 3, "labels": ["a", "b", "c"]}, "cannot be combined"),
+    (GOOD["vit_jax"], {"resize_to": (3, 12)}, "image_size=(3, 12) does not fit patch_size=4"),
+    (GOOD["vit_jax"], {"drop_pre_logits": True}, "leave --drop-pre-logits out"),
+    (GOOD["vit_jax"], {"num_heads": 4}, "checkpoints of vit_jax have num_attention_heads=2"),
     (GOOD["vit_jax"], {"hidden_act": "gelu"},
-        "--hidden-act gelu: files of vit_jax have hidden_act='gelu_pytorch_tanh'"),
-    (GOOD["vit_jax"], {"pooling": "map"}, "--pooling map: files of vit_jax have pooling='token'"),
-    (GOOD["vit_jax"], {"position_embedding": "none"},
-        "--position-embedding none: files of vit_jax have position_embedding='learned'"),
-    (GOOD["mixer"], {"resize_to": (64, 64)}, "An MLP-Mixer has no positions to resample and takes images of one size"),
-    (GOOD["mixer"], {"num_heads": 4}, "An MLP-Mixer has no num_attention_heads; leave out --num-heads"),
-    (GOOD["mixer"], {"pooling": "gap"}, "An MLP-Mixer has no pooling; leave out --pooling"),
-    (GOOD["mixer"], {"hidden_act": "gelu"}, "files of mixer have hidden_act='gelu_pytorch_tanh'"),
+        "checkpoints of vit_jax have hidden_act='gelu_pytorch_tanh'"),
+    (GOOD["vit_jax"], {"pooling": "map"}, "checkpoints of vit_jax have pooling='token'"),
+    (GOOD["vit_jax"], {"position_embedding": "none"}, "--position-embedding none contradicts"),
+    (GOOD["mixer"], {"resize_to": (64, 64)}, "An MLP-Mixer has no position embeddings to resample and only takes"),
+    (GOOD["mixer"], {"num_heads": 4}, "An MLP-Mixer has no num_attention_heads; leave --num-heads out"),
+    (GOOD["mixer"], {"pooling": "gap"}, "An MLP-Mixer has no pooling; leave --pooling out"),
+    (GOOD["mixer"], {"hidden_act": "gelu"}, "checkpoints of mixer have hidden_act='gelu_pytorch_tanh'"),
     (GOOD["mixer"], {"image_size": (8, 8)},
-        "has 2x4 = 8 patches of 4x2 px, but the token MLP has 4; sizes that fit: 8x4"),
+        "has 2x4 = 8 patches of 4x2 px, but the token MLP has 4; give one of the sizes that fit: 8x4"),
     (lambda: shapes_of(make_mixer(grid=(1, 3))), {},
-        "the token MLP has rows for 3 patches, which is not a square number"),
-    (GOOD["bit_paper"], {"resize_to": (64, 64)}, "A BiT ResNet has no positions to resample"),
+        "the token MLP has 3 patches, which do not form a square"),
+    (GOOD["bit_paper"], {"resize_to": (64, 64)}, "A BiT ResNet has no position embeddings to resample"),
     (GOOD["bit_paper"], {"drop_pre_logits": True}, "no representation layer"),
     (lambda: small("gap", grid=(2, 3)), {"image_size": (12, 12)}, "9 patches of 4x4 px, but the position table has 6"),
     (lambda: shapes_of(make_checkpoint(grid=(2, 3))), {"image_size": (12, 12)},
         "12x12 has 3x3 = 9 patches of 4x4 px, but the position table has 6"),
-    (lambda: shapes_of(make_checkpoint(grid=(2, 3))), {"image_size": (3, 12)}, "smaller than a patch of 4x4 px"),
+    (lambda: shapes_of(make_checkpoint(grid=(2, 3))), {"image_size": (3, 12)}, "smaller than one patch, 4x4 px"),
 )  # fmt: skip
 
 
@@ -233,8 +232,8 @@ def test_bad_options_are_refused(make: Callable[[], Shapes], options: dict[str, 
 RECTANGULAR = {
     "vit_jax": (lambda: shapes_of(make_checkpoint(grid=(2, 3))), (8, 12), (2, 3), r"6 patches.*--image-size.*8x12"),
     "no token": (lambda: shapes_of(make_checkpoint(grid=(2, 3), token=False)), (8, 12), (2, 3), "6 patches.*8x12"),
-    "big_vision": (lambda: small("gap", grid=(2, 3)), (8, 12), (2, 3), r"6 patches, which is not a square.*8x12"),
-    "mixer": (lambda: shapes_of(make_mixer(grid=(1, 3))), (4, 6), (1, 3), "3 patches, which is not a square number"),
+    "big_vision": (lambda: small("gap", grid=(2, 3)), (8, 12), (2, 3), r"6 patches, which do not form a square.*8x12"),
+    "mixer": (lambda: shapes_of(make_mixer(grid=(1, 3))), (4, 6), (1, 3), "3 patches, which do not form a square"),
 }  # fmt: skip
 
 
@@ -261,7 +260,7 @@ STEM_MISFITS: tuple[tuple[Callable[[dict], dict], str], ...] = (
     (lambda a: a | {"params/gn_root/bias": a["params/gn_root/bias"] * np.nan}, "NaN or infinite values"),
     (lambda a: a | {"conv_root/kernel": np.ones((7, 7, 3, 32))}, "holds ResNets below 2 prefixes"),
     (lambda a: a | {"params/Transformer/encoder_norm/bias": np.ones(8)},
-        "a stem needs a BiT ResNet with post-activation units"),
+        "only a BiT ResNet with post-activation units fits a stem"),
     (lambda a: {f"root_block/{key.removeprefix('params/')}": array for key, array in a.items()},
         "looks like a BiT ResNetV2"),
     (lambda a: {"weights": np.ones(3)}, "looks like another kind of checkpoint"),
@@ -365,7 +364,7 @@ def test_readme_names_every_origin():
 def test_a_prefix_that_is_unknown_is_named(make: Callable[[], dict[str, np.ndarray]], origin: str):
     """What the message asks for converts."""
     shapes = {f"my_code/net/{key}": array.shape for key, array in make().items()}
-    with pytest.raises(UserError, match=rf"{origin} below (the unknown )?'my_code/net/'.*--prefix my_code/net/"):
+    with pytest.raises(UserError, match=rf"{origin} .*'my_code/net/'.*--prefix my_code/net/"):
         conversion.plan(shapes)
     assert conversion.plan(shapes, prefix="my_code/net/").rows
     both = shapes | {f"my_ema/{key}": array.shape for key, array in make().items()}

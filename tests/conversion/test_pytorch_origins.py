@@ -175,7 +175,7 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     model.save_pretrained(tmp_path / "saved")
     result = convert(tmp_path / "saved" / "model.safetensors")
     assert (
-        "assumed, because the source does not record it: heads of 64; the exact GELU; eps 1e-12"
+        "assumed, as the checkpoint does not record it: heads of 64; the exact GELU; eps 1e-12"
         in conversion.assumption(result.plan)
     )
     facts = json.loads((result.output / "facts.json").read_text())[0]["values"]
@@ -197,12 +197,12 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, command):
     result = convert(tmp_path / "model.pth", **options)
     assert set(result.plan.assumed) == {"layer_norm_eps", "position_embedding", "processor", "image_size", "labels"}
     hold(model, load(result), (12, 12), timm_tokens, timm_outcome)
-    with pytest.raises(UserError, match=r"do not record the number of heads, .* give --num-heads"):
+    with pytest.raises(UserError, match=r"do not record the number of attention heads; give it with --num-heads"):
         conversion.convert(tmp_path / "model.pth", tmp_path / "out")
     with pytest.raises(UserError, match="hidden_size=24 is not divisible by num_attention_heads=5"):
         conversion.convert(tmp_path / "model.pth", tmp_path / "out", **options | {"num_heads": 5})
     save_timm(model, tmp_path / "folder")
-    with pytest.raises(UserError, match=r"--pooling token: config.json says pooling='gap'; leave the option out"):
+    with pytest.raises(UserError, match=r"--pooling token contradicts the checkpoint: config.json says pooling='gap'"):
         conversion.convert(tmp_path / "folder", tmp_path / "out", **options | {"pooling": "token"})
     report = tmp_path / "report.json"
     words = (
@@ -225,7 +225,7 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, command):
 def test_file_that_may_be_ours_needs_its_config(tmp_path: Path):
     model = of_transformers("ViTForImageClassification", hidden_size=64, num_attention_heads=1)
     model.save_pretrained(tmp_path / "saved", save_original_format=False)
-    with pytest.raises(UserError, match="models of transformers 5 and of hf_vit have these keys"):
+    with pytest.raises(UserError, match="a ViT of transformers 5 and one of hf_vit have the same keys"):
         convert(tmp_path / "saved" / "model.safetensors")
 
 
@@ -291,7 +291,9 @@ def test_attention_pooling_beside_a_token(tmp_path: Path):
     back = conversion.export(result.output, tmp_path / "back", "timm")
     assert back.difference <= 1e-5
     mean = of_timm(global_pool="avg", fc_norm=False, **arguments)
-    with pytest.raises(UserError, match="has timm's argument pool_include_prefix=True, which hf_vit does not support"):
+    with pytest.raises(
+        UserError, match="has the argument pool_include_prefix=True of timm, which hf_vit does not support"
+    ):
         convert(save_timm(mean, tmp_path / "mean", model_args=arguments))
 
 
@@ -494,7 +496,7 @@ def test_of_a_model_and_its_average_the_prefix_chooses(tmp_path: Path):
 def test_the_prefix_that_leaves_out_others_is_named(tmp_path: Path):
     state = {f"model.{name}": value for name, value in of_timm(embed_dim=64, num_heads=1).state_dict().items()}
     torch.save(state | {"criterion.weight": torch.ones(5)}, tmp_path / "model.pth")
-    with pytest.raises(UserError, match=r"1 keys left over: criterion\.weight \(--prefix model\. ignores"):
+    with pytest.raises(UserError, match=r"1 keys left over: criterion\.weight \(add --prefix model\."):
         convert(tmp_path / "model.pth")
     assert hf_vit.from_hub(tmp_path / "model.pth", prefix="model.").config.num_labels == 5
 
@@ -555,15 +557,15 @@ def test_others_of_timm_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="'gmixer_24_224' has another mix of tokens than the MLP-Mixer's"):
         conversion.convert(gated, tmp_path / "out")
     affine = mixer_of_timm("resmlp_12_224", block_layer=ResBlock, norm_layer=Affine, mlp_ratio=4)
-    with pytest.raises(UserError, match="the checkpoint looks like part of a ViT of timm"):
+    with pytest.raises(UserError, match="the checkpoint cannot be converted, as it looks like part of a ViT of timm"):
         conversion.plan({key: tuple(value.shape) for key, value in affine.state_dict().items()})
     arguments = {"img_size": 16, "act_layer": "gelu_tanh"}
     tanh = save_timm(mixer_of_timm(), tmp_path / "tanh", model_args=arguments)
-    with pytest.raises(UserError, match="has timm's argument 'act_layer', which hf_vit does not support"):
+    with pytest.raises(UserError, match="has the argument 'act_layer' of timm, which hf_vit does not support"):
         conversion.convert(tanh, tmp_path / "out")
     bare = save_timm(mixer_of_timm(), tmp_path / "bare", model_args={"img_size": 16})
     config = json.loads((bare / "config.json").read_text())
     (bare / "config.json").write_text(json.dumps(config | {"global_pool": "max", "model_args": {"img_size": 16}}))
-    with pytest.raises(UserError, match="has global_pool='max', but hf_vit's models of this kind use 'avg'"):
+    with pytest.raises(UserError, match="has global_pool='max', but hf_vit only supports 'avg'"):
         conversion.convert(bare, tmp_path / "out")
     assert not (tmp_path / "out").exists()

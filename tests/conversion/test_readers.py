@@ -201,11 +201,11 @@ def test_index_and_files_must_agree(tmp_path: Path):
     good = json.loads(index.read_text())["weight_map"]
     first, second = good["a"], good["c"]
     for weight_map, told in (
-        ({**good, "d": second}, "disagree on 1 keys, such as 'd' in model-00002"),
-        ({"a": first, "c": second}, "disagree on 1 keys, such as 'b' in model-00001"),
-        ({**good, "a": second}, "disagree on 2 keys, such as 'a'"),
-        ({**good, "c": "../model.safetensors"}, "lists unexpected files"),
-        ({**good, "c": "/etc/passwd"}, "lists unexpected files"),
+        ({**good, "d": second}, "1 keys differ, such as 'd' in model-00002"),
+        ({"a": first, "c": second}, "1 keys differ, such as 'b' in model-00001"),
+        ({**good, "a": second}, "2 keys differ, such as 'a'"),
+        ({**good, "c": "../model.safetensors"}, "which is no shard's name"),
+        ({**good, "c": "/etc/passwd"}, "which is no shard's name"),
         ({**good, "c": 3}, "there is no file .*saved/3"),
         ({**good, "c": "model-00003.safetensors"}, "there is no file .*model-00003"),
         ({}, "has no 'weight_map'"),
@@ -217,9 +217,9 @@ def test_index_and_files_must_agree(tmp_path: Path):
     for text, told in (
         (
             '{"a": [' + "[]," * 300_000 + "1]}",
-            "too many for a JSON file of a model; hf_vit reads at most .* 250,000 values",
+            "hf_vit reads at most .* 250,000 values",
         ),
-        ("[]", "is JSON, but not an object"),
+        ("[]", "holds JSON, but not an object"),
         ("{", "not valid JSON"),
         ("[" * 10**5, "not valid JSON"),
     ):
@@ -268,7 +268,7 @@ def test_flipped_bytes_in_a_torch_file_are_noticed(tmp_path: Path):
         damaged = bytearray(data)
         damaged[start + 30 + name_size + extra_size] ^= 1
         path.write_bytes(damaged)
-        assert_unreadable(path, "cannot be read as a PyTorch file .Bad CRC-32")
+        assert_unreadable(path, "cannot be read as a PyTorch file: Bad CRC-32")
 
 
 def test_what_is_no_float_is_refused(tmp_path: Path):
@@ -279,18 +279,18 @@ def test_what_is_no_float_is_refused(tmp_path: Path):
     for save in (save_file, torch.save):
         for dtype in (torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn):
             save({"a": torch.ones(2).to(dtype)}, tmp_path / "model")
-            assert_unreadable(tmp_path / "model", "'a' in model is .*; weights must be")
+            assert_unreadable(tmp_path / "model", "'a' in model is .*, but weights must be")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_are_refused_by_name(value: float, tmp_path: Path):
     arrays = make_checkpoint()
     arrays["head/kernel"][2, 1] = value
-    assert_refused(save_npz(arrays, tmp_path / "model.npz"), "'head/kernel' .*NaN or infinite values, 1 of 40")
+    assert_refused(save_npz(arrays, tmp_path / "model.npz"), "'head/kernel' .*1 NaN or infinite values of 40")
     for save in (save_file, torch.save):
         for dtype in DTYPES:
             save({"a": torch.tensor([[1, value]], dtype=dtype)}, tmp_path / "model")
-            assert_unreadable(tmp_path / "model", "'a' in model holds NaN or infinite values, 1 of 2")
+            assert_unreadable(tmp_path / "model", "'a' in model has 1 NaN or infinite values of 2")
 
 
 def test_values_beyond_float32(tmp_path: Path):
@@ -309,16 +309,16 @@ ENDLESS = b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**31) + b"{" * 5000
 UNSAFE = ("../up.npy", "/root.npy", "a/../../b.npy", "C:/x.npy", "a\\b.npy", "a//b.npy", "./a.npy", "a" * 300 + ".npy")
 # Members of an archive -> what the refusal says.
 MEMBERS: list[tuple[list[tuple[str, bytes]], str]] = [
-    ([], "without (arrays|tensors)"),
+    ([], "without arrays|no tensors"),
     *(([(name, npy(np.ones(3)))], "unsafe name") for name in UNSAFE),
-    *(([(name, npy(np.ones(3)))], "is not a .npy array") for name in ("readme.txt", "cls", "a\x1b[2J.npy")),
+    *(([(name, npy(np.ones(3)))], "is not an array") for name in ("readme.txt", "cls", "a\x1b[2J.npy")),
     (lying("'<f4'", "(1000000, 1000000)"), "needs 4000000000000 bytes, but has 12"),
     (lying("'<f4'", "(4,)"), "needs 16 bytes, but has 12"),
     (lying("'<f4'", "(2,)"), "needs 8 bytes, but has 12"),
     (lying("'<f4'", "(-3,)"), "its shape .* is impossible"),
     (lying("'<f4'", "(2**70,)"), "is damaged at 'cls'"),
     (lying("'<f4'", "99999999999999999999999999"), "is damaged at 'cls'"),
-    (lying("'|O'", "(3,)"), "pickled Python objects"),
+    (lying("'|O'", "(3,)"), "Python objects"),
     (lying("'nonsense'", "(3,)"), "is damaged at 'cls'"),
     (lying("__import__('os').system('true')", "(3,)"), "is damaged at 'cls'"),
     ([("cls.npy", ENDLESS)], "is damaged at 'cls'"),
@@ -355,7 +355,7 @@ def test_zip_bomb_is_refused_before_it_is_inflated(tmp_path: Path, monkeypatch):
 def test_half_precision_counts_as_what_it_becomes(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(readers, "FREE_BYTES", 2**20)
     values = np.random.default_rng(0).integers(0, 64, 2**20).astype(np.float16)  # deflate makes half of it
-    with pytest.raises(UserError, match=r"would grow from .* to 4194304 bytes: this is a zip bomb"):
+    with pytest.raises(UserError, match=r"would grow from .* to 4194304 bytes when unpacked, as a zip bomb"):
         NpzReader(save_npz({"a": values}, tmp_path / "model.npz", False))
 
 
@@ -398,7 +398,7 @@ def test_other_compression_methods_and_encryption(method: int | None, tmp_path: 
         data = bytearray(path.read_bytes())
         data[data.rindex(b"PK\x01\x02") + 8] |= 1
         path.write_bytes(data)
-    assert_refused(path, "compression method" if method else "encrypted")
+    assert_refused(path, "compressed in a way" if method else "encrypted")
 
 
 class Trap:
@@ -414,15 +414,15 @@ class Trap:
 def test_pickled_objects_are_never_loaded(tmp_path: Path):
     path, trace = tmp_path / "model.pth", tmp_path / "trace"
     torch.save({"model": {"a": torch.ones(2)}, "trap": Trap(trace)}, path)
-    assert_refused(path, "holds pickled Python objects .*never loaded")
+    assert_refused(path, "holds Python objects .*never loaded")
     torch.save(torch.nn.Linear(2, 2), path)
-    assert_refused(path, "holds pickled Python objects .torch.nn.modules.linear.Linear., which .*model.state_dict")
+    assert_refused(path, "holds Python objects .torch.nn.modules.linear.Linear., which .*model.state_dict")
     torch.save({"model": {"a": torch.ones(2)}, "best": np.float64(0.5)}, path)
-    assert_refused(path, r"NumPy's scalars and of whole models do.*; save only its tensors .model.state_dict")
+    assert_refused(path, r"pickles of whole models do.*; save only its tensors: .*model.state_dict")
     torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
     assert_refused(path, "Python pickle .*never loaded")
     np.savez(tmp_path / "model.npz", **make_checkpoint(), extra=np.array([{"a": 1}], dtype=object))
-    assert_refused(tmp_path / "model.npz", "'extra' .*pickled Python objects, which are never loaded")
+    assert_refused(tmp_path / "model.npz", "'extra.npy' .*Python objects, which are never loaded")
     assert not trace.exists()
 
 
@@ -434,19 +434,19 @@ def test_other_files_and_folders_are_named(tmp_path: Path):
         npy(np.ones(3)): r"a single \.npy array",
         b"\x89HDF\r\n\x1a\n" + bytes(64): "an HDF5 file",
         b"\x1f\x8b" + bytes(64): "compressed by gzip",
-        b"version https://git-lfs.github.com/spec/v1": "a Git LFS pointer; fetch the file with git lfs pull",
-        b"<!DOCTYPE html><html>Sign in": "a web page; download the file itself",
+        b"version https://git-lfs.github.com/spec/v1": "a Git LFS pointer .*git lfs pull",
+        b"<!DOCTYPE html><html>Sign in": "a web page instead of the file itself",
         b"hello world": r"not an \.npz, \.safetensors or PyTorch file",
         bytes(100): r"not an \.npz",
     }.items():
         (tmp_path / "file").write_bytes(data)
         assert_refused(tmp_path / "file", told)
     (tmp_path / "saved").mkdir()
-    assert_refused(tmp_path / "saved", "is a folder without config.json")
+    assert_refused(tmp_path / "saved", "has no config.json")
     for config, told in {
         b"\xff\xfe": "config.json is not valid JSON",
-        b'"vit"': "config.json is JSON, but not an object",
-        b"{}": "saved holds no weights; it needs model.safetensors or pytorch_model.bin",
+        b'"vit"': "config.json holds JSON, but not an object",
+        b"{}": "saved has a config.json, but no weights; add model.safetensors or pytorch_model.bin",
     }.items():
         (tmp_path / "saved" / "config.json").write_bytes(config)
         assert_refused(tmp_path / "saved", told)
@@ -472,9 +472,9 @@ SAFETENSORS: list[tuple[bytes, str]] = [
             safetensors_of(b"{" * 30, bytes(300)),
         )
     ),
-    (safetensors_of({}, b""), "without (arrays|tensors)"),
+    (safetensors_of({}, b""), "without arrays|no tensors"),
     *((safetensors_of({name: F32}, bytes(8)), "unsafe name") for name in ("a\nb", "a\x1b[2J", "x" * 300, "")),
-    (safetensors_of(LONG, bytes(8)), "has a header of 2097213 bytes, more than the 2097152"),
+    (safetensors_of(LONG, bytes(8)), "has a header of 2097213 bytes, but .* 2097152"),
     (safetensors_of({"a": F32}, bytes(8), size=2**40), "not an .npz, .safetensors or PyTorch file"),
 ]
 
@@ -501,8 +501,8 @@ def test_torch_files_that_are_no_checkpoint(tmp_path: Path):
             (loop, "nests dicts or lists too deeply"),
             (bomb, "more than 1000000 values"),
             ({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)}, "holds 'a.b' twice"),
-            ({"a": torch.ones(1).expand(10**12)}, r"damaged at 'a' .shape \[1000000000000\] does not fit its 4 bytes"),
-            (overlapping, "'a' in model.pth overlaps itself in memory"),
+            ({"a": torch.ones(1).expand(10**12)}, r"damaged: 'a' has the shape \[1000000000000\], but 4 bytes"),
+            (overlapping, "'a' in model.pth has elements that share memory"),
             ({"a": torch.eye(3).to_sparse()}, "'a' in model.pth is not a dense tensor"),
             ({"a": quantized}, "'a' in model.pth is not a dense tensor"),
             ({"a": torch.ones(2, device="meta")}, "'a' in model.pth is not a dense tensor"),
@@ -520,19 +520,19 @@ def test_tensors_that_share_their_bytes(tmp_path: Path):
     assert torch.equal(first, second)
     assert first.data_ptr() != second.data_ptr()
     torch.save({str(number): shared for number in range(300)}, path)
-    assert_unreadable(path, "would grow from .* bytes, because its tensors share memory")
+    assert_unreadable(path, "would grow from .* bytes when loaded, because its tensors share memory")
 
 
 def test_pickle_of_countless_objects(tmp_path: Path):
     path = tmp_path / "model.pth"
     torch.save({"a": torch.ones(2), "b": [[] for _ in range(300_000)]}, path)
-    assert_unreadable(path, "its pickle has more than 250000 opcodes")
+    assert_unreadable(path, "a pickle of over 250000 instructions")
     big = b"](" + b"N" * 1000 + b"eq\1"  # a list to be copied again and again
     for opcodes, told in (
         (pickled(call("builtins bytearray", (2**30,))), "its pickle calls bytearray"),
         (pickled(call("_codecs encode", ("x" * 9999, "utf-32"))), "its pickle calls encode"),
-        (big + b"cbuiltins\nset\nq\2(h\1tR", "its pickle copies into set"),
-        (big + b"0cbuiltins\nset\nq\0020h\2h\1\x85R", "its pickle copies into set"),
+        (big + b"cbuiltins\nset\nq\2(h\1tR", "a pickle that copies values into set"),
+        (big + b"0cbuiltins\nset\nq\0020h\2h\1\x85R", "a pickle that copies values into set"),
         (pickled([call("collections OrderedDict", (), {}) for _ in range(20)]), "its pickle calls BUILD"),
     ):
         path.write_bytes(torch_file(pickle=whole(opcodes)))
@@ -548,11 +548,11 @@ def test_torch_files_that_lie(tmp_path: Path):
     larger["a"].numel, larger["a"].size = 66, (66,)
     swapped["a"].member, swapped["b"].member = swapped["b"].member, swapped["a"].member
     for forged, told in (
-        (larger, "is damaged at 'a'|cannot be read as a PyTorch file"),
-        (swapped, r"damaged at 'a' \(shape \[64\] does not fit its 512 bytes\)"),
+        (larger, "is damaged: 'a'|cannot be read as a PyTorch file"),
+        (swapped, r"damaged: 'a' has the shape \[64\], but 512 bytes"),
     ):
         path.write_bytes(torch_file(forged))
         assert_unreadable(path, told)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model/data.pkl", bytes(1000))
-    assert_unreadable(path, "'model/data.pkl' is compressed or encrypted")
+    assert_unreadable(path, "'model/data.pkl' in model.pth is compressed or encrypted")

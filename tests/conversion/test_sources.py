@@ -177,7 +177,7 @@ def test_file_that_never_stays_the_same_is_given_up(site):
         site.version = f'"{answered}"'
 
     site.before = change
-    with pytest.raises(UserError, match="the file changed on the server while it was fetched"):
+    with pytest.raises(UserError, match="the file kept changing on the server"):
         fetch(site.url)
     assert len(site.requests) < 20
 
@@ -230,12 +230,12 @@ def test_server_that_is_not_there(site):
 
 def test_size_that_is_not_told_needs_a_hash(site):
     site.says_size = site.gives_parts = False
-    with pytest.raises(UserError, match=r"does not report its size.*--sha256"):
+    with pytest.raises(UserError, match=r"does not report the file's size.*--sha256"):
         fetch(site.url)
     right = hashlib.sha256(site.data).hexdigest()
     assert fetch(site.url, right).path.read_bytes() == site.data
     site.drops, site.version = [1000] * 99, '"two"'
-    with pytest.raises(UserError, match="not that of --sha256"):
+    with pytest.raises(UserError, match="but --sha256 is"):
         fetch(site.url, right)
     site.drops = []
     assert fetch(site.url, right).path.read_bytes() == site.data, "the part was not kept"
@@ -249,12 +249,12 @@ def test_hash(site, tmp_path: Path):
     local = tmp_path / "local.npz"
     local.write_bytes(site.data)
     assert fetch(local, right).path == local
-    with pytest.raises(UserError, match=f"local.npz has the SHA-256 {right}, not that"):
+    with pytest.raises(UserError, match=f"local.npz has the SHA-256 {right}, but"):
         fetch(local, "0" * 64)
     assert local.is_file()
     with pytest.raises(UserError, match="is not a SHA-256"):
         fetch(local, right[:-1])
-    with pytest.raises(UserError, match="is a folder and has no SHA-256"):
+    with pytest.raises(UserError, match="is a folder"):
         fetch(tmp_path, right)
 
 
@@ -264,7 +264,7 @@ def test_hash(site, tmp_path: Path):
         ("http://example.org/a.npz", "would be downloaded without encryption"),
         ("ftp://example.org/a.npz", "give a path or a URL that begins with https://"),
         ("s3://bucket/a.npz", "give a path or a URL that begins with https://"),
-        ("hf://owner", "is not a file on the Hub; give hf://owner/name/file"),
+        ("hf://owner", "is not a Hub URL; give hf://owner/name"),
         ("hf://datasets/owner/name/file", "cannot be downloaded from the Hub"),
         ("hf://owner/name/model.npz", "hf://owner/name/model.npz cannot be downloaded from the Hub: "),
         ("hf://owner/name", "hf://owner/name cannot be downloaded from the Hub: "),

@@ -93,7 +93,9 @@ def test_photos_are_the_same_everywhere_and_384_px_at_most():
     assert load_data("photos").fingerprint == load_data("photos", streaming=True).fingerprint == "c04a148d656eb418"
     assert load_data("photos", image_size=(384, 8)).splits["test"][0]["image"].size == (8, 384)
     for size in ((385, 100), (100, 385)):
-        with pytest.raises(UserError, match=rf"{size[0]}x{size[1]} px; choose an image size of at most 384 px a side"):
+        with pytest.raises(
+            UserError, match=rf"{size[0]}x{size[1]} px; choose an --image-size of at most 384 px a side"
+        ):
             load_data("photos", image_size=size)
 
 
@@ -365,23 +367,23 @@ def test_a_scene_is_the_same_at_every_size():
 @pytest.mark.parametrize(
     ("name", "target", "said"),
     [
-        ("fractals:classes=1", "label", "sets classes to 1; choose a value from 2 to 10000"),
-        ("fractals:size=7", "label", "sets size to 7; choose a value from 8 to 512"),
+        ("fractals:classes=1", "label", "sets classes to 1, but it must be from 2 to 10000"),
+        ("fractals:size=7", "label", "sets size to 7, but it must be from 8 to 512"),
         ("fractals:colour=3", "label", "has the unknown option 'colour=3'; write fractals:classes=100"),
         ("fractals:classes", "label", "unknown option 'classes'"),
         ("fractals:classes=-3", "label", "unknown option 'classes=-3'"),
         (
             "fractals:classes=10,images=100000",
             "label",
-            "images of 32x32 px of fractals:classes=10,images=100000,seed=0 need 2.9 GiB; read them",
+            "images of 32x32 px of fractals:classes=10,images=100000,seed=0 need 2.9 GiB; add --streaming",
         ),
-        ("scenes:images=0", "mask", "sets images to 0; choose a value from 1 to 1000000"),
+        ("scenes:images=0", "mask", "sets images to 0, but it must be from 1 to 1000000"),
         (
             "scenes:shapes=3",
             "mask",
             "has the unknown option 'shapes=3'; write scenes:images=1000,size=64,clutter=0,seed=0",
         ),
-        ("scenes", "label", "scenes have no image labels"),
+        ("scenes", "label", "no labels"),
         ("photos", "mask", "'photos' has neither masks nor objects"),
         ("scenes:images=500000,size=512", "mask", "366.2 GiB; ask for fewer or smaller ones"),
     ],

@@ -112,7 +112,7 @@ def test_the_training_images_are_dealt_out_and_those_without_objects_are_counted
     data = load_data(str(coco), target="objects")
     assert sum(data.num_examples(split) for split in ("train", "test")) == 12
     assert data.cut == ("test",)
-    assert "1 of 12 images of train have no objects" in data.notes
+    assert "1 of 12 images in train have no objects" in data.notes
     assert load_data(str(coco), target=None).fingerprint == data.fingerprint
 
 
@@ -174,16 +174,16 @@ def masked(size, counts):
 BAD_COCO = [
     (set_first(bbox=[3, 4, 0, 5]), "'train2017/001.png' has object 1 with an empty box of 0x5 px"),
     (lambda told: [each.update(bbox=[0.1, 0.2, 0.5, 0.4]) for each in told["annotations"]],
-     "all boxes of train lie in the first pixel, as if they were shares of width and height; give boxes in px"),
-    (set_first(bbox=[30, 4, 20, 5]), "with a box from (30, 4) to (50, 9) px, which is outside the image of 40x30"),
-    (set_first(bbox=[1, 2, 3]), "with the box [1, 2, 3]; boxes need x, y, width and height in px"),
+     "all boxes of train are in the first pixel, as if they were shares of width and height; write boxes in px"),
+    (set_first(bbox=[30, 4, 20, 5]), "with a box from (30, 4) to (50, 9) px, outside the image of 40x30"),
+    (set_first(bbox=[1, 2, 3]), "with the box [1, 2, 3]; write x, y, width and height in px"),
     (set_first(bbox=[1, 2, 3, "x"]), "with the box [1, 2, 3, 'x']"),
-    (set_first(category_id=8), "object 1 of the unknown class 8; there are 3 classes (3, 7, 90)"),
+    (set_first(category_id=8), "object 1 of the unknown class 8; use one of 3 classes (3, 7, 90)"),
     (set_first(image_id=5), "has the image_id 5, which 'images' does not list"),
-    (set_first(segmentation=[[1, 1, 5, 5]]), "a polygon that is not three or more corners"),
-    (masked([30, 40], [4, 5]), "run lengths that do not fill 30x40"),
-    (masked([30, 40], "PPYo1"), "run lengths that do not fill 30x40"),
-    (masked([3, 4], [4, 8]), "object 1 with a mask of 3x4 px, where the image is 30x40 px"),
+    (set_first(segmentation=[[1, 1, 5, 5]]), "a polygon with fewer than three corners"),
+    (masked([30, 40], [4, 5]), "a run-length encoded mask that does not fill 30x40"),
+    (masked([30, 40], "PPYo1"), "a run-length encoded mask that does not fill 30x40"),
+    (masked([3, 4], [4, 8]), "object 1 with a mask of 3x4 px for an image of 30x40 px"),
     (masked([30, 40], [1200]), "object 1 with an empty mask"),
     (lambda told: told["images"][1].update(width=80), "001.png' is 30x40 px, but its annotations are for 30x80 px"),
     (lambda told: told["images"][2].update(file_name="none.png"), "'train2017/none.png' is missing"),
@@ -194,14 +194,14 @@ BAD_COCO = [
      "entry 3 of 'annotations' in instances_train2017.json of 'beasts' has no category_id"),
     (set_first(image_id={}), "of 'beasts' has the image_id {}; write a whole number or text"),
     (set_first(category_id=[1]), "has the category_id [1]; write"),
-    (set_first(area="9"), "object 1 with the area '9' and iscrowd 0; write a number, and 0 or 1"),
-    (set_first(iscrowd="0"), "and iscrowd '0'; write a number, and 0 or 1"),
-    (set_first(bbox=[1, 2, 3, 10**400]), "boxes need x, y, width and height in px"),
-    (set_first(segmentation=[[1, 1, 1e8, 1, 1e8, 1e8]]), "a polygon far outside the image of 30x40 px"),
-    (masked([30, 40], [-1, 1201]), "run lengths that do not fill 30x40"),
+    (set_first(area="9"), "object 1 with the area '9' and iscrowd 0; write a number for area"),
+    (set_first(iscrowd="0"), "and iscrowd '0'; write a number"),
+    (set_first(bbox=[1, 2, 3, 10**400]), "write x, y, width and height in px"),
+    (set_first(segmentation=[[1, 1, 1e8, 1, 1e8, 1e8]]), "a polygon that is far outside the image of 30x40 px"),
+    (masked([30, 40], [-1, 1201]), "a run-length encoded mask that does not fill 30x40"),
     (lambda told: told["images"][1].update(id=100), "have the id 100; give them different ids"),
     (lambda told: told["categories"].append({"id": 8, "name": "cat"}), "are named 'cat'; give them different names"),
-    (lambda told: told.update(annotations={}), "is not a COCO annotation file, which has the lists images"),
+    (lambda told: told.update(annotations={}), "is not a COCO annotation file, which is an object with"),
 ]  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def test_what_rounding_put_outside_is_cut_off(coco):
 def test_other_tasks_streams_and_broken_json_are_refused_in_one_line(coco):
     for target, task in (("label", "classification"), ("mask", "segmentation")):
         refuses(coco, target, f"is a folder for detection (COCO), not for {task}; choose --task detection")
-    refuses(coco, "objects", "cannot be streamed", streaming=True)
+    refuses(coco, "objects", "cannot be read as a stream", streaming=True)
     place = coco / "annotations" / "instances_val2017.json"
     place.write_text(place.read_text()[:-40])
     refuses(coco, "objects", "instances_val2017.json of 'beasts' cannot be read as JSON")
@@ -374,9 +374,9 @@ BAD_MASKS = [
     (filled(9, np.uint8), "has a mask with the class 8; there are classes 0 to 2 (wall, building, sky), and 255 for"),
     (lambda path: Image.fromarray(mask(0)).save(path, "JPEG"), "has a mask saved as JPEG, which changes class numbers"),
     (lambda path: Image.new("RGB", (20, 16)).save(path), "has a color mask (mode RGB); save masks with one channel of"),
-    (filled(999, np.uint16), "has a mask with the value 999; values are classes 0 to 254, or 255 for ignored pixels"),
+    (filled(999, np.uint16), "has a mask with the value 999; write classes as 0 to 254, and ignored pixels as 255"),
     (lambda path: path.write_text("a mask"), "has a mask that is not an image"),
-    (lambda path: path.write_bytes(path.read_bytes()[:60]), "has a mask that is corrupt or cannot be read"),
+    (lambda path: path.write_bytes(path.read_bytes()[:60]), "has a mask that is damaged or cannot be read"),
     (lambda path: path.unlink(), "has no mask; add a mask with the same name"),
 ]
 
@@ -386,7 +386,7 @@ def test_bad_masks_are_refused_in_one_line_or_left_out(ade, change, said):
     change(first_mask(ade))
     message = refuses(ade, "mask", said).replace(str(ade / "images") + "/", "")
     assert message.startswith("image 'training/000.jpg' has ")
-    assert message.endswith("(--skip-bad-images) to leave out bad images")
+    assert message.endswith("to leave them out")
     assert load_data(str(ade), target="mask", skip_bad_images=True).skipped == ["training/000.jpg"]
 
 
@@ -409,7 +409,7 @@ def test_annotations_of_images_that_exif_turns_are_told(ade, coco, orientation):
             refuses(source, target, "px after its EXIF orientation rotated it")
         else:
             notes = load_data(str(source), target=target).notes
-            assert sum("12 images were rotated by the EXIF orientation" in note for note in notes) == 1
+            assert sum("12 images were rotated as their EXIF orientation says" in note for note in notes) == 1
 
 
 def test_classes_that_no_training_image_has_are_told(ade):
@@ -426,7 +426,7 @@ def test_classes_that_no_training_image_has_are_told(ade):
 
 def test_other_tasks_and_streams_are_refused_in_one_line(ade, folder):
     refuses(ade, "label", "is a folder for segmentation (images and masks), not for classification")
-    refuses(ade, "mask", "cannot be streamed", streaming=True)
+    refuses(ade, "mask", "cannot be read as a stream", streaming=True)
     refuses(folder, "mask", "'pets' (folder) has labels, but no annotations for segmentation")
     refuses(ade, "mask", "has no column 'x'", label_column="x")
     for path in ade.rglob("training/*.png"):
@@ -509,7 +509,7 @@ def test_objects_in_parquet(tmp_path, shape, names):
     for file, row in zip(pictures, rows, strict=True):
         objects = read[Image.open(io.BytesIO(file["bytes"])).tobytes()]
         assert objects == {**row, "iscrowd": [0] * len(row["bbox"])}
-    assert any("images of train have no objects" in note for note in data.notes)
+    assert any("images in train have no objects" in note for note in data.notes)
 
 
 def test_generated_scenes_come_back_from_parquet(tmp_path):
@@ -532,10 +532,10 @@ ONE_BOX = [[1.0, 1, 2, 2]]
 @pytest.mark.parametrize(
     ("objects", "said"),
     [
-        ({"bbox": ONE_BOX}, "has the fields bbox; every object needs 'bbox' (x, y, width and height in px)"),
+        ({"bbox": ONE_BOX}, "has the fields bbox, but every object needs 'bbox' (x, y, width and height in px)"),
         ({"bbox": [[1.0, 1, 20, 2]], "category": [0]}, "train image 0' has object 1 with a box from (1, 1) to"),
         ({"bbox": ONE_BOX, "category": [0, 1]}, "has 1 boxes, but 2 of 'category'"),
-        ({"bbox": ONE_BOX, "category": [0.5]}, "are of type float; use whole numbers or names"),
+        ({"bbox": ONE_BOX, "category": [0.5]}, "have the type float; write whole numbers or names"),
     ],
 )
 def test_bad_objects_are_refused_in_one_line(tmp_path, objects, said):
@@ -548,8 +548,8 @@ def test_bad_objects_are_refused_in_one_line(tmp_path, objects, said):
 def test_a_table_of_labels_is_refused_for_masks(tmp_path, folder):
     path = tmp_path / "pets.parquet"
     make_table(folder).to_parquet(path)
-    refuses(path, "mask", "name the columns of images and masks 'image' and 'mask'")
-    refuses(path, "objects", "none with the usual name 'objects'")
+    refuses(path, "mask", "name them 'image' and 'mask'")
+    refuses(path, "objects", "none is named 'objects'")
     assert load_data(str(path), target=None).target == "label"
 
 
@@ -567,7 +567,7 @@ def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, target):
     hidden = {"image": pictures[:5], column: [None] * 5}
     Dataset.from_dict(hidden, features=features).to_parquet(tmp_path / "test.parquet")
     data = load_data(str(tmp_path), target=target)
-    assert f"split 'test' of '{tmp_path.name}' has no values in '{column}' and was left out" in data.notes
+    assert f"split 'test' of '{tmp_path.name}' was left out, because '{column}' is empty there" in data.notes
     assert data.cut == ("validation", "test")
 
 
@@ -590,5 +590,5 @@ def test_a_strangers_table_that_names_files_is_refused(tmp_path, monkeypatch, ta
     monkeypatch.setattr("datasets.load_dataset", lambda *given, **more: {"train": table})
     info = type("Info", (), {"sha": "abc"})
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *given, **more: info)
-    with pytest.raises(UserError, match=r"names a file in place of an image|with a mask that is a reference"):
+    with pytest.raises(UserError, match=r"names a file instead of an image|with a mask that only names"):
         load_data("user/rooms", target=target)

@@ -285,15 +285,15 @@ def test_one_tile_is_torchvisions_batched_nms():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Tiles((10, 10), (4, 4), 4), "the tiles' overlap is 4 px; choose 0 to 3 px"),
-        (lambda: Tiles((10, 10), (4, 4), 2, 2), "their overlap 2 px; choose an overlap of at least twice the margin"),
-        (lambda: Tiles((10, 10), (0, 4)), "all sides must be at least 1 px"),
+        (lambda: Tiles((10, 10), (4, 4), 4), "the tiles overlap by 4 px, but tiles of this size need 0 to 3 px"),
+        (lambda: Tiles((10, 10), (4, 4), 2, 2), "overlap by 2 px, less than twice their margin"),
+        (lambda: Tiles((10, 10), (0, 4)), "all sides need at least 1 px"),
         (lambda: dense_transforms(processor(), "mask", AugmentationConfig(rotation_degrees=10)),
          "augmentation rotation_degrees does not transform masks and boxes"),
         (lambda: train_transform(processor(), AugmentationConfig(scale_jitter=(0.5, 1))),
-         "scale_jitter works for segmentation and detection"),
+         "scale_jitter needs segmentation or detection"),
         (lambda: AugmentationConfig(scale_jitter=(0.5, 1), random_resized_crop=(0.5, 1)),
-         "one of scale_jitter and random_resized_crop"),
+         "cannot be combined with random_resized_crop"),
     ],
 )  # fmt: skip
 def test_tiles_and_variations_that_cannot_be_are_refused(make, said):

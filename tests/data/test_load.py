@@ -89,7 +89,7 @@ def test_what_counts_of_a_folder(tmp_path):
     data = load_data(str(root))
     assert data.label_names == ["bus", "train", "x"]
     assert sum(map(len, data.seen.values())) == 4 + 4 + 2 + 1 + 4
-    assert data.notes[0] == "2 files in 'd' that are not images were ignored (1 .txt, 1 .db)"
+    assert data.notes[0] == "ignored 2 files in 'd' that are not images (1 .txt, 1 .db)"
 
 
 @pytest.mark.parametrize("form", ["class label", "names", "numbers", "tar", "json tar"])
@@ -200,7 +200,9 @@ def test_hub_data_sets_come_through_datasets(folder, monkeypatch, streaming):
     data = load_data("someone/pets:small", streaming=streaming)
     assert (data.name, data.label_names) == ("someone/pets:small", NAMES)
     assert len(contents(data, "validation")) == 5
-    assert "the unknown split 'extra' of 'someone/pets:small' was ignored" in data.notes
+    assert (
+        "ignored the split 'extra' of 'someone/pets:small', which is none of train, validation and test" in data.notes
+    )
 
 
 def test_a_test_split_without_labels_is_left_out(folder, tmp_path):
@@ -210,7 +212,7 @@ def test_a_test_split_without_labels_is_left_out(folder, tmp_path):
     hidden = table.remove_columns("label").add_column("label", [-1] * 40, feature=table.features["label"])
     hidden.to_parquet(str(tmp_path / "d" / "test.parquet"))
     data = load_data(str(tmp_path / "d"))
-    assert "split 'test' of 'd' has no labels and was left out" in data.notes
+    assert "split 'test' of 'd' was left out, because it has no labels" in data.notes
     assert counts(data) == [33, 5, 2]
 
 
@@ -297,7 +299,7 @@ def test_dark_numbers_are_told(tmp_path, highest, bits, full):
     pixels = noise(24, 8, 8, most=highest + 1)
     pixels[0, 0, 0] = highest
     notes = load_data(numbers_table(tmp_path / "x.parquet", pixels)).notes
-    said = f"the highest value of the {bits}-bit images is {highest:,} of {full}, so they look dark (6%"
+    said = f"the {bits}-bit images look dark (6% brightness): their highest value is {highest:,} of {full}"
     assert sum(said in note for note in notes) == 1
 
 
@@ -312,7 +314,7 @@ def test_dark_images_of_16_bits_are_told(folder, kind):
         parts = (struct.pack(">I", len(part)) + name + part + struct.pack(">I", zlib.crc32(name + part))
                  for name, part in chunks)  # fmt: skip
         file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
-    assert sum("value of the 16-bit images is" in note for note in load_data(str(folder)).notes) == 1
+    assert sum("the 16-bit images look dark" in note for note in load_data(str(folder)).notes) == 1
 
 
 # ---- lists of images and their labels, by any names of columns
@@ -383,8 +385,8 @@ def test_columns_of_any_name(flat, folder, tmp_path):
         data = load_data(str(source), image_column="photo", label_column="species", streaming=streaming)
         assert everything(data) == everything(load_data(str(folder)))
     for source, columns, said in (
-        (path, ("photo", "kind"), r"has no column 'kind' \(--label-column\); it has photo, species, label"),
-        (path, (None, None), "columns photo, species, label; add a column of image files.* --image-column"),
+        (path, ("photo", "kind"), r"has no column 'kind' \(--label-column\); choose one of photo, species, label"),
+        (path, (None, None), "columns photo, species, label, but none of image files.* --image-column"),
         (folder, ("x", None), r"has no column 'x' \(--image-column\)"),
     ):
         with pytest.raises(UserError, match=said):
@@ -421,10 +423,10 @@ def test_what_a_list_lacks_is_named(flat):
     of_holidays = "".join(f"\n{file},{label},holiday" for file, label in rows)
     for text, said in (
         ("file_name,label\nno/such/a.png,cat\nb.png,dog\n", r"image '.*no/such/a\.png' is missing"),
-        (path.read_text(), r"image '.*gone\.png' is missing; replace or remove it"),
+        (path.read_text(), r"image '.*gone\.png' is missing; replace or remove such images"),
         (
             f"file_name,label,split{of_holidays}",
-            r"metadata\.csv has the unknown split 'holiday'; write train, validation",
+            r"metadata\.csv has the split 'holiday', which is unknown; write train, validation",
         ),
         ('file_name,label\n"unclosed\n', r"^metadata\.csv of 'flat'"),
         ("", r"metadata\.csv of 'flat' cannot be read as a list"),
@@ -517,7 +519,7 @@ def test_a_column_that_is_there_twice_is_refused_if_it_counts(flat, column):
     fields = ", ".join(f'"{name}": "{value}"' for name, value in zip(header, rows[0], strict=True))
     (place / "l.jsonl").write_text(f"{{{fields}}}\n")
     for name in ("l.csv", "l.jsonl"):
-        with pytest.raises(UserError, match=rf"^{name}, row 1: '{column.strip()}' appears twice; remove or rename"):
+        with pytest.raises(UserError, match=rf"^row 1 of {name} has the key '{column.strip()}' twice"):
             load_data(str(place / name))
     plain = [row[:-1] for row in rows]
     assert load_data(str(write_csv(place / "l.csv", header[:-1], plain))).label_names == NAMES

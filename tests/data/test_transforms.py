@@ -178,7 +178,7 @@ def test_files_opened_lazily_are_prepared_in_threads_as_without(pictures, tmp_pa
 def test_processor_needs_rgb_and_a_size():
     with pytest.raises(UserError, match="takes 1 channels"):
         make_processor(SimpleNamespace(image_size=8, num_channels=1))
-    with pytest.raises(UserError, match="it needs a height and a width"):
+    with pytest.raises(UserError, match="but height and width are needed"):
         input_size(make_processor(CONFIG, size={"shortest_edge": 24}))
 
 
@@ -365,7 +365,7 @@ def test_simple_random_crops_show_the_image_moved_by_at_most_its_reflected_edge(
         places |= {place for place, crop in crops.items() if np.array_equal(crop, shown)}
     assert len(places) > 20
     assert max(y for y, _ in places) > 4 > min(y for y, _ in places)
-    with pytest.raises(UserError, match="random_crop=24 is too large; choose less than 24 px"):
+    with pytest.raises(UserError, match=r"random_crop=24 is too large .*; choose less than 24"):
         train_transform(make_processor(CONFIG), AugmentationConfig(random_crop=24))
 
 
@@ -397,7 +397,7 @@ def test_erasing_puts_noise_into_a_rectangle_of_its_share_of_images():
     ],
 )  # fmt: skip
 def test_impossible_augmentations_are_refused(field, value):
-    with pytest.raises(UserError, match=f"augmentation {field} = .*; needed: "):
+    with pytest.raises(UserError, match=f"the augmentation {field} is .*, but it "):
         AugmentationConfig(**{field: value})
 
 

@@ -332,7 +332,7 @@ def test_it_tells_what_is_there(told, tmp_path):
 def test_dark_scans_are_told(told):
     out = told()
     assert "modes: RGB 39, I;16 1 (of 40 images inspected)" in out
-    assert "the highest value of the 16-bit images is 4,095 of 65,535, so they look dark (6% brightness)" in out
+    assert "the 16-bit images look dark (6% brightness): their highest value is 4,095 of 65,535" in out
     assert "contact_sheet" not in out
 
 

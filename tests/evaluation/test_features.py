@@ -273,7 +273,7 @@ def test_other_sources_and_devices_are_told(save_classifier):
     folder = save_classifier()
     for source, device, said in (
         (folder.parent, None, f"did you mean {folder}"),
-        (folder / "model.safetensors", None, r"or the folder with their config\.json"),
+        (folder / "model.safetensors", None, r"or give the folder with their config\.json"),
         ("nobody/nothing", None, r"no folder nobody/nothing, .* the Hub cannot be reached"),
         ("one/two/three", None, "no file or folder one/two/three"),
         *((folder, name, r"cannot be used here .*try --device cpu") for name in ("gpu", "cuda:99", "meta?")),
@@ -301,5 +301,5 @@ def test_a_processor_of_another_model_is_told(save_classifier, tmp_path):
     with pytest.raises(UserError, match=told):
         embed(str(folder), str(tmp_path / "data"), tmp_path / "out")
     ViTImageProcessor(do_resize=False).save_pretrained(folder)
-    with pytest.raises(UserError, match=r"processor cannot batch these images \(.*\); set it to resize or crop all"):
+    with pytest.raises(UserError, match=r"processor cannot put images of different sizes into a batch \(.*\); set"):
         predict_images(open_classifier(folder, "cpu"), [tmp_path / "image.png", wide])

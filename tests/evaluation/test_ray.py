@@ -354,7 +354,7 @@ def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys)
             with pytest.raises(UserError, match=said), open_runner(*given, None):
                 raise AssertionError("it runs")
     config, out = HfViTConfig(image_size=8, patch_size=4), tmp_path / "out"
-    with pytest.raises(UserError, match="--runner ray needs --lr-sweep"):
+    with pytest.raises(UserError, match="--runner ray runs the trials of --lr-sweep"):
         finetune(config, str(place / "images"), out, runner="ray")
     with pytest.raises(UserError, match="needs --runner ray"):
         finetune(config, str(place / "images"), out, address="127.0.0.1:1")

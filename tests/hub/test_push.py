@@ -343,7 +343,7 @@ def test_trouble_is_told_before_the_training(hub: Loopback, xet_client: Client, 
             ({"token": "hf_alice_read"}, "is read-only"),
             ({"token": None}, "there is no token"),
             ({"named": False}, "the model card needs the name of the training data"),
-            ({"processor": False}, "give processing_class="),
+            ({"processor": False}, "processing_class="),
             ({"license": None}, "the model's license is unknown; give one"),
         )
     ):
@@ -361,7 +361,7 @@ def test_a_failed_push_ends_the_run(hub: Loopback, xet_client: Client, tmp_path:
     assert done.code != 0
     assert "UserError: the model in" in done.err
     assert "no space left" in done.err
-    assert f"Push it later with hf-vit push {folder} {TRAINED}" in done.err
+    assert f"push it later with hf-vit push {folder} {TRAINED}" in done.err
     stock = {"folder": str(tmp_path / "stock"), "hub_model_id": "alice/two", "stock": True}
     silent = xet_client.attempt("hub.jobs:train", **stock)
     assert silent.code == 0, silent.err

@@ -54,9 +54,9 @@ def refused(command, tmp_path, colours, monkeypatch):
     [
         (("--learning-rate", "0"), "learning_rate = 0.0: Input should be greater than 0"),
         (("--learning-rate", "nan"), "--learning-rate nan is not a finite number"),
-        (("--micro-batch-size", "0"), "micro batch size is 0, but it must be at least 1"),
+        (("--micro-batch-size", "0"), "micro-batch size is 0, but it must be at least 1"),
         (("--micro-batch-size", "3"), "3 does not divide the batch size 4"),
-        (("--precision", "fp8"), "choose auto, fp32 or bf16"),
+        (("--precision", "fp8"), "use --precision auto, fp32 or bf16"),
         (("--image-size", "x8"), "--image-size 'x8' is not a size"),
         (("--image-size", "0"), "--image-size '0' is not a size"),
         (("--image-size", "2"), "Ti/4: image_size=2 does not fit patch_size=4"),
@@ -64,19 +64,22 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--recipe", "default-smal"), "unknown recipe 'default-smal'; did you mean default-small"),
         (("--model", "Tu/16"), "unknown variant 'Tu/16'.*Ti/16"),
         (("--model", "nothing"), "unknown variant 'nothing'"),
-        (("--model", "nobody/nothing"), "no folder or variant nobody/nothing, and on the Hub: "),
+        (("--model", "nobody/nothing"), "no folder or variant nobody/nothing, and it cannot be loaded from the Hub: "),
         (("--data", "no-such-folder-here"), "no-such-folder-here"),
         (
             ("--data", "digits", "--repeated-augmentation", "3", "--streaming"),
             "a stream gives every image once per epoch",
         ),
         (("--random-crop", "16", "--image-size", "16"), "--random-crop 16 is too large for"),
-        (("--distillation", "soft"), "need --teacher"),
+        (("--distillation", "soft"), "only work with --teacher"),
         (("--teacher", "TINY", "--distillation", "loud"), "distillation = 'loud': Input should be 'hard', 'soft' or"),
-        (("--streaming", "--class-weights"), "a stream cannot be balanced by class; leave --streaming"),
+        (("--streaming", "--class-weights"), "classes cannot be balanced while streaming; leave --streaming"),
         (("--teacher", "no/such/teacher/here"), "there is no file or folder no/such/teacher/here"),
         (("--teacher", "timm:no_such_model"), "timm:no_such_model cannot be loaded"),
-        (("--teacher", "TINY", "--data", "digits"), "teacher tiny: the data has classes that the model does not have"),
+        (
+            ("--teacher", "TINY", "--data", "digits"),
+            "teacher tiny cannot be used: the data has classes that the model does not have",
+        ),
     ],
 )
 def test_bad_values(arguments, message, refused, tiny_checkpoint):
@@ -152,8 +155,8 @@ def test_full_disk_is_told_beforehand(refused, monkeypatch, tmp_path):
     """The space that is needed is counted in whole."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 2**20))
     message = refused()
-    assert "has 5.0 MiB free, but training needs about" in message
-    assert message.endswith("; free some space, or choose another folder\n")  # bench data has no --output
+    assert "has 5.0 MiB free, but the training needs about" in message
+    assert message.endswith("; free some space, or choose another --output\n")  # bench data has no --output
     require_space(tmp_path / "not" / "yet" / "there", 5 * 2**20)
     with pytest.raises(UserError, match="free some space"):
         require_space(tmp_path / "not" / "yet" / "there", 5 * 2**20 + 1)

@@ -70,7 +70,7 @@ def test_bad_images_are_the_same_for_every_command(kind, model, make_colours, co
     quick = ["--image-size", "32", "--steps", "1", "--evaluations", "1", "--batch-size", "4", "--precision", "fp32"]
     code, out, err = command("finetune", "--model", model, "--output", tmp_path / "out", *given, *quick)
     assert code == 0, err
-    assert kind == "streaming" or "left out 4 unreadable images" in out, "the narrow ones are judged"
+    assert kind == "streaming" or "skipped 4 unreadable images" in out, "the narrow ones are judged"
     assert kind == "streaming" or Facts.load(tmp_path / "out").records[0].values["skipped_images"] == 4
     code, _, err = command("evaluate", tmp_path / "out", *given)
     assert (code, re.findall("warning.*", err)) == (0, [])
@@ -176,7 +176,7 @@ def test_a_run_that_was_split_otherwise_is_not_gone_on_with(make_colours, tiny_c
     settings = json.loads(run.read_text())
     assert settings.pop("splits") == "validation and test cut by content"
     run.write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"splits was \(not set\), now validation and test cut by content; give"):
+    with pytest.raises(UserError, match=r"splits was \(not set\) and is now validation and test cut by content; give"):
         finetune(tiny_config(), str(data), tmp_path / "out", resume=True, **SETTINGS)
 
 
@@ -279,7 +279,7 @@ def test_a_shard_that_vanishes_while_training(workers, shards, train, tmp_path, 
             shard.rename(tmp_path / shard.name)
 
     stop_at(3, take_away)
-    message = r"data has changed: train/train-0\.parquet is missing, .* then continue from checkpoint-2 with --resume"
+    message = r"data changed during the run: train/train-0\.parquet is missing, .* continue from checkpoint-2"
     with pytest.raises(UserError, match=message):
         train(data, tmp_path / "out", num_workers=workers)
     for number in range(3):

@@ -134,7 +134,7 @@ def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path, monkeypatch: pyte
     differing = {name for name, value in larger.state_dict().items() if not torch.equal(value, old[name])}
     assert [name.rpartition(".")[2] for name in differing] == ["position_embeddings"]
     if head not in ("linear", "detr"):  # whose width follows from the backbone, or from the fields
-        with pytest.raises(UserError, match=r"has another shape .*leave out --head-width"):
+        with pytest.raises(UserError, match=r"has other sizes .*leave --head-width out"):
             build_dense_model(source, head, ["sky", "cat"], width=2 * SMALL[head]["width"])
     another = "linear" if head != "linear" else "detr"
     given = {} if another == "linear" else SMALL["detr"]
@@ -203,7 +203,7 @@ def test_a_head_that_does_not_fit_is_refused(family: str, head: str) -> None:
 
 
 def test_what_else_is_refused() -> None:
-    with pytest.raises(UserError, match="unknown head 'fcn'; choose from linear, upernet"):
+    with pytest.raises(UserError, match="--head fcn is unknown; choose one of linear, upernet"):
         build_dense_model(find_model(FAMILIES["plain"]()), "fcn", ["a"])
     with pytest.raises(UserError, match="the head 'linear' has no num_queries"):
         build("plain", "linear", num_queries=3)
@@ -450,22 +450,25 @@ def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, command:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(task="depth"), "unknown task 'depth'.*classification, segmentation, detection"),
-        (dict(task="segmentation", head="detr"), "unknown head 'detr' for segmentation.*linear, upernet, mask2former"),
+        (dict(task="depth"), "--task depth is unknown.*classification, segmentation, detection"),
+        (
+            dict(task="segmentation", head="detr"),
+            "--head detr does not work for segmentation.*linear, upernet, mask2former",
+        ),
         (
             dict(task="detection", head="linear"),
-            "unknown head 'linear' for detection.*mask-rcnn, detr, deformable-detr",
+            "--head linear does not work for detection.*mask-rcnn, detr, deformable-detr",
         ),
-        (dict(task="classification", head="linear"), "need --task segmentation or detection"),
-        (dict(task="segmentation", head_width=0), "--head-width is 0, but a head needs at least 1 channel"),
-        (dict(task="segmentation", streaming=True), "cannot be streamed"),
+        (dict(task="classification", head="linear"), "only work with --task segmentation or detection"),
+        (dict(task="segmentation", head_width=0), "--head-width is 0, but it must be at least 1 channel"),
+        (dict(task="segmentation", streaming=True), "cannot be read as a stream"),
         (dict(task="segmentation", mixup_alpha=0.2), "mixup_alpha"),
         (dict(task="detection", rotation_degrees=5.0), "rotation_degrees"),
-        (dict(task="segmentation", label_smoothing=0.1), "does not support --label-smoothing"),
-        (dict(task="detection", loss="bce"), "does not support --loss"),
-        (dict(task="detection", tune="lora"), r"does not support --tune \(lora\)"),
-        (dict(task="segmentation", lr_sweep=True), "--lr-sweep compares accuracies"),
-        (dict(task="segmentation", sam_rho=0.05), "does not support --sam-rho"),
+        (dict(task="segmentation", label_smoothing=0.1), "--label-smoothing"),
+        (dict(task="detection", loss="bce"), "--loss"),
+        (dict(task="detection", tune="lora"), r"--tune \(lora\) does not work for"),
+        (dict(task="segmentation", lr_sweep=True), "--lr-sweep compares validation accuracies"),
+        (dict(task="segmentation", sam_rho=0.05), "--sam-rho"),
     ],
 )
 def test_refused_before_anything_is_read(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

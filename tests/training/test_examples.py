@@ -115,14 +115,14 @@ def test_demo_by_command(command, tmp_path):
     (output / "facts.json").unlink()
     code, _, err = command("demo", "--output", output, "--epochs", "1")
     assert code == 1
-    assert "holds other files" in err
+    assert "holds files that are not from hf-vit demo" in err
 
 
 def test_output_of_others_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("the only copy")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="holds files that are not from hf-vit demo"):
         claim_output(tmp_path)
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="holds files that are not from hf-vit demo"):
         claim_output(tmp_path / "thesis.txt")
     claim_output(tmp_path / "new")
 

@@ -83,7 +83,7 @@ def test_a_folder_on_a_disk_that_is_read_only(train, tmp_path, monkeypatch):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(output_module, "WeakFileLock", refuse)
-    with pytest.raises(UserError, match=r"out cannot be written \(Read-only file system\); choose another folder"):
+    with pytest.raises(UserError, match=r"out cannot be written: Read-only file system; choose another --output"):
         train(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -170,7 +170,7 @@ def test_a_run_killed_before_it_was_entered_is_started_anew(left, train, tmp_pat
 
 def test_an_interrupt_after_the_model_was_delivered_says_that_it_is_complete(train, done, tmp_path):
     output = shutil.copytree(done.folder, tmp_path / "out")
-    assert describe_resume(output) == f"the model in {output} is complete; --resume removes its checkpoints"
+    assert describe_resume(output) == f"the model in {output} is complete; --resume removes the checkpoints"
     train(output, resume=True)
     assert describe_resume(output) == f"the model in {output} is complete"
 
@@ -247,7 +247,7 @@ def test_a_data_worker_that_is_killed_is_one_line(train, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(SeededDataset, "__getitems__", killed)
-        message = r"^a data loading process was killed, probably for lack of memory \(DataLoader worker .*\); "
+        message = r"^a data loading process was killed, probably because memory ran out \(DataLoader worker .*\); "
         with pytest.raises(
             UserError, match=message + r"free some memory or choose a smaller --num-workers, then start again"
         ):
@@ -321,7 +321,7 @@ def test_whom_to_report_to_is_checked_before_any_work(monkeypatch):
         FinetuneOptions(report_to="paper")
     monkeypatch.setitem(sys.modules, "trackio", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="trackio, which is not installed; pip install trackio"):
+    with pytest.raises(UserError, match="trackio; install it with pip install trackio"):
         FinetuneOptions(report_to="trackio")
 
 

@@ -351,7 +351,7 @@ def test_who_works_is_waited_for_and_who_is_silent_is_not(tmp_path, warm, second
         assert waited == [0, None]
         assert json.loads(told[1].read_text()) == (
             "process 1 of 2 lost contact with another process, which ended or did not respond for 4 seconds "
-            "(--process-timeout); read the error of that process, then continue with --resume"
+            "(--process-timeout); look up the error of that process, then continue with --resume"
         )
     else:
         assert waited == [0, 0]

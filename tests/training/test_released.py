@@ -197,7 +197,7 @@ def test_a_missing_peft_names_the_extra(monkeypatch, tiny_config):
 def test_a_model_without_projections_or_head_is_refused():
     pytest.importorskip("peft")
     model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(UserError, match="choose --tune all or --tune head"):
+    with pytest.raises(UserError, match="use --tune all or --tune head"):
         LoraAdapter(model)
     with pytest.raises(UserError, match="no classification head"):
         train_head_only(model)
@@ -286,7 +286,7 @@ def test_a_step_on_a_quadratic_worked_by_hand(tmp_path):
     root = 52**0.5
     expected = [1 - 0.1 * 6 * (1 + 3 / root), -2 - 0.1 * 2 * (-2 - 2 / root)]
     torch.testing.assert_close(model.place.detach(), torch.tensor(expected), rtol=1e-6, atol=0)
-    with pytest.raises(UserError, match="give a number above 0"):
+    with pytest.raises(UserError, match="must be above 0"):
         SharpnessAware(0.0)
     # What is logged is the loss at the weights themselves: 2 * (3 + 4) / 2.
     assert trainer.state.log_history[0]["loss"] == pytest.approx(7.0)

@@ -130,7 +130,7 @@ def test_resume_with_other_settings_is_refused(train, short, killed):
 
 def test_unfinished_and_finished_runs_are_not_overwritten(train, short, killed):
     """What --resume makes of a finished one is in test_output.py."""
-    with pytest.raises(UserError, match="unfinished run; continue with --resume"):
+    with pytest.raises(UserError, match="unfinished run; add --resume"):
         train(killed(short, "again", lost=0))
     before = {path: path.stat().st_mtime_ns for path in short.folder.rglob("*")}
     with pytest.raises(UserError, match="holds a finished model; choose"):
@@ -307,7 +307,7 @@ def test_a_sweep_by_command(command, tiny_checkpoint, colours, tmp_path):
     assert "--sweep-rates 0.001,0.003" in record["command"]
     for value, message in (
         ("a,b", "is not a list of numbers"),
-        ("0.1,0.1", "duplicate learning rate"),
+        ("0.1,0.1", "contain a duplicate"),
         ("-1", "greater than 0"),
     ):
         code, _, err = command(*arguments, "--output", tmp_path / "no", "--sweep-rates", value)
@@ -315,5 +315,5 @@ def test_a_sweep_by_command(command, tiny_checkpoint, colours, tmp_path):
         assert message in err
     code, _, err = command(*arguments, "--output", tmp_path / "no", "--recipe", "digits", "--lr-sweep")
     assert code == 1
-    assert "has no grid" in err
+    assert "has no learning rates for --lr-sweep" in err
     assert not (tmp_path / "no").exists()

@@ -503,23 +503,26 @@ META = (*HEAP, "--self-training", "meta-pseudo-labels")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--unlabeled", "HEAP"), "--unlabeled needs --teacher and --unlabeled"),
+        (("--unlabeled", "HEAP"), "needs --teacher and --unlabeled"),
         (("--self-training", "noisy-student", "--teacher", "TEACHER"), "needs --teacher and --unlabeled"),
         (("--confidence", ".5"), "--confidence needs --teacher"),
         ((*HEAP, "--distillation", "hard"), "--distillation cannot be combined with --unlabeled"),
         ((*HEAP, "--self-training", "loud"), "= 'loud': Input should be 'noisy-student' or 'meta-pseudo-labels'"),
-        ((*HEAP, "--uda-weight", "1"), "uda_weight is not a setting of noisy-student"),
-        ((*META, "--sam-rho", ".05"), "does not support --sam-rho"),
+        ((*HEAP, "--uda-weight", "1"), "uda_weight has no effect with noisy-student"),
+        ((*META, "--sam-rho", ".05"), "--sam-rho .* does not work"),
         ((*HEAP, "--mixup-alpha", ".2"), "--mixup-alpha of the recipe noisy-student"),
         ((*HEAP, "--streaming"), "leave --streaming out"),
-        ((*HEAP, "--data", "digits"), "teacher teacher: the data has classes that the model does not have"),
+        (
+            (*HEAP, "--data", "digits"),
+            "teacher teacher cannot be used: the data has classes that the model does not have",
+        ),
         (
             ("--teacher", "FEWER", "--unlabeled", "HEAP"),
-            "teacher fewer: the data has classes that the model does not have",
+            "teacher fewer cannot be used: the data has classes that the model does not have",
         ),
         (("--teacher", "TEACHER", "--unlabeled", "no/such/folder"), "no/such/folder' does not exist"),
         (("--teacher", "TEACHER", "--unlabeled", "EMPTY"), "holds no files"),
-        (("--teacher", "TEACHER", "--unlabeled", "JUDGED"), "are validation or test images of colours"),
+        (("--teacher", "TEACHER", "--unlabeled", "JUDGED"), "are also validation or test images of colours"),
         ((*HEAP, "--confidence", "1"), "on the 30 unlabeled images of heap is"),
     ],
 )
@@ -550,7 +553,7 @@ def test_several_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = timm.create_model("test_vit", num_classes=3)
     task = MetaPseudoLabels(SelfTrainingOptions(Teacher(LoadedModel(model, torch.stack, "vit")), "", KINDS[1]))
-    with pytest.raises(UserError, match="works only in one process"):
+    with pytest.raises(UserError, match="only works in one process"):
         task.check(find_recipe("meta-pseudo-labels"))
 
 
@@ -558,5 +561,5 @@ def test_distillation_or_self_training(colours, teacher_folder, more, tmp_path):
     both = dict(
         distillation=DistillationOptions(teacher_folder), self_training=SelfTrainingOptions(teacher_folder, more)
     )
-    with pytest.raises(UserError, match="distillation and self_training cannot be combined"):
+    with pytest.raises(UserError, match="distillation and self-training cannot be combined"):
         finetune("Ti/4", str(colours), tmp_path / "out", **both)

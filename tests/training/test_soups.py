@@ -174,8 +174,8 @@ def test_bad_input_is_told(shelf, tmp_path, tiny_checkpoint, tiny_config):
     deeper.save_pretrained(tmp_path / "deeper")
     make_processor(deeper.config).save_pretrained(tmp_path / "deeper")
     for models, options, message in (
-        ([one], {}, "a soup needs two or more"),
-        ([one, one], {"greedy": True}, "give --data"),
+        ([one], {}, "a model soup averages at least 2"),
+        ([one, one], {"greedy": True}, "with --data"),
         ([one, tmp_path / "deeper"], {}, "seed-0 and deeper differ in num_hidden_layers"),
         ([one, tiny_checkpoint], {}, "seed-0 and tiny differ in classes"),
     ):

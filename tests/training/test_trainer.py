@@ -299,7 +299,7 @@ def test_frozen_parameters_are_left_out(tiny_config):
 def test_a_model_without_layers_is_refused():
     model = nn.Linear(2, 2)
     model.config = type("Config", (), {"num_hidden_layers": 2})()
-    with pytest.raises(UserError, match="--layer-decay does not support Linear; leave it out"):
+    with pytest.raises(UserError, match="--layer-decay does not work with Linear"):
         number_layers(model)
 
 

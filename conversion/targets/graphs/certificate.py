@@ -80,7 +80,10 @@ class Check(BaseModel):
         """Return the check with the largest difference of two results."""
         finite = expected.isfinite()
         if self.pixels != "not finite" and not finite.all():
-            raise UserError("the model's results are not finite (NaN or infinity); its weights are damaged or diverged")
+            raise UserError(
+                "the model's results are NaN or infinite, so it cannot be exported; use a checkpoint from before "
+                "the training diverged"
+            )
         is_comparable = expected.shape == actual.shape and torch.equal(finite, actual.isfinite())
         difference = largest_difference(expected[finite], actual[finite]) if is_comparable and finite.any() else None
         if is_comparable and self.compares == "preprocessed":
@@ -215,8 +218,8 @@ def certify(
     quantized_certificate = _write(certificate.model_copy(update=updates), runtime, file, results)
     if not quantized_certificate.holds():
         raise UserError(
-            f"the int8 graph is not deterministic ({quantized_certificate.describe()}), so nothing was written; please "
-            "report this"
+            f"the int8 graph gives different results when it runs twice ({quantized_certificate.describe()}), "
+            "so nothing was written; please report this"
         )
     return certificate
 
@@ -287,9 +290,9 @@ def _quantize(outgoing: OutgoingModel, runtime: Runtime, mode: Any, data: Calibr
     lost_accuracy = 0.0 if accuracy is None or float_accuracy is None else float_accuracy - accuracy
     if agreement < AGREEMENT or lost_accuracy > ACCURACY:
         raise UserError(
-            f"{quantization.describe()}; at least {AGREEMENT:.1%} and at most {100 * ACCURACY:.1f} points less "
-            "accuracy are required, so nothing was written: give more images with --calibrate, try the other "
-            "--quantize, or leave it out"
+            f"{quantization.describe()}, but at least {AGREEMENT:.1%} and a loss of at most "
+            f"{100 * ACCURACY:.1f} points of accuracy are required, so nothing was written; give more images "
+            "with --calibrate, try the other --quantize, or leave it out"
         )
     return quantization
 
@@ -324,12 +327,15 @@ def verify(folder: Path) -> Certificate:
     certificate = Certificate.read(folder / NAME)
     if certificate is None:
         targets = [runtime.target for runtime in RUNTIMES.values()]
-        raise UserError(f"{folder} has no {NAME}; give a folder that hf-vit export --to {' or '.join(targets)} wrote")
+        raise UserError(
+            f"{folder} has no {NAME}, so it is not an exported graph; give a folder written by hf-vit export "
+            f"--to {' or --to '.join(targets)}"
+        )
     file = folder / Path(certificate.file).name
     if certificate.runtime not in RUNTIMES:
         raise UserError(
-            f"{folder / NAME} is for the runtime {certificate.runtime!r}, which this version does not know "
-            f"({', '.join(RUNTIMES)}); update hf-vit, or export the model again"
+            f"{folder / NAME} is for the runtime {certificate.runtime!r}, but this version only knows "
+            f"{', '.join(RUNTIMES)}; run pip install --upgrade hf-vit, or export the model again"
         )
     runtime = RUNTIMES[certificate.runtime]
     runtime.require(file)
@@ -338,19 +344,21 @@ def verify(folder: Path) -> Certificate:
         with np.load(folder / RESULTS) as arrays:
             results = [torch.from_numpy(arrays[name]) for name in arrays.files]
         if len(results) != len(certificate.checks):
-            raise ValueError("the numbers of results and checks differ")
+            raise ValueError(f"it holds {len(results)} results for {len(certificate.checks)} checks")
     except (OSError, ValueError, BadZipFile) as error:
         raise UserError(
-            f"{file.name} or {RESULTS} in {folder} is missing or damaged; export the model again"
+            f"{file.name} or {RESULTS} in {folder} is missing or damaged; export the model again with hf-vit export"
         ) from error
     if sha256 != certificate.sha256:
-        raise UserError(f"{file} was changed after the export, as it does not match {NAME}; export the model again")
+        raise UserError(
+            f"{file} was changed after the export (its SHA-256 is not that in {NAME}); export the model again"
+        )
     checks = list(_compare(certificate, runtime, file, results))
     repeated = certificate.model_copy(update={"checks": checks, "versions": _versions(runtime), "hardware": hardware()})
     if not repeated.holds():
         raise UserError(
-            f"{file} gives different results on this machine: {repeated.describe()}; use the versions and "
-            f"the kind of machine listed in {NAME}, or export the model again on this machine"
+            f"{file} gives different results on this machine ({repeated.describe()}); install the versions "
+            f"listed in {NAME}, or export the model again on this machine"
         )
     return repeated
 

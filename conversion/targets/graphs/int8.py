@@ -85,8 +85,8 @@ class Calibration:
         train, validation, test = map(shuffle_rows, ("train", "validation", "test"))
         if len(train) < LEAST_LEARNING or len(test) < LEAST_JUDGING:
             raise UserError(
-                f"{data.name} has {len(train)} training and {len(test)} test images; int8 needs at least "
-                f"{LEAST_LEARNING} and {LEAST_JUDGING} of them: give more images with --calibrate"
+                f"{data.name} has {len(train)} training and {len(test)} test images, but int8 needs at least "
+                f"{LEAST_LEARNING} and {LEAST_JUDGING}; give a larger data set with --calibrate"
             )
         num_ranging = min(RANGING, max(LEAST_LEARNING, len(train) // 2))
         choosing = validation[:CHOOSING]
@@ -118,7 +118,7 @@ def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -
     """
     layers, parts = runtime.dense_layers(file), dict[str, list[str]]()
     if not layers:
-        raise UserError(f"{file.name} has no dense layers to quantize; leave --quantize out")
+        raise UserError(f"{file.name} has no dense layers, so there is nothing to quantize; leave --quantize out")
     for layer in layers:
         module = layer.partition("/")[0]
         parts.setdefault(module.rpartition(".")[0] or module, []).append(layer)
@@ -184,7 +184,7 @@ def choose_float_parts(
             return {part: relative_changes[part] for part in in_float}
         num_float_parts = 2 * num_float_parts or 1
     raise UserError(
-        f"in int8 only {agreement:.2%} of {len(data.choosing)} images would keep their class, even with half of the "
-        f"model's {len(parts)} parts in float; {CHOOSING_AGREEMENT:.2%} is needed, so nothing was written: give other "
-        "images with --calibrate, or leave --quantize out"
+        f"in int8 only {agreement:.2%} of {len(data.choosing)} images keep their class, even with half of "
+        f"the model's {len(parts)} parts in float, but {CHOOSING_AGREEMENT:.2%} are required, so nothing "
+        "was written; give other images with --calibrate, or leave --quantize out"
     )

@@ -49,8 +49,8 @@ class Preprocessing:
         unsupported_steps = _unsupported_steps(processor)
         if unsupported_steps:
             raise UserError(
-                f"a graph cannot do these steps of the image processor: {', '.join(unsupported_steps)}; save the model "
-                "with another image processor, or export --to onnx without it"
+                f"the image processor has settings that a graph cannot compute: {', '.join(unsupported_steps)}; "
+                "change them in preprocessor_config.json, or export without --preprocessing and --decoding"
             )
         size, crop = dict(processor.size or {}), dict(getattr(processor, "crop_size", None) or {})
         mean, std = scale_of(processor)
@@ -85,20 +85,20 @@ def _unsupported_steps(processor: Any) -> list[str]:
 
     processor_class: Any = type(processor)
     if not issubclass(processor_class, TorchvisionBackend):
-        return [f"those of {processor_class.__name__} (not one of transformers' torchvision processors)"]
+        return [f"{processor_class.__name__} (not one of transformers' torchvision processors)"]
     overridden = [name for name in _STEPS if getattr(processor_class, name) is not getattr(TorchvisionBackend, name)]
     if overridden:
-        return [f"those of {processor_class.__name__} (which overrides {overridden[0]})"]
+        return [f"{processor_class.__name__} (which overrides {overridden[0]})"]
     unsupported, crops = list[str](), getattr(processor, "do_center_crop", None)
     if processor.do_resize:
         filter_ = Image.Resampling(processor.resample)
         if filter_ not in _FILTERS:
             filter_names = " and ".join(supported.name for supported in _FILTERS)
-            unsupported.append(f"resample={filter_.name} (graphs have {filter_names})")
+            unsupported.append(f"resample={filter_.name} (a graph has {filter_names})")
         sides = set(dict(processor.size))
         if sides != {"height", "width"} and (sides != {"shortest_edge"} or not crops):
             unsupported.append(
-                f"size={dict(processor.size)} (graphs need a height and a width, or a shortest_edge and a crop)"
+                f"size={dict(processor.size)} (a graph needs height and width, or a shortest_edge and a crop)"
             )
     elif not crops:
         unsupported.append("do_resize=False without a crop (images keep their sizes)")

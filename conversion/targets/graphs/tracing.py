@@ -197,8 +197,8 @@ def lower_opset(model: Any, opset: int) -> None:
             is_supported = False
         if not is_supported:
             raise UserError(
-                f"--opset {opset} does not have the {node.op_type} operator that this model needs; give "
-                f"{TORCHS_OLDEST_OPSET} or more"
+                f"this model needs the ONNX operator {node.op_type}, which --opset {opset} lacks; give --opset "
+                f"{TORCHS_OLDEST_OPSET} or higher"
             )
     model.opset_imports[""] = opset
 

@@ -44,13 +44,11 @@ def read_class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArr
     if mask.format == "JPEG":
         raise UserError("a mask saved as JPEG, which changes class numbers; save masks as PNG")
     if mask.mode not in ("1", "L", "P") and not mask.mode.startswith("I"):
-        raise UserError(
-            f"a color mask (mode {mask.mode}); save masks with one channel of class numbers, such as mode L"
-        )
+        raise UserError(f"a color mask (mode {mask.mode}); save masks with one channel of class numbers (mode L)")
     numbers = np.asarray(mask).astype(np.int64)
     if numbers.min() < 0 or numbers.max() > IGNORED:
         invalid = int(numbers.min() if numbers.min() < 0 else numbers.max())
-        raise UserError(f"a mask with the value {invalid}; values are classes 0 to 254, or 255 for ignored pixels")
+        raise UserError(f"a mask with the value {invalid}; write classes as 0 to 254, and ignored pixels as 255")
     if reduce_labels:
         numbers = np.where((numbers == 0) | (numbers == IGNORED), IGNORED, numbers - 1)
     return numbers.astype(np.uint8)
@@ -104,14 +102,14 @@ def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[st
 def _encode_file(mask_api: Any, mask: dict[str, Any], height: int, width: int) -> Any:
     """Encode the mask in an image file as run lengths."""
     if mask["bytes"] is None:
-        raise UserError("a mask that is a reference to another file")
+        raise UserError("a mask that only names another file; store the mask's own bytes in the column")
     try:
         with Image.open(io.BytesIO(mask["bytes"])) as picture:
             pixels = np.asarray(picture)
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
-        raise UserError("a mask that is corrupt or no image") from error
+        raise UserError("a mask that is damaged or not an image; save it again as PNG") from error
     if pixels.ndim != 2:
-        raise UserError("a color mask; save masks with one channel that is 0 outside of the object")
+        raise UserError("a color mask; save masks with one channel that is 0 outside the object")
     _refuse_other_size(pixels.shape, height, width)
     return mask_api.encode(np.asfortranarray(pixels != 0, dtype=np.uint8))
 
@@ -120,7 +118,7 @@ def _encode_lengths(mask_api: Any, mask: dict[str, Any], height: int, width: int
     """Check run lengths and return them in compressed form."""
     size, counts = mask.get("size"), mask.get("counts")
     if not isinstance(size, list | tuple) or len(size) != 2 or not isinstance(counts, list | str | bytes):
-        raise UserError("a mask that is neither polygons nor run lengths")
+        raise UserError("a mask that is neither a list of polygons nor a run-length encoding with size and counts")
     _refuse_other_size(tuple(size), height, width)
     encoded = {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
     try:
@@ -130,13 +128,15 @@ def _encode_lengths(mask_api: Any, mask: dict[str, Any], height: int, width: int
             return mask_api.frPyObjects(encoded, height, width)
         return mask_api.encode(np.asfortranarray(mask_api.decode(encoded)))  # decoding checks that they fill the image
     except (ValueError, TypeError) as error:
-        raise UserError(f"run lengths that do not fill {height}x{width} px") from error
+        raise UserError(
+            f"a run-length encoded mask that does not fill {height}x{width} px; encode it again for this image size"
+        ) from error
 
 
 def _encode_polygons(mask_api: Any, mask: Any, height: int, width: int) -> Any:
     """Encode the area of one polygon or of several as run lengths."""
     raw_polygons = mask if isinstance(mask, list) and mask and isinstance(mask[0], list) else [mask]
-    no_polygon = UserError("a polygon that is not three or more corners x, y")
+    no_polygon = UserError("a polygon with fewer than three corners; write at least three pairs x, y")
     try:
         polygons = [np.asarray(polygon, dtype=np.float64).ravel() for polygon in raw_polygons]
     except (TypeError, ValueError, OverflowError) as error:
@@ -144,10 +144,10 @@ def _encode_polygons(mask_api: Any, mask: Any, height: int, width: int) -> Any:
     if any(len(polygon) < 6 or len(polygon) % 2 or not np.isfinite(polygon).all() for polygon in polygons):
         raise no_polygon
     if any(np.abs(polygon).max() > 10 * (height + width) for polygon in polygons):  # its encoding would fill the memory
-        raise UserError(f"a polygon far outside the image of {height}x{width} px")
+        raise UserError(f"a polygon that is far outside the image of {height}x{width} px; write corners as x, y in px")
     return mask_api.merge(mask_api.frPyObjects([polygon.tolist() for polygon in polygons], height, width))
 
 
 def _refuse_other_size(size: tuple[Any, ...], height: int, width: int) -> None:
     if size != (height, width):
-        raise UserError(f"a mask of {size[0]}x{size[1]} px, where the image is {height}x{width} px")
+        raise UserError(f"a mask of {size[0]}x{size[1]} px for an image of {height}x{width} px; make their sizes equal")

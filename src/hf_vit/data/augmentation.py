@@ -105,7 +105,10 @@ class Augmenter:
             crop = v2.RandomResizedCrop(size, scale=scale, interpolation=interpolation, antialias=True)
         if padding is not None:
             if padding >= min(size):
-                raise UserError(f"the augmentation random_crop={padding} is too large; choose less than {min(size)} px")
+                raise UserError(
+                    f"random_crop={padding} is too large for images of {size[0]}x{size[1]} px; choose less than "
+                    f"{min(size)}"
+                )
             crop = v2.RandomCrop(size, padding=padding or None, padding_mode="reflect")
         self._crop = None if crop is None else Seeded(crop)
         self._later_steps: list[Seeded | _Policy] = []
@@ -224,7 +227,8 @@ def open_policy(policy: str, size: tuple[int, int] = (224, 224), fill: tuple[int
         from timm.data.auto_augment import auto_augment_transform, rand_augment_transform
     except ImportError as error:
         raise UserError(
-            f"the policy {policy} needs timm; install it with pip install 'hf-vit[timm]', or choose --auto-augment none"
+            f"--auto-augment {policy} needs timm; install it with pip install 'hf-vit[timm]', or choose "
+            "--auto-augment none"
         ) from error
     values: dict[str, Any] = {"translate_const": int(min(size) * _LARGEST_SHIFT), "img_mean": fill}
     if policy.startswith("rand"):

@@ -79,11 +79,14 @@ def parse_numbers(name: str, limits: Mapping[str, tuple[int, int]], example: str
     for part in filter(None, name.partition(":")[2].split(",")):
         match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,12})\s*", part)
         if match is None or match[1] not in limits:
-            raise UserError(f"'{name}' has the unknown option '{part}'; write {example}, or some of these options")
+            raise UserError(f"'{name}' has the unknown option '{part}'; write {example}, or leave options out")
         lowest, highest = limits[match[1]]
         values[match[1]] = int(match[2])
         if not lowest <= values[match[1]] <= highest:
-            raise UserError(f"'{name}' sets {match[1]} to {match[2]}; choose a value from {lowest} to {highest}")
+            raise UserError(
+                f"'{name}' sets {match[1]} to {match[2]}, but it must be from {lowest} to {highest}; choose such "
+                "a value"
+            )
     return values
 
 
@@ -133,8 +136,8 @@ def photos(image_size: tuple[int, int] | None = None) -> Builtin:
     """
     if image_size is not None and max(image_size) > MAX_PHOTO_SIDE:
         raise UserError(
-            f"photos cannot be loaded at {image_size[0]}x{image_size[1]} px; choose an image size of at most "
-            f"{MAX_PHOTO_SIDE} px a side"
+            f"photos cannot be loaded at {image_size[0]}x{image_size[1]} px; "
+            f"choose an --image-size of at most {MAX_PHOTO_SIDE} px a side"
         )
     images: dict[str, list[_Row]] = {split: [] for split in _CROPS}
     for label, (name, file, frame) in enumerate(PHOTOGRAPHS):
@@ -213,5 +216,8 @@ def _find_photograph(file: str) -> Path:
 
     path = Path(str(skimage.__file__)).parent / "data" / file
     if not path.is_file():
-        raise UserError(f"the installed scikit-image has no {file}; install the scikit-image wheel from PyPI")
+        raise UserError(
+            f"the installed scikit-image lacks the photo {file}; install it from PyPI: pip install "
+            "--force-reinstall scikit-image"
+        )
     return path

@@ -69,8 +69,8 @@ def refuse_text(path: str) -> None:
     *_, name = parts = path.split("/")
     if (_BASE64.search(path) and "." not in name) or any(len(part) > 255 for part in parts):
         raise UserError(
-            f"the text '{path[:20]}...' ({len(path):,} characters) is not the name of an image file; if it is an "
-            "image in base64, store the bytes that base64.b64decode returns"
+            f"the text '{path[:20]}...' ({len(path):,} characters) is not an image file name; if it is an "
+            "image in base64, store the bytes that base64.b64decode returns instead"
         )
 
 
@@ -86,7 +86,7 @@ def list_images(folder: Path) -> tuple[list[Path], list[str]]:
 def note_ignored_files(names: Sequence[str], folder: str) -> list[str]:
     """Return a list with a note that counts the ignored files of a folder by suffix, empty without such files."""
     files = "1 file" if len(names) == 1 else f"{len(names)} files"
-    return [f"{files} in '{folder}' that are not images were ignored ({count_suffixes(names)})"] if names else []
+    return [f"ignored {files} in '{folder}' that are not images ({count_suffixes(names)})"] if names else []
 
 
 def _is_hidden(name: str) -> bool:

@@ -117,7 +117,7 @@ class Fractals:
 
     def load(self, size: int) -> Builtin:
         """Return all splits in memory with images of `size` px a side; raise UserError if they are too large."""
-        remedy = "read them with --streaming, which creates images as they are needed, or ask for fewer images"
+        remedy = "add --streaming, which creates images when they are needed, or ask for fewer images"
         refuse_large(self.name, self.count("train"), size, remedy)
         splits: dict[str, Dataset] = {}
         scans: dict[str, list[ImageScan]] = {}

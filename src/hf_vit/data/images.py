@@ -28,7 +28,7 @@ _CONVERTED_BY_PILLOW = ("1", "L", "P", "CMYK", "YCbCr", "HSV", "RGBX")
 _BITS, _PHOTOMETRIC, _ORIENTATION = 0x0102, 0x0106, 0x0112
 # With fewer images the scan is too short for a progress bar.
 PROGRESS_FROM = 2000
-_REMEDY = "replace or remove it, or pass skip_bad_images (--skip-bad-images) to leave out bad images"
+_REMEDY = "replace or remove such images, or add --skip-bad-images (skip_bad_images=True) to leave them out"
 Result = TypeVar("Result")
 
 
@@ -73,7 +73,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
     if image.mode not in _CONVERTED_BY_PILLOW:
-        raise UserError(f"images of mode {image.mode} cannot be converted to RGB; save them as RGB or grayscale first")
+        raise UserError(f"an image of mode {image.mode} cannot be converted to RGB; save it as RGB or grayscale")
     return image.convert("RGB")
 
 
@@ -133,7 +133,7 @@ def _read_content(stored: Mapping[str, Any]) -> bytes:
     if content is not None:
         return content
     if path is None:
-        raise UserError("is missing, because its row of the table is empty")
+        raise UserError("is missing, because its row in the table is empty")
     return read_bytes(to_path(path)) if is_store_url(path) else Path(path).read_bytes()
 
 
@@ -144,14 +144,14 @@ def image_problem(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, Image.UnidentifiedImageError):
-        return "is not an image, or has a format that Pillow does not support"
+        return "is not an image in a format that Pillow supports, such as JPEG or PNG"
     if isinstance(error, FileNotFoundError):
         return "is missing"
     if isinstance(error, Image.DecompressionBombError):
-        return f"has more pixels than are decoded ({error}); cut it into smaller images"
+        return f"is larger than the limit for decoding ({error}); cut it into smaller images"
     # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
     detail = " ".join(str(error).split()) or type(error).__name__
-    return f"is corrupt or cannot be read ({detail:.200})"
+    return f"is damaged or cannot be read ({detail:.200})"
 
 
 def map_in_threads(function: Callable[..., Result], items: Sequence[Any], *others: Iterable[Any]) -> list[Result]:
@@ -175,8 +175,10 @@ def note_dark_images(peak: int, bits: int) -> list[str]:
     if not 0 < peak <= full >> 2:
         return []
     return [
-        f"the highest value of the {bits}-bit images is {peak:,} of {full:,}, so they look dark "
-        f"({peak / full:.0%} brightness); multiply all pixels by the same number if the camera used fewer bits"
+        (
+            f"the {bits}-bit images look dark ({peak / full:.0%} brightness): their highest value is {peak:,} "
+            f"of {full:,}; if the camera used fewer bits, multiply all pixels by the same number"
+        )
     ]
 
 
@@ -229,7 +231,11 @@ def open_image(
         image, peak, is_turned = _decode(io.BytesIO(content), draft_side)
     except Exception as error:
         is_pointer = content.startswith(POINTER)
-        problem = "is a Git LFS pointer; fetch the image with git lfs pull" if is_pointer else image_problem(error)
+        problem = (
+            "is a Git LFS pointer instead of the image; download it with git lfs pull"
+            if is_pointer
+            else image_problem(error)
+        )
         return ImageScan(name, digest, problem=problem), None
     return ImageScan(name, digest, image.height, image.width, peak=peak, is_turned=is_turned), image
 
@@ -281,7 +287,7 @@ def keep_good(
         raise UserError(f"{first_bad}{more}; {_REMEDY}")
     for split, good in rows.items():
         if not good and scans[split]:
-            raise UserError(f"split {split} has no usable image: {first_bad}; replace the images, or give other data")
+            raise UserError(f"split {split} has no usable image: {first_bad}; replace images, or give other data")
     return rows, bad
 
 

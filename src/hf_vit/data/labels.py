@@ -87,16 +87,17 @@ class LabelMap:
         """Build the map of a source without class names: its classes are the sorted distinct integers or names."""
         flat = _flatten(values)
         if any(value is None for value in flat):
-            raise UserError(f"'{data_name}' has images without a label; label them or remove them")
+            raise UserError(f"'{data_name}' has images without a label; add the labels, or remove these images")
         kinds = {type(value) for value in flat}
         if len(kinds) > 1 or not kinds <= {int, str, bool}:
             types = ", ".join(sorted(kind.__name__ for kind in kinds))
             remedy = " (write 1 for 1.0, or names such as 'grade 1.5')" if float in kinds else ""
-            raise UserError(f"the labels of '{data_name}' are of type {types}; use whole numbers or names{remedy}")
+            raise UserError(f"the labels of '{data_name}' have the type {types}; write whole numbers or names{remedy}")
         ordered = sorted(set(flat))
         if ordered and not isinstance(ordered[0], str) and ordered[0] < 0:
             raise UserError(
-                f"'{data_name}' has the label {ordered[0]}; number the classes from 0, or remove images with this label"
+                f"'{data_name}' has the label {ordered[0]}, but class numbers begin at 0; number the classes from "
+                "0, or remove images with this label"
             )
         return cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})
 

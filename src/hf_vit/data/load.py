@@ -83,7 +83,8 @@ def load_data(
     """
     if image_size is not None and min(image_size) < 1:
         raise UserError(
-            f"the image size is {image_size[0]}x{image_size[1]} px; give --image-size with both sides at least 1 px"
+            f"the image size is {image_size[0]}x{image_size[1]} px, but both sides must be at least 1 px; "
+            "choose a larger --image-size"
         )
     resolved = resolve_source(os.fspath(source))
     named = NamedColumns(image_column, label_column)
@@ -97,7 +98,7 @@ def load_data(
     goal = goal or infer_target(opened.features if opened else None)
     if goal != "label":
         if streaming:
-            raise UserError(f"the {goal} of '{resolved.name}' cannot be streamed; load it without streaming")
+            raise UserError(f"the {goal} of '{resolved.name}' cannot be read as a stream; leave --streaming out")
         data = _load_tables(resolved, read_dense(resolved, opened, named, goal), skip_bad_images, seed)
     else:
         raw = read_labels(resolved, opened, named, streaming=streaming)
@@ -108,8 +109,8 @@ def load_data(
             data = load(resolved, _number_labels(resolved.name, raw), skip_bad_images, seed)
     if data.multi_label and not multi_label:
         raise UserError(
-            f"the images of '{data.name}' are multi-label; use hf-vit data, hf-vit finetune without a teacher or "
-            "hf-vit evaluate --protocol multi-label, or give data with one class per image"
+            f"'{data.name}' is multi-label, but this needs one class per image; use hf-vit finetune without a "
+            "teacher or hf-vit evaluate --protocol multi-label, or give data with one class per image"
         )
     for note in data.notes:
         logger.info(note)
@@ -190,11 +191,11 @@ def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool
     if kind == "scenes":
         scenes, target = Scenes.parse(name), target or "objects"
         if streaming:
-            raise UserError(f"'{scenes.name}' cannot be streamed; load it without streaming")
+            raise UserError(f"'{scenes.name}' cannot be read as a stream; leave --streaming out")
         builtin = scenes.load(scenes.size or default_size or 64, target)
         name, hashed_text = scenes.name, f"{scenes.name} {target}"
     elif target not in ("label", None):
-        raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or other data with them")
+        raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or other data with annotations")
     elif kind == "fractals":
         fractals = Fractals.parse(name)
         size = fractals.size or default_size or 32
@@ -238,9 +239,7 @@ def _load_tables(source: DataSource, tables: ImageTables, skip_bad_images: bool,
 def _stream_tables(source: DataSource, tables: ImageTables, skip_bad_images: bool, seed: int) -> ImageData:
     """Return a folder or list as streams, whose images are scanned when they are read."""
     if tables.multi_label:
-        raise UserError(
-            f"the images of '{source.name}' are multi-label and cannot be streamed; load them without streaming"
-        )
+        raise UserError(f"'{source.name}' is multi-label and cannot be read as a stream; leave --streaming out")
     data = _make_data(source, tables, files=file_states(source))
     data.fingerprint = states_fingerprint(data.files)
     _set_splits(data, tables.images, seed)
@@ -266,11 +265,11 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
         label_tables = {split: table.select_columns(raw.columns.label_columns) for split, table in raw.splits.items()}
         labels = {split: raw.columns.labels(table[:]) for split, table in label_tables.items()}
     hidden = [split for split in labels if split != "train" and is_unlabeled(labels[split])]
-    notes += [f"split '{split}' of '{name}' has no labels and was left out" for split in hidden]
+    notes += [f"split '{split}' of '{name}' was left out, because it has no labels" for split in hidden]
     labels = {split: values for split, values in labels.items() if split not in hidden}
     all_labels = [label for values in labels.values() for label in values]
     if not all_labels:
-        raise UserError(f"'{name}' holds no labeled images; give data with labels")
+        raise UserError(f"'{name}' holds no labeled image; add labels, or give another data set")
     classes, multi_label = _make_label_map(name, raw, labels.get("train") or all_labels), is_multi_label(all_labels)
     kind = ClassLabel(names=classes.names)
     images: dict[str, Dataset] = {}
@@ -288,7 +287,10 @@ def _make_label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
     labels = LabelMap.from_values(values, name) if names is None else LabelMap.from_names(names)
     flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
     if len({labels.numbers.get(value) for value in flat} - {None}) < 2:
-        raise UserError(f"'{name}' holds images of one class only ({labels.names[0]}); a classifier needs at least two")
+        raise UserError(
+            f"all images of '{name}' have the class {labels.names[0]}, but a classifier needs at least two "
+            "classes; add images of another class"
+        )
     return labels
 
 
@@ -339,9 +341,7 @@ def _stream_files(source: DataSource, raw: RawTables, skip_bad_images: bool, see
     if raw.label_names is not None:
         labels = LabelMap.from_names(raw.label_names)
     elif source.kind == "hub":
-        raise UserError(
-            f"'{source.name}' cannot be streamed, because it does not name its classes; load it without streaming"
-        )
+        raise UserError(f"'{source.name}' does not list its classes, so it cannot be streamed; leave --streaming out")
     else:
         stream: Any = raw_splits.get("train") or next(iter(raw_splits.values()))
         batches = stream.select_columns(raw.columns.label_columns).iter(1000)

@@ -76,8 +76,8 @@ class Columns:
             for name, values in columns.items():
                 if invalid := [value for value in values if str(value).lower() not in _INDICATORS]:
                     raise UserError(
-                        f"the label column {name} holds {invalid[0]!r}; write 1 for images of the class and 0 for all "
-                        "others"
+                        f"the label column {name} holds {invalid[0]!r}, but multi-label columns hold 0 or 1; write 1 "
+                        "for images of the class and 0 for others"
                     )
             rows = ((_INDICATORS[str(value).lower()] for value in row) for row in zip(*columns.values(), strict=True))
             return [[name for name, is_set in zip(columns, row, strict=True) if is_set] for row in rows]
@@ -106,7 +106,9 @@ class NamedColumns:
         labels = self.indicators or (self.label,)
         for option, column in (("--image-column", self.image), *(("--label-column", label) for label in labels)):
             if column is not None and column not in existing:
-                raise UserError(f"'{name}' has no column '{column}' ({option}); it has {', '.join(map(str, existing))}")
+                raise UserError(
+                    f"'{name}' has no column '{column}' ({option}); choose one of {', '.join(map(str, existing))}"
+                )
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ def _parse_class_number(content: bytes) -> int:
     text = content.decode("utf-8", "backslashreplace").strip()
     if not re.fullmatch("0|-?[1-9][0-9]{0,17}", text):
         raise UserError(
-            f"a .cls file holds {text!r:.40}, which is not written as a class number; write such classes into .txt "
-            "files, and give --label-column txt"
+            f"a .cls file holds {text!r:.40}, which is not a class number; write class names into .txt files "
+            "instead, and give --label-column txt"
         )
     return int(text)
 
@@ -190,7 +192,7 @@ def read_labels(source: DataSource, opened: RawTables | None, named: NamedColumn
         return _read_folder(source) if source.kind == "folder" else _read_list(source, named)
     name, features = source.name, opened.features
     if features is None:
-        raise UserError(f"'{name}' does not list its columns when streamed; load it without streaming")
+        raise UserError(f"'{name}' does not list its columns, so it cannot be read as a stream; leave --streaming out")
     columns, notes = _find_columns(features, name, named), [*opened.notes]
     _refuse_mixed_labels(name, opened.schemas, columns.label_columns)
     used_columns = [columns.image, *columns.label_columns]
@@ -219,7 +221,7 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
                     schemas.append((name, schema := parquet.read_schema(file)))
                     if duplicates := [column for column, count in Counter(schema.names).items() if count > 1]:
                         raise UserError(
-                            f"{name} of '{source.name}' has the column '{duplicates[0]}' twice; rename one of them"
+                            f"{name} of '{source.name}' has the column '{duplicates[0]}' twice; rename one of the two"
                         )
                     continue
                 with tarfile.open(fileobj=file):  # reads the first header
@@ -227,13 +229,13 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
                 if path.suffix == ".tar":
                     file.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
                     if any(file.read()):
-                        raise tarfile.ReadError("truncated: the two empty blocks at its end are missing")
+                        raise tarfile.ReadError("truncated: the two empty blocks at the end of a .tar are missing")
         except UserError:
             raise
         except Exception as error:  # pyarrow, tarfile and gzip each raise their own
             raise UserError(
-                f"'{source.name}' cannot be read as {source.kind}: {name} is damaged ({_shorten(error):.120}); restore "
-                "or remove this file"
+                f"'{source.name}' cannot be read as {source.kind}, because {name} is damaged "
+                f"({_shorten(error):.120}); restore or remove this file"
             ) from error
     return schemas
 
@@ -256,8 +258,8 @@ def _refuse_mixed_labels(name: str, schemas: Iterable[tuple[str, Any]], columns:
         if len(kinds) == 2:
             (text, _), (other, kind) = kinds[True], kinds[False]
             raise UserError(
-                f"the label column '{column}' of '{name}' is text in {text} and {kind} in {other}; save the column "
-                "with the same type in all files"
+                f"the label column '{column}' of '{name}' is text in {text}, but {kind} in {other}; save it with "
+                "the same type in all files"
             )
 
 
@@ -278,9 +280,9 @@ def _refuse_class_mismatch(name: str, schemas: Iterable[tuple[str, Any]]) -> Non
                 first, others = first_classes.setdefault(column, (file, classes))
                 if classes != others:
                     raise UserError(
-                        f"'{name}' numbers the classes of the column '{column}' in {first} ({summarize_names(others)}) "
-                        f"differently than in {file} ({summarize_names(classes)}); save all files with the same class "
-                        "names, or with names in place of numbers"
+                        f"the class numbers in the column '{column}' of '{name}' mean {summarize_names(others)} in "
+                        f"{first}, but {summarize_names(classes)} in {file}; save all files with the same class "
+                        "names, or write names instead of numbers"
                     )
             inner = feature.values() if isinstance(feature, dict) else [getattr(feature, "feature", None)]
             pending += [(column, child) for child in inner if child is not None]
@@ -296,8 +298,8 @@ def _read_folder(source: DataSource) -> RawTables:
     if untrained:
         split = next(split for split, classes in source.folder.items() if untrained[0] in classes)
         raise UserError(
-            f"class '{untrained[0]}' of '{source.name}' is in {split} but not in train; add a folder with this name "
-            f"to train, or remove the one in {split}"
+            f"class '{untrained[0]}' of '{source.name}' is in {split}, but not in train; add a class folder "
+            f"with this name to train, or remove the one in {split}"
         )
     splits: dict[str, Dataset] = {}
     labels: dict[str, list[str]] = {}
@@ -321,11 +323,18 @@ def _read_list(source: DataSource, named: NamedColumns) -> RawTables:
             path_split = next((name for name in map(split_name, Path(path).parts[:1]) if name), list_split)
             split = path_split if raw_split is None else split_name(str(raw_split))
             if split is None:
-                raise UserError(f"{file.name} has the unknown split '{raw_split}'; write train, validation or test")
+                raise UserError(
+                    f"{file.name} has the split {raw_split!r}, which is unknown; write train, validation or test"
+                )
             if is_store_url(file) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
-                raise UserError(f"{file.name} names {path[:80]!r}, which is outside its folder; correct the path")
+                raise UserError(
+                    f"{file.name} names {path[:80]!r}, which is outside its folder; write a path relative to the list"
+                )
             if "://" in path:
-                raise UserError(f"{file.name} names the URL {path[:80]!r}; download the images and name the files")
+                raise UserError(
+                    f"{file.name} names the URL {path[:80]!r}, but only files are read; download the images and write "
+                    "their file names"
+                )
             paths.setdefault(split, []).append(names.find(file.parent / path))
             labels.setdefault(split, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
@@ -361,17 +370,16 @@ def _read_list_rows(file: Path, name: str, named: NamedColumns) -> Iterator[tupl
         option = "--image-column" if image is None else "--label-column"
         remedy = f", or move {file.name} away if the folder names are the classes" if image else ""
         raise UserError(
-            f"{file.name} has the columns {', '.join(columns)}; add a column of {missing}, or name it with "
-            f"{option}{remedy}"
+            f"{file.name} has the columns {', '.join(columns)}, but none of {missing}; name it with {option}{remedy}"
         )
     used = Columns(image, (label,), named.indicators)
     for number, row in enumerate(rows, start=1):
         for column in (image, *used.label_columns, "split"):
             if row.get(column) is _DUPLICATE:
-                raise UserError(f"{file.name}, row {number}: '{column}' appears twice; remove or rename one of them")
+                raise UserError(f"row {number} of {file.name} has the key '{column}' twice; remove or rename one")
         if not isinstance(row.get(image), str) or not row[image]:
             raise UserError(
-                f"{file.name}, row {number}: {row.get(image)!r} in the column {image} is not a file name; correct it"
+                f"row {number} of {file.name} has {row.get(image)!r} in the column {image}, not a file name; correct it"
             )
     labels = used.labels({column: [row.get(column) for row in rows] for column in used.label_columns})
     for row, raw_label in zip(rows, labels, strict=True):
@@ -388,7 +396,7 @@ def _read_csv_rows(path: Path) -> Iterator[dict[str, Any]]:
         cells = csv.reader(chain([first], file), delimiter=delimiter, skipinitialspace=True, strict=True)
         header = [normalize_name(name) for name in next(cells)]
         if not header:
-            raise ValueError("it is empty")
+            raise ValueError("the file is empty")
         duplicates = {name: _DUPLICATE for name, count in Counter(header).items() if count > 1}
         for number, row in enumerate(filter(any, cells), start=1):  # Excel writes rows of empty cells
             if len(row) != len(header):
@@ -433,7 +441,7 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
     from datasets import load_dataset
 
     repo, _, configuration = source.name.partition(":")
-    problem = f"'{source.name}' is not a path, and cannot be loaded as a Hub data set"
+    problem = f"'{source.name}' does not exist as a path, and cannot be loaded as a Hub data set"
     try:
         with guard_hub_access(repo):
             commit = hub_commit(repo)
@@ -444,8 +452,8 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
     for pattern in () if commit is None else _read_file_patterns(repo, commit):
         if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
             raise UserError(
-                f"{repo} names files outside its repository ({pattern[:80]!r}), which are not read for safety; give "
-                "other data"
+                f"{repo} names files outside its repository ({pattern[:80]!r}), which hf_vit does not read for "
+                "safety; give another data set"
             )
     try:
         dataset: Any = load_dataset(repo, configuration or None, revision=commit, streaming=streaming)
@@ -454,7 +462,7 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
         cause = error.__cause__ or error
         if "pickle" in str(cause) or "weights_only" in str(cause):
             raise UserError(
-                f"{repo} holds pickles, which could run code, and was not loaded; give other data"
+                f"{repo} holds pickles, which could run code, so it was not loaded; give another data set"
             ) from error
         hint = "" if configuration else f" (to choose a configuration, write {repo}:CONFIGURATION)"
         raise UserError(f"{problem}: {_shorten(cause)}{hint}") from error
@@ -464,12 +472,13 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
         if split := split_name(name):
             splits[split] = table
         else:
-            notes.append(f"the unknown split '{name}' of '{source.name}' was ignored")
+            notes.append(f"ignored the split '{name}' of '{source.name}', which is none of train, validation and test")
     if not splits and len(raw_splits) == 1:
         splits, notes = {"train": next(iter(raw_splits.values()))}, []
     if not splits:
         raise UserError(
-            f"'{source.name}' has the splits {', '.join(raw_splits)}; at least one must be train, validation or test"
+            f"'{source.name}' has the splits {', '.join(raw_splits)}, but needs at least one of train, "
+            "validation and test; rename one of them"
         )
     return RawTables({split: splits[split] for split in SPLITS if split in splits}, notes=notes, revision=commit)
 
@@ -506,7 +515,9 @@ def _read_file_patterns(repo: str, commit: str) -> Iterator[str]:
         try:
             metadata: object = yaml.safe_load(front)
         except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise UserError(f"{name} of {repo} cannot be read as YAML; its author must correct it") from error
+            raise UserError(
+                f"{name} of {repo} is not valid YAML, so its author must correct it; give another data set"
+            ) from error
         yield from _find_patterns(metadata)
 
 
@@ -543,8 +554,8 @@ def _refuse_foreign(source: DataSource, path: object) -> None:
     refuse_text(str(path))
     if not source.may_name_files or "://" in str(path):
         raise UserError(
-            f"{source.name} names a file in place of an image ({str(path)[:80]!r}), which is not read for safety; give "
-            "data that contain their images"
+            f"{source.name} names a file instead of an image ({str(path)[:80]!r}), which is not read for "
+            "safety; give data that contains its images"
         )
 
 
@@ -561,7 +572,7 @@ def _find_columns(features: "Features", name: str, named: NamedColumns) -> Colum
     candidates = [named.image] if named.image else [column for column in usual if column in typed] or typed or usual
     columns = f"'{name}' has the columns {', '.join(map(str, features))}"
     if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
-        raise UserError(f"{columns}; name the column of images 'image', or give its name with --image-column")
+        raise UserError(f"{columns}, but which one holds the images is unclear; give its name with --image-column")
     image = candidates[0]
     if named.label:
         return Columns(image, (named.label,), named.indicators)
@@ -575,7 +586,8 @@ def _find_columns(features: "Features", name: str, named: NamedColumns) -> Colum
     if len(classes) == 1:
         return Columns(image, (classes[0],))
     raise UserError(
-        f"{columns}; name the column of classes (numbers or names) 'label', or give its name with --label-column"
+        f"{columns}, but none is known to hold the classes; name the column of class numbers or names "
+        "'label', or give its name with --label-column"
     )
 
 
@@ -603,7 +615,7 @@ def encode_images(
     subject, low, high = f"the column '{column}' of '{name}'", 0, 255
     if not may_read_twice and not (leaf == pa.uint8() or pa.types.is_boolean(leaf)):
         raise UserError(
-            f"{subject} holds pixels as {leaf}, whose range only a first pass shows; load it without streaming"
+            f"{subject} holds pixels as {leaf}, whose range is unknown before all are read; leave --streaming out"
         )
     if may_read_twice and (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)):
         parts = (part for table in splits.values() for part in table.with_format("arrow").iter(1000))
@@ -725,7 +737,7 @@ class StreamReader:
             for name in map(short_name, self._names(scan)):
                 if name not in self.skipped:  # the stream is read again in every epoch
                     self.skipped.append(name)
-                    logger.warning("left out the unreadable image %s", one_line(name))
+                    logger.warning("skipped the unreadable image %s", one_line(name))
         return {"image": images, "label": labels}
 
     def _names(self, scan: ImageScan) -> list[str]:

@@ -135,7 +135,7 @@ class Scenes:
         from hf_vit.data.mask_features import ClassMask, object_features
 
         if target == "label":
-            raise UserError("scenes have no image labels; use them with --task segmentation or --task detection")
+            raise UserError("scenes have masks and objects, but no labels; add --task segmentation or --task detection")
         refuse_large(self.name, self.count("train"), size, "ask for fewer or smaller ones")
         names = ["background", *SHAPES] if target == "mask" else list(SHAPES)
         annotation_type = ClassMask() if target == "mask" else object_features(names, ImageFeature())

@@ -81,7 +81,7 @@ def resolve_source(source: str) -> DataSource:
     if is_builtin(source):
         return DataSource("builtin", source)
     if not source.strip():
-        raise UserError(f"the name of the data is empty; give a folder, parquet or tar files, {_KINDS}")
+        raise UserError(f"the data source is an empty text; give a folder, parquet or tar files, {_KINDS}")
     path, is_stored = to_path(source).expanduser(), is_store_url(source)
     name = Path(source).name if is_stored else path.name
     if is_folder(path) if is_stored else path.is_dir():
@@ -89,8 +89,8 @@ def resolve_source(source: str) -> DataSource:
         dense = _resolve_dense_folder(path, name)
         if dense and is_stored:
             raise UserError(
-                f"'{source}' holds masks or objects as files, which can only be read from a local folder; give "
-                "a local folder or parquet files"
+                f"'{source}' holds masks or objects as separate files, which can only be read from a local "
+                "folder; download it, or give parquet files"
             )
         return dense or _resolve_folder(path, source, name)
     if is_stored:
@@ -104,7 +104,7 @@ def resolve_source(source: str) -> DataSource:
     if is_stored:
         raise UserError(f"'{source}' does not exist; give a folder of class folders, parquet or tar files")
     if any(character in source for character in "*?["):
-        raise UserError(f"no file matches '{source}'; give parquet or tar files, or a folder of class folders")
+        raise UserError(f"no file matches '{source}'; give another pattern, such as 'data/*.parquet'")
     suffixes = (*(suffix for suffixes in _FILES.values() for suffix in suffixes), ".zip", *IMAGE_SUFFIXES)
     is_path = source.startswith(("/", "./", "../", "~", ".\\", "..\\")) or source.lower().endswith(suffixes)
     if is_path or _HUB_ID.fullmatch(source) is None:
@@ -148,7 +148,7 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
         if split in annotations:
             splits[split] = {"images": images, "annotations": annotations[split]}
         else:
-            notes.append(f"split '{split}' of '{root.resolve().name}' has no masks and was left out")
+            notes.append(f"split '{split}' of '{root.resolve().name}' was left out, because it has no masks")
     return DataSource("masks", name, folder=splits, notes=notes, root=root) if splits else None
 
 
@@ -210,7 +210,10 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
             return DataSource(kind, name, files=_group_by_split((root.joinpath(*parts), parts) for parts in data_files))  # pyright: ignore[reportArgumentType]
     images = list(filter(_has_image_name, files))
     if any(parts[-1].endswith(".arrow") for parts in files) and not images:
-        raise UserError(f"'{source}' was written by save_to_disk; write parquet files with dataset.to_parquet(FILE)")
+        raise UserError(
+            f"'{source}' was written by save_to_disk, which hf_vit does not read; write parquet files with "
+            "dataset.to_parquet(FILE)"
+        )
     if not images:
         contents = f"no images (only {count_suffixes(parts[-1] for parts in files)})" if files else "no files"
         raise UserError(f"'{source}' holds {contents}; give one folder of images per class, parquet files or tar files")
@@ -235,9 +238,9 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
             )
         if loose:
             number = "1 image" if len(loose) == 1 else f"{len(loose)} images"
-            notes.append(f"{number} beside the class folders in '{folder_name}' were ignored")
+            notes.append(f"ignored {number} beside the class folders in '{folder_name}'")
         if empty := sorted(set(names) - {parts[depth] for parts in images_below if len(parts) > depth + 1}):
-            raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add images or remove the folder")
+            raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add some, or remove the folder")
         classes = layout.setdefault(split_name(prefix[0]) or "" if prefix else "train", {})
         for parts in images_below:
             if len(parts) > depth + 1:

@@ -143,7 +143,7 @@ def cut_rows(
         if all(assignment[digest] != "train" for digest in contents):
             assignment[contents[-1]] = "train"
             notes.append(
-                f"the cut by content left no training image of class '{label_names[label]}'; one was moved there"
+                f"splitting by content left no training image of class '{label_names[label]}', so one was moved there"
             )
     class_counts = Counter(digest for contents in classes.values() for digest in contents)
     for name in missing:
@@ -154,6 +154,6 @@ def cut_rows(
             # An image with several classes stays: without it another class could have none in train.
             if len(movable) > 1 and class_counts[movable[0]] == 1:
                 assignment[movable[0]] = name
-        notes.append(f"the cut by content left {name} without images; one of each class was moved there")
+        notes.append(f"splitting by content left {name} without images, so one of each class was moved there")
     assigned = np.asarray([assignment[digest] for digest in digests])
     return {name: np.flatnonzero(assigned == name) for name in ("train", *missing)}, notes

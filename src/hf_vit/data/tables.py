@@ -91,7 +91,7 @@ class ImageTables:
         if turned := sum(scan.is_turned for images in scans.values() for scan in images):
             share = "1 image was" if turned == 1 else f"{turned:,} images were"
             self.notes.append(
-                f"{share} rotated by the EXIF orientation; annotations that were made without it do not fit"
+                f"{share} rotated as their EXIF orientation says; annotations of the unrotated images do not fit"
             )
 
 
@@ -190,7 +190,7 @@ class ObjectTables(ImageTables):
         for number, category in enumerate(raw["category"], start=1):
             if category not in self.numbers:
                 classes = f"{len(self.numbers)} classes ({summarize_names(list(map(str, self.numbers)))})"
-                raise UserError(f"object {number} of the unknown class {category!r}; there are {classes}")
+                raise UserError(f"object {number} of the unknown class {category!r}; use one of {classes}")
         objects["category"] = [self.numbers[category] for category in raw["category"]]
         objects["area"], objects["iscrowd"] = [], []
         fields = zip(objects["bbox"], raw["area"], raw["iscrowd"], strict=True)
@@ -198,7 +198,7 @@ class ObjectTables(ImageTables):
             size = box[2] * box[3] if area is None else _to_float(area)
             if not math.isfinite(size) or crowd not in (None, 0, 1):
                 values = f"area {area!r:.40} and iscrowd {crowd!r:.40}"
-                raise UserError(f"object {number} with the {values}; write a number, and 0 or 1")
+                raise UserError(f"object {number} with the {values}; write a number for area, and 0 or 1 for iscrowd")
             objects["area"].append(size)
             objects["iscrowd"].append(int(bool(crowd)))
         if self.with_masks:
@@ -223,13 +223,13 @@ class ObjectTables(ImageTables):
             ends = [max(x + width, y + height) for row in objects for x, y, width, height in row["bbox"]]
             if ends and max(ends) <= 1:
                 raise UserError(
-                    f"all boxes of {split} lie in the first pixel, as if they were shares of width and height; give "
+                    f"all boxes of {split} are in the first pixel, as if they were shares of width and height; write "
                     "boxes in px"
                 )
         for split, images in scans.items():
             empty = sum(image.annotation is not None and not image.annotation.amounts for image in images)
             if empty:
-                self.notes.append(f"{empty:,} of {len(images):,} images of {split} have no objects")
+                self.notes.append(f"{empty:,} of {len(images):,} images in {split} have no objects")
 
 
 def _explain_size(scan: ImageScan) -> str:
@@ -268,16 +268,19 @@ def _check_box(box: Any, number: int, scan: ImageScan) -> list[float]:
     except (TypeError, ValueError):
         left, top, width, height = (math.nan,) * 4
     if not all(map(math.isfinite, (left, top, width, height))):
-        raise UserError(f"object {number} with the box {box!r:.80}; boxes need x, y, width and height in px")
+        raise UserError(f"object {number} with the box {box!r:.80}; write x, y, width and height in px")
     if width <= 0 or height <= 0:
-        raise UserError(f"object {number} with an empty box of {width:g}x{height:g} px (width x height)")
+        raise UserError(
+            f"object {number} with an empty box of {width:g}x{height:g} px (width x height); correct or remove the box"
+        )
     right, bottom = left + width, top + height
     excess = max(-left, -top, right - scan.width, bottom - scan.height)
     is_visible = min(right, scan.width) > max(left, 0) and min(bottom, scan.height) > max(top, 0)
     if excess > _ROUNDING or not is_visible:
         raise UserError(
-            f"object {number} with a box from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) px, which is outside the "
-            f"image of {scan.width}x{scan.height} px (width x height); boxes are x, y, width and height in px"
+            f"object {number} with a box from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) px, outside the "
+            f"image of {scan.width}x{scan.height} px (width x height); write boxes as x, y, width and height "
+            "in px, not as two corners"
         )
     if excess <= 0:
         return [left, top, width, height]
@@ -303,8 +306,9 @@ def find_target(source: DataSource, target: Target | None) -> Target | None:
         return target
     if target in ("mask", "objects"):
         raise UserError(
-            f"'{source.name}' ({source.kind}) has labels, but no annotations for {_TASKS[target]}; give a folder laid "
-            "out as ADE20K or COCO, parquet files or a Hub data set with a column of masks or objects, or 'scenes'"
+            f"'{source.name}' ({source.kind}) has labels, but no annotations for {_TASKS[target]}; give "
+            f"{'a folder of images and masks (ADE20K)' if target == 'mask' else 'a folder with COCO annotations'}, "
+            f"or parquet files with a column of {'masks' if target == 'mask' else 'objects'}"
         )
     return "label"
 
@@ -360,7 +364,7 @@ def _read_objects(opened: RawTables, name: str, named: NamedColumns) -> ObjectTa
     kinds = {type(value) for value in values}
     if len(kinds) > 1 or not kinds <= {int, str}:
         types = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise UserError(f"the categories of '{name}' are of type {types}; use whole numbers or names")
+        raise UserError(f"the categories of '{name}' have the type {types}; write whole numbers or names")
     names = getattr(fields["category"][1], "names", None)
     categories: list[Any] = sorted(set(values)) if names is None else list(range(len(names)))
     images = {split: _extract_column(table, image, "image") for split, table in splits.items()}
@@ -375,7 +379,7 @@ def _select_annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[
     splits, notes = dict(opened.splits), [*opened.notes]
     for split, table in opened.splits.items():
         if split != "train" and table.data.column(column).null_count == len(table):
-            notes.append(f"split '{split}' of '{name}' has no values in '{column}' and was left out")
+            notes.append(f"split '{split}' of '{name}' was left out, because '{column}' is empty there")
             del splits[split]
     return splits, notes
 
@@ -435,8 +439,8 @@ def _find_mask_columns(features: "Features", name: str, named: NamedColumns) -> 
         mask = next(column for column in pictures if column != image)
     if mask is None or image is None:
         raise UserError(
-            f"'{name}' has the columns {', '.join(features)}; name the columns of images and masks 'image' and 'mask', "
-            "or give their names with --image-column and --label-column"
+            f"'{name}' has the columns {', '.join(features)}, but which ones hold images and masks is unclear; name "
+            "them 'image' and 'mask', or give their names with --image-column and --label-column"
         )
     return image, mask
 
@@ -456,8 +460,8 @@ def _find_objects_column(
             fields[key] = field_name, getattr(available[field_name], "feature", available[field_name])
     if not {"bbox", "category"} <= fields.keys():
         raise UserError(
-            f"the column '{column}' of '{name}' has the fields {', '.join(available) or 'none'}; every object needs "
-            "'bbox' (x, y, width and height in px) and 'category'"
+            f"the column '{column}' of '{name}' has the fields {', '.join(available) or 'none'}, but every "
+            "object needs 'bbox' (x, y, width and height in px) and 'category'; rename or add them"
         )
     return column, fields
 
@@ -467,8 +471,7 @@ def _find_column(names: tuple[str, ...], features: "Features", name: str, option
     column = next((column for column in names if column in features), None)
     if column is None:
         raise UserError(
-            f"'{name}' has the columns {', '.join(features)} and none with the usual name '{names[0]}'; choose one "
-            f"with {option}"
+            f"'{name}' has the columns {', '.join(features)}, but none is named '{names[0]}'; choose one with {option}"
         )
     return column
 
@@ -498,7 +501,9 @@ def _read_mask_folder(source: DataSource) -> MaskTables:
         unused = {get_key(path): path for path in mask_files}
         mask_paths = [unused.pop(get_key(path), None) for path in image_files]
         if unused:
-            notes.append(f"{len(unused)} masks of {split} have no image, such as {min(unused.values()).name}")
+            notes.append(
+                f"{len(unused)} masks of {split} have no image of the same name, such as {min(unused.values()).name}"
+            )
         images[split] = image_table(image_files)
         mask_fields = [None if path is None else {"bytes": None, "path": str(path)} for path in mask_paths]
         masks[split] = Dataset.from_dict({"mask": mask_fields}, features=feature)
@@ -540,7 +545,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path.name} cannot be read as text; save it in UTF-8") from error
+        raise UserError(f"{path.name} cannot be read as text; save it as UTF-8") from error
 
 
 # ---- COCO annotation files
@@ -578,10 +583,11 @@ def _parse_coco(path: Path, file_name: str) -> Mapping[str, list[Any]]:
     try:
         lists: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file_name} cannot be read as JSON: {error!s:.120}; write it again") from error
+        raise UserError(f"{file_name} cannot be read as JSON: {error!s:.120}; export the annotations again") from error
     if not isinstance(lists, dict) or not all(isinstance(lists.get(key), list) for key in _ENTRIES):
         raise UserError(
-            f"{file_name} is not a COCO annotation file, which has the lists {', '.join(_ENTRIES)}; add them"
+            f"{file_name} is not a COCO annotation file, which is an object with the lists "
+            f"{', '.join(_ENTRIES)}; export it in COCO's format"
         )
     for key, required in _ENTRIES.items():
         for row, entry in enumerate(lists[key]):
@@ -602,7 +608,8 @@ def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, A
         number, name = entry["id"], normalize_name(str(entry["name"]))
         if categories.setdefault(number, name) != name:
             raise UserError(
-                f"category {number} is '{name}' in {file_name}, but '{categories[number]}' before; use one name"
+                f"category {number} is named '{name}' in {file_name}, but '{categories[number]}' in another file; "
+                "use one name"
             )
     duplicates = [name for name, count in Counter(categories.values()).items() if count > 1]
     if duplicates:
@@ -617,7 +624,7 @@ def _index_images(entries: Sequence[dict[str, Any]], file_name: str) -> dict[Any
             raise UserError(f"two images in {file_name} have the id {entry['id']}; give them different ids")
         images[entry["id"]] = entry
     if not images:
-        raise UserError(f"{file_name} lists no images; add images")
+        raise UserError(f"{file_name} lists no images; add entries to 'images'")
     return images
 
 

@@ -39,13 +39,16 @@ class Tiles:
         overlap, margin = self.overlap, self.margin
         if min(*self.image_size, *self.tile_size) < 1:
             sizes = f"{self.tile_size} px in an image of {self.image_size} px"
-            raise UserError(f"tiles of {sizes} are not possible; all sides must be at least 1 px")
+            raise UserError(f"tiles of {sizes} are not possible, all sides need at least 1 px; choose larger --tiles")
         if not 0 <= overlap < min(self.tile_size):
-            raise UserError(f"the tiles' overlap is {overlap} px; choose 0 to {min(self.tile_size) - 1} px")
+            raise UserError(
+                f"the tiles overlap by {overlap} px, but tiles of this size need 0 to {min(self.tile_size) - 1} "
+                "px; choose another overlap"
+            )
         if not 0 <= 2 * margin <= overlap:
             raise UserError(
-                f"the tiles' margin is {margin} px and their overlap {overlap} px; choose an overlap of at least "
-                "twice the margin"
+                f"the tiles overlap by {overlap} px, less than twice their margin of {margin} px; choose a larger "
+                "overlap, or a smaller margin"
             )
 
     def __len__(self) -> int:

@@ -111,8 +111,8 @@ class EvalTransform(_FixedTransform):
                 return self.processor(images=rgb, return_tensors="pt")["pixel_values"]
             except ValueError as error:
                 raise UserError(
-                    f"the image processor cannot batch these images ({first_line(error):.200}); set it to resize or "
-                    "crop all images to one size in preprocessor_config.json"
+                    "the image processor cannot put images of different sizes into a batch "
+                    f"({first_line(error):.200}); set do_resize or do_center_crop in preprocessor_config.json"
                 ) from error
         with torch.inference_mode(False):  # other threads must not write to inference tensors
             values = torch.empty(len(images), 3, *input_size(self.processor))
@@ -148,9 +148,7 @@ class TrainTransform(_RandomTransform):
 
         super().__init__(augmentation, seed)
         if self.augmentation.scale_jitter is not None:
-            raise UserError(
-                "augmentation scale_jitter works for segmentation and detection only; use random_resized_crop"
-            )
+            raise UserError("the augmentation scale_jitter needs segmentation or detection; use random_resized_crop")
         self.processor = processor
         size, interpolation = input_size(processor), get_interpolation(processor)
         self._augment = Augmenter(self.augmentation, size, interpolation, mean_color(processor))
@@ -210,7 +208,10 @@ def input_size(processor: Any) -> tuple[int, int]:
     crop = processor.crop_size if getattr(processor, "do_center_crop", None) else None
     size = crop or processor.size
     if not (size.get("height") and size.get("width")):
-        raise UserError(f"the image processor's size is {dict(size)}; it needs a height and a width")
+        raise UserError(
+            f"the image processor has size={dict(size)}, but height and width are needed; correct it in "
+            "preprocessor_config.json"
+        )
     return int(size["height"]), int(size["width"])
 
 
@@ -221,8 +222,8 @@ def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, 
     mean, std = (processor.image_mean, processor.image_std) if is_normalized else (0.0, 1.0)
     if not factor or mean is None or std is None:
         raise UserError(
-            f"the image processor has rescale_factor={factor}, image_mean={mean}, image_std={std}; save a processor "
-            "with all three values"
+            f"the image processor has rescale_factor={factor}, image_mean={mean} and image_std={std}, but all "
+            "three are needed; add them to preprocessor_config.json"
         )
 
     def per_channel(value: Any) -> tuple[float, ...]:
@@ -429,8 +430,8 @@ def refuse_image_only(augmentation: AugmentationConfig) -> None:
     for field in fields(augmentation):
         if field.name not in _JOINT and getattr(augmentation, field.name) != field.default:
             raise UserError(
-                f"the augmentation {field.name} does not transform masks and boxes; for segmentation and detection "
-                f"choose from {', '.join(_JOINT)}"
+                f"the augmentation {field.name} does not transform masks and boxes; for segmentation and "
+                f"detection use only {', '.join(_JOINT)}"
             )
 
 

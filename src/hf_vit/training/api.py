@@ -87,10 +87,11 @@ def finetune(
     options = job.options
     if runner == "ray" and (lr_sweep is False or world_size() > 1):
         raise UserError(
-            "--runner ray needs --lr-sweep and does not work under torchrun; add --lr-sweep, or leave --runner out"
+            "--runner ray runs the trials of --lr-sweep and does not work under torchrun; add --lr-sweep and "
+            "start without torchrun, or leave --runner out"
         )
     if lr_sweep is not False and task != "classification":
-        raise UserError(f"--lr-sweep compares accuracies, which {task} does not have; leave it out")
+        raise UserError(f"--lr-sweep compares validation accuracies, but {task} has no accuracy; leave --lr-sweep out")
     rates = None if lr_sweep is False else _check_rates(job.recipe, lr_sweep)
     if task != "classification":
         training_task = TASKS[task](head or find_dense_head(job.model_name, task), head_width)
@@ -117,15 +118,18 @@ def _find_task(
 ) -> str:
     """Return the key in `TASKS` for the arguments of `finetune`; raise UserError if they do not go together."""
     if task not in FINETUNED:
-        raise UserError(f"unknown task '{task}'; choose {', '.join(FINETUNED)}")
+        raise UserError(f"--task {task} is unknown; choose one of {', '.join(FINETUNED)}")
     if task == "classification" and (head or head_width) is not None:
-        raise UserError("--head and --head-width need --task segmentation or detection; add it, or leave them out")
+        raise UserError(
+            "--head and --head-width only work with --task segmentation or detection; add such a --task, or "
+            "leave them out"
+        )
     if task != "classification" and (distillation is not None or self_training is not None):
-        raise UserError(f"a teacher works only for classification, not for {task}; leave the teacher out")
+        raise UserError(f"a teacher can only be used for classification, not for {task}; leave the teacher out")
     if task != "classification":
         return task
     if distillation is not None and self_training is not None:
-        raise UserError("distillation and self_training cannot be combined; give only one of them")
+        raise UserError("distillation and self-training cannot be combined; give only one of them")
     if self_training is not None:
         return self_training.kind
     return "classification" if distillation is None else "distillation"
@@ -192,7 +196,7 @@ def pretrain(
         UserError: the input is wrong, disk or memory are too small, or the loss is NaN or infinite.
     """
     if objective not in OBJECTIVES:
-        raise UserError(f"unknown objective '{objective}'; choose {', '.join(OBJECTIVES)}")
+        raise UserError(f"--objective {objective} is unknown; choose one of {', '.join(OBJECTIVES)}")
     job = _make_job(objective, model, data, output, recipe, options, command, settings)
     fields: dict[str, Any] = {}
     if class_token is not None:
@@ -213,11 +217,14 @@ def _check_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, 
     """Return the given learning rates, or the recipe's grid; raise UserError for bad or repeated ones."""
     rates = recipe.learning_rates if isinstance(rates, bool) else tuple(float(rate) for rate in rates)
     if not rates:
-        raise UserError(f"the recipe {recipe.name} has no grid of learning rates; give --sweep-rates 0.001,0.003,0.01")
+        raise UserError(
+            f"the recipe {recipe.name} has no learning rates for --lr-sweep; give some, such as --sweep-rates "
+            "0.001,0.003,0.01"
+        )
     for rate in rates:
         recipe.override(learning_rate=rate)
     if len({f"{rate:g}" for rate in rates}) < len(rates):
-        raise UserError(f"duplicate learning rate in {', '.join(map(str, rates))}; give every rate once")
+        raise UserError(f"the learning rates {', '.join(map(str, rates))} contain a duplicate; give every rate once")
     return rates
 
 
@@ -230,13 +237,13 @@ def _sweep(
     again at the end. Without a runner the trials run one after the other in this process.
     """
     if start.data.multi_label:
-        raise UserError("--lr-sweep compares accuracies, which multi-label data does not have; leave it out")
+        raise UserError("--lr-sweep compares validation accuracies, which multi-label data lacks; leave --lr-sweep out")
     settings, old_settings = {"sweep_rates": list(rates)}, read_run(job.work)
     if old_settings is not None and old_settings != settings:
         old_rates = ",".join(f"{rate:g}" for rate in old_settings.get("sweep_rates", [])) or "none"
         raise UserError(
-            f"{job.output} was started with the learning rates {old_rates}; resume with the same rates, or choose "
-            "another output folder"
+            f"the sweep in {job.output} was started with the learning rates {old_rates}; resume it with these "
+            "rates, or choose another --output"
         )
     if old_settings is None and is_main():
         write_run(job.work, settings)
@@ -251,7 +258,8 @@ def _sweep(
     finished = [number for number in sorted(trials) if trials[number]["score"] is not None]
     if not finished:
         raise UserError(
-            f"the loss became NaN or infinite at every learning rate ({', '.join(map(str, rates))}); try lower rates"
+            f"the loss became NaN or infinite at every learning rate ({', '.join(map(str, rates))}); give "
+            "lower ones with --sweep-rates"
         )
     best = jobs[max(finished, key=lambda number: trials[number]["score"])]
     say(f"loading the best trial (learning rate {best.recipe.learning_rate:g})")

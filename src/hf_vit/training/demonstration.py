@@ -104,8 +104,8 @@ def demonstrate(
         yield folder, result, comparison
         if comparison.here != comparison.fresh or comparison.largest_difference > 1e-4:
             raise UserError(
-                f"the probabilities of the new process differ by up to {comparison.largest_difference:.2g}; report "
-                "this with your versions (hf-vit env)"
+                "a new process without hf_vit computes probabilities that differ by up to "
+                f"{comparison.largest_difference:.2g}; please report this with the output of hf-vit env"
             )
 
 
@@ -116,7 +116,9 @@ def claim_output(output: Path) -> None:
         return
     training = Facts.load(output).filter_kind("training") if output.is_dir() else []
     if not training or not training[-1].command.startswith("hf-vit demo"):
-        raise UserError(f"the output {output} holds other files; choose a new or empty folder with --output")
+        raise UserError(
+            f"the output folder {output} holds files that are not from hf-vit demo; choose a new or empty --output"
+        )
 
 
 def train_digits(
@@ -167,7 +169,7 @@ def compare_fresh(folder: Path, result: FinetuneResult) -> FreshComparison:
         if number := re.match(r"\w+Error: \[Errno (\d+)\]", problem.rpartition("\n")[2]):
             with explain_write_errors(scratch.parent):
                 raise OSError(int(number[1]), os.strerror(int(number[1])))
-        raise RuntimeError(f"the new process failed:\n{problem}")
+        raise RuntimeError(f"loading the model in a new process failed:\n{problem}")
     answer = json.loads(process.stdout.strip().splitlines()[-1])
     pairs = zip(best.values.tolist(), answer["probabilities"], strict=True)
     return FreshComparison(

@@ -61,7 +61,7 @@ def measure_input(
     `seconds` is the duration of each of the three measurements, which alternate.
     """
     if seconds <= 0:
-        raise UserError(f"--seconds is {seconds}, which is too short to measure; give 5 or more")
+        raise UserError(f"--seconds {seconds} is too short to measure; give a larger number, such as --seconds 5")
     one_step_recipe = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1)
     options = options or FinetuneOptions()
     say = report or (lambda line: None)

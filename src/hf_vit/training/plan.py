@@ -100,7 +100,7 @@ class Run(Job, Start):
         height, width = as_pair(self.config.image_size)
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         images = self.data.num_examples("train")
-        teacher = f", taught by {self.task['teacher']}" if "teacher" in self.task else ""
+        teacher = f", teacher {self.task['teacher']}" if "teacher" in self.task else ""
         return (
             f"{self.source.name} ({parameters:,} parameters, {height}x{width} px{teacher}) on {self.data.name}: "
             f"{'a stream' if images is None else f'{images:,} images'} of {len(self.data.label_names)} classes, "
@@ -130,9 +130,10 @@ def micro_batch_size(batch_size: int, requested: int | None, accumulates: bool =
     if requested is None:
         return next(size for size in range(min(share, _LARGEST_MICRO_BATCH), 0, -1) if share % size == 0)
     if share % requested:
-        shares = "" if world_size() == 1 else f" of which each of {world_size()} processes has {share}"
+        shares = "" if world_size() == 1 else f", of which each of {world_size()} processes has {share}"
         raise UserError(
-            f"the micro batch size {requested} does not divide the batch size {batch_size}{shares}; choose a divisor"
+            f"the micro-batch size {requested} does not divide the batch size {batch_size}{shares}; choose a "
+            "divisor for --micro-batch-size"
         )
     return requested
 
@@ -143,7 +144,9 @@ def total_steps(recipe: Recipe, images: int | None) -> int:
         return recipe.steps
     assert recipe.epochs is not None
     if images is None:
-        raise UserError("the length of the stream is unknown, so epochs cannot be counted; give --steps instead")
+        raise UserError(
+            "the number of images in the stream is unknown, so epochs cannot be counted; give --steps instead"
+        )
     return max(1, math.ceil(recipe.epochs * math.ceil(images / recipe.batch_size)))
 
 
@@ -154,7 +157,7 @@ def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
         return False
     if device.type == "cuda":
         if options.precision == "bf16" and not torch.cuda.is_bf16_supported():
-            raise UserError("this GPU cannot compute in bf16; use --precision fp32")
+            raise UserError("this GPU does not support bf16; use --precision fp32")
         return torch.cuda.is_bf16_supported()
     if options.precision == "bf16":
         return True

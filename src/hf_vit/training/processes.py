@@ -18,23 +18,26 @@ _FAILED, _DONE, _AT_WORK = range(3)
 # Errors of settings that do not work with several processes; docs/combinations.md has the reasons.
 REFUSALS = {
     "device": (
-        "{processes} processes cannot share --device {device}; leave it out (a GPU for every process), or give cpu"
+        "{processes} processes cannot share --device {device}; leave --device out (one GPU per process), "
+        "or use --device cpu"
     ),
     "batch": (
-        "the batch size {batch_size} cannot be divided among {processes} processes; choose a multiple of {processes}"
+        "the batch size {batch_size} cannot be divided among {processes} processes; choose a multiple of "
+        "{processes} for --batch-size"
     ),
     "contrastive parts": (
         "a contrastive batch of {share} images cannot be split into micro-batches of {parts}, because its images are "
         "each other's negatives; leave --micro-batch-size out, or choose a smaller --batch-size"
     ),
-    "meta pseudo labels": "meta-pseudo-labels works only in one process; start it without torchrun",
+    "meta pseudo labels": "meta-pseudo-labels only works in one process; start the command without torchrun",
     "fsdp1": "FSDP version 1 is not supported; set fsdp_version: 2 (examples/accelerate/fsdp2.yaml)",
     "sam micro-batches": (
-        "--sam-micro-batches needs all weights in every process, but FSDP divides them; leave it out, or use DDP"
+        "--sam-micro-batches does not work with FSDP, which splits the weights among processes; leave "
+        "--sam-micro-batches out, or use DDP"
     ),
     "checkpointing dropout": (
-        "fsdp_activation_checkpointing computes every block twice with different dropout; choose --dropout 0 "
-        "--drop-path 0, or set it to false"
+        "fsdp_activation_checkpointing would compute every block twice with different dropout; use "
+        "--dropout 0 --drop-path 0, or set it to false"
     ),
 }
 
@@ -107,8 +110,8 @@ def explain_lost_contact(timeout: int) -> Generator[None]:
             raise
         raise UserError(
             f"process {os.environ.get('RANK')} of {world_size()} lost contact with another process, which "
-            f"ended or did not respond for {timeout} seconds (--process-timeout); read the error of that process, "
-            "then continue with --resume"
+            f"ended or did not respond for {timeout} seconds (--process-timeout); look up the error of that "
+            "process, then continue with --resume"
         ) from error
 
 
@@ -128,9 +131,7 @@ def require_same(name: str, value: str | int) -> None:
 
     values: list[str | int] = gather_object([value])
     if len(set(values)) > 1:
-        raise UserError(
-            f"the processes have different {name}: {', '.join(map(str, values))}; give the same to all processes"
-        )
+        raise UserError(f"the processes have different {name} ({', '.join(map(str, values))}); give all the same")
 
 
 def _join(device: str | None, timeout: int) -> object:

@@ -92,7 +92,7 @@ def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
                 start = open_start(job, say, multi_label=task.multi_label, target=task.target)
         if start is None:
             result = task.recall(output, job.recipe)
-            say(f"{output} holds a finished model, so there is nothing to resume")
+            say(f"{output} already holds a finished model, so there is nothing to resume")
             wait_for_all()
             if is_main():
                 _tidy(output, options.keep_checkpoints)
@@ -113,14 +113,16 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
     task.check(recipe)
     micro_batch_size(recipe.batch_size, options.micro_batch_size, task.accumulates)
     if options.streaming and not task.streams:
-        raise UserError("segmentation and detection data cannot be streamed; leave --streaming out")
+        raise UserError("--streaming does not work for segmentation and detection; leave --streaming out")
     if options.streaming and (recipe.class_weights or recipe.balanced_sampling):
         raise UserError(
-            "a stream cannot be balanced by class; leave --streaming out, or --class-weights and --balanced-sampling"
+            "classes cannot be balanced while streaming; leave --streaming out, or --class-weights and "
+            "--balanced-sampling"
         )
     if options.streaming and recipe.repeated_augmentation > 1:
         raise UserError(
-            "a stream gives every image once per epoch; use --repeated-augmentation 1, or leave --streaming out"
+            "a stream gives every image once per epoch, but --repeated-augmentation is "
+            f"{recipe.repeated_augmentation}; set it to 1, or leave --streaming out"
         )
     if recipe.optimizer in ("lamb", "lion", "muon"):
         import_timm_optim(recipe.optimizer)
@@ -139,7 +141,7 @@ def lock_output(output: Path) -> Generator[None]:
         yield
         return
     if output.exists() and not output.is_dir():
-        raise UserError(f"the output {output} is a file; choose a new or empty folder")
+        raise UserError(f"the output {output} is a file; choose a folder with --output")
     absent = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
         with ExitStack() as stack:
@@ -152,7 +154,7 @@ def lock_output(output: Path) -> Generator[None]:
                 ) from error
             except OSError as error:
                 raise UserError(
-                    f"the output {output} cannot be written ({error.strerror or error}); choose another folder"
+                    f"the output folder {output} cannot be written: {error.strerror or error}; choose another --output"
                 ) from error
             try:
                 yield
@@ -183,12 +185,12 @@ def check_output(output: Path, resume: bool) -> None:
     if not existing:
         return
     if is_finished(output):
-        raise UserError(f"the output folder {output} holds a finished model; choose a new or empty folder")
+        raise UserError(f"the output folder {output} holds a finished model; choose a new or empty --output")
     if not (work / RUN_NAME).is_file():
         files = f"other files ({', '.join(existing[:3])})"
-        raise UserError(f"the output folder {output} holds {files}; choose a new or empty folder")
+        raise UserError(f"the output folder {output} holds {files}; choose a new or empty folder with --output")
     if not resume:
-        raise UserError(f"{output} holds an unfinished run; continue with --resume, or delete the folder")
+        raise UserError(f"the output folder {output} holds an unfinished run; add --resume, or delete the folder")
 
 
 def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
@@ -197,7 +199,7 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target 
     size = options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
     if (crop or 0) >= min(size):
         raise UserError(
-            f"--random-crop {crop} is too large for images of {size[0]}x{size[1]} px; choose less than {min(size)}"
+            f"--random-crop {crop} is too large for images of {size[0]}x{size[1]} px; choose a value below {min(size)}"
         )
     images = load_data(
         job.data_name,
@@ -213,7 +215,7 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target 
     for note in (*images.notes, *note_imbalance(images)):
         say(f"note: {note}")
     if images.skipped:
-        say(f"left out {len(images.skipped)} unreadable images")
+        say(f"skipped {len(images.skipped)} unreadable images")
     for split in ("train", "validation", "test"):
         images.split(split)
     return Start(source, images, size)
@@ -256,10 +258,10 @@ def _find_checkpoint(job: Job, say: Say) -> Path | None:
         return None
     if is_main():
         if not (job.work / RUN_NAME).is_file():
-            say(f"{job.output} holds no run to resume; starting a new run")
+            say(f"{job.output} holds no run to resume, so a new run starts")
             return None
         for removed in _remove_incomplete(job.work):
-            say(f"removed {removed}, which is incomplete")
+            say(f"removed the incomplete checkpoint {removed}")
     checkpoint = last_complete(job.work)
     say(f"resuming from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet; starting from step 0")
     return checkpoint
@@ -271,8 +273,8 @@ def require_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise UserError(
-            f"the disk of {folder} has {_format_bytes(free)} free, but training needs about {_format_bytes(needed)} "
-            "(model and three checkpoints); free some space, or choose another folder"
+            f"the disk of {folder} has {_format_bytes(free)} free, but the training needs about "
+            f"{_format_bytes(needed)} for the model and three checkpoints; free some space, or choose another --output"
         )
 
 
@@ -312,7 +314,7 @@ def record_run(run: Run) -> None:
     for name in sorted({*old_settings, *settings}):
         old, new = old_settings.get(name, "(not set)"), settings.get(name, "(not set)")
         if old != new:
-            different.append(f"{name} was {old}, now {new}")
+            different.append(f"{name} was {old} and is now {new}")
     if not different:
         return
     changes = ""
@@ -321,8 +323,8 @@ def record_run(run: Run) -> None:
             changes = describe_changes(json.loads((run.work / _FILES_NAME).read_text(encoding="utf-8")), run.data.files)
     files = f" ({changes}: restore the data)" if changes else ""
     raise UserError(
-        f"--resume needs the same settings with which {run.output} was started, but "
-        f"{'; '.join(different)}{files}; give the same settings, or another output folder"
+        f"--resume needs the settings that {run.output} was started with, but "
+        f"{'; '.join(different)}{files}; give the old settings, or another --output"
     )
 
 
@@ -333,7 +335,7 @@ def read_run(work: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UserError(f"{work / RUN_NAME} is damaged ({error}); delete {work} to start again") from error
+        raise UserError(f"{work / RUN_NAME} is damaged ({error}); delete the folder {work} to start again") from error
 
 
 def write_run(work: Path, settings: Mapping[str, Any]) -> None:
@@ -379,7 +381,7 @@ def _explain_errors(run: Run, accumulates: bool) -> Generator[None]:
         # An error of a loader's worker contains the worker's traceback.
         message = str(error).rpartition("UserError: ")[2].strip()
         if isinstance(error, DivergedError):
-            raise DivergedError(f"{message}; choose another --output for other settings") from error
+            raise DivergedError(f"{message}; use another --output with the new settings") from error
         raise UserError(message) from error
     except Exception as error:
         if (message := _explain(run, error, accumulates)) is None:
@@ -403,17 +405,21 @@ def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
         reason = " ".join(str(error).split()).rstrip(".")
         fewer = "" if run.options.streaming and last_complete(run.work) else " or choose a smaller --num-workers"
         return (
-            f"a data loading process was killed, probably for lack of memory ({reason}); free some memory{fewer}, then "
-            f"{_how_to_resume(run)}"
+            f"a data loading process was killed, probably because memory ran out ({reason}); free some "
+            f"memory{fewer}, then {_how_to_resume(run)}"
         )
     if "Batch does not contain any data" in str(error):  # accelerate's error for a stream without rows
         return (
-            f"{run.data.name} has no image in the validation or test split, which get about 10% of a stream; give more "
-            "images, or leave --streaming out"
+            f"the stream {run.data.name} has no image in the validation or test split, each of which gets "
+            "about 10%; give more images, or leave --streaming out"
         )
     # Any error may be caused by files that were removed or changed during the training.
     changes = run.data.changed_files()
-    return f"the training data has changed: {changes}; restore it, then {_how_to_resume(run)}" if changes else None
+    return (
+        f"the training data changed during the run: {changes}; restore it, then {_how_to_resume(run)}"
+        if changes
+        else None
+    )
 
 
 def _explain_unwritable(run: Run, reason: str) -> str:
@@ -427,7 +433,7 @@ def _explain_unwritable(run: Run, reason: str) -> str:
 def _how_to_resume(run: Run) -> str:
     """Return the remedy of an error after which the run can be resumed."""
     last = last_complete(run.work)
-    return f"continue from {last.name} with --resume" if last else "start again with --resume"
+    return f"continue from {last.name} with --resume" if last else "start it again with --resume"
 
 
 # Resume
@@ -443,7 +449,7 @@ def _resume(trainer: HfViTTrainer, checkpoint: Path, say: Say) -> None:
     if not has_ended(checkpoint):
         trainer.train(resume_from_checkpoint=str(checkpoint))
         return
-    say("the training was already finished")
+    say("the training is already finished")
     trainer.state = TrainerState(**state)
     clock = (state.get("stateful_callbacks") or {}).get("Clock")
     if clock:
@@ -510,7 +516,7 @@ def describe_resume(output: Path) -> str:
     """Describe the state of an interrupted run or sweep, and how to resume it."""
     work = work_folder(output)
     if is_finished(output):
-        return f"the model in {output} is complete" + ("; --resume removes its checkpoints" if work.exists() else "")
+        return f"the model in {output} is complete" + ("; --resume removes the checkpoints" if work.exists() else "")
     if not (work / RUN_NAME).is_file():
         return "nothing was written yet; run the same command again"
     if (last := last_complete(work)) is not None:

@@ -108,9 +108,9 @@ def make_soup(
     """
     say, output = report or (lambda line: None), Path(output)
     if len(models) < 2:
-        raise UserError(f"a soup needs two or more models, but {len(models)} was given; add another model")
+        raise UserError(f"a model soup averages at least 2 models, but {len(models)} was given; name another model")
     if greedy and data is None:
-        raise UserError("a greedy soup needs validation accuracy; give --data")
+        raise UserError("a greedy soup is chosen by validation accuracy; give a data set with --data")
     prepare_output(output)
     with quiet_transformers():
         loaded = [load_model(model, device, as_classifier=True) for model in models]
@@ -118,7 +118,7 @@ def make_soup(
         for index, model in enumerate(loaded):
             if model.processor is None:
                 raise UserError(
-                    f"{model.name} is a timm model, which a soup cannot contain; give classifiers of hf_vit or "
+                    f"{model.name} is a timm model, which cannot be averaged; give classifiers of hf_vit or "
                     "transformers"
                 )
             if names.count(model.name) > 1:
@@ -185,8 +185,8 @@ def _require_same_config(first: LoadedModel, other: LoadedModel) -> None:
     if different:
         names = ", ".join("classes" if name == "id2label" else name for name in different)
         raise UserError(
-            f"{first.name} and {other.name} differ in {names}; give models that were fine-tuned from the same "
-            "checkpoint on the same classes"
+            f"{first.name} and {other.name} cannot be averaged, because they differ in {names}; give models "
+            "that were fine-tuned from the same checkpoint on the same classes"
         )
 
 

@@ -47,8 +47,9 @@ class ClassifierTask(MeasuredTask):
         if "accuracy" not in result.validation or result.validation["accuracy"] > result.chance:
             return None
         return (
-            f"the model has hardly learned: its validation accuracy of {result.validation['accuracy']:.2%} could be "
-            f"chance (up to {result.chance:.2%}); train longer, or with another learning rate"
+            f"the validation accuracy of {result.validation['accuracy']:.2%} could be chance (up to "
+            f"{result.chance:.2%}), so the model has hardly learned; train longer (--epochs), or with another "
+            "--learning-rate"
         )
 
     def prepare_trainer(self, run: Run) -> dict[str, Any]:
@@ -108,7 +109,8 @@ class Classification(ClassifierTask):
         augmentation = recipe.augmentation
         if recipe.class_weights or recipe.balanced_sampling or augmentation.mixup_alpha or augmentation.cutmix_alpha:
             raise UserError(
-                "multi-label data support no class weights, balanced sampling, mixup or cutmix; leave them out"
+                "--class-weights, --balanced-sampling, mixup and cutmix do not work with multi-label data; leave "
+                "them out, or choose a recipe without them"
             )
         return build_for_classes(start, recipe, problem_type="multi_label_classification")
 
@@ -122,8 +124,8 @@ def build_for_classes(start: Start, recipe: Recipe, **fields: Any) -> tuple[PreT
     if not source.has_weights:
         if missing := [name for name in recipe.architecture if not hasattr(source.config, name)]:
             raise UserError(
-                f"the recipe {recipe.name} sets {' and '.join(missing)}, which {source.name} does not have; choose "
-                "another recipe or model"
+                f"the recipe {recipe.name} sets {' and '.join(missing)} of the model, but {source.name} does not "
+                "have this setting; choose another --recipe or model"
             )
         fields = recipe.architecture | fields
     classifier = build_classifier(

@@ -94,7 +94,7 @@ def build_dense_model(
     """
     kind = DENSE_HEADS.get(head)
     if kind is None:
-        raise UserError(f"unknown head '{head}'; choose from {', '.join(DENSE_HEADS)}")
+        raise UserError(f"--head {head} is unknown; choose one of {', '.join(DENSE_HEADS)}")
     checkpoint = dense_model(source) if source.dense_head is kind else None
     maps = {} if checkpoint is not None else _make_map_fields(source, head)
     maps |= {} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width}
@@ -107,7 +107,8 @@ def build_dense_model(
     unknown = sorted(set(changes) - set(kind.config_class().to_dict()))
     if unknown:
         raise UserError(
-            f"the configuration of the head '{head}' has no {', '.join(unknown)}; choose another recipe or head"
+            f"the recipe sets {', '.join(unknown)}, which the head '{head}' does not have; choose another "
+            "--recipe or --head"
         )
     names = {"id2label": dict(enumerate(label_names)), "label2id": {name: i for i, name in enumerate(label_names)}}
     try:
@@ -116,7 +117,7 @@ def build_dense_model(
         model = getattr(transformers, kind.auto_class).from_config(config, dtype=torch.float32)
     except (StrictDataclassError, ValueError) as error:
         reason = strict_reason(error) if isinstance(error, StrictDataclassError) else error
-        raise UserError(f"{source.name} does not work with the head '{head}': {reason}") from error
+        raise UserError(f"{source.name} cannot be the backbone of the head '{head}': {reason}") from error
     if checkpoint is not None:
         _load_head(model, checkpoint, source.name)
     _load_backbone(model, backbone)
@@ -192,8 +193,8 @@ def _require_maps(source: Source, head: str, maps: int) -> None:
         family = family_of(source.config.model_type)
         backbone = "model" if family is None else family.label.lower()
         raise UserError(
-            f"the head '{head}' needs {min_maps} maps of different strides, but the {backbone} {source.name} makes "
-            f"{maps}; choose another head, such as linear or detr"
+            f"the head '{head}' needs {min_maps} feature maps of different strides, but the {backbone} "
+            f"{source.name} makes {maps}; choose another --head, such as linear or detr"
         )
 
 
@@ -224,8 +225,8 @@ def _load_head(model: Any, checkpoint: Any, name: str) -> None:
     state = {key: value for key, value in state.items() if key in new_state and not key.startswith(f"{prefix}.")}
     if different := next((key for key, value in state.items() if new_state[key].shape != value.shape), None):
         raise UserError(
-            f"the head of {name} has another shape ({different}) than the one to build; leave out --head-width and the "
-            "fields of the recipe's architecture, or choose another --head"
+            f"the head of {name} has other sizes ({different}) than the requested one; leave --head-width "
+            "out, or choose another --recipe or --head"
         )
     model.load_state_dict(state, strict=False)
 
@@ -403,10 +404,10 @@ class HeadTask(MeasuredTask):
         heads = [name for name, kind in DENSE_HEADS.items() if kind.task == self.task]
         self.head, self.width = heads[0] if head is None else head, width
         if self.head not in heads:
-            raise UserError(f"unknown head '{head}' for {self.task}; choose {', '.join(heads)}")
+            raise UserError(f"--head {head} does not work for {self.task}; choose one of {', '.join(heads)}")
         self.auto_class = getattr(transformers, DENSE_HEADS[self.head].auto_class)
         if width is not None and width < 1:
-            raise UserError(f"--head-width is {width}, but a head needs at least 1 channel; choose a positive width")
+            raise UserError(f"--head-width is {width}, but it must be at least 1 channel; choose a positive number")
 
     def protocol(self, data: ImageData) -> str:
         return self.task
@@ -420,7 +421,8 @@ class HeadTask(MeasuredTask):
         for name, value in (find_active_settings(recipe, _LABEL_SETTINGS) | adapter).items():
             flag = f"--{name.replace('_', '-')}"
             raise UserError(
-                f"{self.task} does not support {flag} ({value}); leave it out, or choose a recipe for {self.task}"
+                f"{flag} ({value}) does not work for {self.task}; leave it out, or choose a recipe for "
+                f"{self.task} (hf-vit recipes)"
             )
         refuse_image_only(recipe.augmentation)
 

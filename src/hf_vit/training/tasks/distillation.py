@@ -53,13 +53,13 @@ class Teacher:
         """
         if not self.subject.label_sets:
             raise UserError(
-                f"teacher {self.subject.name} has no class names to match with those of the data; add label_names "
-                "(timm) or id2label (transformers), in the order of its outputs, to its config.json"
+                f"the teacher {self.subject.name} has no class names to match with those of the data; add "
+                "label_names (timm) or id2label (transformers) to its config.json, in the order of its outputs"
             )
         try:
             return replace(self, columns=tuple(self.subject.classes_of(data_names)))
         except UserError as error:
-            raise UserError(f"teacher {self.subject.name}: {error}") from error
+            raise UserError(f"the teacher {self.subject.name} cannot be used: {error}") from error
 
     @torch.no_grad()
     def answer(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
@@ -100,8 +100,8 @@ def open_teacher(source: Any, device: str | None = None) -> Teacher:
     refuse_regression(model, name, "a teacher's place")
     if problem_type_of(model) == "multi_label_classification":
         raise UserError(
-            f"teacher {name} is a multi-label model, but distillation needs a softmax over classes; give a teacher "
-            "that was trained with one class per image"
+            f"the teacher {name} is a multi-label model, but distillation needs a softmax over classes; give "
+            "a teacher that was trained with one class per image"
         )
     model.eval().requires_grad_(False)
     return teacher
@@ -221,21 +221,24 @@ class Distillation(TaughtTask):
 
     def check(self, recipe: Recipe) -> None:
         if recipe.loss == "bce":
-            raise UserError("distillation does not support --loss bce, it needs the cross-entropy; choose --loss ce")
+            raise UserError("--loss bce does not work with distillation, which needs cross-entropy; use --loss ce")
         if recipe.class_weights:
-            raise UserError("distillation does not support --class-weights; use --balanced-sampling instead")
+            raise UserError("--class-weights does not work with distillation; use --balanced-sampling instead")
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         self.teacher, source = self.teacher.select_classes(start.data.label_names), start.source
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
         has_token = getattr(source.config, "use_distillation_token", None)
-        no_token = UserError(f"{source.name} does not support a distillation token; use --distillation logit")
+        no_token = UserError(
+            f"{source.name} cannot have a distillation token, which --distillation {self.options.kind} "
+            "trains; use --distillation logit"
+        )
         if tokens and has_token is None:
             raise no_token
         if tokens and source.has_weights and not has_token:
             raise UserError(
-                f"{source.name} has no distillation token, which --distillation {self.options.kind} trains; "
-                "use --distillation logit, or start from a variant or a distilled checkpoint"
+                f"{source.name} has no distillation token, which --distillation {self.options.kind} trains; use "
+                "--distillation logit, or start from a new model (such as --model B/16) or a distilled checkpoint"
             )
         student, processor = build_for_classes(start, recipe, **tokens)
         if tokens and not student.config.has_distillation_head:

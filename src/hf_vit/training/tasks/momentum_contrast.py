@@ -233,8 +233,8 @@ class Contrast(PretextTask):
         source, images = start.source, start.data.num_examples("train")
         if images is not None and images < recipe.batch_size:
             raise UserError(
-                f"momentum contrast needs a full batch of {recipe.batch_size} images, but there are only {images} "
-                "training images; choose a smaller --batch-size"
+                f"the batch size {recipe.batch_size} is larger than the {images} training images, but momentum "
+                "contrast needs a full batch; choose a smaller --batch-size"
             )
         rates: dict[str, Any] = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
         encoder = build_model(source, "model", image_size=start.image_size, **rates, **self.fields)

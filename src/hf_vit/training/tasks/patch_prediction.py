@@ -50,13 +50,13 @@ class RandomMasking:
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise UserError(
-                f"the mask rate is {self.rate}, but it must be a share of the patches, above 0 and at most 1; choose "
-                "another --mask-rate"
+                f"the mask rate is {self.rate}, but it must be above 0 and at most 1, as it is a share of the "
+                "patches; choose another --mask-rate"
             )
         if min(self.mask_share, self.swap_share) < 0 or self.mask_share + self.swap_share > 1:
             raise UserError(
-                f"mask_share {self.mask_share} and swap_share {self.swap_share} must be shares of the corrupted "
-                "patches, 0 or more and together at most 1; choose others"
+                f"mask_share is {self.mask_share} and swap_share {self.swap_share}, but both must be 0 or more "
+                "and together at most 1; choose smaller shares"
             )
 
     def draw(self, batch: int, num_patches: int, generator: torch.Generator | None = None) -> Plan:
@@ -81,8 +81,8 @@ class NextPatch:
         """Return the plan of a batch, which has nothing random; see `RandomMasking.draw`."""
         if num_patches < 2:
             raise UserError(
-                "next patch prediction needs images of at least two patches, but these have only one; choose a "
-                "smaller patch or a larger image"
+                "the images have only one patch, but next patch prediction needs at least two; choose a smaller "
+                "patch or a larger --image-size"
             )
         numbers = torch.arange(num_patches).repeat(batch, 1)
         return numbers > 0, numbers
@@ -123,7 +123,7 @@ class MaskingCollator:
         elif is_validation:
             key = zlib.crc32(torch.as_tensor(example["pixel_values"]).contiguous().numpy().tobytes())
         else:
-            raise UserError("static masks do not work with a stream; leave out --static-masks or --streaming")
+            raise UserError("--static-masks does not work with --streaming; leave one of them out")
         # The split is part of the seed, so that image 7 of validation does not get the mask of training image 7.
         generator = torch.Generator().manual_seed(derive_seed(self.seed, int(is_validation), key))
         return self.policy.draw(1, num_patches, generator)
@@ -139,7 +139,7 @@ class PatchPrediction(PretextTask):
 
     def __init__(self, target: str, policy: Masking, static: bool, fields: Mapping[str, Any]) -> None:
         if target not in TARGETS:
-            raise UserError(f"target '{target}' is unknown; choose {', '.join(TARGETS)}")
+            raise UserError(f"the target '{target}' is unknown; choose one of {', '.join(TARGETS)}")
         self.is_next = isinstance(policy, NextPatch)
         causal = {"is_causal": True} if self.is_next else {}
         all_fields = {**fields, "prediction_target": target, "predict_next_patch": self.is_next, **causal}
@@ -153,7 +153,7 @@ class PatchPrediction(PretextTask):
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         source = start.source
         if self.static and start.data.readers:
-            raise UserError("static masks do not work with a stream; leave out --static-masks or --streaming")
+            raise UserError("--static-masks does not work with --streaming; leave one of them out")
         processor = build_processor(source, source.config)
         model = build_model(
             source,

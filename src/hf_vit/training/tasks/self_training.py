@@ -134,14 +134,14 @@ class SelfTraining(TaughtTask):
         if active := find_active_settings(recipe, names):
             flags = ["--loss bce" if name == "loss" else f"--{name.replace('_', '-')}" for name in active]
             raise UserError(
-                f"pseudo-labels need the plain softmax cross-entropy, without {', '.join(flags)} of the recipe "
-                f"{recipe.name}; leave it out, or choose --recipe {self.options.kind}"
+                f"pseudo-labels do not work with {', '.join(flags)} of the recipe {recipe.name}; turn these "
+                f"settings off, or use --recipe {self.options.kind}"
             )
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         data = start.data
         if data.readers:
-            raise UserError("self-training does not work with a stream of labeled images; leave --streaming out")
+            raise UserError("--streaming does not work with self-training; leave --streaming out")
         self.teacher = self.teacher.select_classes(data.label_names)
         if not hasattr(self, "unlabeled"):
             images = load_unlabeled(
@@ -153,7 +153,7 @@ class SelfTraining(TaughtTask):
             allowed = images.without({image.digest for name in ("validation", "test") for image in data.seen[name]})
             if not allowed.seen:
                 raise UserError(
-                    f"all {len(images.seen)} unlabeled images of {images.name} are validation or test images of "
+                    f"all {len(images.seen)} unlabeled images of {images.name} are also validation or test images of "
                     f"{data.name}; give other unlabeled images"
                 )
             self.unlabeled = self.select(allowed)
@@ -164,7 +164,7 @@ class SelfTraining(TaughtTask):
 
     def describe(self, run: Run) -> str:
         images, ratio = self.unlabeled, run.task["unlabelled_ratio"]
-        left_out = f" ({images.left_out:,} left out)" if images.left_out else ""
+        left_out = f" ({images.left_out:,} skipped)" if images.left_out else ""
         return (
             f"{super().describe(run)}; {self.options.kind} with {ratio} unlabeled images per labeled one, from "
             f"{len(images.seen):,} of {images.name}{left_out}"
@@ -242,9 +242,9 @@ class NoisyStudent(SelfTraining):
         rows = torch.nonzero(confidence >= minimum)[:, 0].tolist()
         if not rows:
             raise UserError(
-                f"the highest confidence of teacher {self.teacher.subject.name} on the {len(images.seen)} unlabeled "
-                f"images of {images.name} is {float(confidence.max()):.2f}, but {minimum:g} is needed; lower "
-                "--confidence, or train a better teacher"
+                f"teacher {self.teacher.subject.name} labels none of the {len(images.seen)} images of "
+                f"{images.name}: its highest confidence is {float(confidence.max()):.2f}, below --confidence "
+                f"{minimum:g}; lower --confidence, or train a better teacher"
             )
         self._probabilities = probabilities[rows]
         scans = [images.seen[row] for row in rows]
@@ -501,11 +501,11 @@ class MetaPseudoLabels(SelfTraining):
         if world_size() > 1:
             raise make_refusal("meta pseudo labels")
         if recipe.sam_rho > 0:
-            raise UserError("meta-pseudo-labels does not support --sam-rho; leave it out")
+            raise UserError(f"--sam-rho {recipe.sam_rho:g} does not work with meta-pseudo-labels; leave --sam-rho out")
         if not self.teacher.subject.is_differentiable:
             raise UserError(
-                f"meta-pseudo-labels trains its teacher, but {self.teacher.subject.name} cannot be trained; give the "
-                "model from which it was made"
+                f"meta-pseudo-labels trains the teacher too, but {self.teacher.subject.name} is optimized or "
+                "exported and cannot be trained; give the original model"
             )
 
     def count_extra_bytes(self) -> int:

@@ -148,7 +148,9 @@ class Task(ABC, Generic[Result]):
         last = max((index for index, record in enumerate(records) if record.kind == "training"), default=0)
         values = cast(dict[str, Any], records[last].values) if records else {}
         if key not in values or values.get("task") != self.task:
-            raise UserError(f"the output folder {folder} holds a model for another task; choose a new or empty folder")
+            raise UserError(
+                f"the output folder {folder} holds a model for another task; choose a new or empty folder with --output"
+            )
         shared = {
             "folder": folder,
             "model": self.auto_class.from_pretrained(folder).eval(),
@@ -373,8 +375,8 @@ class PretextTask(Task[PretrainResult]):
         if active := find_active_settings(recipe):
             names = [f"loss {recipe.loss}" if name == "loss" else name for name in active]
             raise UserError(
-                f"hf-vit pretrain does not support {', '.join(names)} of the recipe {recipe.name}; leave it out, or "
-                "choose another recipe"
+                f"hf-vit pretrain does not support {', '.join(names)} of the recipe {recipe.name}; turn these "
+                "settings off, or choose another --recipe"
             )
 
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> PretrainResult:

@@ -106,7 +106,9 @@ class HfViTTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         if average_decay is not None and adapter is not None:
-            raise UserError("LoRA weights cannot be averaged; give average_decay or adapter")
+            raise UserError(
+                "average_decay cannot be combined with an adapter, as LoRA weights are not averaged; give one of them"
+            )
         self.repeated_augmentation = repeated_augmentation
         self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
         self.average_decay, self.adapter = average_decay, adapter
@@ -123,8 +125,8 @@ class HfViTTrainer(Trainer):
         self._checks_later = self.args.device.type != "cpu"
         if (strategy := self.args.train_sampling_strategy) != "random":
             raise UserError(
-                f"train_sampling_strategy={strategy!r} does not work with HfViTTrainer, which uses its own seeded "
-                "order; leave it out, or use transformers' Trainer"
+                f"train_sampling_strategy={strategy!r} does not work with HfViTTrainer, which has a seeded order "
+                "of its own; leave it out, or use transformers' Trainer"
             )
         if self.compute_loss_func is None and _is_of_transformers(self.model) and self._takes_probabilities():
             self.compute_loss_func = soft_cross_entropy
@@ -171,7 +173,7 @@ class HfViTTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return batches in a seeded order, each transformed and collated under a seed of its own."""
         if self.train_dataset is None:
-            raise ValueError("HfViTTrainer has no images to train on; give train_dataset")
+            raise ValueError("HfViTTrainer was created without training images; pass train_dataset=")
         self._flops_per_value = None
         args, device, workers = self.args, self.accelerator.device, self.args.dataloader_num_workers
         seed = args.seed if args.data_seed is None else args.data_seed
@@ -299,8 +301,8 @@ class HfViTTrainer(Trainer):
     def _raise_diverged(self, description: str) -> NoReturn:
         """Raise the error of a loss that is not finite; the description leaves a bracket open."""
         raise DivergedError(
-            f"the loss became {description}, gradients clipped at {self.args.max_grad_norm:g}); lower the learning "
-            "rate, lengthen the warm-up, or clip gradients (1.0)"
+            f"the loss became {description}, gradients clipped at {self.args.max_grad_norm:g}); use a lower "
+            "learning rate, a longer warm-up, or gradient clipping (1.0)"
         )
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -357,7 +359,7 @@ class HfViTTrainer(Trainer):
         if not weights.is_file():
             raise UserError(
                 f"the checkpoint {checkpoint} has no {weights.name}, because it was written with other settings; "
-                "resume with the settings it was started with"
+                "resume with those settings"
             )
         state = load_file(weights)
         if self.average_decay is not None:
@@ -471,7 +473,7 @@ class HfViTTrainer(Trainer):
         Returns a `PushResult` on the main process, None on others. A failure raises and leaves the saved model.
         """
         if not blocking:
-            raise UserError("push_to_hub(blocking=False) would hide errors of the upload; leave blocking out")
+            raise UserError("push_to_hub(blocking=False) would hide errors of the upload; use blocking=True")
         if not self.hub_model_id:
             self.init_hf_repo(token=token, private=private)
         self.save_model(_internal_call=True)

@@ -38,7 +38,7 @@ def import_timm_optim(optimizer: str) -> Any:
         from timm import optim
     except ImportError as error:
         raise UserError(
-            f"the optimizer {optimizer} needs timm, which is not installed; pip install 'hf-vit[timm]', or choose "
+            f"the optimizer {optimizer} needs timm; install it with pip install 'hf-vit[timm]', or use "
             "--optimizer adamw"
         ) from error
     return optim
@@ -56,7 +56,10 @@ def number_layers(model: nn.Module) -> dict[str, int]:
     indices = {int(match[1]) for name in backbone_names if (match := _LAYER.search(name))}
     depth: int | None = getattr(backbone or model.config, "num_hidden_layers", None)
     if not indices or depth is None:
-        raise UserError(f"--layer-decay does not support {type(model).__name__}; leave it out")
+        raise UserError(
+            f"--layer-decay does not work with {type(model).__name__}, which has no sequence of layers; leave "
+            "--layer-decay out"
+        )
     groups = max(indices) + 1
     highest = {index * groups // depth: index + 1 for index in range(depth)}
     numbers: dict[str, int] = {}

@@ -24,7 +24,7 @@ class SharpnessAware:
 
     def __init__(self, rho: float = 0.05, micro_batches: bool = False) -> None:
         if not rho > 0:
-            raise UserError(f"the rho of sharpness-aware minimization is {rho}; give a number above 0")
+            raise UserError(f"rho of sharpness-aware minimization is {rho}, but it must be above 0, such as 0.05")
         self.rho, self.micro_batches = rho, micro_batches
         self._batches: list[Any] = []
         self._losses: list[torch.Tensor] = []

@@ -33,8 +33,8 @@ def share_finished(folder: Path, repo_id: str, say: Callable[[str], None], **opt
         return push_to_hub(folder, repo_id, report=say, **options)
     except UserError as error:
         raise UserError(
-            f"the model in {folder} is complete, but pushing it failed: {error} Push it later with hf-vit push "
-            f"{folder} {repo_id}"
+            f"the model in {folder} is complete, but pushing it failed: {error}; push it later with hf-vit "
+            f"push {folder} {repo_id}"
         ) from error
 
 
@@ -47,11 +47,11 @@ def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
     arguments = trainer.args
     folder = Path(str(arguments.output_dir))
     if trainer.processing_class is None:
-        raise UserError("a model must be pushed with its image processor; give processing_class=")
+        raise UserError("a model can only be pushed with its image processor; pass processing_class= to the trainer")
     if (trainer.data_fact or _name_data(trainer.train_dataset)) is None:
         raise UserError(
-            "the model card needs the name of the training data; give data_fact=DataFact(name=...) "
-            "(hf_vit.results.facts)"
+            "the model card needs the name of the training data; pass data_fact=DataFact(name=...) of "
+            "hf_vit.results.facts"
         )
     if read_license(folder) is None:
         require_license(trainer.license, _get_base_model(trainer))

@@ -98,8 +98,8 @@ class LoraAdapter:
             self._tuner = LoraModel(model, config, _NAME)
         except ValueError as error:
             raise UserError(
-                f"{type(model).__name__} has no query and value projections ({', '.join(_TARGETS)}), which LoRA needs; "
-                "choose --tune all or --tune head"
+                f"{type(model).__name__} has no query and value projections ({', '.join(_TARGETS)}), which LoRA "
+                "trains; use --tune all or --tune head"
             ) from error
         self._scale = alpha / rank
         _train_heads(model)
@@ -140,6 +140,6 @@ def _train_heads(model: nn.Module) -> None:
     """Unfreeze the classification heads; raise UserError if there are none."""
     heads = [head for name in _HEADS if isinstance(head := getattr(model, name, None), nn.Module)]
     if not heads:
-        raise UserError(f"{type(model).__name__} has no classification head to train; choose --tune all")
+        raise UserError(f"{type(model).__name__} has no classification head to train; use --tune all")
     for head in heads:
         head.requires_grad_(True)
