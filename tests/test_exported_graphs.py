@@ -152,10 +152,10 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path, capfd:
         onnx.save(proto, file)
     else:
         file.write_text(file.read_text().replace("<labels ", "<names "))
-    with pytest.raises(UserError, match=r"has no labels; give a graph that hf-vit export --to"):
+    with pytest.raises(UserError, match=r"has no labels, .* give one that hf-vit export --to"):
         load_model(file)
     file.write_text("no graph")
-    with pytest.raises(UserError, match=rf"model\{file.suffix} cannot be read by (onnxruntime|openvino)"):
+    with pytest.raises(UserError, match=rf"(onnxruntime|openvino) cannot read .*model\{file.suffix}"):
         load_model(file)
     assert capfd.readouterr() == ("", "")
 
@@ -189,9 +189,9 @@ def test_what_a_graph_cannot_do_is_refused_in_one_line(
         (("evaluate", graph, *data, "--protocol", "robustness"), "has no gradients"),
         (("evaluate", graph, *data, "--protocol", "patch-drop"), "has no gradients"),
         (("bench", "saved", model, graph, "--device", "cuda"), "cuda"),
-        (("bench", "saved", model, model), "is given twice"),
+        (("bench", "saved", model, model), "was given twice"),
         (("bench", "models", "Ti/16", "--contestant", graph, "--output", out), "hf-vit bench saved"),
-        (("bench", "data", graph, *data), "is an exported graph, which cannot be trained; give the model that was"),
+        (("bench", "data", graph, *data), "is an exported graph, which cannot be trained; give the original model"),
     ):
         assert run(*words) == 1
         told = capsys.readouterr().err
@@ -235,4 +235,4 @@ def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
         == "the model is a graph: it was not corrupted or attacked, and parameters and FLOPs were not counted"
     )
     assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
-    assert "contains the image processor, so it cannot be attacked" in capsys.readouterr().err
+    assert "contains its image processor, so it cannot be attacked" in capsys.readouterr().err

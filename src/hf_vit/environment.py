@@ -235,5 +235,5 @@ def pick_device(device: str | None = None) -> "torch.device":
         torch.empty(1, device=torch_device).item()  # fails on the device "meta", which has no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"device {device!r} cannot be used here ({reason}); try --device cpu") from error
+        raise UserError(f"the device {device!r} cannot be used here ({reason}); use --device cpu") from error
     return torch_device

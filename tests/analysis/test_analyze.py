@@ -75,7 +75,7 @@ def test_resnets_are_looked_at_where_it_makes_sense(name, with_processor):
     assert set(run) == {"patch_filters", "cka", "equivariance", "patch_permutation", "receptive_field"}
     assert set(run.left_out) == {*ATTENTION, "position_similarity", "cka_between", "shape_bias"}
     assert all(np.isfinite(values).all() for arrays in run.values() for values in arrays.values())
-    with pytest.raises(UserError, match=f"attention_rollout does not apply: .*, but not from {family.model_type}$"):
+    with pytest.raises(UserError, match=f"attention_rollout cannot be applied: .*, but not from {family.model_type}$"):
         analyze(with_processor(model), make_images(4), only=["attention_rollout"])
 
 
@@ -211,7 +211,7 @@ def test_an_interrupted_run_goes_on(saved, pictures, tmp_path, monkeypatch):
     run = analyze(saved, pictures, tmp_path / "out", report=lines.append, **options)
     assert run.measured == ["cka"]
     assert lines[:2] == [
-        f"attention_{name} was finished before; its result is kept" for name in ("distance", "entropy")
+        f"attention_{name} was already finished; its result is kept" for name in ("distance", "entropy")
     ]
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in before} == before
     whole = analyze(saved, pictures, tmp_path / "whole", **options)
@@ -238,7 +238,7 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
     analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
     other = with_processor(FAMILIES["plain"].build("classification", seed=1))
     with pytest.raises(
-        UserError, match=r"attention_entropy of a run with other inputs \(model differ\); choose another folder"
+        UserError, match=r"attention_entropy of a run with other inputs \(model differ\); choose another --output"
     ):
         analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
     with pytest.raises(UserError, match=r"of a run with other inputs \(images, settings differ\)"):
@@ -248,7 +248,7 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
     with pytest.raises(UserError, match=r"mine/report\.html is not a report of hf-vit analyze; choose another folder"):
         analyze(saved, pictures, tmp_path / "mine", settings=SETTINGS, **options)
     (tmp_path / "out/attention_entropy.json").write_text('{"name": "something else"}')
-    with pytest.raises(UserError, match=r"attention_entropy.json is not a result of this version of hf-vit analyze"):
+    with pytest.raises(UserError, match=r"attention_entropy.json was not written by this version of hf-vit analyze"):
         analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
 
 
@@ -256,9 +256,14 @@ def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, 
     out = tmp_path / "out"
     relative = with_processor(FAMILIES["plain"].build("classification", "relative"))
     for model, images, only, said in (
-        (saved, pictures, "cka_between", r"cka_between does not apply: .* give --against MODEL"),
+        (saved, pictures, "cka_between", r"cka_between cannot be applied: .* give --against MODEL"),
         (saved, make_images(3), "cka", r"at least 4 images, but got 3"),
-        (relative, pictures, "position_similarity", r"does not apply: the model has no additive position embeddings"),
+        (
+            relative,
+            pictures,
+            "position_similarity",
+            r"cannot be applied: the model has no additive position embeddings",
+        ),
     ):
         with pytest.raises(UserError, match=said):
             analyze(model, images, out, only=[only])
@@ -337,7 +342,7 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, command, monkeypatc
     code, printed, _ = command(*typed(model, pictures, tmp_path))
     assert code == 0
     assert "1 unreadable images were skipped: photos/broken.png" in printed
-    assert "cka_between was not run: it needs a second model" in printed
+    assert "did not run cka_between: it needs a second model" in printed
     (record,) = Facts.load(model).filter_kind("analysis")
     assert (
         record.command
@@ -356,7 +361,7 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, command, monkeypatc
     assert "![Attention distance by depth, photos, 8 images](analysis_attention_distance.png)" in card
     # Nothing is left to do: nothing is recorded.
     code, printed, _ = command(*typed(model, pictures, tmp_path))
-    assert (code, "attention_distance was finished before; its result is kept" in printed) == (0, True)
+    assert (code, "attention_distance was already finished; its result is kept" in printed) == (0, True)
     assert len(Facts.load(model).records) == 1
 
 

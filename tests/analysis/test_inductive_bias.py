@@ -294,11 +294,11 @@ FEW = AnalysisSettings(num_images=2, batch_size=2)
 
 def test_what_cannot_be_looked_at_is_refused():
     mixer = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2))
-    with pytest.raises(UserError, match=r"equivariance does not apply: it needs feature maps, .* not from Sequential"):
-        look(mixer, ["equivariance"])
     with pytest.raises(
-        UserError, match=r"16x16 px do not divide into 3x3 patches; use an image processor that resizes"
+        UserError, match=r"equivariance cannot be applied: it needs feature maps, .* not from Sequential"
     ):
+        look(mixer, ["equivariance"])
+    with pytest.raises(UserError, match=r"16x16 px do not divide into 3x3 patches; set a multiple"):
         look(Convolutions(nn.Conv2d(3, 4, 5, 5), nn.Identity()), ["patch_permutation"])
 
 

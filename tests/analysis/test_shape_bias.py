@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_refused(conflicts, tmp_path):
         open_cue_conflicts(tmp_path / "nowhere")
     with pytest.raises(UserError, match="--images is missing"):
         analyze(subject(0), only=["cka"], cue_conflict=conflicts)
-    with pytest.raises(UserError, match=r"shape_bias does not apply: .* give --cue-conflict DIR"):
+    with pytest.raises(UserError, match=r"shape_bias cannot be applied: .* give --cue-conflict DIR"):
         analyze(subject(0), make_images(2), only=["shape_bias"])
     (conflicts / "bee" / "bee1-ant2.png").rename(conflicts / "cow" / "bee1-ant2.png")
     with pytest.raises(UserError, match=r"bee1-ant2.png is in the folder cow, but its name states the shape bee"):

@@ -149,11 +149,11 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
     ("kinds", "message"),
     [
         (["vit"], "a comparison needs at least two models"),
-        (["vit", "vit"], "vit is given twice"),
+        (["vit", "vit"], "vit was given twice"),
         (["vit", "nowhere"], "there is no file or folder nowhere"),
         (["vit", "timm:nowhere"], "timm:nowhere cannot be loaded"),
-        (["vit", "igpt"], "igpt cannot be compared: it has no class names; or fit a linear probe"),
-        (["vit", "other"], r"other cannot be compared: the data has classes .* fit a linear probe \(--probe\)"),
+        (["vit", "igpt"], "igpt cannot be compared: it has no class names; or add --probe"),
+        (["vit", "other"], r"other cannot be compared: the data has classes .* or add --probe"),
     ],
 )  # fmt: skip
 def test_mistakes_come_before_any_work(kinds, message, saved, data, tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_mistakes_come_before_any_work(kinds, message, saved, data, tmp_path, mo
 
 def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, data, tmp_path, monkeypatch, command):
     for changes, message in (
-        ({"corruptions": ("rain",)}, "unknown corruption rain"),
+        ({"corruptions": ("rain",)}, "corruption rain is unknown"),
         ({"severity": 6}, "severity 6 is out of range"),
         ({"epsilons": (0.0,)}, "needs steps above 0"),
         ({"batch_size": 0}, "batch_size is 0, but at least 1 is needed"),
@@ -235,7 +235,7 @@ def test_the_command(saved, class_folders, tmp_path, command):
     assert str(tmp_path) not in (folders[0] / "facts.json").read_text()
     # Nothing is left to do: nothing is recorded.
     code, printed, _ = command("compare", *names, *options, *sizes)
-    assert (code, "a/model: already measured, the stored result is used" in printed) == (0, True)
+    assert (code, "a/model: already measured, using the stored result" in printed) == (0, True)
     assert len(Facts.load(folders[0]).records) == 1
 
 
@@ -260,7 +260,7 @@ def test_a_stopped_command_goes_on_by_model(saved, class_folders, command, tmp_p
     assert set(contents(out)) == {"models/vit.json"}
     before, stops[:] = (out / "models/vit.json").stat().st_mtime_ns, []
     code, printed, _ = command(*words)
-    assert (code, "vit: already measured, the stored result is used\nswin: measured\n" in printed) == (0, True)
+    assert (code, "vit: already measured, using the stored result\nswin: measured\n" in printed) == (0, True)
     assert (out / "models/vit.json").stat().st_mtime_ns == before
 
 
@@ -387,7 +387,7 @@ def test_image_gpt_by_its_middle_layer_and_a_probe(saved, data, tmp_path):
     assert result.clean == result.top1.value
     folder = zoo.save_image_gpt(tmp_path / "small")
     AutoImageProcessor.from_pretrained(folder, size={"height": 16, "width": 16}).save_pretrained(folder)
-    with pytest.raises(UserError, match=r"gives 16x16 px, one token per pixel, but the ImageGPT takes 64"):
+    with pytest.raises(UserError, match=r"makes 16x16 px, but this ImageGPT takes 64"):
         load_models([str(folder), saved.source("vit")])
 
 
@@ -438,7 +438,7 @@ def test_timm_by_folder_and_by_file(saved, data):
     by_folder, by_file = load_models(sources)
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
-    with pytest.raises(UserError, match="it has no class names; or fit a linear probe"):
+    with pytest.raises(UserError, match="it has no class names; or add --probe"):
         choose_classifier(by_file, data, probe=False)
     for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):
         with pytest.raises(UserError, match="cannot be loaded"):

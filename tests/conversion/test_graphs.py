@@ -271,7 +271,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "half of it": (lambda folder: (folder / "export.npz").write_bytes(b"PK"),
         r"model\.onnx or export\.npz in .* is missing"),
     "certificate": (lambda folder: (folder / "export.json").write_text("{}"),
-        r"export\.json is not a result of this version"),
+        r"export\.json was not written by this version"),
 }  # fmt: skip
 
 
@@ -482,7 +482,7 @@ def test_onto_an_earlier_export_the_remedy_is_force(with_processor: tuple[Any, P
     with pytest.raises(UserError, match=r"is not empty; .*, or add --force to replace its content"):
         export(model, folder, "onnx", preprocessing=True)
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"is not empty; give a new folder, or empty this one first$"):
+    with pytest.raises(UserError, match=r"is not empty; choose a new folder, or empty this one first$"):
         export(model, tmp_path, "onnx", preprocessing=True)
 
 

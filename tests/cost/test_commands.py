@@ -160,7 +160,7 @@ def test_a_folder_whose_cost_is_not_known_is_refused(run, tmp_path: Path) -> Non
     folder, empty = trained(tmp_path / "model"), tmp_path / "empty"
     empty.mkdir()
     fails(run("cost", empty), "no config.json")
-    for content, word in (("{", "valid JSON"), ("[]", "not a JSON object"), ('{"model_type": "vit"}', "'vit'"),
+    for content, word in (("{", "valid JSON"), ("[]", "not an object"), ('{"model_type": "vit"}', "'vit'"),
                           ('{"model_type": "hf_vit", "hidden_size": -3}', "hidden_size=-3")):  # fmt: skip
         (empty / "config.json").write_text(content)
         fails(run("cost", empty), word)

@@ -84,7 +84,7 @@ def test_without_a_shift_four_runs_are_enough() -> None:
     assert law.intervals["b"][0] < law.b < law.intervals["b"][1]
     with pytest.raises(UserError, match=r"3 runs are too few, as the law has 3 parameters.*at least 4"):
         fit_scaling_law(GOOD[:3], shift=False)
-    with pytest.raises(UserError, match="2 different computes; give runs with at least 3"):
+    with pytest.raises(UserError, match=r"2 different computes, .* at least 3"):
         fit_scaling_law([*GOOD[:2], *GOOD[:2]], shift=False)
 
 
@@ -136,7 +136,7 @@ def test_tables_are_read(tmp_path: Path) -> None:
         ("a.csv", "compute,error\n1\n", "a.csv, run 1.*not a pair of numbers"),
         ("a.json", "[[1, 0.5], [2]]", "a.json, run 2.*not a pair of numbers"),
         ("a.json", '[{"compute": 1}]', "a.json, run 1.*not a pair of numbers"),
-        ("a.json", '{"compute": 1, "error": 1}', "does not contain a list"),
+        ("a.json", '{"compute": 1, "error": 1}', "holds JSON, but not a list"),
         ("a.json", "[[1, 0.5]", "not valid JSON"),
         ("a.csv", b"\xff\xfe\x00\x01", "not UTF-8"),
     ],

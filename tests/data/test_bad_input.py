@@ -104,7 +104,7 @@ FOLDERS = {
     "a class of test": (lambda root: make_folder(folders(root, "train") / "test", {"a": 4, "c": 4}).parent,
                         "class 'c' of .* is in test, but not in train"),
     "pointer *": (lambda root: (root / "x.parquet").write_text(POINTER) and root / "x.parquet",
-                  "the file train/x.parquet of 'x.parquet' is a Git LFS pointer; fetch the file with git lfs pull"),
+                  "the file train/x.parquet of 'x.parquet' is a Git LFS pointer instead of the file; .* git lfs pull"),
     "parquet *": (lambda root: write(root, "x.parquet") / "x.parquet", "'x.parquet' cannot be read as parquet"),
     "tar *": (lambda root: write(root, "x.tar") / "x.tar", "'x.tar' cannot be read as webdataset"),
     "saved to disk": (lambda root: make_table(folders(root / "a")).save_to_disk(root / "x") or root / "x",

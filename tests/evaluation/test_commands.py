@@ -120,7 +120,7 @@ def test_evaluate_refuses_in_one_line(command, save_classifier, class_folders, t
         (tmp_path / "out" / "top1.json").write_text(content)
         _fails(
             command("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"),
-            "move the file, or choose another output",
+            "move it, or choose another output",
         )
         assert (tmp_path / "out" / "top1.json").read_text() == content
     (class_folders / "test" / "ant" / "2.png").write_bytes(b"not an image")
@@ -145,7 +145,7 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(command, save_classif
     before = sorted(folder.iterdir())
     _fails(
         command("evaluate", folder, "--data", class_folders),
-        "was replaced while it was measured",
+        "was replaced during the measurement",
         "(the results are: top-1 accuracy ",
     )
     assert sorted(folder.iterdir()) == before
@@ -156,7 +156,11 @@ def test_nothing_is_written_among_the_images(command, save_classifier, class_fol
     given = ("--data", class_folders, "--output")
     for output in (class_folders, class_folders / "out", class_folders / "test" / ".." / "out"):
         for name in ("evaluate", "embed", "compare"):
-            _fails(command(name, folder, *given, output), "in the folder of the data", "choose an output outside of it")
+            _fails(
+                command(name, folder, *given, output),
+                "in the folder of the data",
+                "choose one outside that folder",
+            )
         _fails(command("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
     assert sorted(class_folders.rglob("*")) == before
 
@@ -219,7 +223,7 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, save_clas
     _fails(command("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
     assert not list(tmp_path.glob("*t.csv*"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    _fails(command("predict", model, good), "good.png is too large", "reduce its size")
+    _fails(command("predict", model, good), "good.png is too large", "resize the image")
 
 
 @pytest.mark.parametrize(("ending", "read"), [(".csv", pandas.read_csv), (".parquet", pandas.read_parquet)])

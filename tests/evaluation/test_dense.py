@@ -269,7 +269,7 @@ def test_more_classes_than_eight_bits_tell(tmp_path):
         assert set(np.asarray(mask).flatten().tolist()) == {299}
     rows = Dataset.from_dict({"image": [], "mask": [], "label": []})
     data = ImageData("shapes", "0", {"test": rows}, [names[0]], target="mask")
-    with pytest.raises(UserError, match="has 300 classes, but masks can have 255"):
+    with pytest.raises(UserError, match="has 300 classes, but masks hold at most 255"):
         evaluate_protocol("segmentation", (model, processor), data, split="test", progress=False)
 
 

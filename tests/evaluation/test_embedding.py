@@ -305,7 +305,7 @@ def test_a_manifest_of_somebody_else(told, optimize, model, images, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "manifest.json").write_text(told)
     with pytest.raises(
-        UserError, match=r"manifest\.json is damaged or was not written by hf-vit embed \(.*\); give another output"
+        UserError, match=r"manifest\.json is damaged or was not written by hf-vit embed \(.*\); choose another output"
     ):
         embed(str(model), str(images), tmp_path / "out", optimize=optimize)
 
@@ -421,7 +421,7 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(store, monkey
         ("ftp://host/x", "an unknown scheme; give a local path, file:///, or one of s3://, gs://"),
         ("nosuch://x", "an unknown scheme"),
         ("file://x", "an unknown scheme"),
-        ("memory://", "is a bucket; give a folder in it, such as memory://NAME/embeddings$"),
+        ("memory://", "is a whole bucket; give a folder in it, such as memory://NAME/embeddings$"),
         ("memory://bucket/taken", r"holds other files \(notes\.txt\)"),
         (Path("s3://bucket/x"), "is a URL, not a local path"),
     ):

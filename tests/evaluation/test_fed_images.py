@@ -180,10 +180,14 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
     model, data = str(folder / "model"), str(folder / "jpg")
     one_size = "needs images of one size"
     refusals = [
-        ("top1", dict(draft=True, max_num_patches=12), "classifiers that resize images to one size; leave it out"),
-        (None, dict(draft=True, max_num_patches=12), "resized to one size; leave it out"),
-        (None, dict(draft=True, streaming=True), "resized to one size; leave it out"),
-        ("top1", dict(draft=True, streaming=True), "does not work on streams; leave --streaming or --draft out"),
+        (
+            "top1",
+            dict(draft=True, max_num_patches=12),
+            "classifiers that resize all images to one size; leave --draft out",
+        ),
+        (None, dict(draft=True, max_num_patches=12), "--draft cannot be combined with"),
+        (None, dict(draft=True, streaming=True), "--draft cannot be combined with"),
+        ("top1", dict(draft=True, streaming=True), "--draft cannot be combined with --streaming"),
         *(
             (name, dict(max_num_patches=12), f"protocol {name} {one_size}; leave --max-num-patches out")
             for name in ("linear-probe", "robustness", "corruptions", "patch-drop", "vtab")
@@ -195,8 +199,8 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
         with pytest.raises(UserError, match=said):
             measure(model, data, **output, **given)
     for subject, said in (
-        (examine().subject, "takes only images of one size; use --max-num-patches with Vision Transformers"),
-        (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), "takes only images of one size"),
+        (examine().subject, "only takes images of one size; leave --max-num-patches out"),
+        (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), "only takes images of one size"),
         (
             load_model((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())),
             "has no pooling layer",

@@ -219,7 +219,7 @@ def test_the_grid_is_the_model_s():
     assert patch_px(resnet, (8, 8), None) == (1, 1)
     for name in RESNETS:  # their total stride is no patch
         assert patch_px(RESNETS[name].build("classification"), (224, 280), None) == (16, 16)
-    with pytest.raises(UserError, match=r"patches of 9x9 px do not fit images of 8x8 px; give --patch-size"):
+    with pytest.raises(UserError, match=r"patches of 9x9 px do not fit images of 8x8 px; give a smaller --patch-size"):
         patch_px(resnet, (8, 8), 9)
 
 
@@ -331,29 +331,34 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
         (calibration, None, {"split": "validation"}, r"cannot be fitted: split 'validation' .* to evaluate.*--no-temp"),
         (calibration, without("validation"), {}, r"cannot be fitted: .*no split 'validation'.*--no-temperature"),
         (calibration, None, {"temperature": False, "bins": 0}, "--bins is 0"),
-        (few_shot, None, {}, rf"has {FEWEST} training images, but 25 shots need 25 per class.*--shots"),
-        (few_shot, None, {"split": "train", "shots": (1,)}, "split 'train' is used for fitting"),
+        (few_shot, None, {}, rf"has {FEWEST} training images, too few for 25 shots; give --shots"),
+        (few_shot, None, {"split": "train", "shots": (1,)}, "split 'train' is already used for fitting"),
         (few_shot, None, {"shots": (0,)}, "at least 1"),
-        (few_shot, streamed(make_data()), {"shots": (1,)}, "is a stream, from which images cannot be selected"),
+        (few_shot, streamed(make_data()), {"shots": (1,)}, "is a stream, so images cannot be selected"),
         (linear_probe, without("validation"), {}, "has no split 'validation'"),
-        (linear_probe, without("validation"), {"choose_split": None}, "only one if there is no split to select on"),
-        (linear_probe, of_one_class(), {}, "images of only one class"),
-        (nearest_neighbors, None, {"neighbors": (1, 73)}, "split 'train' has only 72 images; give at most 72"),
+        (linear_probe, without("validation"), {"choose_split": None}, "only one if the data has no validation split"),
+        (linear_probe, of_one_class(), {}, "have the same class"),
+        (
+            nearest_neighbors,
+            None,
+            {"neighbors": (1, 73)},
+            "split 'train' has only 72 images; give at most 72",
+        ),
         (nearest_neighbors, None, {"neighbors": ()}, "at least 1"),
-        (patch_drop, None, {"shares": ()}, r"give numbers from 0 to 1"),
-        (patch_drop, None, {"shares": (1.2,)}, r"give numbers from 0 to 1"),
+        (patch_drop, None, {"shares": ()}, r"must be from 0 to 1"),
+        (patch_drop, None, {"shares": (1.2,)}, r"must be from 0 to 1"),
         (patch_drop, None, {"fill": "white"}, "--fill 'white' is unknown; choose mean or black"),
         (patch_drop, None, {"orders": ("best",)}, r"--orders is \['best'\]; choose from random, salient"),
         (patch_drop, None, {"patch_size": 90}, "do not fit images of 8x8 px"),
         *(
-            (robustness, None, options, "give epsilons above 0 and up to 255")
+            (robustness, None, options, "but epsilons must be above 0 and at most 255")
             for options in ({"epsilons": ()}, {"epsilons": (0,)}, {"epsilons": (300,)}, {"steps": 0})
         ),
         (
             corruptions,
             None,
             {"kinds": ["fog", "contrast"]},
-            "unknown corruption fog; choose from gaussian_noise, shot_noise",
+            "the corruption fog is unknown; choose from gaussian_noise, shot_noise",
         ),
     ],
 )

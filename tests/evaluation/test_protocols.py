@@ -121,13 +121,13 @@ def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run, save_classifier
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["--protocol", "magic"], "unknown protocol 'magic'; choose from top1, few-shot, linear-probe"),
-        (["--protocol", "knn", "--shots", 1], "the protocol knn has no option --shots; choose --protocol few-shot"),
-        (["--shots", 1, "--num-images", 3], "the protocol top1 has no option --shots; choose --protocol few-shot"),
-        (["--protocol", "few-shot"], "has 10 training images, but 25 shots need 25 per class"),
-        (["--protocol", "real"], "give them with --real-labels real.json"),
-        (["--protocol", "objectnet"], "give the folder with --mappings DIR"),
-        (["--mappings", "x"], "the protocol top1 has no option --mappings; choose --protocol objectnet"),
+        (["--protocol", "magic"], "--protocol magic is unknown; choose one of top1, few-shot, linear-probe"),
+        (["--protocol", "knn", "--shots", 1], "--protocol knn has no option --shots; choose --protocol few-shot"),
+        (["--shots", 1, "--num-images", 3], "--protocol top1 has no option --shots; choose --protocol few-shot"),
+        (["--protocol", "few-shot"], "has 10 training images, too few for 25 shots"),
+        (["--protocol", "real"], "give it with --real-labels"),
+        (["--protocol", "objectnet"], "with --mappings"),
+        (["--mappings", "x"], "--protocol top1 has no option --mappings; choose --protocol objectnet"),
     ],
 )
 def test_mistakes_end_in_one_line(run, save_classifier, animals, typed, message):
@@ -239,10 +239,10 @@ def test_a_model_that_orders_its_classes_otherwise(imagenet):
     [
         (None, PUBLISHED, "does not exist; download real.json"),
         ("[[0], [1", PUBLISHED, "is not valid JSON"),
-        *((no, PUBLISHED, "not a list of class numbers") for no in ('{"0": [1]}', "[[0], 1]", "[[0], [true]]")),
-        ("[[0], [3]]", PUBLISHED, "has the class 3, but the data has only 3 classes; give data with"),
+        *((no, PUBLISHED, "not a list with the class numbers") for no in ('{"0": [1]}', "[[0], 1]", "[[0], [true]]")),
+        ("[[0], [3]]", PUBLISHED, "has the class 3, but the data set only has 3 classes; give one with"),
         ("[[0], [1]]", PUBLISHED, "has labels of 2 images, but none of image number 8"),
-        ("[[0], [1]]", "{}", "has labels of 2 images, but the split has 8 with other file names than ImageNet's"),
+        ("[[0], [1]]", "{}", "has labels of 2 images, but the split has 8 whose names are not ImageNet's"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(imagenet, content, name, told):
@@ -303,10 +303,10 @@ def test_a_mapping_that_does_not_fit_is_refused(photographs, tmp_path):
             judge("objectnet", make_classifier(names), data, mappings=place)
 
     words = ("n02708093", "n03196217", "n02769748", "n01440764", "n02791124")
-    refused(words, mappings, r"the model has no class 'analog clock' \(nor 3 others of the mapping\)")
+    refused(words, mappings, r"the model lacks the class 'analog clock' and 3 others")
     refused(WORDS, tmp_path, r"folder_to_objectnet_label.json does not exist; give the folder 'mappings'")
     (mappings / "objectnet_to_imagenet_1k.json").write_text('["Alarm clock"]')
-    refused(WORDS, mappings, r"objectnet_to_imagenet_1k\.json does not map names to names")
+    refused(WORDS, mappings, r"objectnet_to_imagenet_1k\.json is not a JSON object from names to names")
 
 
 def test_both_by_the_command(run, imagenet, photographs, save_classifier, tmp_path):

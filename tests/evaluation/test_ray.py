@@ -114,7 +114,7 @@ def test_images_that_change_after_they_were_read_are_refused(runner, request, pl
     said = where + rf" '[^']*{NAMES[0]}/07\.png' has changed since the command began"
     with pytest.raises(UserError, match=said) as told:
         embed(str(place / "model"), str(tmp_path / "images"), tmp_path / "out", runner=runner)
-    assert str(told.value).endswith("; give data that all nodes share") == (runner == "ray")
+    assert str(told.value).endswith("; give data on storage that all nodes share") == (runner == "ray")
     if runner == "ray":
         from hf_vit.evaluation.ray_runner import RayRunner
 
@@ -184,7 +184,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
     for change, said in (
         (lambda folder: (folder / "model.safetensors").unlink(), rf"^on node {node}: "),
         (lambda folder: shutil.rmtree(folder), rf"^on node {node}: there is no file or folder"),
-        (_save_other, f"^node {node} has another model named model; give a model that all"),
+        (_save_other, f"^node {node} has another model under the name model; put the model on storage that all"),
     ):
         # As on a node whose disk is another one: after this process opened it, and before the others do.
         shutil.copytree(place / "model", tmp_path / "model")
@@ -228,7 +228,7 @@ def test_a_node_without_the_package_is_named(place, tmp_path):
     command = [sys.executable, "-c", program, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
-    assert re.fullmatch(r"hf-vit: node [\d.]+ cannot import hf_vit; install the same packages there\n", done.stderr)
+    assert re.fullmatch(r"hf-vit: node [\d.]+ cannot import hf_vit; install the package there\n", done.stderr)
 
 
 RATES = (1e-6, 3e-3)
@@ -278,7 +278,7 @@ def test_a_comparison_is_that_of_one_process(ray, tmp_path, monkeypatch):
     (tmp_path / "ray" / "models" / "resnet.json").unlink()
     told = []
     again = compare(["vit", "resnet"], data, "ray", runner="ray", report=told.append, **given)
-    assert told == ["vit: already measured, the stored result is used", "resnet: measured"]
+    assert told == ["vit: already measured, using the stored result", "resnet: measured"]
     assert again.measured == ["resnet"]
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
@@ -330,12 +330,12 @@ def test_what_ray_cannot_do_is_refused(ray, place):
     for given, said in (
         (dict(protocol="robustness"), "robustness runs in one process"),
         (dict(device="cuda"), "has no GPU"),
-        (dict(device="cuda:1"), "which assigns GPUs itself"),
+        (dict(device="cuda:1"), "Ray assigns the GPUs itself"),
         (dict(address="127.0.0.1:6379"), "already connected to Ray"),
     ):
         with pytest.raises(UserError, match=said):
             evaluate(model, data, runner="ray", progress=False, **given)
-    with pytest.raises(UserError, match="cannot run a model object"):
+    with pytest.raises(UserError, match="instead of a model object"):
         predict((None, None), [data], runner="ray")
 
 
@@ -345,8 +345,8 @@ def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys)
         *((("ray", f"127.0.0.1:{port}"), no_cluster) for port in ("1", "x", "99999999")),
         (("ray", "nowhere"), no_cluster),
         (("ray", "ray://host:1"), no_cluster),
-        (("spark", None), "unknown runner 'spark'; choose from local, ray"),
-        (("local", "10.0.0.1:6379"), "needs --runner ray"),
+        (("spark", None), "--runner spark is unknown; choose one of local, ray"),
+        (("local", "10.0.0.1:6379"), "only works with --runner ray"),
     ]
     with monkeypatch.context() as patched:
         patched.setattr("ray.is_initialized", lambda: False)  # other tests of this file keep a connection
@@ -356,7 +356,7 @@ def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys)
     config, out = HfViTConfig(image_size=8, patch_size=4), tmp_path / "out"
     with pytest.raises(UserError, match="--runner ray runs the trials of --lr-sweep"):
         finetune(config, str(place / "images"), out, runner="ray")
-    with pytest.raises(UserError, match="needs --runner ray"):
+    with pytest.raises(UserError, match="only works with --runner ray"):
         finetune(config, str(place / "images"), out, address="127.0.0.1:1")
     with pytest.raises(UserError, match="Ray cannot load a model object"):
         compare([(None, None), "x"], make_data(), out, runner="ray")

@@ -482,7 +482,7 @@ def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_
 
 def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path, small):
     eurosat(tmp_path)
-    with pytest.raises(UserError, match="6 test images instead of the published 5,400; copy all of it"):
+    with pytest.raises(UserError, match="6 test images instead of the published 5,400; download the task again"):
         vtab.load_vtab(tmp_path)
     small(eurosat=6)
     with pytest.raises(UserError, match="too few images to draw 20 and 10"):
@@ -586,13 +586,13 @@ DAMAGE = {
     "sprites cut": (dsprites, _cut(SPRITES), "dSpr-Loc needs"),
     "no sprites": (dsprites, _without(SPRITES), "github.com/google-deepmind/dsprites-dataset"),
     "records cut": (lambda root: dmlab(root, example_writer()), _cut("dmlab/dmlab-test.tfrecord"),
-                    "dmlab-test.tfrecord ends within a record"),
+                    "dmlab-test.tfrecord ends in the middle of a record"),
     "records lack": (lambda root: dmlab(root, example_writer()), _without("dmlab/dmlab-validation.tfrecord"),
                      "dmlab-validation.tfrecord does not exist"),
     "no mapping": (kitti, _without("Kitti/raw/mapping"), "raw/mapping/ of devkit_object.zip"),
     "no labels": (kitti, _without("Kitti/raw/training/label_2/000003.txt"), "000003.txt"),
-    "no kitti": (kitti, _without("Kitti/raw"), "Dataset not found); copy all of it"),
-    "no class": (eurosat, _without("eurosat/2750"), "Dataset not found); copy all of it"),
+    "no kitti": (kitti, _without("Kitti/raw"), "Dataset not found); download the task again"),
+    "no class": (eurosat, _without("eurosat/2750"), "Dataset not found); download the task again"),
     "csv of text": (retinopathy, _text("diabetic-retinopathy-detection/trainLabels.csv"), "Retinopathy needs"),
     "no solution": (retinopathy, _without("diabetic-retinopathy-detection/retinopathy_solution.csv"),
                     "posted there, with the column Usage"),
@@ -614,7 +614,7 @@ def test_a_damaged_copy_is_refused_in_one_line_before_any_work(tmp_path, damage)
         vtab.load_vtab(tmp_path)
     message = str(error.value)
     assert told in message
-    assert "copy all of it" in message
+    assert "download the task again" in message
     assert "download=True" not in message
     assert "\n" not in message
 

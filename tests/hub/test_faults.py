@@ -202,7 +202,7 @@ def test_what_the_hub_would_refuse(hub: Loopback, client: Client, model_folder: 
     (model_folder / "README.md").write_text(card)
     size = (model_folder / WEIGHTS).stat().st_size
     message = refused(hub, client, model_folder, limits={"hub.contents.MAX_FILE_BYTES": size - 1})
-    assert f"model.safetensors has {size:,} bytes; the Hub takes at most {size - 1:,}" in message
+    assert f"model.safetensors has {size:,} bytes, but the Hub takes at most {size - 1:,}" in message
     hub.limit(largest_lfs=size - 1)
     answer = client.run("hub.jobs:push", folder=str(model_folder))
     assert f"model.safetensors ({size:,} bytes) is larger than the Hub accepts" in answer["error"]
@@ -229,12 +229,12 @@ def test_what_cannot_be_loaded_is_told(hub: Loopback, xet_client: Client, folder
     def told(token: str | None, **options: object) -> str:
         return xet_client.run("hub.jobs:verify", token=token, **options)["error"]
 
-    assert "alice/my-vit was not found, or this token" in told("hf_alice_write")
-    assert "alice/my-vit was not found, or this token" in told(None)
+    assert "alice/my-vit was not found on the Hub, or this token" in told("hf_alice_write")
+    assert "alice/my-vit was not found on the Hub, or this token" in told(None)
     xet_client.run("hub.jobs:push", folder=str(folder))
     assert "has no such revision" in told("hf_alice_write", revision="v9")
     hub.settings(REPO, private=True)
-    assert "was not found, or this token" in told("hf_bob_write")
+    assert "was not found on the Hub, or this token" in told("hf_bob_write")
     assert "hf auth login" in told(None)
     hub.settings(REPO, private=False, gated="manual")
     gated, anonymous = told("hf_bob_write"), told(None)
@@ -313,7 +313,7 @@ def test_somebody_else_was_faster(hub: Loopback, xet_client: Client, make_model:
     hub.wait_for_fault(late)
     winner = xet_client.run("hub.jobs:push", folder=str(fast))
     hub.clear_faults()
-    assert "was changed by someone else" in late.wait().answer["error"]
+    assert "someone else changed" in late.wait().answer["error"]
     assert hub.head(REPO) == winner["commit"]
     assert_it_works_now(hub, xet_client, slow)
 

@@ -216,7 +216,7 @@ def test_a_config_that_would_fill_the_memory(fields: dict[str, Any], model_folde
     config.pop("id2label", None)
     path.write_text(json.dumps(config | fields))
     for door in (render_card, load_model):
-        with pytest.raises(UserError, match=r"=1000000000; a model has at most"):
+        with pytest.raises(UserError, match=r"=1000000000, but hf_vit loads models with at most"):
             door(model_folder)
 
 
@@ -384,7 +384,7 @@ def test_images_are_shared_when_asked_for(tmp_path: Path, command: Command) -> N
     assert set(asked.files) - set(shared.files) == showing
     card = (model / "README.md").read_text().replace(MARKER, "") + "\n![mine](wrong_images.png)\n"
     (model / "README.md").write_text(card)
-    with pytest.raises(UserError, match=r"the card shows wrong_images\.png, which show images of the data; give --sha"):
+    with pytest.raises(UserError, match=r"the card shows wrong_images\.png, with images of the data set; add --sha"):
         collect(model, "me/model", scratch=tmp_path / "scratch")
     assert "wrong_images.png" in collect(model, "me/model", scratch=tmp_path / "scratch", share_images=True).files
 

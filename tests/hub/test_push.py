@@ -137,7 +137,7 @@ def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make
         assert repeated["pull_request"] == before["pull_request"]
     assert "has a tag v1 already" in taken["error"]
     assert "tags cannot be moved" in moved["error"]
-    assert "does not exist, so it cannot have pull requests" in unproposable["error"]
+    assert "does not exist, so it has no pull requests" in unproposable["error"]
     loads = [{"repo_id": REPO, "revision": revision} for revision in ("main", "v1", "next/try", "refs/pr/1")]
     wanted = [jobs.logits(folders[number]) for number in (0, 0, 1, 2)]
     assert xet_client.run("hub.jobs:logits_many", loads=loads) == wanted
@@ -236,7 +236,7 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (with_config(patch_size=[1]), f"{DAMAGED}patch_size"),
     (with_config(id2label={"zero": "a"}), f"{DAMAGED}id2label.zero"),
     (with_config(architectures="x"), f"{DAMAGED}architectures"),
-    (photograph, "examples/x.jpg of .* tells where it was taken"),
+    (photograph, "examples/x.jpg of .* says where it was taken"),
     (write("embeddings_hf_vit.py", "def ("), "embeddings_hf_vit.py of .* is not valid Python code"),
     (write("embeddings_hf_vit.py", "\0"), "embeddings_hf_vit.py of .* is not valid Python code"),
     (lambda folder: (folder / "embeddings_hf_vit.py").write_bytes(b"x = '\xed\xa0\x80'"), "is not valid Python code"),
@@ -266,10 +266,10 @@ def test_local_trouble_is_told_without_the_hub(number: int, model_folder: Path) 
 def test_what_cannot_go_together(model_folder: Path) -> None:
     for options, message in (
         ({"create_pr": True, "revision": "next"}, "remove --revision next"),
-        ({"create_pr": True, "tag": "v1"}, "remove --tag"),
-        ({"tag": "my tag"}, "cannot be a tag's name"),
-        ({"revision": "refs/pr/1"}, "cannot be a revision's name"),
-        ({"facts": [training_record()]}, "apply to a model object"),
+        ({"create_pr": True, "tag": "v1"}, "leave --tag out"),
+        ({"tag": "my tag"}, "cannot be the name of a tag"),
+        ({"revision": "refs/pr/1"}, "cannot be the name of a revision"),
+        ({"facts": [training_record()]}, "are for a model object"),
     ):
         with pytest.raises(UserError, match=message):
             push_to_hub(model_folder, REPO, **options)
@@ -312,7 +312,7 @@ def test_a_collection_is_made_once(hub: Loopback, xet_client: Client, model_fold
     assert "adding to the collection failed: " in unknown["error"]
     assert "main is unchanged" in unknown["error"]
     refused = xet_client.run("hub.jobs:push", folder=str(model_folder), collection="x", create_pr=True)
-    assert "remove --collection and add the model after the merge" in refused["error"]
+    assert "leave --collection out, and add the model after the merge" in refused["error"]
 
 
 TRAINED = "alice/trained"

@@ -142,17 +142,17 @@ def _state(**fields: Any) -> Change:
         (lambda page: (page / "page.json").unlink(), r"holds no page \(page\.json is missing\); make one"),
         (lambda page: (page / "index.html").unlink(), r"lacks index\.html; make it again"),
         (lambda page: (page / "models/1/model.onnx").unlink(), r"lacks models/1/model\.onnx; make it again"),
-        (lambda page: [file.unlink() for file in (page / "runtime").iterdir()], "lacks the files of its runtime"),
-        (_write("page.json", "{"), r"page\.json of .* is not a page of hf-vit"),
-        (_write("page.json", '{"models": 3}'), r"page\.json of .* is not a page of hf-vit"),
-        (_write("page.json", '{"models": [], "examples": []}'), "names unexpected files"),
-        (_state(folder="../../elsewhere"), "names unexpected files"),
+        (lambda page: [file.unlink() for file in (page / "runtime").iterdir()], "lacks the files of ONNX Runtime Web"),
+        (_write("page.json", "{"), r"page\.json of .* was not written by hf-vit page"),
+        (_write("page.json", '{"models": 3}'), r"page\.json of .* was not written by hf-vit page"),
+        (_write("page.json", '{"models": [], "examples": []}'), "does not list the files"),
+        (_state(folder="../../elsewhere"), "does not list the files"),
         (_link_out("models/0/model.onnx"), "is a link to a file outside"),
         (_link_out("runtime"), "is a link to a file outside"),
-        (_write("README.md", "no metadata"), "does not describe a static Space"),
-        (_write("README.md", "---\nsdk: gradio\n---\n"), "does not describe a static Space"),
+        (_write("README.md", "no metadata"), "is not the card of a static Space"),
+        (_write("README.md", "---\nsdk: gradio\n---\n"), "is not the card of a static Space"),
         (_write("README.md", "---\nsdk: [\n---\n"), "has no readable metadata"),
-        (_state(examples=EXAMPLES), "shows 1 images of its data; give --share-images"),
+        (_state(examples=EXAMPLES), "shows 1 images of its data set; add --share-images"),
         (_state(note="hf_" + "aB3dE6gH9" * 4), "holds what looks like"),
     ],
 )
@@ -166,13 +166,11 @@ def test_trouble_is_told_without_the_hub(damage: Change, words: str, page: Path)
 def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path) -> None:
     with pytest.raises(UserError, match=r"holds a page, not a model; share it with hf-vit push DIR REPO --space"):
         push_to_hub(page, REPO, license="mit")
-    with pytest.raises(UserError, match=r"holds no page .* or remove --space to share a model"):
+    with pytest.raises(UserError, match=r"holds no page .* or leave --space out to share a model"):
         push_to_hub(model_folder, REPO, space=True)
     with pytest.raises(UserError, match="space=True needs the folder of a page"):
         push_to_hub(object(), REPO, space=True)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(
-        UserError, match="--max-shard-size splits weight files, which a page does not have; remove it or"
-    ):
+    with pytest.raises(UserError, match="--max-shard-size splits weight files, which a page does not have; leave out"):
         push_to_hub(page, REPO, space=True, license="mit", max_shard_size="1MB")
 
 

@@ -264,7 +264,7 @@ def test_a_pipeline(pair: tuple[Any, Any]):
 
 
 NOT_TAKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "backbone": (lambda: PLAIN.build("backbone"), {}, "runs bare models and classifiers only"),
+    "backbone": (lambda: PLAIN.build("backbone"), {}, "only runs bare models and classifiers"),
     "compiled": (lambda: build(), {"compile": True}, "cannot be combined with compile=True"),
     "merged": (lambda: build(), {"merge_tokens": 2}, "cannot be combined with merge_tokens=2"),
     "int8": (lambda: build(), {"quantize": "int8"}, "cannot be combined with quantize='int8'"),

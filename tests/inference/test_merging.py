@@ -162,7 +162,7 @@ def test_every_dtype(dtype: torch.dtype) -> None:
             "position_embedding='relative_bias'"),
         (FAMILIES["plain"], "classification", {"num_hidden_groups": 1}, "layers that share blocks"),
         (FAMILIES["plain"], "classification", {}, "a custom attention function"),
-        (FAMILIES["plain"], "backbone", {}, r"HfViTBackbone; give a bare Vision Transformer or a classifier"),
+        (FAMILIES["plain"], "backbone", {}, r"HfViTBackbone; give a Vision Transformer without a head"),
     ],
 )  # fmt: skip
 def test_what_needs_every_token_is_refused(other: Family, head: str, options: dict[str, Any], message: str) -> None:

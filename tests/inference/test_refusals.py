@@ -90,9 +90,9 @@ WRAPPED: dict[str, tuple[Callable[[Any], nn.Module], str]] = {
     "LoRA on the head": (lora("classifier"), r"peft.*merge_and_unload"),
     "quantize_dynamic": (
         lambda model: torch.ao.quantization.quantize_dynamic(model, {nn.Linear}),
-        r"is a torch\.ao\..*before it is quantized",
+        r"is a torch\.ao\..*without quantization",
     ),
-    "compiled": (lambda model: torch.compile(model, backend="eager"), "before it is compiled"),
+    "compiled": (lambda model: torch.compile(model, backend="eager"), "before torch.compile"),
     "data parallel": (nn.DataParallel, r"model\.module"),
 }
 CHANGED: dict[str, tuple[Callable[[Any], object], str]] = {
@@ -115,7 +115,7 @@ CHANGED: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda model: prune.random_unstructured(model.vit.layers[1].attention.q_proj, "weight", 0.5),
         "q_proj has a hook",
     ),
-    "torchao": (quantised_by_torchao, "torchao.*before it is quantized"),
+    "torchao": (quantised_by_torchao, "torchao.*without quantization"),
     "patched forward": (patched_forward, r"attention\.forward was replaced"),
     "subclass of a block": (
         lambda model: setattr(model.vit.layers[1], "__class__", Otherwise),
@@ -199,11 +199,11 @@ def test_what_is_no_model_of_the_package(given: Any):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"engine": "tvm"}, "unknown engine='tvm'; choose from 'auto', 'torch', 'openvino', 'onnxruntime'"),
+        ({"engine": "tvm"}, "engine='tvm' is unknown; choose from 'auto', 'torch', 'openvino', 'onnxruntime'"),
         ({"engine": None}, "engine=None"),
-        ({"quantize": "int4"}, "unknown quantize='int4'; choose 'int8' or None"),
+        ({"quantize": "int4"}, "quantize='int4' is unknown; use 'int8' or None"),
         ({"quantize": "int8", "compile": True}, "quantize='int8' cannot be combined with compile=True"),
-        ({"merge_tokens": 0.5}, "merge_tokens=0.5 must be the number of tokens"),
+        ({"merge_tokens": 0.5}, "merge_tokens=0.5 is not a number of tokens"),
     ],
 )
 def test_options_that_there_are_not(option: dict[str, Any], message: str):

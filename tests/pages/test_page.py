@@ -109,7 +109,7 @@ def test_graph_gives_what_the_model_does(family: str, choice: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"size": {"longest_edge": 16}}, "cannot resize to"),
+        ({"size": {"longest_edge": 16}}, "cannot resize images to"),
         ({"resample": 1}, "resample=1"),
         ({"size": {"height": 8, "width": 16}}, "does not return images of 16x16 px"),
         ({"size": {"shortest_edge": 20}}, "does not return images of 16x16 px"),

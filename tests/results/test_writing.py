@@ -133,7 +133,7 @@ def test_force_replaces_no_folder_with_what_is_somebody_s(name: str, tmp_path: P
     theirs.parent.mkdir(exist_ok=True)
     theirs.touch()
     held = name if name.startswith("onnx") else name.split("/")[0] + "/" * ("/" in name)
-    with pytest.raises(UserError, match=f"holds {held}, which hf-vit did not write; give a new folder"):
+    with pytest.raises(UserError, match=f"holds {held}, which hf-vit did not write; choose another"):
         prepare_output(tmp_path / "model", force=True)
     with pytest.raises(UserError, match=r"empty this one first$"):
         prepare_output(tmp_path / "model", force=False)
@@ -200,7 +200,7 @@ def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(make_model(tmp_path / "model"))
     with pytest.raises(
         UserError,
-        match=r"folder \. is a mount point or the working folder and cannot be replaced; empty it, or give a folder in",
+        match=r"folder \. is a mount point or the working folder, so it cannot be replaced; empty it",
     ):
         prepare_output(".", force=True)
 

@@ -122,9 +122,9 @@ def test_who_cannot_take_part_is_told(name, shape, how, said):
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch):
-    with pytest.raises(UserError, match="no contestant can run: transformers has no Axial-B/16"):
+    with pytest.raises(UserError, match="no implementation can be measured: transformers has no Axial-B/16"):
         measure_cell(Cell("inference", AXIAL), ["transformers"], 1)
-    with pytest.raises(UserError, match="unknown contestant 'keras'"):
+    with pytest.raises(UserError, match="implementation 'keras' is unknown"):
         build("keras", SHAPE)
     with pytest.raises(UserError, match="dtype 'float8' is unknown"):
         Cell("inference", SHAPE, dtype="float8")

@@ -59,7 +59,7 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--precision", "fp8"), "use --precision auto, fp32 or bf16"),
         (("--image-size", "x8"), "--image-size 'x8' is not a size"),
         (("--image-size", "0"), "--image-size '0' is not a size"),
-        (("--image-size", "2"), "Ti/4: image_size=2 does not fit patch_size=4"),
+        (("--image-size", "2"), "Ti/4 cannot be built with these settings: image_size=2 does not fit patch_size=4"),
         (("--device", "nonsense"), "device 'nonsense' cannot be used"),
         (("--recipe", "default-smal"), "unknown recipe 'default-smal'; did you mean default-small"),
         (("--model", "Tu/16"), "unknown variant 'Tu/16'.*Ti/16"),

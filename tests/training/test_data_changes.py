@@ -91,7 +91,7 @@ def test_images_that_are_added_make_no_training_image_a_test_image(trained, comm
     assert re.search(
         r"warning: colours has changed since the training \(its fingerprint is \w{16}, and was \w{16}\)\n", err
     )
-    assert "were in the training" not in err
+    assert "were training images" not in err
     after = load_data(str(data))
     trained_on = {image.digest for image in before.seen["train"]}
     assert not trained_on & {image.digest for image in after.seen["test"]}
@@ -115,10 +115,10 @@ def test_training_images_in_a_test_folder_are_told(trained, command, tmp_path):
     code, _, err = command("evaluate", folder, "--data", tmp_path / "holdout")
     total = 5 + source.num_examples("test")
     assert code == 0
-    assert f"warning: 5 of the {total} images were in the training, so the result is too good\n" in err
+    assert f"warning: 5 of the {total} images were training images, so the result is too good\n" in err
     record = Facts.load(folder).records[-1]
     assert record.values["trained_images"] == 5
-    assert f"5 of the {total} images were in the training" in (folder / "README.md").read_text()
+    assert f"5 of the {total} images were training images" in (folder / "README.md").read_text()
     assert indexed(folder) == metadata, "no number for others to compare by"
 
 
@@ -131,7 +131,7 @@ def test_what_a_base_or_an_ingredient_learnt_from_is_told_of_its_heirs(trained, 
     count = load_data(str(data)).num_examples("train")
     for model in (heir, soup):
         _, _, err = command("evaluate", model, "--data", data, "--split", "train")
-        assert f"warning: {count} of the {count} images were in the training" in err
+        assert f"warning: {count} of the {count} images were training images" in err
 
 
 def test_results_of_training_images_stay_out_of_the_card(trained, command):
@@ -139,7 +139,7 @@ def test_results_of_training_images_stay_out_of_the_card(trained, command):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".png", ".md")}
     code, out, err = command("evaluate", folder, "--data", data, "--split", "train")
     assert code == 0
-    assert "images were in the training" in err
+    assert "images were training images" in err
     assert "plots were not made (add --output DIR)" in out
     assert Facts.load(folder).records[-1].data.split == "train"
     assert {name: (folder / name).read_bytes() for name in before} == before

@@ -181,7 +181,7 @@ def test_bad_input_is_told(shelf, tmp_path, tiny_checkpoint, tiny_config):
     ):
         with pytest.raises(UserError, match=message):
             make_soup(models, tmp_path / "no", **options)
-    with pytest.raises(UserError, match="is not empty; give a new folder"):
+    with pytest.raises(UserError, match="is not empty; choose a new folder"):
         make_soup([one, one], shelf)
     assert not (tmp_path / "no").exists()
 

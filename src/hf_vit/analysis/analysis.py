@@ -164,9 +164,8 @@ class Analysis(ABC):
             pixel_values = self.context.subject.pixel_values(batch)
             if shape is not None and pixel_values.shape[1:] != shape:
                 raise UserError(
-                    f"the image processor returns images of {tuple(shape[1:])} and "
-                    f"{tuple(pixel_values.shape[2:])} px, but "
-                    "averages need one size; use a processor that resizes"
+                    f"the image processor returns images of {tuple(shape[1:])} and {tuple(pixel_values.shape[2:])} "
+                    "px, but averages need one size; set do_resize in preprocessor_config.json"
                 )
             shape = pixel_values.shape[1:]
             yield crop_to_patches(self.context.subject.model, pixel_values)
@@ -392,8 +391,7 @@ class FeatureAnalysis(Analysis):
         if height % h or width % w:
             raise UserError(
                 f"{self.name} needs images of whole patches, but {height}x{width} px do not divide into {h}x{w} "
-                "patches; "
-                "use an image processor that resizes to a multiple of the patch size"
+                "patches; set a multiple of the patch size in preprocessor_config.json"
             )
         return height // h, width // w
 

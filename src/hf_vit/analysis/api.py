@@ -335,7 +335,10 @@ def analyze(
     if images is None and conflicts is not None and only and set(only) == {ShapeBias.name}:
         images = conflicts.images
     if images is None:
-        raise UserError("--images is missing; give images, as only shape_bias works with --cue-conflict alone")
+        raise UserError(
+            "--images is missing, and only shape_bias works with --cue-conflict alone; give a folder of "
+            "images or a data set with --images"
+        )
     subject = load_model(model, device, inside=True)
     context = Context(
         subject,
@@ -381,7 +384,7 @@ def _run_analyses(
     start = time.perf_counter()
     for name in names:
         if name in documents:
-            report(f"{name} was finished before; its result is kept")
+            report(f"{name} was already finished; its result is kept")
             continue
         analysis_start = time.perf_counter()
         analysis = ANALYSES[name](context)
@@ -420,10 +423,11 @@ def _select_applicable(only: Sequence[str] | None, context: Context, run: Analys
     run.left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     if only is not None and run.left_out:
         name = next(iter(run.left_out))
-        raise UserError(f"{name} does not apply: {run.left_out[name]}")
+        raise UserError(f"{name} cannot be applied: {run.left_out[name]}")
     if len(run.left_out) == len(reasons):
         raise UserError(
-            f"no analysis applies to {context.subject.name}; give another model ({'; '.join(run.left_out.values())})"
+            f"no analysis can be applied to {context.subject.name}: {'; '.join(run.left_out.values())}; give "
+            "another model"
         )
     return [name for name in reasons if name not in run.left_out]
 
@@ -462,7 +466,9 @@ def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument
         UserError: a result has another model, images or settings; a report must not mix them.
     """
     if (folder / REPORT_NAME).exists() and not any((folder / f"{name}.json").exists() for name in ANALYSES):
-        raise UserError(f"{folder / REPORT_NAME} is not a report of hf-vit analyze; choose another folder, or move it")
+        raise UserError(
+            f"{folder / REPORT_NAME} is not a report of hf-vit analyze; choose another --output, or move it"
+        )
     documents: dict[str, AnalysisDocument] = {}
     for name, analysis in ANALYSES.items():
         document = AnalysisDocument.read(folder / f"{name}.json")
@@ -476,8 +482,7 @@ def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument
         if document.inputs != inputs:
             fields = ", ".join(differing_fields(document.inputs, inputs))
             raise UserError(
-                f"{folder} holds {name} of a run with other inputs ({fields} differ); choose another folder, or "
-                "remove it"
+                f"{folder} holds {name} of a run with other inputs ({fields} differ); choose another --output"
             )
         documents[name] = document
     return documents
@@ -575,7 +580,8 @@ def analyze_stages(
     folders, settings, output = stage_folders(source), settings or AnalysisSettings(), Path(output)
     if not folders:
         raise UserError(
-            f"{source} holds no checkpoint-<step> folders with weights; give the folder of a run's checkpoints"
+            f"{source} holds no checkpoint-<step> folders with weights; give the output folder of a training "
+            "with --keep-checkpoints"
         )
     if images is not None:
         images = open_images(images, settings.num_images, split=split, seed=settings.seed)

@@ -118,7 +118,7 @@ def read_image_files(name: str, files: Sequence[Path], limit: int | None = None)
             readable.append(file)
             digests.append(scan.digest)
     if not readable:
-        raise UserError(f"none of the {len(files)} images in {name} can be read; replace them by PNG or JPEG files")
+        raise UserError(f"none of the {len(files)} images in {name} can be read; replace them with PNG or JPEG files")
     images = AnalysisImages(
         name, _hash(digests), len(readable), lambda index: _read(readable[index]), skipped=sorted(skipped)
     )
@@ -182,8 +182,8 @@ def _read(path: Path) -> "Image":
     scan, image = open_image({"path": str(path)}, path.name)
     if image is None:
         raise UserError(
-            f"image {short_name(scan.name)} has become unreadable during the run ({scan.problem}); restore it "
-            "and run again"
+            f"image {short_name(scan.name)} became unreadable during the run ({scan.problem}); restore it, "
+            "and run the same command again"
         )
     return image
 
@@ -234,7 +234,8 @@ class CueConflicts:
         """
         if not subject.label_sets:
             raise UserError(
-                f"{subject.name} has no class names; give a classifier with named labels for --cue-conflict"
+                f"{subject.name} has no class names, which --cue-conflict needs; give a classifier with names in "
+                "id2label"
             )
         refuse_regression(subject.model, subject.name, "shape_bias")
         label_map, missing = _read_map(class_map), [""]
@@ -280,7 +281,7 @@ def open_cue_conflicts(folder: str | os.PathLike[str]) -> CueConflicts:
     disagreeing = [path for path in files if cues[path][0] != cues[path][1]]
     if not disagreeing:
         raise UserError(
-            f"{root} holds no image whose shape and texture have different classes; name files like "
+            f"{root} holds no image whose shape and texture have different classes; add images named like "
             "cat/cat7-elephant1.png"
         )
     images, paths = read_image_files(root.resolve().name, disagreeing)
@@ -329,7 +330,7 @@ def _read_map(source: str | Path | Mapping[str, Sequence[str]] | None) -> Mappin
     except FileNotFoundError as error:
         raise UserError(f"the class map {source} does not exist; check the path") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the class map {source} is not valid JSON ({error}); correct it") from error
+        raise UserError(f"the class map {source} is not valid JSON: {error}; correct it") from error
     lists = class_map.values() if isinstance(class_map, dict) else [None]
     if not all(
         isinstance(labels, list) and labels and all(isinstance(label, str) for label in labels) for labels in lists

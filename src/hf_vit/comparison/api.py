@@ -74,7 +74,7 @@ def choose_classifier(loaded: LoadedModel, data: ImageData, probe: bool) -> str:
         loaded.classes_of(data.label_names)
     except UserError as error:
         if not probe:
-            raise UserError(f"{loaded.name} cannot be compared: {error}; or fit a linear probe (--probe)") from error
+            raise UserError(f"{loaded.name} cannot be compared: {error}; or add --probe for a linear probe") from error
         return PROBE
     return HEAD
 
@@ -161,7 +161,8 @@ def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[
     features, labels = examination.features(train, sorted(rows.tolist()))
     if len(np.unique(labels)) < 2:
         raise UserError(
-            f"the split '{train}' has images of one class only, but a probe needs two or more; give other data"
+            f"all images of split '{train}' have the same class, but a probe needs two; give a data set with "
+            "more classes"
         )
     probes = [Probe.fit(features, labels, strength) for strength in STRENGTHS]
     best = best_probe(probes, *examination.features(validation))
@@ -244,7 +245,8 @@ def measure_named(
     loaded = replace(load_model(source, device), name=inputs.model.name)
     if describe_inputs(loaded, inputs.model.judged_by, data, inputs.data.split or "", settings).model != inputs.model:
         raise UserError(
-            f"the name {source} stands for another model on a node of the cluster; give a model that all nodes share"
+            f"{source} is another model on a node of the cluster; put the model on storage that all nodes "
+            "share, or give a Hub id"
         )
     return measure_model(loaded, data, inputs, settings, optimize=optimize, progress=False)
 
@@ -390,7 +392,7 @@ def compare(
     settings, report, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
     refuse_output_in(data, folder)
     if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
-        raise UserError("Ray cannot load a model object; give the name of every model, or leave --runner ray out")
+        raise UserError("Ray cannot load a model object; give folders or Hub ids, or leave --runner ray out")
     with ExitStack() as lock:
         with open_runner(runner, address, device) as ray:
             loaded, size = load_models(models, device), None
@@ -402,7 +404,7 @@ def compare(
                 columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
                 data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns)
             if data.readers:
-                raise UserError(f"'{data.name}' is a stream, which cannot be read twice; load it without streaming")
+                raise UserError(f"'{data.name}' is a stream, which cannot be read twice; leave --streaming out")
             classifiers = [choose_classifier(model, data, probe) for model in loaded]
             pairs = zip(loaded, classifiers, strict=True)
             all_inputs = [describe_inputs(model, kind, data, split, settings, size) for model, kind in pairs]
@@ -414,13 +416,13 @@ def compare(
                 folder.mkdir(parents=True, exist_ok=True)
             lock.enter_context(lock_folder(folder, wait=False))
             if not (folder / "models").is_dir() and (others := sorted(folder.glob("comparison.*"))):
-                raise UserError(f"{others[0]} is not a result of hf-vit compare; choose another folder, or move it")
+                raise UserError(f"{others[0]} is not a result of hf-vit compare; choose another --output, or move it")
             names = [re.sub(r"[^\w.-]", "--", inputs.model.name) for inputs in all_inputs]
             files = [folder / "models" / f"{name}.json" for name in names]
             results = {index: _read_result(*pair) for index, pair in enumerate(zip(files, all_inputs, strict=True))}
             missing = [index for index, result in results.items() if result is None]
             for index in sorted(results.keys() - missing):
-                report(f"{loaded[index].name}: already measured, the stored result is used")
+                report(f"{loaded[index].name}: already measured, using the stored result")
             if ray is None:
                 options: Any = {"optimize": optimize, "progress": progress}
                 finished = (
@@ -485,7 +487,7 @@ def _measure_speed(
     stored = SpeedResult.read(path)
     inputs = (models, settings.speed_batch_size, settings.speed_turns)
     if stored is not None and (stored.models, stored.batch_size, stored.turns) == inputs:
-        report("speed: already measured, the stored result is used")
+        report("speed: already measured, using the stored result")
         return stored
     samples = {
         subject.name: load_sample(subject, run.data, run.split, settings.speed_batch_size) for subject in run.subjects

@@ -109,8 +109,8 @@ def blog_estimate(model: str) -> BlogEstimate:
     core_days = CORE_DAYS.get(model.removeprefix("ViT-"))
     if core_days is None:
         raise UserError(
-            f"modes blog, corrected and tpu cover {' and '.join(CORE_DAYS)}, for which the paper states core-days, but "
-            f"not '{model.removeprefix('ViT-')}'; use --mode flops with --device-flops and --price"
+            f"--mode blog, corrected and tpu only cover {' and '.join(CORE_DAYS)}, for which the paper states "
+            f"core-days, not '{model.removeprefix('ViT-')}'; use --mode flops with --device-flops and --price"
         )
     speed_up = GPUS * SCALING * MIXED_PRECISION
     return BlogEstimate(

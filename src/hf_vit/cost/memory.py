@@ -89,7 +89,7 @@ def memory_plan(
         if value < 1:
             raise UserError(f"{name} {value} is too small; give at least 1")
     if precision not in ("fp32", "bf16"):
-        raise UserError(f"--precision '{precision}' is unknown; choose fp32 or bf16")
+        raise UserError(f"--precision {precision} is unknown; use fp32 or bf16")
     config, _ = find_config(model)
     forward_macs(config, image_size)  # raises for models without a classifier, and for image sizes that do not fit
     family: Any = family_of(config.model_type)

@@ -101,8 +101,8 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
     num_computes = len({x for x, _ in points})
     if num_computes < len(names):
         raise UserError(
-            f"the runs have only {num_computes} different computes; give runs with at least {len(names)}, one "
-            "per parameter"
+            f"the runs have only {num_computes} different computes, but the law has {len(names)} parameters; "
+            f"give runs with at least {len(names)} different computes"
         )
     compute, errors = np.array(points, dtype=np.float64).T
     unit = float(np.exp(np.log(compute).mean()))  # normalizes the search to numbers around 1
@@ -110,7 +110,10 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
     parameters = np.array([a * unit**b, b, c, d * unit])
     predictions = _error(parameters, compute)
     if predictions.max() - predictions.min() <= 1e-9 * errors.max():
-        raise UserError("the error does not fall as compute grows, so no scaling law can be fitted; check the columns")
+        raise UserError(
+            "the error does not fall as compute grows, so no scaling law can be fitted; check that the "
+            "columns compute and error are not swapped"
+        )
     residuals = predictions - errors
     covariance, fitted_parameters = _covariance(parameters, compute, residuals, len(names)), parameters[: len(names)]
     margins = np.sqrt(np.diag(covariance)) * _student_quantile(len(errors) - len(names))
@@ -243,10 +246,10 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
         try:
             entries = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path.name} is not valid JSON ({error}); correct it") from error
+            raise UserError(f"{path.name} is not valid JSON: {error}; correct it") from error
         if not isinstance(entries, list):
             example = '[{"compute": 1, "error": 0.5}, ...] or [[1, 0.5], ...]'
-            raise UserError(f"{path.name} does not contain a list; write {example}")
+            raise UserError(f"{path.name} holds JSON, but not a list; write {example}")
     else:
         rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
         if not set(COLUMNS) <= set(rows.fieldnames or ()):

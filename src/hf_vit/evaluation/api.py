@@ -124,11 +124,13 @@ def predict(
     is_dense, is_named = _find_dense_task(model) is not None, isinstance(model, str | os.PathLike)
     if runner == "ray" and (is_dense or not is_named):
         kind = "a segmentation or detection model" if is_named else "a model object"
-        raise UserError(f"--runner ray cannot run {kind}; leave --runner ray out")
+        raise UserError(f"--runner ray does not work with {kind}; leave --runner ray out")
     if tiles and not is_dense:
-        raise UserError("--tiles works only for segmentation and detection; leave it out for a classifier")
+        raise UserError(
+            "--tiles only works for segmentation and detection, but this is a classifier; leave --tiles out"
+        )
     if draft and is_dense:
-        raise UserError("--draft works only for classifiers; leave it out for segmentation and detection")
+        raise UserError("--draft only works for classifiers, not for segmentation and detection; leave --draft out")
     options: dict[str, Any] = {"batch_size": batch_size, "skip_bad_images": skip_bad_images or output is not None}
     with open_runner(runner, address, device) as ray:
         if is_dense:
@@ -137,7 +139,10 @@ def predict(
             return list(predictions) if output is None else write_dense_predictions(predictions, output)
         subject = load_model(model, device if ray is None else "cpu", as_classifier=True)
         if report is not None and (reason := regression_reason(subject.model)) is not None:
-            report(f"{subject.name} is a regression model ({reason}), so its scores are predicted values")
+            report(
+                f"{subject.name} is a regression model ({reason}), so its scores are predicted values, not "
+                "probabilities"
+            )
         count = sum(1 for _ in list_image_files(image_paths)) if optimize and is_named else None
         engine, remote = prepare_engine(subject, model, count, ray, optimize=optimize)
         if engine is not None and report is not None:

@@ -176,9 +176,12 @@ def embed(
     from hf_vit.data.fingerprints import short_digests
 
     if min(top, batch_size, rows_per_file, 1 if num_processes is None else num_processes) < 1:
-        raise UserError("--top, --num-processes, --batch-size and --rows-per-file must be at least 1")
+        raise UserError(
+            f"--top {top}, --batch-size {batch_size}, --rows-per-file {rows_per_file} and --num-processes "
+            "must be at least 1; give larger numbers"
+        )
     if draft and (streaming or max_num_patches is not None):
-        raise UserError("--draft works only on tables whose images are resized to one size; leave it out")
+        raise UserError("--draft cannot be combined with --streaming or --max-num-patches; leave --draft out")
     refuse_output_in(data, output)
     folder = OutputFolder.from_address(output)
     existing = sorted(folder.names())
@@ -260,7 +263,9 @@ def _load(model: NamedModel, predictions: bool, device: str | None) -> "LoadedMo
     subject = model.load(device)
     refuse_dense(subject.model)
     if predictions and not subject.label_sets:
-        raise UserError(f"{model.model} is not a classifier; leave --predictions out to write embeddings")
+        raise UserError(
+            f"{model.model} is not a classifier, so it has no predictions; leave --predictions out to write embeddings"
+        )
     if predictions:
         remedy = "get its values with hf-vit predict, or leave --predictions out to write embeddings"
         refuse_regression(subject.model, model.model, "--predictions", remedy)
@@ -444,8 +449,8 @@ def _write_in_processes(
             yield future.result()
     except BrokenProcessPool as error:
         raise UserError(
-            "a process was killed, perhaps for lack of memory; run the same command again, if needed with a smaller "
-            "--num-processes (finished files are kept)"
+            "a process was killed, perhaps because memory ran out; run the same command again, with a "
+            "smaller --num-processes if it happens again (finished files are kept)"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -510,14 +515,14 @@ def _write_or_check_manifest(folder: "OutputFolder", manifest: dict[str, Any]) -
         raise
     except ValueError as error:
         raise UserError(
-            f"{folder}/{MANIFEST_NAME} is damaged or was not written by hf-vit embed ({error}); give another output "
-            "folder, or delete this one to start again"
+            f"{folder}/{MANIFEST_NAME} is damaged or was not written by hf-vit embed ({error}); choose "
+            "another output folder, or delete this one to start again"
         ) from error
     for name, value in manifest.items():
         if old_manifest.get(name) != value:
             raise UserError(
-                f"{folder} was started with {name} {old_manifest.get(name)}, but now it is {value}; give the same "
-                "value, or another output folder"
+                f"{folder} was started with {name}={old_manifest.get(name)}, but now {name} is {value}; give the "
+                "same value, or choose another output folder"
             )
 
 
@@ -558,12 +563,12 @@ class OutputFolder:
             folder = cls(str(address).rstrip("/"))
             if not cls(str(address))._open_store()[1].strip("/"):
                 example = f"{address}NAME/embeddings"
-                raise UserError(f"the output {address} is a bucket; give a folder in it, such as {example}")
+                raise UserError(f"the output {address} is a whole bucket; give a folder in it, such as {example}")
             return folder
         path = to_path(address)
         reject_url(path)
         if path.exists() and not path.is_dir():
-            raise UserError(f"the output {path} is a file; choose a new or empty folder")
+            raise UserError(f"the output {path} is a file; choose a folder")
         return cls(str(path))
 
     def __str__(self) -> str:

@@ -73,18 +73,18 @@ class Examination:
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of images", self.num_images)):
             if value is not None and value < 1:
-                raise UserError(f"the {name} is {value}; give at least 1")
+                raise UserError(f"the {name} is {value}, but it must be at least 1; choose a larger number")
         self.data.split(self.split)
         if self.draft_side is not None and self.data.readers:
-            raise UserError("--draft does not work on streams; leave --streaming or --draft out")
+            raise UserError("--draft cannot be combined with --streaming; leave one of them out")
 
     @cached_property
     def model_label_names(self) -> list[str]:
         """The names of the model's classes, in the order of its logits."""
         if not self.subject.label_sets:
             raise UserError(
-                f"{self.subject.name} has no class names to predict; choose few-shot, linear-probe or knn, which only "
-                "need features, or fine-tune it first (hf-vit finetune)"
+                f"{self.subject.name} has no classifier; choose --protocol few-shot, linear-probe or knn, which "
+                "only need features, or fine-tune it first (hf-vit finetune)"
             )
         return self.subject.label_names(self.data.label_names)
 
@@ -102,7 +102,7 @@ class Examination:
         """Return `name`; raise UserError if the data has no such split or it is the evaluated one."""
         self.data.split(name)
         if name == self.split:
-            raise UserError(f"split '{name}' is used for fitting; choose another --split to evaluate")
+            raise UserError(f"split '{name}' is already used for fitting; evaluate another one with --split")
         return name
 
     def describe_images(self, num_images: int) -> str:
@@ -172,9 +172,7 @@ class Examination:
         """Return the class numbers of all n images of a split, [n], without reading the images."""
         table: Any = self.data.split(split)
         if not hasattr(table, "__len__"):
-            raise UserError(
-                f"'{self.data.name}' is a stream, from which images cannot be selected; load it without streaming"
-            )
+            raise UserError(f"'{self.data.name}' is a stream, so images cannot be selected; leave --streaming out")
         return np.asarray(table["label"], dtype=np.int64)
 
     def features(self, split: str, rows: Sequence[int] | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -252,7 +250,7 @@ class Examination:
                 yield batch
                 count += len(batch[-1])
         if not count:
-            raise UserError(f"split '{split}' holds no image; choose another split")
+            raise UserError(f"split '{split}' holds no image; choose another one with --split")
 
 
 def compute_output(compute: Compute | None, pixel_values: torch.Tensor | BatchFeature, subject: LoadedModel) -> Any:
@@ -300,7 +298,7 @@ def _compute_last_features(model: torch.nn.Module, pixel_values: torch.Tensor | 
 
 
 def _compute_depth_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
-    assert isinstance(pixel_values, torch.Tensor), "layers are read at one image size"
+    assert isinstance(pixel_values, torch.Tensor), "reading layers needs images of one size"
     with explain_model_errors(pixel_values):
         features = depth_features(model, pixel_values.to(next(model.parameters()).dtype))
     return {name: check_features(values) for name, values in features.items()}

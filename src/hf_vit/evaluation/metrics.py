@@ -72,7 +72,7 @@ class ClassificationMetrics(evaluate.Metric):
         batch = {"predictions": predictions, "references": references, **kwargs}
         missing = [name for name in _COLUMNS if batch.get(name) is None]
         if missing or len(batch) > len(_COLUMNS):
-            raise ValueError(f"the columns are {sorted(batch)} without {missing}; give {list(_COLUMNS)}")
+            raise ValueError(f"the batch has the columns {sorted(batch)}, without {missing}; give {list(_COLUMNS)}")
         columns: dict[str, NDArray[Any]] = {name: np.asarray(values) for name, values in batch.items()}
         sizes = {name: len(array) for name, array in columns.items()}
         if len(set(sizes.values())) > 1:
@@ -91,7 +91,7 @@ class ClassificationMetrics(evaluate.Metric):
         if predictions is not None or references is not None or kwargs:
             self.add_batch(predictions=predictions, references=references, **kwargs)
         if not self.count:
-            raise ValueError("no image was added yet; call add_batch first")
+            raise ValueError("no image was added yet; call add_batch before the results are read")
         result = self._result()
         self.reset()
         return result
@@ -120,13 +120,17 @@ class ClassificationMetrics(evaluate.Metric):
         for name, classes in (("predictions", predictions), ("references", references)):
             if classes.min() < 0 or classes.max() >= len(self.label_names):
                 raise ValueError(
-                    f"{name} has classes from {classes.min()} to {classes.max()}; give 0 to {len(self.label_names) - 1}"
+                    f"{name} has classes from {classes.min()} to {classes.max()}, but the model's classes are 0 to "
+                    f"{len(self.label_names) - 1}; give class numbers of this model"
                 )
         if top_k.ndim != 2 or top_k.shape[1] < self.k:
-            raise ValueError(f"top_k has the shape {top_k.shape}; top-{self.k} accuracy needs [B, {self.k}] or wider")
+            raise ValueError(
+                f"top_k has the shape {top_k.shape}, but top-{self.k} accuracy needs [B, {self.k}] or wider; give "
+                "more classes per image"
+            )
         confidences = confidences.astype(np.float64)
         if not ((confidences >= 0) & (confidences <= 1 + 1e-6)).all():
-            raise ValueError("confidences must be probabilities in [0, 1]; apply a softmax to the logits first")
+            raise ValueError("confidences are outside [0, 1]; apply a softmax to the logits first")
         is_right = predictions == references
         self._pairs.update(zip(references.tolist(), predictions.tolist(), strict=True))
         self._hits += int((top_k[:, : self.k] == references[:, None]).any(axis=1).sum())

@@ -237,9 +237,9 @@ def iterate_predictions(
         subject, paths, top, threshold, batch_size, skip_bad_images, tiles, draft: see `hf_vit.evaluation.predict`.
     """
     if top < 1:
-        raise UserError(f"--top is {top}; give at least 1")
+        raise UserError(f"--top is {top}, but it must be at least 1; choose a larger number")
     if not 0 <= threshold < 1:
-        raise UserError(f"--threshold is {threshold}; give at least 0 and less than 1")
+        raise UserError(f"--threshold is {threshold}, but it must be at least 0 and below 1; choose such a number")
     files, prepare = list(list_image_files(paths)), subject.prepare
     if get_dense_task(subject.model) is not None:
         work, prepare = _DensePredictions(batch_size, skip_bad_images, None, threshold, tiles), list
@@ -247,7 +247,10 @@ def iterate_predictions(
         side, limits = subject.draft_side if draft else None, _load_thresholds(subject, subject.label_sets[-1])
         work = _Classification(batch_size, skip_bad_images, side, top, limits)
     else:
-        raise UserError(f"{subject.name} has no class names to predict; give an image classifier")
+        raise UserError(
+            f"{subject.name} has no classes to predict; give an image classifier, or fine-tune it first "
+            "(hf-vit finetune)"
+        )
     if remote is None:
         answers = (work.answer(*batch, subject) for batch in work.batches(files, prepare))
     else:
@@ -270,7 +273,7 @@ def write_predictions(
 
     path, writers = to_path(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if path.suffix not in writers:
-        raise UserError(f"the output {path} is not a table; give a file that ends in {' or '.join(writers)}")
+        raise UserError(f"the output {path} is not a table; give a file name that ends in {' or '.join(writers)}")
     predictions = iterate_predictions(subject, paths, **options)
     classes, kind = len(subject.label_sets[-1]) if subject.label_sets else 1, problem_type_of(subject.model)
     score_count = classes if kind == "regression" else min(options.get("top", 5), classes)
@@ -318,7 +321,8 @@ def _load_thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, fl
     thresholds = {name: as_fraction(stored.get(name)) for name in names}
     if missing := [name for name, threshold in thresholds.items() if threshold is None]:
         raise UserError(
-            f"facts.json has no threshold for the class {missing[0]}; run hf-vit evaluate --protocol multi-label"
+            f"facts.json has no threshold for the class {missing[0]}; measure it with hf-vit evaluate "
+            "--protocol multi-label"
         )
     return cast(dict[str, float], thresholds)
 
@@ -445,9 +449,9 @@ def read_image(path: str | os.PathLike[str], draft_side: int | None = None) -> "
     try:
         return decode_image(path, draft_side)
     except FileNotFoundError as error:
-        raise UserError(f"the image {path} does not exist; check the path") from error
+        raise UserError(f"there is no image {path}; check the path") from error
     except DecompressionBombError as error:
-        raise UserError(f"{path} is too large to be decoded safely ({error}); reduce its size") from error
+        raise UserError(f"{path} is too large to be decoded safely ({error}); resize the image") from error
     except Exception as error:
         problem = image_problem(error)
         separator = " " if problem.startswith("is ") else ": "

@@ -143,7 +143,9 @@ def _read(parts: Mapping[str, Any], cargo: Sequence[Any]) -> Iterator[dict[str, 
                 arrays = {f"pixels {name}": value.numpy()[None] for name, value in tensors.items()}
                 yield {"part": [number], "rest": _pack(rest), **arrays}
         except ChangedImageError as error:
-            node_error = UserError(f"on node {ray.util.get_node_ip_address()}: {error}; give data that all nodes share")
+            node_error = UserError(
+                f"on node {ray.util.get_node_ip_address()}: {error}; give data on storage that all nodes share"
+            )
             yield {"part": [number], "rest": _pack(_Failure(node_error))}
         except Exception as error:
             yield {"part": [number], "rest": _pack(_Failure(error))}
@@ -191,7 +193,10 @@ class _Model:
         except UserError as error:
             raise UserError(f"on node {node}: {error}") from error
         if subject.fingerprint != self.fingerprint:
-            raise UserError(f"node {node} has another model named {subject.name}; give a model that all nodes share")
+            raise UserError(
+                f"node {node} has another model under the name {subject.name}; put the model on storage that all "
+                "nodes share, or give a Hub id"
+            )
         return subject
 
 
@@ -272,8 +277,8 @@ def _one_line_errors() -> Generator[None]:
         yield
     except ExecutionTimeoutError as error:
         raise UserError(
-            f"Ray started no process within {_SILENCE} s; free cores or GPUs (see ray status) or add nodes, and run "
-            "the same command again; finished parts are kept"
+            f"Ray started no process within {_SILENCE} s; free cores or GPUs (see ray status) or add nodes, "
+            "then run the same command again (finished parts are kept)"
         ) from error
     except RayError as error:
         if "failed to import on the worker" in str(error):
@@ -281,7 +286,7 @@ def _one_line_errors() -> Generator[None]:
             package = re.search(r"No module named '(\w+)", str(error))
             raise UserError(
                 f"node {node[1] if node else '(unknown)'} cannot import "
-                f"{package[1] if package else 'a package of this run'}; install the same packages there"
+                f"{package[1] if package else 'a package of this run'}; install the package there"
             ) from error
         cause: Any = error
         while isinstance(cause, RayTaskError) and isinstance(cause.cause, Exception):
@@ -293,8 +298,8 @@ def _one_line_errors() -> Generator[None]:
         lines = [line for line in map(one_line, str(error).splitlines()) if line]
         reason = next(reversed(lines), type(error).__name__)[:200]
         raise UserError(
-            f"processes of Ray ended {ATTEMPTS} times during the same work, or could not start ({reason}); run the "
-            "same command again; finished parts are kept"
+            f"Ray's processes ended {ATTEMPTS} times during the same work, or could not start ({reason}); "
+            "free memory or add nodes, then run the same command again (finished parts are kept)"
         ) from error
 
 
@@ -303,7 +308,10 @@ def connect(address: str | None, num_processes: int | None, device: str | None) 
     """Connect to Ray at an address or start it here, and disconnect afterwards unless it was connected before."""
     was_connected = ray.is_initialized()
     if was_connected and address is not None:
-        raise UserError(f"this process is already connected to Ray; leave --address {address} out, or disconnect first")
+        raise UserError(
+            f"this process is already connected to Ray, so --address {address} cannot be used; leave it out, "
+            "or call ray.shutdown() first"
+        )
     if not was_connected:
         _connect(address or os.environ.get("RAY_ADDRESS") or "local")
     pipelines: list[Any] = []
@@ -323,7 +331,10 @@ def _connect(address: str) -> None:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if "://" in address:
-        raise UserError(f"the address {address} is a Ray client address; give HOST:PORT, on a machine of the cluster")
+        raise UserError(
+            f"--address {address} is a Ray client address, which is not supported; run the command on a "
+            "machine of the cluster with --address HOST:PORT"
+        )
     host, _, port = address.rpartition(":")
     if address not in ("local", "auto") and not (host and port.isdecimal()):
         raise UserError(
@@ -372,12 +383,15 @@ def _divide_resources(num_processes: int | None, device: str | None) -> RayRunne
     cpus, gpus = resources.get("CPU", 0.0), int(resources.get("GPU", 0))
     machines = sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")) or 1
     if cpus < 1:
-        raise UserError("the Ray cluster has no CPUs; start its nodes with --num-cpus")
+        raise UserError("the Ray cluster has no CPUs for tasks; start its nodes with ray start --num-cpus")
     if device is not None and device.startswith("cuda"):
         if ":" in device:
-            raise UserError(f"--device {device} cannot be used with Ray, which assigns GPUs itself; give --device cuda")
+            raise UserError(f"--device {device} cannot be used: Ray assigns the GPUs itself; use --device cuda")
         if not gpus:
-            raise UserError("the Ray cluster has no GPU; leave --device cuda out")
+            raise UserError(
+                "--device cuda was given, but the Ray cluster has no GPU; add a node with a GPU, or leave "
+                "--device cuda out"
+            )
     uses_gpus = bool(gpus) and device in (None, "cuda")
     count = num_processes or (gpus if uses_gpus else machines)
     return RayRunner(

@@ -96,7 +96,7 @@ class Collate:
         from hf_vit.data.images import map_in_threads
 
         if any(row["image"] is None for row in rows):
-            raise UserError("a row has no image; remove such rows, or choose another split")
+            raise UserError("a row of the data has no image; remove such rows, or evaluate another --split")
         return map_in_threads(self._decode, [row["image"] for row in rows])
 
     def _decode(self, image: Any) -> "Image":
@@ -115,8 +115,8 @@ class Collate:
             return [float(number in label) for number in range(len(self.mapping))]
         if not isinstance(label, Integral) or not 0 <= int(label) < len(self.mapping):
             raise UserError(
-                f"an image has the label {label!r}, which is not one of the {len(self.mapping)} classes of the data; "
-                "choose a split with labeled images"
+                f"an image has the label {label!r}, which is not one of the data set's {len(self.mapping)} "
+                "classes; evaluate a split with labeled images"
             )
         return self.mapping[int(label)]
 
@@ -163,7 +163,7 @@ def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> N
     if output is None or not isinstance(data, str | os.PathLike) or not Path(data).expanduser().is_dir():
         return
     if not is_store_url(output) and to_path(output).resolve().is_relative_to(Path(data).expanduser().resolve()):
-        raise UserError(f"the output {output} is in the folder of the data, {data}; choose an output outside of it")
+        raise UserError(f"the output {output} is in the folder of the data, {data}; choose one outside that folder")
 
 
 def explain_memory_errors(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextManager[None]:
@@ -182,8 +182,8 @@ def explain_model_errors(pixel_values: "torch.Tensor | BatchFeature") -> Generat
         raise
     except (ValueError, AssertionError) as error:
         raise UserError(
-            f"the model does not take images of {_format_size(pixel_values)}, to which its image processor resizes "
-            f"({first_line(error)}); restore the preprocessor_config.json that was saved with the model"
+            f"the model does not take images of {_format_size(pixel_values)}, but its image processor resizes to that "
+            f"size ({first_line(error)}); restore the preprocessor_config.json that was saved with the model"
         ) from error
 
 
@@ -213,7 +213,7 @@ def compute_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeatur
     logits = logits.to(torch.promote_types(dtype, torch.float32))
     if not bool(logits.isfinite().all()):
         raise UserError(
-            "the model's outputs are NaN or infinite, as its weights are damaged or diverged; train it again"
+            "the model's outputs are NaN or infinite, its weights are damaged or diverged; use another checkpoint"
         )
     return logits
 
@@ -251,6 +251,6 @@ def check_features(features: "torch.Tensor") -> "NDArray[np.float32]":
     values = features.float().cpu().numpy()
     if not np.isfinite(values).all():
         raise UserError(
-            "the model's features are NaN or infinite, as its weights are damaged or diverged; train it again"
+            "the model's features are NaN or infinite, its weights are damaged or diverged; use another checkpoint"
         )
     return values

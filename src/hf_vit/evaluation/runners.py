@@ -28,10 +28,10 @@ def open_runner(
         UserError: the runner is unknown, an address is given without Ray, or Ray is not installed or not reachable.
     """
     if runner not in RUNNERS:
-        raise UserError(f"unknown runner '{runner}'; choose from {', '.join(RUNNERS)}")
+        raise UserError(f"--runner {runner} is unknown; choose one of {', '.join(RUNNERS)}")
     if runner == "local":
         if address is not None:
-            raise UserError(f"--address {address} needs --runner ray; add it, or leave the address out")
+            raise UserError(f"--address {address} only works with --runner ray; add it, or leave --address out")
         yield None
         return
     try:

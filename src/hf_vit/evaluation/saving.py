@@ -90,7 +90,8 @@ def _draw_plots(run: ProtocolRun, folder: Path, stem: str, own_plots: Collection
         path = folder / name
         if own_plots is not None and name not in own_plots and path.exists():
             logger.warning(
-                "%s is not a plot of an evaluation and was not replaced; write plots elsewhere with --output FOLDER",
+                "%s is not a plot of an evaluation, so it was not replaced; write the plots elsewhere with "
+                "--output FOLDER",
                 path,
             )
         elif figure is None:
@@ -109,9 +110,7 @@ def find_own_plots(document: Path) -> Sequence[str] | None:
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{document} is not a result of hf-vit evaluate; move the file, or choose another output"
-        ) from error
+        raise UserError(f"{document} is not a result of hf-vit evaluate; move it, or choose another output") from error
 
 
 def _make_document(run: ProtocolRun, pictures: Sequence[str]) -> str:
@@ -146,7 +145,7 @@ def collect_warnings(
     trained_images, training, warnings = count_trained(folder, digests), _find_training(Facts.load(folder)), list[str]()
     if trained_images:
         warnings.append(
-            f"{trained_images:,} of the {len(digests):,} images were in the training, so the result is too good"
+            f"{trained_images:,} of the {len(digests):,} images were training images, so the result is too good"
         )
     if training is not None and training.data is not None and training.data.name == data.name:
         is_same_kind = bool(training.values.get("streaming")) == bool(data.readers)

@@ -144,15 +144,16 @@ def record_power(folder: str | os.PathLike[str], watts: float, grams_per_kwh: fl
     """
     if not watts > 0 or not (grams_per_kwh is None or grams_per_kwh >= 0):
         raise UserError(
-            f"{watts:g} W and {grams_per_kwh} g/kWh are out of range; give watts above 0 and grams of at least 0"
+            f"--power {watts:g} W and --carbon-intensity {grams_per_kwh} g/kWh are out of range; give watts "
+            "above 0 and grams of at least 0"
         )
     with lock_folder(folder):
         facts = Facts.load(folder)
         training = facts.latest("training")
         if training is None or training.seconds is None:
             raise UserError(
-                f"facts.json of {folder} has no training record with a measured time, so the energy cannot "
-                "be computed; remove --power"
+                f"facts.json of {folder} has no training record with a measured time, so the energy cannot be "
+                "computed; leave --power out"
             )
         kwh = training.seconds * watts / _JOULES_PER_KWH
         energy: dict[str, Any] = {"stated_watts": watts, "kwh": float(f"{kwh:.6g}")}
@@ -175,13 +176,13 @@ def record_space(folder: str | os.PathLike[str], space: str) -> None:
     """
     check_repo_id(space)
     if parse_hub_id(space) != space:
-        raise UserError(f"the Space '{space}' has no owner, which the card's link needs; give user/name")
+        raise UserError(f"the Space '{space}' has no owner, which the card's link needs; give it as user/name")
     with lock_folder(folder):
         facts = Facts.load(folder)
         if not (origins := facts.origins()):
             raise UserError(
                 f"facts.json of {folder} has no training or conversion record to which --space {space} could be "
-                "added; remove --space"
+                "added; leave --space out"
             )
         origins[-1].values["space"] = space
         facts.save(folder)

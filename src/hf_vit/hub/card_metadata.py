@@ -122,9 +122,7 @@ def _trained_fingerprint(facts: Facts) -> str | None:
 def check_license(license: str) -> None:
     """Raise a UserError if the text does not have the form of a Hub license id."""
     if not _LICENSE.fullmatch(license):
-        raise UserError(
-            f"the license '{license}' is not a license id of the Hub; give for example apache-2.0, mit or cc-by-4.0"
-        )
+        raise UserError(f"'{license}' is not a license id of the Hub; give one such as apache-2.0, mit or cc-by-4.0")
 
 
 def read_license(folder: Path) -> str | None:

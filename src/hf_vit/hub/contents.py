@@ -181,7 +181,10 @@ def collect(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"the folder {folder} does not exist; give the folder of a saved model")
+        raise UserError(
+            f"the folder {folder} does not exist; give the folder of a saved model, such as the --output of "
+            "hf-vit finetune"
+        )
     for name in ("config.json", PROCESSOR, FACTS_NAME, CARD_NAME, SINGLE, INDEX):
         check_inside(folder, folder / name)  # before any file is read
     config = read_config(folder)
@@ -189,7 +192,7 @@ def collect(
     names = {"config.json", PROCESSOR, *list_code(folder, config)}
     if not (folder / PROCESSOR).is_file():
         raise UserError(
-            f"{folder} holds no image processor ({PROCESSOR}); call processor.save_pretrained({str(folder)!r})"
+            f"{folder} holds no image processor ({PROCESSOR}); add it with processor.save_pretrained({str(folder)!r})"
         )
     descriptions = describe_model(folder, repo_id, license=license, share_images=share_images)
     examples = list_examples(folder)
@@ -210,7 +213,7 @@ def _refuse_gps(folder: Path, name: str) -> None:
     with suppress(Exception), Image.open(folder / name) as image:  # what is no image tells no place
         place = image.getexif().get_ifd(_GPS)
     if place:
-        raise UserError(f"{name} of {folder} tells where it was taken (EXIF, GPS); save it without, or remove it")
+        raise UserError(f"{name} of {folder} says where it was taken (EXIF, GPS); save it without, or remove it")
 
 
 def collect_page(folder: Path, *, license: str | None = None, share_images: bool = False) -> Contents:
@@ -225,23 +228,28 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
         UserError: a file is missing, damaged, too large or outside the folder, or contains a token.
     """
     if not folder.is_dir():
-        raise UserError(f"the folder {folder} does not exist; give the folder of a page that hf-vit page wrote")
+        raise UserError(f"the folder {folder} does not exist; give the folder of a page, the --output of hf-vit page")
     check_inside(folder, folder / PAGE_NAME)
     models, examples = _read_page(folder)
     if examples and not share_images:
         raise UserError(
-            f"the page in {folder} shows {len(examples)} images of its data; give --share-images (share_images=True) "
-            "to make them public, or make the page without --images"
+            f"the page in {folder} shows {len(examples)} images of its data set; add --share-images "
+            "(share_images=True) to make them public, or make the page without --images"
         )
     names = [*PAGE_FILES, PAGE_NAME, *models, *examples]
     for name in [*names, CARD_NAME]:
         check_inside(folder, folder / name)
         if not (folder / name).is_file():
-            raise UserError(f"the page in {folder} lacks {name}; make it again: hf-vit page")
+            raise UserError(
+                f"the page in {folder} lacks the file {name}; make it again with hf-vit page MODEL --output {folder}"
+            )
     check_inside(folder, folder / "runtime")
     runtime = [f"runtime/{file.name}" for file in folder.glob("runtime/*") if _RUNTIME.fullmatch(file.name)]
     if not runtime:
-        raise UserError(f"the page in {folder} lacks the files of its runtime; make it again: hf-vit page")
+        raise UserError(
+            f"the page in {folder} lacks the files of ONNX Runtime Web; make it again with hf-vit page MODEL "
+            f"--output {folder}"
+        )
     sources: _Sources = {name: folder / name for name in (*names, *runtime)}
     return _check_contents(folder, sources | {CARD_NAME: _make_page_card(folder, license).encode()}, _PAGE_PARTS)
 
@@ -264,7 +272,10 @@ def _check_contents(
     for file in files.values():
         limit = MAX_TEXT_BYTES if file.is_text else MAX_FILE_BYTES
         if file.size > limit:
-            raise UserError(f"{file.path} has {file.size:,} bytes; the Hub takes at most {limit:,} in one such file")
+            raise UserError(
+                f"{file.path} has {file.size:,} bytes, but the Hub takes at most {limit:,} in such a file; make "
+                "it smaller or remove it"
+            )
         if find_secret(file.path) is not None:
             raise UserError(
                 f"the name of the file {redact_text(file.path)} looks like a token; rename it, and revoke the token if "
@@ -290,7 +301,7 @@ def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _
 
     weights = folder / SINGLE
     if weights.is_file() and (folder / INDEX).is_file():
-        raise UserError(f"{folder} holds both {SINGLE} and {INDEX}; delete the outdated one")
+        raise UserError(f"{folder} holds both {SINGLE} and {INDEX}, of which one is outdated; delete the outdated one")
     names = list_weights(folder)
     if not names:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
@@ -304,7 +315,10 @@ def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _
         check_inside(folder, folder / name)
         refuse_pointer(folder / name, f"{name} of {folder}")
     if count_parameters(folder) is None:
-        raise UserError(f"{folder} lacks some of the weight files that {INDEX} names; save the model again")
+        raise UserError(
+            f"{folder} lacks some of the weight files that {INDEX} lists; copy them there, or save the model "
+            "again with save_pretrained"
+        )
     if names != [SINGLE]:
         return {name: folder / name for name in (INDEX, *names)}
     limit = _parse_size(max_shard_size)
@@ -334,7 +348,7 @@ def _parse_size(size: int | str) -> int:
             f"max_shard_size '{size}' is not a size; give a number with KB, MB, GB or TB, such as 5GB"
         ) from error
     if limit < 1:
-        raise UserError(f"max_shard_size '{size}' is too small; give for example 5GB")
+        raise UserError(f"max_shard_size '{size}' is too small; give at least 1 byte, such as 5GB")
     return limit
 
 
@@ -355,20 +369,20 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
         card = path.read_text(encoding="utf-8")
         if not share_images and (image_plots := sorted(filter(shows_images, _parse_plots(card)))):
             raise UserError(
-                f"the card shows {', '.join(image_plots)}, which show images of the data; give --share-images "
-                "(share_images=True) to make them public, or remove it from the card"
+                f"the card shows {', '.join(image_plots)} with images of the data set; add --share-images "
+                "(share_images=True) to make them public, or remove them from the card"
             )
     else:
         if missing_facts := list_missing_facts(folder):
             raise UserError(
-                f"the card of {folder} lacks {'; '.join(missing_facts)}. hf-vit finetune, pretrain and convert "
-                f"record them; or write {CARD_NAME} yourself"
+                f"the card of {folder} cannot be written, because facts.json lacks {'; '.join(missing_facts)}; "
+                f"save the model with hf-vit finetune, pretrain or convert, or write {CARD_NAME} yourself"
             )
         card = render_card(folder, repo_id=repo_id, license=license, share_images=share_images)
         if ModelCard(card).data.get("license") is None:
             raise UserError(NO_LICENSE)
     if metadata_errors := find_metadata_errors(card):
-        raise UserError(f"the card's metadata would be refused by the Hub: {'; '.join(metadata_errors)}")
+        raise UserError(f"the Hub would refuse the card's metadata: {'; '.join(metadata_errors)}; correct {CARD_NAME}")
     return card
 
 
@@ -397,9 +411,7 @@ def list_plots(folder: Path, card: str) -> set[str]:
     plots = _parse_plots(card)
     for name in sorted(plots):
         if not (folder / check_file_name(name, "the card")).is_file():
-            raise UserError(
-                f"the card shows {name}, which is not in {folder}; copy it there, or remove it from the card"
-            )
+            raise UserError(f"the card shows {name}, which {folder} lacks; copy it there, or remove it from the card")
     return plots
 
 
@@ -417,18 +429,24 @@ def _read_page(folder: Path) -> tuple[list[str], list[str]]:
         examples = [example["file"] for example in page["examples"]]
     except FileNotFoundError as error:
         raise UserError(
-            f"{folder} holds no page ({PAGE_NAME} is missing); make one with hf-vit page MODEL --output DIR, or "
-            "remove --space to share a model"
+            f"{folder} holds no page ({PAGE_NAME} is missing); make one with hf-vit page MODEL --output DIR, "
+            "or leave --space out to share a model"
         ) from error
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{PAGE_NAME} of {folder} is not a page of hf-vit; make the page again: hf-vit page") from error
+        raise UserError(
+            f"{PAGE_NAME} of {folder} was not written by hf-vit page; make the page again with hf-vit page "
+            f"MODEL --output {folder}"
+        ) from error
     expected_models = [f"models/{number}/model.onnx" for number in range(len(models))]
     if (
         not models
         or models != expected_models
         or examples != [f"examples/{number}.png" for number in range(len(examples))]
     ):
-        raise UserError(f"{PAGE_NAME} of {folder} names unexpected files; make the page again: hf-vit page")
+        raise UserError(
+            f"{PAGE_NAME} of {folder} does not list the files that a page has; make the page again with "
+            f"hf-vit page MODEL --output {folder}"
+        )
     return models, examples
 
 
@@ -440,16 +458,18 @@ def _make_page_card(folder: Path, license: str | None) -> str:
         card = RepoCard((folder / CARD_NAME).read_text(encoding="utf-8"))
     except Exception as error:  # YAML parsers raise many classes
         raise UserError(
-            f"{CARD_NAME} of {folder} has no readable metadata; make the page again: hf-vit page"
+            f"{CARD_NAME} of {folder} has no readable metadata; make the page again with hf-vit page MODEL "
+            f"--output {folder}"
         ) from error
     if card.data.get("sdk") != "static":
         raise UserError(
-            f"{CARD_NAME} of {folder} does not describe a static Space (sdk: static); make the page again: hf-vit page"
+            f"{CARD_NAME} of {folder} is not the card of a static Space (sdk: static); make the page again "
+            f"with hf-vit page MODEL --output {folder}"
         )
     if license is not None:
         card.data.license = license  # pyright: ignore[reportAttributeAccessIssue]
     if card.data.get("license") is None:
         raise UserError(NO_LICENSE)
     if errors := find_metadata_errors(str(card)):
-        raise UserError(f"the page's metadata would be refused by the Hub: {'; '.join(errors)}")
+        raise UserError(f"the Hub would refuse the page's metadata: {'; '.join(errors)}; correct it in {CARD_NAME}")
     return str(card)

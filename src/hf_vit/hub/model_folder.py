@@ -101,15 +101,16 @@ def read_config(folder: Path) -> ModelConfig:
                 f"{folder} holds a page, not a model; share it with hf-vit push DIR REPO --space"
             ) from error
         raise UserError(
-            f"{folder} holds no model (config.json is missing); give the folder of a saved model"
+            f"{folder} holds no model, because config.json is missing; give a folder that save_pretrained or "
+            "hf-vit wrote"
         ) from error
     except (ValueError, RecursionError) as error:
-        reason = f"not valid JSON: {error}"
+        reason = f"it is not valid JSON: {error}"
         if isinstance(error, ValidationError):
             first_error = error.errors()[0]
             location = ".".join(map(str, first_error["loc"]))
-            reason = f"{location}: {first_error['msg']}" if location else "not an object with the model's fields"
-        raise UserError(f"config.json of {folder} is damaged ({reason}); save the model again") from error
+            reason = f"{location}: {first_error['msg']}" if location else "it is not an object with the model's fields"
+        raise UserError(f"config.json of {folder} is damaged: {reason}; save the model again") from error
 
 
 def check_inside(folder: Path, path: Path) -> None:
@@ -119,7 +120,7 @@ def check_inside(folder: Path, path: Path) -> None:
     is_cached = root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--")
     allowed = [root, blobs] if is_cached and not blobs.is_symlink() else [root]
     if not any(path.resolve().is_relative_to(root_folder) for root_folder in allowed):
-        raise UserError(f"{path} is a link to a file outside of {folder}; replace it by the file itself, or remove it")
+        raise UserError(f"{path} is a link to a file outside {folder}; replace it with the file itself, or remove it")
 
 
 def list_weights(folder: Path) -> list[str]:
@@ -142,7 +143,9 @@ def count_parameters(folder: Path) -> int | None:
             with safe_open(str(folder / name), framework="numpy") as file:
                 total += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
     except SafetensorError as error:
-        raise UserError(f"the weights in {folder} are damaged ({error}); save the model again") from error
+        raise UserError(
+            f"the weights in {folder} are damaged ({error}); save the model again with save_pretrained"
+        ) from error
     return total
 
 
@@ -185,11 +188,16 @@ def _list_imports(folder: Path, name: str) -> list[str]:
     """Return the sibling modules that a code file imports."""
     path = folder / name
     if not path.is_file():
-        raise UserError(f"{folder} lacks {name}, which contains code of the model; save the model again")
+        raise UserError(
+            f"{folder} lacks {name}, the model's code; copy it there, or save the model again with save_pretrained"
+        )
     check_inside(folder, path)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{name} of {folder} is not valid Python code ({error}); save the model again") from error
+        raise UserError(
+            f"{name} of {folder} is not valid Python code ({error}); correct it, or save the model again with "
+            "save_pretrained"
+        ) from error
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return [node.module for node in imports if node.level == 1 and node.module]

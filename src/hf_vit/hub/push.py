@@ -180,9 +180,9 @@ def push_to_hub(
     public_texts = {"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection}
     for name, value in public_texts.items():
         if value is not None and (token_kind := find_secret(value)) is not None:
-            raise UserError(f"the {name} looks like {token_kind} and would be public; give another one")
+            raise UserError(f"the {name} looks like {token_kind} and would be public; choose another one")
     if space and max_shard_size != _SHARD_SIZE:
-        raise UserError("--max-shard-size splits weight files, which a page does not have; remove it or --space")
+        raise UserError("--max-shard-size splits weight files, which a page does not have; leave one of them out")
 
     def report_line(line: str) -> None:
         if report is not None:
@@ -194,16 +194,17 @@ def push_to_hub(
         if isinstance(source, str | os.PathLike):
             if processor is not None or facts or card is not None:
                 raise UserError(
-                    "processor=, facts= and card= apply to a model object, but a folder was given; remove them, "
-                    "as the folder contains its own"
+                    "processor=, facts= and card= are for a model object, but a folder was given, which contains its "
+                    "own; leave them out"
                 )
             folder = Path(source)
         elif space:
             raise UserError(
-                "space=True needs the folder of a page; give its path, or remove space=True to share a model"
+                "space=True needs the folder of a page, but a model object was given; give the page's path, or "
+                "leave space=True out to share the model"
             )
         elif processor is None:
-            raise UserError("a model object was given without its image processor; give processor=")
+            raise UserError("a model object needs its image processor; pass processor=")
         else:
             source.save_pretrained(folder, max_shard_size=max_shard_size)
             processor.save_pretrained(folder)
@@ -274,14 +275,15 @@ class Push:
     def __post_init__(self) -> None:
         for name, value in (("revision", self.revision), ("tag", self.tag)):
             if value is not None and not _BRANCH.fullmatch(value):
-                raise UserError(f"'{value}' cannot be a {name}'s name; use letters, digits, -, _, . and /")
+                raise UserError(f"'{value}' cannot be the name of a {name}; use letters, digits, -, _, . and /")
         if self.create_pr and self.revision not in (None, "main"):
-            raise UserError(f"a pull request always targets main; remove --revision {self.revision}")
+            raise UserError(f"a pull request always targets main, not {self.revision}; leave --revision out")
         if self.create_pr and self.tag:
-            raise UserError("a pull request cannot be tagged; remove --tag, and tag the commit after the merge")
+            raise UserError("a pull request cannot be tagged; leave --tag out, and tag the commit after the merge")
         if self.create_pr and self.collection:
             raise UserError(
-                "a pull request cannot be added to a collection; remove --collection and add the model after the merge"
+                "a pull request cannot be added to a collection; leave --collection out, and add the model after "
+                "the merge"
             )
         check_repo_id(self.repo_id)
         self.api, self.has_token = HfApi(token=self.token), self.token is not None
@@ -327,12 +329,13 @@ class Push:
             self.api.auth_check(**self._repository, write=True)
         if isinstance(info, SpaceInfo) and info.sdk != "static":
             raise UserError(
-                f"{self.repo_id} is a Space with the SDK {info.sdk}, but a page needs a static Space; give another name"
+                f"{self.repo_id} is a Space with the SDK {info.sdk}, but a page needs a static Space; choose "
+                "another name"
             )
         if self.private and not info.private:
             raise UserError(
-                f"{self.repo_id} exists and is public, so --private cannot make this push private; make the repository "
-                "private in its settings first, or give another name"
+                f"{self.repo_id} exists and is public, so --private has no effect; make it private in its "
+                "settings on the Hub first, or choose another name"
             )
         refs = self.api.list_repo_refs(**self._repository)
         heads = {ref.name: ref.target_commit for ref in refs.branches}
@@ -348,10 +351,10 @@ class Push:
         """Check whether the token may create this repository; the Hub itself would report that only during creation."""
         namespace, name = self.repo_id.split("/")
         if self.create_pr:
-            raise UserError(f"{self.repo_id} does not exist, so it cannot have pull requests; remove --create-pr")
+            raise UserError(f"{self.repo_id} does not exist, so it has no pull requests; leave --create-pr out")
         if account.is_read_only:
             raise UserError(
-                f"{self.token_source} is read-only, and {self.repo_id} must be created; use a token with the role write"
+                f"{self.repo_id} must be created, but {self.token_source} is read-only; use a token with the role write"
             )
         roles = {organization.name: organization.roleInOrg for organization in account.orgs or []}
         if namespace != self.user and roles.get(namespace, "none") in ("none", "read"):
@@ -389,8 +392,8 @@ class Push:
         remote = self._attempt("comparing checksums", lambda: self._list_files(commit))
         if differing_paths := find_differences(contents.files, remote) + contents.find_stale(remote):
             raise UserError(
-                f"{self.repo_id} at {commit[:8]} differs from what was pushed: {', '.join(differing_paths)}; if the "
-                "folder was changed during the push, run the same command again"
+                f"{self.repo_id} at {commit[:8]} differs from what was pushed: {', '.join(differing_paths)}; run "
+                "the same command again, without changing the folder meanwhile"
             )
         self._create_tag(commit)
         return self._make_result(commit, pull_request=pull_request)
@@ -405,7 +408,7 @@ class Push:
             raise UserError(f"{tag} with other content; choose another tag")
         if not is_current:
             raise UserError(
-                f"{tag} with this content, but {self.branch} has changed since; remove --tag to push to "
+                f"{tag} with this content, but {self.branch} has changed since; leave --tag out to push to "
                 f"{self.branch} again"
             )
 
@@ -554,8 +557,8 @@ class Push:
         except Exception as error:
             if find_status(error) == 412:
                 raise UserError(
-                    f"{self.branch} of {self.repo_id} was changed by someone else meanwhile, so nothing was "
-                    "pushed; review the change, then run the same command again"
+                    f"someone else changed {self.branch} of {self.repo_id} meanwhile, so nothing was pushed; review "
+                    "the change, then run the same command again"
                 ) from error
             explanation = self._explain_size(error) or explain_hub_error(
                 error, self.repo_id, explicit_token=self.has_token

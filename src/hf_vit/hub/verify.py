@@ -140,8 +140,8 @@ def run_examples(
     config = read_config(folder)
     if missing_files := sorted({*list_weights(folder), *list_indexed_files(folder, repo_id)} - set(files)):
         raise UserError(
-            f"the weight index of {repo_id} names {missing_files[0]}, which is not in the repository; push the "
-            "complete model again"
+            f"the weight index of {repo_id} lists {missing_files[0]}, which is not in the repository; push "
+            "the complete model again with hf-vit push"
         )
     card, own_example, not_run = folder / CARD_NAME, _make_own_example(config, folder), list[str]()
     blocks = _BLOCK.findall(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else []
@@ -208,7 +208,10 @@ def _run_example(name: str, code: str) -> str:
             ) from error
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["no message"]
-        raise UserError(f"{name} failed: {one_line(lines[-1])}")
+        raise UserError(
+            f"{name} failed: {one_line(lines[-1])}; correct the example in the card, or push the model again "
+            "with hf-vit push"
+        )
     return one_line(process.stdout)
 
 

@@ -212,19 +212,22 @@ def _find_obstacle(
     if option := next((f"{name}={value!r}" for name, value in options.items() if value), None):
         return f"cannot be combined with {option}; leave one of them out"
     if device.type != "cpu":
-        return f"runs on CPUs only, but the model is on {device}; leave it out"
+        return f"only runs on CPUs, but the model is on {device}; leave engine out"
     if dtype not in engine.dtypes:
         dtypes = " or ".join(str(module).removeprefix("torch.") for module in engine.dtypes)
         return f"needs a model in {dtypes}, but it is in {str(dtype).removeprefix('torch.')}; load it in float32"
     encoders = _encoders_in(model)
     if not encoders:
-        return f"runs bare models and classifiers only, but the model is a {type(model).__name__}; leave it out"
+        return f"only runs bare models and classifiers, but the model is a {type(model).__name__}; leave engine out"
     graph_modules = {
         part for module in (*encoders, *filter(_is_classifier, model.modules())) for part in module.modules()
     }
     for name, part in model.named_modules():
         if part in graph_modules and has_listeners(part):
-            return f"cannot call the hook of {name or 'the model'}; remove it, set it afterwards, or leave engine out"
+            return (
+                f"cannot call the hook of {name or 'the model'}; remove the hook, set it after optimizing, or "
+                "leave engine out"
+            )
     return None
 
 
@@ -312,8 +315,8 @@ def _make_graph(
     all_outputs = one_pass.outputs(images)
     if any(bool(tensor.isnan().any()) for output in all_outputs for tensor in output.to_tuple()):
         raise UserError(
-            f"engine={engine.package!r} may return numbers where this {type(model).__name__} computes NaN, because "
-            "its weights are damaged or diverged; give other weights, or engine='torch'"
+            f"engine={engine.package!r} may return numbers where this {type(model).__name__} computes NaN, because its "
+            "weights are damaged or its training diverged; load other weights, or use engine='torch'"
         )
     outputs = [Outputs(type(output), tuple(output)) for output in all_outputs]
     # A graph of one image size is faster to make and to run; torch computes the other sizes.

@@ -92,9 +92,9 @@ def optimize_for_inference(
     """
     names = ("auto", "torch", *ENGINES)
     if engine not in names:
-        raise UserError(f"unknown engine={engine!r}; choose from {', '.join(map(repr, names))}")
+        raise UserError(f"engine={engine!r} is unknown; choose from {', '.join(map(repr, names))}")
     if quantize not in (None, "int8"):
-        raise UserError(f"unknown quantize={quantize!r}; choose 'int8' or None")
+        raise UserError(f"quantize={quantize!r} is unknown; use 'int8' or None")
     dtype, device = placement = check_model(model)
     if quantize is not None:
         check_int8(model, device, compile)
@@ -365,7 +365,10 @@ class MergingLayer(FusedLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attend, then merge tokens by their keys, then apply the MLP: [B, N, D] -> [B, fewer, D]."""
-        assert groups is not None, "a MergingLayer only runs inside a MergingModel, which makes the groups"
+        assert groups is not None, (
+            "a MergingLayer only runs inside a MergingModel, which chooses the tokens to merge; use "
+            "optimize_for_inference(model, merge_tokens=...)"
+        )
         num_queries = self.num_read if only_for_head else None
         query, key, value = self.attention.project(self.layernorm_before(hidden_states))
         query, bias = query[:, :, :num_queries], groups.attention_bias
@@ -401,13 +404,14 @@ class MergingModel(HfViTBaseModel):
         """
         _refuse_padding(patch_attention_mask)
         if has_custom_attention(self.config):
-            raise UserError("merge_tokens does not work with a custom attention function; use a built-in one")
+            raise UserError(
+                "merge_tokens does not work with a custom attention function; load the model with a built-in "
+                "attn_implementation, such as 'sdpa'"
+            )
         for name in ("output_hidden_states", "output_attentions"):
             requested = kwargs.get(name)
             if getattr(self.config, name) if requested is None else requested:
-                raise UserError(
-                    f"{name} is not available with merge_tokens, as tokens are merged between blocks; {REMEDY}"
-                )
+                raise UserError(f"{name} is not available with merge_tokens, as blocks merge tokens; {REMEDY}")
         kwargs["groups"] = self.new_groups()
         return super().forward(pixel_values, **kwargs)
 
@@ -437,7 +441,9 @@ def _refuse_padding(patch_attention_mask: Any) -> None:
 def check_mergeable(model: nn.Module, num_merged: object) -> None:
     """Raise a UserError for an invalid number of tokens, and for models whose tokens cannot be merged."""
     if type(num_merged) is not int or num_merged < 1:
-        raise UserError(f"merge_tokens={num_merged!r} must be the number of tokens that each block merges, or None")
+        raise UserError(
+            f"merge_tokens={num_merged!r} is not a number of tokens; give how many each block merges, or None"
+        )
     vits = [module for module in model.modules() if isinstance(module, HfViTBaseModel)]
     for vit in vits:
         config = vit.config
@@ -453,10 +459,11 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
             "layers that share blocks": len(set(vit.layers)) < config.num_hidden_layers,
         }
         if obstacle := next((reason for reason, applies in reasons.items() if applies), None):
-            raise UserError(f"merge_tokens does not work with {obstacle}; leave it out")
+            raise UserError(f"merge_tokens does not work with {obstacle}; leave merge_tokens out")
     if not vits or any(isinstance(module, HfBaseBackbone) for module in model.modules()):
         raise UserError(
-            f"merge_tokens does not work with {type(model).__name__}; give a bare Vision Transformer or a classifier"
+            f"merge_tokens does not work with {type(model).__name__}; give a Vision Transformer without a "
+            "head, or a classifier"
         )
 
 

@@ -157,9 +157,12 @@ def check_int8(model: nn.Module, device: torch.device, compile: bool) -> None:
         raise UserError("quantize='int8' cannot be combined with compile=True; leave one of them out")
     is_missing = None in (_INT8_PACK, _INT8_LINEAR) or not torch.backends.mkldnn.is_available()
     if device.type != "cpu" or is_missing:
-        raise UserError(f"quantize='int8' needs a CPU and a torch with oneDNN (the model is on {device}); leave it out")
+        raise UserError(
+            f"quantize='int8' needs a CPU and a torch with oneDNN, but the model is on {device}; leave "
+            "quantize out, or move the model to the CPU"
+        )
     if all(type(module) is StdConv2d or type(module) not in REPLACEMENTS for module in model.modules()):
-        raise UserError(f"quantize='int8' needs dense layers, but {type(model).__name__} has none; leave it out")
+        raise UserError(f"quantize='int8' needs dense layers, but {type(model).__name__} has none; leave quantize out")
 
 
 @final

@@ -75,17 +75,17 @@ _PARTS: dict[type[nn.Module], _Kinds] = {
 _REMEDIES = {
     "peft.": "merge its adapters first: model = model.merge_and_unload()",
     "torch.nn.utils.parametrize": "remove it first with torch.nn.utils.parametrize.remove_parametrizations",
-    **dict.fromkeys(("torch.ao.", "torchao.", "bitsandbytes."), "give the model before it is quantized"),
-    "torch._dynamo.": "give the model before it is compiled",
-    "torch.jit.": "give the model before it is traced",
+    **dict.fromkeys(("torch.ao.", "torchao.", "bitsandbytes."), "load the model without quantization"),
+    "torch._dynamo.": "give the model as it was before torch.compile",
+    "torch.jit.": "give the model as it was before it was traced",
     "torch.nn.parallel.": "give the model inside it: model.module",
-    "torch.distributed.": "give the model before it is distributed",
-    "hf_vit.inference.": "it is rewritten already; load the model again with from_pretrained",
+    "torch.distributed.": "give the model as it was before it was distributed",
+    "hf_vit.inference.": "it is already optimized; load the model again with from_pretrained",
     "transformers_modules.": "it comes from the checkpoint's remote code: import hf_vit and load the model without "
     "trust_remote_code, or import your own class from its file and load it with that",
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_AS_LOADED = "give the model as from_pretrained loads it"
+_AS_LOADED = "give the model as from_pretrained returns it"
 
 
 def check_model(model: object) -> tuple[torch.dtype, torch.device]:
@@ -99,10 +99,10 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
             quantized, compiled or patched module; or weights have several dtypes or devices, or no values.
     """
     if not isinstance(model, nn.Module):
-        raise UserError(f"a {type(model).__name__} is not a model; give a model of hf_vit")
+        raise UserError(f"a {type(model).__name__} is not a model; give a model that hf_vit loaded")
     modules, class_name = dict(model.named_modules()), type(model).__name__
     if any(isinstance(module, Guarded) for module in modules.values()):
-        raise UserError(f"the model is already optimized; use it as it is, or {REMEDY}")
+        raise UserError(f"the model is already optimized; use it as it is, or, to change it, {REMEDY}")
     try:
         add_base(type(model), base=guard_of(model))
     except Exception as error:  # code of a user's metaclass may raise anything
@@ -115,7 +115,10 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
         if module._compiled_call_impl is not None:
             raise UserError(f"{name or 'the model'} is compiled; {_REMEDIES['torch._dynamo.']}")
     if not any(isinstance(module, HfPreTrainedModel) or type(module) in REPLACEMENTS for module in modules.values()):
-        raise UserError(f"{class_name} is not a model of hf_vit and contains none; there is nothing to optimize")
+        raise UserError(
+            f"{class_name} contains no model of hf_vit, so there is nothing to optimize; give a model that "
+            "hf_vit loaded"
+        )
     placement = _find_placement(model)
     for name, module in modules.items():
         if type(module) in (DenseNorm, HfAxialResNetAttention):  # their batch norms become scales and shifts
@@ -156,11 +159,11 @@ def _check_untouched(name: str, module: nn.Module) -> None:
     # The replacement takes over transformers' own hooks, which record hidden states and attentions.
     if any(hook.__module__ != RECORDING for hooks in _HOOKS for hook in vars(module)[hooks].values()):
         raise UserError(
-            f"{name} has a hook, which would never be called again; remove it first, or put it on another module"
+            f"{name} has a hook, which an optimized model would not call; remove it first, or put it on another module"
         )
     patched = [key for key in vars(module) if callable(getattr(type(module), key, None))]
     if patched:
-        raise UserError(f"{name}.{patched[0]} was replaced on this object, maybe by accelerate; {_AS_LOADED}")
+        raise UserError(f"{name}.{patched[0]} was replaced on this object, perhaps by accelerate; {_AS_LOADED}")
 
 
 def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:
@@ -168,16 +171,20 @@ def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     for name, tensor in tensors.items():
         if type(tensor) not in (nn.Parameter, torch.Tensor):
-            raise UserError(f"{_describe(name, tensor)}, not a plain tensor; {_remedy_for(tensor) or _AS_LOADED}")
+            raise UserError(
+                f"{_describe(name, tensor)}, but only plain torch tensors can be optimized; "
+                f"{_remedy_for(tensor) or _AS_LOADED}"
+            )
         if tensor.is_meta:
-            raise UserError(f"{name} is on the meta device, without values; load the model's weights first")
+            raise UserError(f"{name} is on the meta device, without values; load it with from_pretrained first")
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     devices = {tensor.device for tensor in tensors.values()}
     for property_name, values in (("dtype", dtypes), ("device", devices)):
         if len(values) > 1:
             names = " and ".join(sorted(map(str, values)))
             raise UserError(
-                f"the model's weights have more than one {property_name}: {names}; use one, with model.to(…)"
+                f"the model's weights have more than one {property_name} ({names}); use the same for all, with "
+                "model.to(…)"
             )
     return dtypes.pop(), devices.pop()
 

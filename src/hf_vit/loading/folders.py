@@ -61,7 +61,10 @@ def load_transformers(
     source.need_config()
     assert folder is not None
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
-        raise UserError(f"{name} holds no weights: model.safetensors is missing; copy it there or save the model again")
+        raise UserError(
+            f"{name} holds no weights, because model.safetensors is missing; copy it there, or save the model "
+            "again with save_pretrained"
+        )
     with quiet_transformers(), explain_load_errors(name):
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -94,9 +97,14 @@ def load_weights(source: Source, auto_class: Any, head: str) -> Any:
         model, report = auto_class.from_pretrained(source.path, output_loading_info=True, trust_remote_code=False)
     except RuntimeError as error:
         reason = "their shapes differ" if "mismatch" in str(error) else first_line(error)
-        raise UserError(f"the weights of {name} do not fit its config.json: {reason}; save the model again") from error
+        raise UserError(
+            f"the weights of {name} do not fit its config.json: {reason}; give the config.json that belongs "
+            "to them, or save the model again with save_pretrained"
+        ) from error
     except (OSError, ValueError) as error:
-        raise UserError(f"{name} cannot be loaded: {first_line(error)}; save the model again") from error
+        raise UserError(
+            f"{name} cannot be loaded: {first_line(error)}; save the model again with save_pretrained"
+        ) from error
     missing = sorted(report["missing_keys"])
     if not head:  # checkpoints of other heads have no pooler
         missing = [key for key in missing if "pooler" not in key]
@@ -104,10 +112,13 @@ def load_weights(source: Source, auto_class: Any, head: str) -> Any:
         missing_names = shortened(missing, 3)
         if head == "ForImageClassification":
             raise UserError(
-                f"{name} is not a trained image classifier, as the weights {missing_names} are missing; "
-                "fine-tune it first (hf-vit finetune), or save it with its classification head"
+                f"{name} has no trained classification head (the weights {missing_names} are missing); fine-tune "
+                "it first with hf-vit finetune"
             )
-        raise UserError(f"the weights {missing_names} of {name} are missing; save the model again")
+        raise UserError(
+            f"the weights {missing_names} of {name} are missing; download the model again, or save it again "
+            "with save_pretrained"
+        )
     return model
 
 
@@ -157,8 +168,7 @@ def load_timm(source: Source, device: str | None = None) -> Any:
     except Exception as error:  # unknown names, missing weights and lost connections raise different errors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"timm:{name} cannot be loaded ({reason:.200}); timm.list_models(pretrained=True) lists the "
-            "models that can be loaded"
+            f"timm:{name} cannot be loaded ({reason:.200}); choose a name from timm.list_models(pretrained=True)"
         ) from error
     model.problem_type = source.stored.get("problem_type")
     return model.eval().to(torch_device)
@@ -232,8 +242,8 @@ class ImageGPTFeatures(nn.Module):
         self.config = model.config
         if size[0] * size[1] > self.config.n_positions:
             raise UserError(
-                f"the image processor gives {size[0]}x{size[1]} px, one token per pixel, but the ImageGPT takes "
-                f"{self.config.n_positions} tokens; set the processor to the size of the ImageGPT's training"
+                f"the image processor makes {size[0]}x{size[1]} px, but this ImageGPT takes "
+                f"{self.config.n_positions} pixels; set the size of its training in preprocessor_config.json"
             )
         # A shallow copy, so that the caller's model keeps all its layers.
         body = copy.copy(model if hasattr(model, "h") else model.transformer)

@@ -59,10 +59,13 @@ class GraphForImageClassification(nn.Module):
             digest = bytes.fromhex(runtime.sha256(file))
         except KeyError as error:
             raise UserError(
-                f"{file} has no {error.args[0]}; give a graph that hf-vit export --to {runtime.target} wrote"
+                f"{file} has no {error.args[0]}, which hf-vit writes into a graph; give one that hf-vit export "
+                f"--to {runtime.target} wrote"
             ) from error
         except Exception as error:  # runtimes raise many classes of errors
-            raise UserError(f"{file} cannot be read by {runtime.package}: {one_line(error)}") from error
+            raise UserError(
+                f"{runtime.package} cannot read {file}: {one_line(error)}; export the model again with hf-vit export"
+            ) from error
         if is_unverified and "quantize" in self.graph.about:
             raise UserError(
                 f"{file} is in int8, which this CPU may compute differently, and its {NAME} is missing; copy "
@@ -74,7 +77,7 @@ class GraphForImageClassification(nn.Module):
                 "give the model that was exported"
             )
         if "logits" not in self.graph.outputs:
-            raise UserError(f"{file} is the graph of a model without a head; export a classifier")
+            raise UserError(f"{file} is the graph of a model without a head; export a classifier with hf-vit export")
         self.config = SimpleNamespace(
             model_type=runtime.target,
             num_labels=len(labels),
@@ -92,7 +95,7 @@ class GraphForImageClassification(nn.Module):
         """Return the inputs of the head, [B, D] (hidden size D)."""
         outputs = self._run(pixel_values)
         if "features" not in outputs:
-            raise UserError("the graph was exported without features; export the model again")
+            raise UserError("the graph has no output for features; export the model again with hf-vit export")
         return outputs["features"]
 
     def forward_head(self, features: torch.Tensor, pre_logits: bool = True) -> torch.Tensor:

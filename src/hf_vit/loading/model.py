@@ -62,12 +62,13 @@ def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[
         shortened_names = shortened(list(map(repr, model_names)))
         raise UserError(
             f"the data has classes that the model does not have: {shortened(unknown)}; the model has "
-            f"{shortened_names}; use data with these class names, or rename the classes"
+            f"{shortened_names}: give data with these class names, or rename the data's classes"
         )
     counts = Counter(model_names)
     if duplicates := [repr(name) for name in data_names if counts[name] > 1]:
         raise UserError(
-            f"the model has several classes named {shortened(duplicates)}; rename them in its config (id2label)"
+            f"the model has several classes named {shortened(duplicates)}; give them different names in "
+            "id2label of its config.json"
         )
     return [index[name] for name in data_names]
 
@@ -105,8 +106,8 @@ class LoadedModel:
         """Raise UserError if the files of the folder have changed since the model was loaded."""
         if self.folder is not None and self.state != _read_file_states(self.folder):
             raise UserError(
-                f"the model in {self.folder} was replaced while it was measured, so nothing was recorded; run the "
-                "command again"
+                f"the model in {self.folder} was replaced during the measurement, so nothing was recorded; run "
+                "the command again"
             )
 
     @property
@@ -331,7 +332,7 @@ def _convert(source: Source, device: str | None, as_classifier: bool) -> LoadedM
 def _load_graph(runtime: Runtime, file: Path, device: str | None, needs_layers: bool) -> LoadedModel:
     """Open an exported graph; raise UserError if the caller needs layers or another device than the CPU."""
     if needs_layers:
-        raise UserError(f"{file} is an exported graph, whose layers cannot be read; give the model that was exported")
+        raise UserError(f"{file} is an exported graph, whose layers cannot be read; give the original model")
     if device is not None and pick_device(device).type != "cpu":
         raise UserError(f"{file} is an exported graph, which only runs on the CPU; leave --device {device} out")
     graph = GraphForImageClassification(runtime, file)
@@ -345,7 +346,7 @@ def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> 
     if as_classifier and not getattr(model, "num_classes", 0):
         raise UserError(
             f"{source.name} has no classification head (num_classes=0); give a classifier, or fine-tune it "
-            "(hf-vit finetune)"
+            "first (hf-vit finetune)"
         )
     from timm.data.config import resolve_model_data_config
     from timm.data.transforms_factory import create_transform
@@ -362,7 +363,7 @@ def load_models(sources: Sequence[Any], device: str | None = None) -> list[Loade
         UserError: a model cannot be loaded or is given twice, or there are fewer than two.
     """
     if len(sources) < 2:
-        raise UserError(f"a comparison needs at least two models, but {len(sources)} was given; add another model")
+        raise UserError(f"a comparison needs at least two models, but {len(sources)} was given; name another model")
     models, paths = [load_model(source, device) for source in sources], list[tuple[str, ...]]()
     for source, model in zip(sources, models, strict=True):
         if isinstance(source, tuple | LoadedModel):
@@ -371,7 +372,7 @@ def load_models(sources: Sequence[Any], device: str | None = None) -> list[Loade
             path = model.folder or Path(str(source).removeprefix(TIMM)).expanduser()
             paths.append(path.resolve().parts if path.exists() else (str(source),))
     if duplicates := sorted({parts[-1] for parts in paths if paths.count(parts) > 1}):
-        raise UserError(f"{', '.join(duplicates)} is given twice; give every model once")
+        raise UserError(f"{', '.join(duplicates)} was given twice; give every model once")
     lengths, names = [1] * len(paths), [parts[-1] for parts in paths]
     while len(set(names)) < len(names):
         lengths = [length + (names.count(name) > 1) for name, length in zip(names, lengths, strict=True)]

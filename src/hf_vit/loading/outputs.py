@@ -78,8 +78,8 @@ def refuse_dense(model: nn.Module) -> None:
     """Raise a UserError for a segmentation or detection model where features of a whole image are needed."""
     if (task := get_dense_task(model)) is not None:
         raise UserError(
-            f"a {task} model ({type(model).__name__}) has no features of the whole image; give the classifier or the "
-            "pre-trained model that it was made from"
+            f"{type(model).__name__} is a {task} model, which has no features of the whole image; give the "
+            "classifier or pre-trained model that it was made from"
         )
 
 
@@ -96,8 +96,8 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
         return timm_model.forward_head(timm_model.forward_features(pixel_values), pre_logits=True)
     if not hasattr(model, "base_model"):
         raise UserError(
-            f"the features of a {type(model).__name__} cannot be read; give a model of hf_vit, transformers or timm "
-            "(for an exported graph, the model that was exported)"
+            f"the features of a {type(model).__name__} cannot be read; give a model of hf_vit, transformers "
+            "or timm (instead of an exported graph, the model that it was exported from)"
         )
     refuse_dense(model)
     encoder: Any = model.base_model
@@ -119,7 +119,10 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
         for handle in handles:
             handle.remove()
     if not inputs:
-        raise UserError(f"{type(model).__name__} has no module after its encoder; give only its encoder")
+        raise UserError(
+            f"{type(model).__name__} has no module after its encoder, so its features cannot be read; give "
+            "only its encoder"
+        )
     return inputs[0].mean(dim=1) if inputs[0].ndim == 3 else inputs[0].flatten(1)
 
 
@@ -142,7 +145,8 @@ def layer_features(
     refuse_dense(model)
     if not isinstance(model, HfPreTrainedModel):
         raise UserError(
-            f"--features {kind} needs a model of hf_vit, not a {type(model).__name__}; run hf-vit convert first"
+            f"--features {kind} needs a model of hf_vit, but this is a {type(model).__name__}; convert it "
+            "first with hf-vit convert"
         )
     images: Any = pixel_values if isinstance(pixel_values, BatchFeature) else {"pixel_values": pixel_values}
     states = model.get_intermediate_layers(**images, layers=layers, norm=norm)
@@ -150,7 +154,7 @@ def layer_features(
     if "class" in kind and not class_tokens:
         raise UserError(f"--features {kind} needs a class token, which this model does not have; use --features mean")
     if kind == "patches" and len({state.grid for state in states}) > 1:
-        raise UserError("--features patches needs layers of one grid, but this model's differ; use --layers 1")
+        raise UserError("--features patches needs layers with the same grid, but this model's differ; use --layers 1")
     mask = images.get("patch_attention_mask")
     features: list[torch.Tensor] = []
     for index in range(len(states[0].patch_tokens)):

@@ -59,8 +59,8 @@ class PixelScale:
 
         if subject.resizes:
             raise UserError(
-                f"the graph {subject.name} contains the image processor, so it cannot be attacked, corrupted or used "
-                "as a teacher; give the model that was exported"
+                f"the graph {subject.name} contains its image processor, so it cannot be attacked, corrupted or "
+                "used as a teacher; give the model that it was exported from"
             )
         colors = torch.tensor([[0.0] * 3, [1.0] * 3, [0.4, 0.2, 0.8]], dtype=torch.float64)
         levels = (255 * colors).round().int().tolist()
@@ -72,8 +72,9 @@ class PixelScale:
         limit = _TOLERANCE * float(scale.abs().min())
         if limit <= 0 or float(spread.max()) > limit or float((colored - expected).abs().max()) > limit:
             raise UserError(
-                f"the image processor of {subject.name} does more than resize, crop and normalize, so the model cannot "
-                "be attacked, corrupted or used as a teacher; give a model with a plain image processor"
+                f"the image processor of {subject.name} does more than resize, crop and normalize, so the model "
+                "cannot be attacked, corrupted or used as a teacher; use an image processor with only these "
+                "steps in preprocessor_config.json"
             )
         return cls(tuple((-black / scale).tolist()), tuple((1 / scale).tolist()))
 
@@ -124,13 +125,16 @@ def keep_image_sizes(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
     family = family_of(getattr(getattr(model, "config", None), "model_type", None))
     if family is None or not family.is_vit or subject.processor is None:
         raise UserError(
-            f"{subject.name} takes only images of one size; use --max-num-patches with Vision Transformers of hf_vit "
-            "(hf-vit convert converts those of other libraries)"
+            f"{subject.name} only takes images of one size; leave --max-num-patches out, or give a Vision "
+            "Transformer of hf_vit (hf-vit convert converts those of other libraries)"
         )
     if getattr(model.base_model, "pooler", None) is None:
-        raise UserError(f"{subject.name} has no pooling layer, which must mask padding; load it with its pooling layer")
+        raise UserError(
+            f"{subject.name} has no pooling layer, which images of different sizes need; load it with its "
+            "pooling layer (add_pooling_layer=True)"
+        )
     if max_num_patches < 1:
-        raise UserError(f"max_num_patches is {max_num_patches}; give at least 1")
+        raise UserError(f"max_num_patches is {max_num_patches}, but it must be at least 1; choose a larger number")
     patch, processor = model.config.patch_stride, subject.processor
 
     def prepare(images: "Sequence[Image]") -> Any:

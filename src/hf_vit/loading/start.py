@@ -46,7 +46,7 @@ def find_model(name: str | HfBaseConfig) -> Source:
         parts = "layers" if hasattr(name, "num_hidden_layers") else "stages"  # ResNets have stages
         return Source(f"{family} of {name.num_stages} {parts}, {name.hidden_size} wide", fresh=name)
     if find_graph(name) is not None:
-        raise UserError(f"{name} is an exported graph, which cannot be trained; give the model that was exported")
+        raise UserError(f"{name} is an exported graph, which cannot be trained; give the original model")
     source = find_source(name, with_variants=True)
     source.need_config()
     try:
@@ -202,7 +202,7 @@ def _build(
     family = family_of(source.config.model_type)
     assert family is not None
     if door in family.not_applicable:
-        raise UserError(f"{source.name}: {family.why_not(door)}")
+        raise UserError(f"{source.name} cannot be used for this task: {family.why_not(door)}")
     sizes = {} if side is None else {"image_size": side}
     try:
         fields = {**source.config.to_dict(), **changes, **({} if source.has_weights else sizes)}
@@ -213,11 +213,11 @@ def _build(
             config.grid_of(*image_size)  # raises for an MLP-Mixer, which has a fixed size
         return _load(source, family.classes[door], config, sizes, new)
     except StrictDataclassError as error:
-        raise UserError(f"{source.name}: {strict_reason(error)}") from error
+        raise UserError(f"{source.name} cannot be built with these settings: {strict_reason(error)}") from error
     except UserError:
         raise
     except ValueError as error:  # the configuration does not allow this head
-        raise UserError(f"{source.name}: {error}") from error
+        raise UserError(f"{source.name} cannot be built with these settings: {error}") from error
 
 
 def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcessor:
@@ -275,6 +275,7 @@ def _load(
     if misfits:
         keys = shortened(misfits, 3)
         raise UserError(
-            f"the weights {keys} of {source.name} are missing or have other shapes; save the checkpoint again"
+            f"the weights {keys} of {source.name} are missing or have other shapes; download the checkpoint "
+            "again, or save it again with save_pretrained"
         )
     return model

@@ -68,22 +68,23 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
     resize = size if settings.get("do_resize", True) else None
     if resize is not None and set(resize) not in ({"height", "width"}, {"shortest_edge"}):
         raise UserError(
-            f"the page cannot resize to {json.dumps(resize)}; save an image processor with height and width, or "
-            "shortest_edge"
+            f"the page cannot resize images to {json.dumps(resize)}; set height and width, or shortest_edge, "
+            "in preprocessor_config.json"
         )
     if settings.get("do_pad"):
-        raise UserError("the page cannot pad images; save an image processor that resizes or crops")
+        raise UserError("the page cannot pad images; set do_pad to false in preprocessor_config.json")
     output_size = crop or resize
     if output_size is None or (output_size.get("height"), output_size.get("width")) != image_size:
         height, width = image_size
         raise UserError(
-            f"the image processor does not return images of {height}x{width} px, the model's input size; save "
-            "one that does"
+            f"the image processor does not return images of {height}x{width} px, the model's input size; set "
+            "this size in preprocessor_config.json"
         )
     resample = settings.get("resample", 2)
     if resize is not None and resample not in _FILTERS:
         raise UserError(
-            f"the page cannot resize with resample={resample}; save an image processor with 2 (bilinear) or 3 (bicubic)"
+            f"the page cannot resize with resample={resample}; set it to 2 (bilinear) or 3 (bicubic) in "
+            "preprocessor_config.json"
         )
     is_normalizing = settings.get("do_normalize", True)
     mean, std = (

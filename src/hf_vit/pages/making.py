@@ -122,7 +122,7 @@ def _write_model(source: str | Path, name: str, folder: Path, output: Path) -> d
     loaded, processor = open_model(source)
     loaded = loaded.float()  # browsers compute in float32
     if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
-        raise UserError(f"{source} is not an image classifier; give a classifier, or fine-tune it with hf-vit finetune")
+        raise UserError(f"{source} is not an image classifier; give one, or fine-tune it first (hf-vit finetune)")
     refuse_regression(loaded, str(source), "a page")
     if loaded.config.num_channels != 3:
         raise UserError(

@@ -49,7 +49,8 @@ def check_repo_id(repo_id: str) -> None:
     except HFValidationError as error:
         reason = str(error).partition(": ")[0].split(" Use ")[0]
         raise UserError(
-            f"'{repo_id}' cannot be the name of a repository ({reason}); give user/name of letters, digits, -, _ and ."
+            f"'{repo_id}' cannot be the name of a repository ({reason}); give user/name with letters, digits, "
+            "-, _ and ."
         ) from error
 
 
@@ -258,8 +259,8 @@ def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: 
         return f"{token} is invalid or expired: {describe_login()}"
     elif isinstance(error, RepositoryNotFoundError) or status == 401:
         return (
-            f"{repo_id} was not found, or this token (or its absence) has no access; check the name, or log "
-            f"in: {describe_login()}"
+            f"{repo_id} was not found on the Hub, or this token (or its absence) has no access; check the "
+            f"name, or log in: {describe_login()}"
         )
     elif status in (402, 403) and re.search(r"\b(storage|quota)\b", details, re.IGNORECASE):
         return (
@@ -281,4 +282,4 @@ def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: 
         return f"the Hub limits the rate of requests ({details}); try again {moment}"
     elif status >= 500:
         return f"the Hub has an internal error ({details}); try again later"
-    return f"the Hub refused the request: {details}"
+    return f"the Hub refused the request: {details}; check the name and your rights, or try again later"

@@ -73,7 +73,9 @@ def guard_hub_access(repo_id: str) -> Generator[None]:
     def check_headers(response: Any) -> None:  # the client uses these headers in file paths
         for header in ("ETag", "X-Linked-Etag", "X-Repo-Commit"):
             if re.search(r"[/\\\0]|\.\.", response.headers.get(header, "").removeprefix("W/")):
-                raise UserError(f"the server sent the file name {response.headers[header][:80]!r}, which is not valid")
+                raise UserError(
+                    f"the server sent the unsafe file name {response.headers[header][:80]!r}; do not use this server"
+                )
 
     hooks: list[Any] = get_session().event_hooks["response"]
     verbosity = client_log.get_verbosity()
@@ -106,16 +108,22 @@ def explain_load_errors(name: str) -> Generator[None]:
         if isinstance(error, SafetensorError) and "is not valid UTF-8" in details:
             message = f"{name} has a path that is not valid UTF-8; rename its folder"
         elif isinstance(error, SafetensorError | EOFError):
-            message = f"the weights of {name} are damaged ({details}); copy or save them again"
+            message = (
+                f"the weights of {name} are damaged ({details}); download them again, or save them again with "
+                "save_pretrained"
+            )
         elif isinstance(error, StrictDataclassError):
-            message = f"{CONFIG} of {name} is not valid: {strict_reason(error)}; correct it"
+            message = f"{CONFIG} of {name} is not valid: {strict_reason(error)}; correct this field"
         elif any(isinstance(link, UnpicklingError) or "weights_only" in str(link) for link in list_causes(error)):
             message = (
-                f"{name} is a pickle that holds more than tensors and could run code, so it was not loaded; give "
-                "weights in safetensors format"
+                f"{name} is a pickle that holds more than tensors and could run code, so it was not loaded; save "
+                "the weights as safetensors: model.save_pretrained(folder)"
             )
         else:
-            message = f"{name} cannot be loaded ({type(error).__name__}: {details}); download or save it again"
+            message = (
+                f"{name} cannot be loaded ({type(error).__name__}: {details}); download it again, or save it "
+                "again with save_pretrained"
+            )
         raise UserError(message) from error
 
 
@@ -135,8 +143,8 @@ def check_references(folder: Path, name: str) -> None:
         )  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType]
     if reference is not None:
         raise UserError(
-            f"{CONFIG} of {name} refers to another repository ({reference[0]}: {str(reference[1])[:80]!r}), which "
-            "is not read; remove it, or give a complete model"
+            f"{CONFIG} of {name} refers to another repository ({reference[0]}: {str(reference[1])[:80]!r}), "
+            "which is not read for safety; remove that field, or give a complete model"
         )
     for weights in [*WEIGHTS, *list_indexed_files(folder, name)]:
         refuse_pointer(folder / weights, f"{weights} of {name}")
@@ -147,7 +155,7 @@ def refuse_pointer(path: Path, name: str) -> None:
     if path.is_file():
         with path.open("rb") as file:
             if file.read(len(POINTER)) == POINTER:
-                raise UserError(f"{name} is a Git LFS pointer; fetch the file with git lfs pull")
+                raise UserError(f"{name} is a Git LFS pointer instead of the file; download it with git lfs pull")
 
 
 def refuse_huge(config: object, name: str) -> None:
@@ -155,7 +163,8 @@ def refuse_huge(config: object, name: str) -> None:
     for key, value in _iterate_fields(config):
         if key in _MAX_COUNTS and isinstance(value, int) and value > _MAX_COUNTS[key]:
             raise UserError(
-                f"{CONFIG} of {name} has {key}={value!s:.20}; a model has at most {_MAX_COUNTS[key]:,}; correct it"
+                f"{CONFIG} of {name} has {key}={value!s:.20}, but hf_vit loads models with at most "
+                f"{_MAX_COUNTS[key]:,}; check the value and correct it"
             )
 
 
@@ -197,15 +206,16 @@ def _read_index(index: Path, name: str) -> list[str]:
     files: set[Any] = {*map(str, weight_map.values())} if isinstance(weight_map, dict) else set()
     if not files or not all(isinstance(file, str) for file in weight_map.values()):
         raise UserError(
-            f"{index.name} of {name} is damaged (weight_map does not map tensors to files); save the model again"
+            f"{index.name} of {name} has a weight_map that does not map tensors to files; save the model "
+            "again with save_pretrained"
         )
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     for file in files:
         check_file_name(file, f"{index.name} of {name}")
         if not re.fullmatch(r"[\w-][\w.-]{0,199}", file) or not file.endswith(suffix):
             raise UserError(
-                f"{index.name} of {name} names {file[:80]!r}, which is not a {suffix} file in its folder; save "
-                "the model again"
+                f"{index.name} of {name} lists {file[:80]!r}, which is not a {suffix} file in its folder; save "
+                "the model again with save_pretrained"
             )
     return sorted(files)
 
@@ -218,13 +228,17 @@ def read_json_object(path: Path, name: str) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ValueError(f"more than {_MAX_JSON_BYTES:,} bytes")
+            raise ValueError(f"it has more than {_MAX_JSON_BYTES:,} bytes, the most that hf_vit reads")
         content: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        reason = f"not valid JSON: {first_line(error):.120}"
-        raise UserError(f"{path.name} of {name} is damaged ({reason}); download or save it again") from error
+        reason = f"it is not valid JSON: {first_line(error):.120}"
+        raise UserError(
+            f"{path.name} of {name} cannot be read: {reason}; download it again, or save it again with save_pretrained"
+        ) from error
     if not isinstance(content, dict):
-        raise UserError(f"{path.name} of {name} is damaged (not a JSON object); save it again")
+        raise UserError(
+            f"{path.name} of {name} holds JSON, but not an object ({{...}}); save the model again with save_pretrained"
+        )
     return content  # pyright: ignore[reportUnknownVariableType] - JSON's keys are text
 
 
@@ -236,5 +250,8 @@ def check_file_name(name: str, named_by: str) -> str:
     """
     pure = PureWindowsPath(name)  # splits on both separators
     if not name or pure.drive or pure.root or ".." in pure.parts or "\\" in name or "\0" in name:
-        raise UserError(f"{named_by} names {name[:80]!r}, which is not inside the model's folder; save the model again")
+        raise UserError(
+            f"{named_by} names {name[:80]!r}, which is not inside the model's folder; save the model again "
+            "with save_pretrained"
+        )
     return name

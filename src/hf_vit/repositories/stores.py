@@ -50,7 +50,9 @@ def to_path(name: str | os.PathLike[str]) -> Path:
     try:
         from upath import UPath
     except ImportError as error:
-        raise UserError(f"the library that reads {text} is not installed; run pip install 'hf-vit[stores]'") from error
+        raise UserError(
+            f"the library that reads {text} is not installed; install it with pip install 'hf-vit[stores]'"
+        ) from error
     with explain_missing_library(text), explain_store_errors(text, "opened"):
         path = UPath(text)
         _ = path.fs  # imports the store's library
@@ -128,7 +130,7 @@ def write_object(address: str, content: bytes | Path) -> None:
             else:
                 store.pipe_file(path, content)
     except FileNotFoundError:
-        raise UserError(f"{address} cannot be written: there is no such bucket or folder; create it") from None
+        raise UserError(f"{address} cannot be written, as the bucket or folder does not exist; create it") from None
 
 
 @contextmanager
@@ -138,7 +140,7 @@ def explain_missing_library(address: str) -> Generator[None]:
         yield
     except ImportError as error:
         package = re.search(r"\w+fs\b", str(error))
-        remedy = f"run pip install {package[0]}" if package else str(error)
+        remedy = f"install it with pip install {package[0]}" if package else str(error)
         raise UserError(f"the library that reads {address} is not installed; {remedy}") from error
 
 

@@ -45,10 +45,10 @@ def prepare_output(output: str | Path, force: bool | None = None, ignored_path: 
             if {*target.iterdir()} - {ignored_path}:
                 _check_replaceable(output, target, force)
     elif target.exists() or target.is_symlink():  # the second condition: a link to itself
-        raise UserError(f"the output {output} exists and is not a folder; give another name")
+        raise UserError(f"the output {output} exists and is not a folder; choose another name")
     file = next((parent for parent in target.parents if parent.exists() and not parent.is_dir()), None)
     if file is not None:
-        raise UserError(f"the output folder {output} cannot be created, as {file.name} is a file; give another name")
+        raise UserError(f"the output folder {output} cannot be created, as {file.name} is a file; choose another name")
     return target
 
 
@@ -64,18 +64,18 @@ def _check_replaceable(output: str | Path, target: Path, force: bool | None) -> 
         remedy = "; --force replaces only what hf-vit trained, converted or exported" if force else ""
         if force is False and is_model and not foreign_files:
             remedy = ", or add --force to replace its content"
-        raise UserError(f"the folder {output} is not empty; give a new folder, or empty this one first{remedy}")
+        raise UserError(f"the folder {output} is not empty; choose a new folder, or empty this one first{remedy}")
     if foreign_files:
         file_list = ", ".join(foreign_files[:3]) + (
             f" and {len(foreign_files) - 3} more" if len(foreign_files) > 3 else ""
         )
         raise UserError(
-            f"the folder {output} holds {file_list}, which hf-vit did not write; give a new folder, or move these files"
+            f"the folder {output} holds {file_list}, which hf-vit did not write; choose another, or move these files"
         )
     if os.path.ismount(target) or target == Path.cwd():
         raise UserError(
-            f"the folder {output} is a mount point or the working folder and cannot be replaced; empty it, or "
-            "give a folder inside it"
+            f"the folder {output} is a mount point or the working folder, so it cannot be replaced; empty it, "
+            "or choose a folder inside it"
         )
 
 

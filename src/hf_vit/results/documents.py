@@ -51,8 +51,8 @@ class Document(BaseModel):
             return None
         except ValidationError as error:
             raise UserError(
-                f"{path} is not a result of this version of {cls.command}; move it away, or choose another "
-                "output folder"
+                f"{path} was not written by this version of {cls.command}; move it away, or choose another output "
+                "folder"
             ) from error
 
     def write(self, path: Path) -> None:

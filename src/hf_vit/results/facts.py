@@ -128,7 +128,7 @@ def append_record(folder: str | os.PathLike[str], record: Record) -> None:
         UserError: the folder does not exist, or its facts.json is damaged (it then stays unchanged).
     """
     if not Path(folder).is_dir():
-        raise UserError(f"cannot write {FACTS_NAME}: the folder {folder} does not exist; save the model there first")
+        raise UserError(f"{FACTS_NAME} cannot be written: {folder} does not exist; save the model there first")
     with lock_folder(folder):
         facts = Facts.load(folder)
         facts.records.append(record)
@@ -248,5 +248,5 @@ def _to_json(value: Any) -> JsonValue:
     if hasattr(value, "tolist"):  # numpy and torch, without importing either
         return _to_json(value.tolist())
     raise ValueError(
-        f"a record cannot store {value!r:.60} (type {type(value).__name__}); give numbers, text, lists or dicts"
+        f"a record cannot store {value!r:.60} of type {type(value).__name__}; give numbers, text, lists or dicts"
     )

@@ -63,7 +63,9 @@ class Shape:
         """Return the configuration; raise a UserError if the variant is not a Vision Transformer."""
         config = self.any_config(**fields)
         if not isinstance(config, HfViTBaseConfig):
-            raise UserError(f"{self.variant} is not a Vision Transformer, which this peer needs; use a size like S/16")
+            raise UserError(
+                f"{self.variant} is not a Vision Transformer, which this library needs; use a variant such as S/16"
+            )
         return config
 
     def any_config(self, **fields: Any) -> HfBaseConfig:
@@ -286,7 +288,8 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
     )
     if base_name not in builders or not (engine or in_int8 or separator + form in ("", COMPILED, FROZEN, PACKED)):
         raise UserError(
-            f"unknown contestant '{name}'; choose from {', '.join(builders)}; for saved models use hf-vit bench saved"
+            f"the implementation '{name}' is unknown; choose from {', '.join(builders)} (for saved models use "
+            "hf-vit bench saved)"
         )
     if engine is not None and (in_int8 or not is_optimized):
         model = build("hf_vit" if is_optimized else base_name, shape).eval()
@@ -388,11 +391,11 @@ class Cell:
 
     def __post_init__(self) -> None:
         if self.work not in ("inference", "training"):
-            raise UserError(f"work '{self.work}' is unknown; choose inference or training")
+            raise UserError(f"--work {self.work} is unknown; use inference or training")
         if self.dtype not in DTYPES:
-            raise UserError(f"dtype '{self.dtype}' is unknown; choose {' or '.join(DTYPES)}")
+            raise UserError(f"--dtype {self.dtype} is unknown; use {' or '.join(DTYPES)}")
         if self.batch < 1:
-            raise UserError(f"batch size {self.batch} must be at least 1")
+            raise UserError(f"the batch size is {self.batch}, but it must be at least 1; choose a larger number")
 
     def step(self, name: str) -> Callable[[], Any]:
         """Build a contestant; return a function that runs one step of it and waits until it is done."""
@@ -485,7 +488,7 @@ def measure_cell(
         names += [] if reason else [name]
         measured.absent |= {name: reason} if reason else {}
     if not names:
-        raise UserError(f"no contestant can run: {'; '.join(measured.absent.values())}")
+        raise UserError(f"no implementation can be measured: {'; '.join(measured.absent.values())}")
     steps: dict[str, Callable[[], Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for build_index in range(builds):

@@ -152,13 +152,13 @@ def calibration(
     Only the logits of `fit_split` are in memory, n x K x 8 bytes.
     """
     if bins < 1:
-        raise UserError(f"--bins is {bins}; give at least 1")
+        raise UserError(f"--bins is {bins}, but it must be at least 1; choose a larger number")
     fitted = None
     if temperature:
         try:
             examination.require_fit_split(fit_split)
         except UserError as error:
-            raise UserError(f"the temperature cannot be fitted: {error}; add --no-temperature") from error
+            raise UserError(f"the temperature cannot be fitted: {error}; add --no-temperature ") from error
         batches = list(examination.iterate_logits(fit_split, f"logits of {fit_split}"))
         fit_logits = np.concatenate([logits.double().numpy() for logits, _ in batches])
         fitted = fit_temperature(fit_logits, np.concatenate([labels.numpy() for _, labels in batches]))

@@ -84,7 +84,7 @@ class SegmentationMeter:
         metrics: Mapping[str, torch.Tensor] = self._metrics.compute()
         truth, predicted = metrics["pixels"].sum(1), metrics["pixels"].sum(0)
         if not int(truth.sum()):
-            raise UserError(f"no pixel of the {self.num_images:,} images has a labeled class; choose another split")
+            raise UserError(f"no pixel of the {self.num_images:,} images has a labeled class; evaluate another --split")
         iou, accuracy, pixels = dict[str, float](), dict[str, float](), dict[str, int]()
         for k, name in enumerate(names):
             if truth[k] + predicted[k] > 0:
@@ -149,7 +149,7 @@ class DetectionMeter:
     def values(self, names: Sequence[str]) -> dict[str, Any]:
         """Compute the metrics of all images, None without objects of a size; those of masks begin with "mask_"."""
         if not self.num_singles:
-            raise UserError(f"none of the {self.num_images:,} images has an annotated object; choose another split")
+            raise UserError(f"none of the {self.num_images:,} images has an annotated object; evaluate another --split")
         metrics: Mapping[str, torch.Tensor] = self._metric.compute()
         values: dict[str, Any] = {}
         for prefix, kind in (("", "bbox"), ("mask_", "segm"))[: 1 + self.with_masks]:
@@ -225,12 +225,13 @@ def require_task(examination: Examination, task: str, target: str) -> list[str]:
     if model_task != task:
         kind = f"a {model_task} model" if model_task else "a classifier"
         raise UserError(
-            f"{subject.name} is {kind}; choose --protocol {model_task or 'top1'}, or give a model for {task}"
+            f"--protocol {task} needs a {task} model, but {subject.name} is {kind}; choose --protocol "
+            f"{model_task or 'top1'}, or give another model"
         )
     if data.target != target:
         raise UserError(
-            f"the images of '{data.name}' have no {_ANNOTATIONS[target]}, which {task} needs; give data with "
-            f"{_ANNOTATIONS[target]}"
+            f"the images of '{data.name}' have no {_ANNOTATIONS[target]}, which --protocol {task} needs; give "
+            f"a data set with {_ANNOTATIONS[target]}"
         )
     return get_label_names(subject.model)
 
@@ -327,9 +328,7 @@ def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationRes
     """
     names = require_task(examination, "segmentation", MaskRows.target)
     if len(names) > IGNORED:
-        raise UserError(
-            f"the model has {len(names)} classes, but masks can have {IGNORED}; give a model with fewer classes"
-        )
+        raise UserError(f"the model has {len(names)} classes, but masks hold at most {IGNORED}; give a smaller model")
     meter, worst_images, start = SegmentationMeter(len(names)), Extremes[WorstImage](worst), time.perf_counter()
     for index, image, truth, prediction in predict_dense(examination, MaskRows, names, segment):
         meter.update(prediction, truth)

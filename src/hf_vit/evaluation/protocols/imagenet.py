@@ -61,7 +61,10 @@ class RealResult(ProtocolResult):
 def real(examination: Examination, *, real_labels: str | os.PathLike[str] | None = None) -> RealResult:
     """Measure accuracy with the original and with the reassessed labels of the same images, in one pass."""
     if real_labels is None:
-        raise UserError("the protocol real needs the published labels; give them with --real-labels real.json")
+        raise UserError(
+            "--protocol real needs the reassessed labels; download real.json from "
+            "github.com/google-research/reassessed-imagenet and give it with --real-labels"
+        )
     labels = read_real_labels(real_labels, examination.file_names(), len(examination.data.label_names))
     num_images = num_correct = num_labeled = num_real = 0
     rows = iter(examination.list_rows())
@@ -81,14 +84,14 @@ def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], nu
     """Return the reassessed labels of every image, matched by the published file names or by their sorted order."""
     file = Path(path)
     remedy = "download real.json again"
-    missing = f"{file} does not exist; download real.json from google-research/reassessed-imagenet"
+    missing = f"{file} does not exist; download real.json from github.com/google-research/reassessed-imagenet"
     labels = _read_json(file, remedy, missing)
     if not isinstance(labels, list) or not all(map(_is_labels, labels)):
-        raise UserError(f"{file.name} is not a list of class numbers per image; {remedy}")
+        raise UserError(f"{file.name} is not a list with the class numbers of each image; {remedy}")
     if unknown := sorted({label for row in labels for label in row if not label < num_classes}):
         raise UserError(
-            f"{file.name} has the class {unknown[0]}, but the data has only {num_classes:,} classes; give data with "
-            "all classes of ImageNet"
+            f"{file.name} has the class {unknown[0]}, but the data set only has {num_classes:,} classes; give "
+            "one with all classes of ImageNet"
         )
     numbers = [_PUBLISHED.fullmatch(name) for name in file_names]
     if all(numbers):
@@ -97,14 +100,14 @@ def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], nu
         indices = {name: index for index, name in enumerate(sorted(file_names))}
         if len(labels) != len(file_names):
             raise UserError(
-                f"{file.name} has labels of {len(labels):,} images, but the split has {len(file_names):,} with other "
-                "file names than ImageNet's (ILSVRC2012_val_00000001.JPEG); give all images in their published order, "
-                "or with their published names"
+                f"{file.name} has labels of {len(labels):,} images, but the split has {len(file_names):,} whose "
+                "names are not ImageNet's (ILSVRC2012_val_00000001.JPEG); keep the published file names, or give "
+                "all images in their published order"
             )
     if len(indices) != len(file_names):
         raise UserError(
-            f"two images of the split have the same file name, so they cannot be matched with {file.name}; give the "
-            "images their published names"
+            f"two images of the split have the same file name, so they cannot be matched with {file.name}; "
+            "keep ImageNet's published file names"
         )
     if (highest := max(indices.values(), default=-1)) >= len(labels):
         raise UserError(
@@ -169,12 +172,15 @@ class ObjectNetResult(ProtocolResult):
 def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | None = None) -> ObjectNetResult:
     """Measure the accuracy of an ImageNet classifier on the images of ObjectNet whose classes both have."""
     if mappings is None:
-        raise UserError("ObjectNet needs its authors' mapping to ImageNet; give the folder with --mappings DIR")
+        raise UserError(
+            "--protocol objectnet needs its authors' mapping to ImageNet; give the folder 'mappings' of "
+            "objectnet-1.0 with --mappings"
+        )
     mapped_classes = map_classes(examination, Path(mappings))
     classes = examination.labels(examination.split)
     rows = [row for row in examination.list_rows() if int(classes[row]) in mapped_classes]
     if not rows:
-        raise UserError("no evaluated image has a class of ImageNet; choose another --split")
+        raise UserError("no evaluated image has a class of ImageNet; evaluate another --split")
     subject = replace(examination.subject, prepare=partial(_cut_border_and_prepare, examination.subject.prepare))
     shared = list(mapped_classes)
     hits: list[tuple[bool, bool, bool]] = []  # of every image: top-1, top-5, top-1 among the shared classes
@@ -205,8 +211,8 @@ def map_classes(examination: Examination, folder: Path) -> dict[int, list[int]]:
     numbers = {name: index for index, name in enumerate(examination.subject.label_names(all_words))}
     if unknown := [word for word in all_words if word not in numbers]:
         raise UserError(
-            f"the model has no class '{unknown[0]}' (nor {len(unknown) - 1} others of the mapping); give an ImageNet "
-            "classifier with ImageNet's class names"
+            f"the model lacks the class '{unknown[0]}' and {len(unknown) - 1} others of ObjectNet's mapping; "
+            "give a classifier with ImageNet's class names"
         )
     return {index: [numbers[word] for word in class_words] for index, class_words in words_by_class.items()}
 
@@ -216,7 +222,7 @@ def _read_names(file: Path) -> Mapping[str, str]:
     remedy = "unpack objectnet-1.0 again"
     content = _read_json(file, remedy, f"{file} does not exist; give the folder 'mappings' of objectnet-1.0")
     if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        raise UserError(f"{file.name} does not map names to names; {remedy}")
+        raise UserError(f"{file.name} is not a JSON object from names to names; {remedy}")
     return content  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -225,5 +231,8 @@ def _cut_border_and_prepare(
 ) -> torch.Tensor:
     """Cut the border off images and prepare them; raise UserError for an image that is not larger than the border."""
     if any(min(image.size) <= 2 * BORDER for image in images):
-        raise UserError(f"an image is not larger than ObjectNet's border of {BORDER} px; unpack objectnet-1.0 again")
+        raise UserError(
+            f"an image is not larger than the red border of {BORDER} px that ObjectNet's images have; unpack "
+            "objectnet-1.0 again"
+        )
     return prepare([image.crop((BORDER, BORDER, image.width - BORDER, image.height - BORDER)) for image in images])

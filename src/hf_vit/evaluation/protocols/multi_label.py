@@ -87,7 +87,10 @@ def multi_label(
 ) -> MultiLabelResult:
     """Measure average precision and F1 of a multi-label model."""
     if not examination.data.multi_label:
-        raise UserError(f"the images of '{examination.data.name}' have one class per image; choose --protocol top1")
+        raise UserError(
+            f"the images of '{examination.data.name}' have one class each, but --protocol multi-label needs "
+            "several; choose --protocol top1"
+        )
     names, start = examination.data.label_names, time.perf_counter()
     if thresholds is None:
         fitted, present = _collect_logits(examination, examination.require_fit_split(fit_split))
@@ -106,7 +109,7 @@ def compute_multi_label_metrics(
     is_predicted, counts = expit(logits) >= limit_array, truth.sum(axis=0)
     present = np.flatnonzero(counts)
     if not present.size:
-        raise UserError("no evaluation image has a label; choose another split")
+        raise UserError("no evaluated image has a label; evaluate another --split")
     precision = {names[k]: float(average_precision_score(truth[:, k], logits[:, k])) for k in present}
     f1: Any = partial(f1_score, zero_division=0.0)  # pyright: ignore[reportArgumentType]
     losses = np.where(truth, -log_expit(logits), -log_expit(-logits))

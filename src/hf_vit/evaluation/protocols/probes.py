@@ -73,14 +73,15 @@ def linear_probe(
     """
     if not strengths or min(strengths) <= 0 or (choose_split is None and len(strengths) != 1):
         raise UserError(
-            f"--strengths is {list(strengths)}; give positive numbers, and only one if there is no split to select on"
+            f"--strengths is {list(strengths)}, but it must hold positive numbers, and only one if the data "
+            "has no validation split; correct it"
         )
     splits = [examination.require_fit_split(name) for name in (learn_split, choose_split) if name is not None]
     (train_features, labels), *selection = (examination.depth_features(name) for name in splits)  # [] or one
     if len(np.unique(labels)) < 2:
         raise UserError(
-            f"split '{learn_split}' has images of only one class, but a probe needs two; give data with more classes "
-            "in that split"
+            f"all images of split '{learn_split}' have the same class, but a probe needs two classes; add "
+            "images of another class to it"
         )
     test_features, truth = examination.depth_features(examination.split)
     best: list[Probe] = []
@@ -178,7 +179,7 @@ def nearest_neighbors(
 
     sizes = sorted(set(neighbors))
     if not sizes or sizes[0] < 1:
-        raise UserError(f"--neighbors is {list(neighbors)}; give numbers of at least 1")
+        raise UserError(f"--neighbors is {list(neighbors)}, but all must be at least 1; correct it")
     features, labels = examination.features(examination.require_fit_split(learn_split))
     if sizes[-1] > len(labels):
         raise UserError(f"split '{learn_split}' has only {len(labels)} images; give at most {len(labels)} --neighbors")
@@ -285,8 +286,8 @@ def few_shot(
     """
     if trials < 1 or not shots or min(shots) < 1 or l2 <= 0:
         raise UserError(
-            f"--trials is {trials}, --shots {list(shots)} and --l2 {l2}; give at least 1 trial and 1 shot, and an l2 "
-            "above 0"
+            f"--trials is {trials}, --shots {list(shots)} and --l2 {l2}, but at least 1 trial, 1 shot and an "
+            "l2 above 0 are needed; correct them"
         )
     labels = examination.labels(examination.require_fit_split(learn_split))
     names, sizes = examination.data.label_names, sorted(set(shots))
@@ -310,8 +311,8 @@ def draw_shots(labels: NDArray[np.int64], names: Sequence[str], shots: int, seed
     smallest = min(present.tolist(), key=lambda index: counts[index])
     if counts[smallest] < shots:
         raise UserError(
-            f"class '{names[smallest]}' has {counts[smallest]} training images, but {shots} shots need {shots} per "
-            f"class; give at most {counts[smallest]} --shots"
+            f"class '{names[smallest]}' has {counts[smallest]} training images, too few for {shots} shots; "
+            f"give --shots of at most {counts[smallest]}"
         )
     generator = np.random.default_rng(seed)
     return np.stack([generator.permutation(np.flatnonzero(labels == index))[:shots] for index in present])

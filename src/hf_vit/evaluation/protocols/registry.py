@@ -132,13 +132,16 @@ def evaluate_protocol(
         UserError: the protocol or an option is unknown, or the protocol cannot use the model or the data.
     """
     if protocol not in PROTOCOLS:
-        raise UserError(f"unknown protocol '{protocol}'; choose from {', '.join(PROTOCOLS)}")
+        raise UserError(f"--protocol {protocol} is unknown; choose one of {', '.join(PROTOCOLS)}")
     function = PROTOCOLS[protocol]
     settings = _collect_settings(protocol, function, options) | _input_settings(protocol, max_num_patches, draft)
     if runner == "ray" and protocol in SINGLE_PROCESS_PROTOCOLS:
-        raise UserError(f"--runner ray cannot run the protocol {protocol}; leave --runner ray out")
+        raise UserError(f"--protocol {protocol} does not work with --runner ray; leave --runner ray out")
     if runner == "ray" and not isinstance(model, str | Path):
-        raise UserError("--runner ray cannot run a model object; give its folder, or leave --runner ray out")
+        raise UserError(
+            "--runner ray needs a model that it can load on other machines; give a folder or Hub id instead "
+            "of a model object, or leave --runner ray out"
+        )
     with (
         evaluation_mode(model[0]) if isinstance(model, tuple) else nullcontext(),
         open_runner(runner, address, device) as ray,
@@ -158,7 +161,10 @@ def evaluate_protocol(
             reading |= dict(image_column=image_column, label_column=label_column)
             if protocol == "vtab":
                 if unsupported := [name for name, value in reading.items() if value]:
-                    raise UserError(f"VTAB tasks are read as published; leave {_format_options(unsupported)} out")
+                    raise UserError(
+                        f"VTAB's tasks are read as published, so {_format_options(unsupported)} cannot be used; "
+                        "leave it out"
+                    )
                 data = load_vtab(data, seed)
             else:
                 reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))
@@ -180,9 +186,9 @@ def evaluate_protocol(
 def _input_settings(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
     """Return the settings that change the preparation of images; raise UserError if the protocol forbids them."""
     if max_num_patches is not None and protocol in ONE_SIZE_PROTOCOLS:
-        raise UserError(f"the protocol {protocol} needs images of one size; leave --max-num-patches out")
+        raise UserError(f"--protocol {protocol} needs images of one size; leave --max-num-patches out")
     if draft and (max_num_patches is not None or protocol in TARGETS):
-        raise UserError("--draft works only for classifiers that resize images to one size; leave it out")
+        raise UserError("--draft only works for classifiers that resize all images to one size; leave --draft out")
     settings = {"max_num_patches": max_num_patches, "draft": draft or None}
     return {name: value for name, value in settings.items() if value is not None}
 
@@ -197,7 +203,7 @@ def _collect_settings(name: str, function: Callable[..., Any], options: Mapping[
     if unknown := sorted(set(options) - set(defaults)):
         others = [other for other, run in PROTOCOLS.items() if set(unknown) <= set(inspect.signature(run).parameters)]
         remedy = f"choose --protocol {' or '.join(others)}" if others else "leave it out"
-        raise UserError(f"the protocol {name} has no option {_format_options(unknown)}; {remedy}")
+        raise UserError(f"--protocol {name} has no option {_format_options(unknown)}; {remedy}")
     settings = {**defaults, **options}
     return {key: list(value) if isinstance(value, tuple | list) else value for key, value in settings.items()}
 

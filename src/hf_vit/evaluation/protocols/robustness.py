@@ -57,7 +57,10 @@ def pgd(
 def check_differentiable(subject: LoadedModel) -> None:
     """Raise UserError if a model has no gradients with respect to pixels."""
     if not subject.is_differentiable:
-        raise UserError(f"{subject.name} cannot be attacked, as it has no gradients; give the model that was exported")
+        raise UserError(
+            f"{subject.name} has no gradients, because it is exported or optimized, so it cannot be attacked; "
+            "give the original model"
+        )
 
 
 def gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
@@ -121,8 +124,8 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
     sizes = sorted(set(map(float, epsilons)))
     if not sizes or sizes[0] <= 0 or sizes[-1] > 255 or steps < 1:
         raise UserError(
-            f"--epsilons is {list(epsilons)} and --steps {steps}; give epsilons above 0 and up to 255 (1/255), and at "
-            "least 1 step"
+            f"--epsilons is {list(epsilons)} and --steps {steps}, but epsilons must be above 0 and at most "
+            "255 (in 1/255) and steps at least 1; correct them"
         )
     check_differentiable(examination.subject)
     scale, model = PixelScale.measure(examination.subject), examination.subject.model
@@ -222,7 +225,7 @@ def patch_drop(
     """
     sorted_shares = sorted(set(map(float, shares)))
     if not sorted_shares or sorted_shares[0] < 0 or sorted_shares[-1] > 1:
-        raise UserError(f"--shares is {list(shares)}; give numbers from 0 to 1")
+        raise UserError(f"--shares is {list(shares)}, but shares must be from 0 to 1; correct it")
     if fill not in ("mean", "black"):
         raise UserError(f"--fill '{fill}' is unknown; choose mean or black")
     if not orders or set(orders) - set(ORDERS):
@@ -256,7 +259,8 @@ def patch_px(model: nn.Module, image_px: tuple[int, int], patch_size: int | None
     height, width = (stride, stride) if isinstance(stride, int) else (int(stride[0]), int(stride[1]))
     if height < 1 or width < 1 or height > image_px[0] or width > image_px[1]:
         raise UserError(
-            f"patches of {height}x{width} px do not fit images of {image_px[0]}x{image_px[1]} px; give --patch-size"
+            f"patches of {height}x{width} px do not fit images of {image_px[0]}x{image_px[1]} px; give a "
+            "smaller --patch-size"
         )
     return height, width
 
@@ -446,7 +450,7 @@ def _to_image(picture: Picture) -> Image.Image:
 def known_corruptions(names: Sequence[str] | None) -> list[str]:
     """Return the named corruptions, by default all, in the order of `CORRUPTIONS`; raise UserError for unknown ones."""
     if names and (unknown := sorted(set(names) - set(CORRUPTIONS))):
-        raise UserError(f"unknown corruption {', '.join(unknown)}; choose from {', '.join(CORRUPTIONS)}")
+        raise UserError(f"the corruption {', '.join(unknown)} is unknown; choose from {', '.join(CORRUPTIONS)}")
     return [name for name in CORRUPTIONS if not names or name in names]
 
 

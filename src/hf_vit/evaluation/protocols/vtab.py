@@ -85,7 +85,7 @@ class ImageFiles:
             image = decode_image(self.files[row])
             return self.transform(image) if self.transform else image, self.labels[row]
         except OSError as error:
-            raise UserError(f"{self.files[row]} cannot be read as an image ({error}); copy it again") from error
+            raise UserError(f"{self.files[row]} cannot be read as an image ({error}); download it again") from error
 
     def select(self, rows: Sequence[int] | NDArray[np.int64]) -> "ImageFiles":
         """Return the images of some rows."""
@@ -120,7 +120,7 @@ class DSprites(Dataset[tuple[Image.Image, int]]):
             factors: NDArray[np.int64] = arrays["latents_classes"]
         self.labels = (factors[:, factor] // (SIZES[factor] / num_classes)).astype(np.int64)
         if len(shape) != 3 or shape[0] != len(factors):
-            raise ValueError(f"the shape of the images is {shape}, but there are {len(factors):,} rows of factors")
+            raise ValueError(f"imgs.npy holds images of shape {shape}, but there are {len(factors):,} rows of factors")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -147,10 +147,10 @@ def _read_bits(path: Path) -> tuple[NDArray[np.uint8], tuple[int, int]]:
 def _shape(file: IO[bytes]) -> tuple[int, ...]:
     """Read the shape in the header of a .npy file of bytes."""
     if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("imgs.npy does not have version 1.0 of the format")
+        raise ValueError("imgs.npy is not of version 1.0 of the .npy format")
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     if is_fortran or dtype != np.uint8:
-        raise ValueError(f"imgs.npy holds {dtype}, but bytes in C order are needed")
+        raise ValueError(f"imgs.npy holds {dtype}, but uint8 in C order is needed")
     return shape
 
 
@@ -178,11 +178,11 @@ class RecordedImages:
                 values = parse_example(file.read(size))
             image, label = values["image"], values["label"]
             if not isinstance(image, bytes) or not isinstance(label, int):
-                raise ValueError("image or label has another type")
+                raise ValueError("its image is not bytes, or its label is not a number")
             picture = decode_image(io.BytesIO(image))
         except (OSError, ValueError, LookupError) as error:
             raise UserError(
-                f"record {row:,} of {path} is not an image with a class ({error}); copy it again"
+                f"record {row:,} of {path} is not an image with a class ({error}); download the file again"
             ) from error
         return picture, label
 
@@ -195,7 +195,7 @@ def find_records(path: Path) -> Iterator[tuple[int, int]]:
             file.seek(position)
             size = int.from_bytes(file.read(8), "little")
             if position + 16 + size > end:
-                raise ValueError(f"{path.name} ends within a record")
+                raise ValueError(f"{path.name} ends in the middle of a record")
             yield position + 12, size
             position += 16 + size
 
@@ -221,7 +221,7 @@ def parse_example(message: bytes) -> dict[str, bytes | int]:
 def _message(value: bytes | int) -> bytes:
     """Return a value that must be a protobuf message; raise ValueError for a number."""
     if not isinstance(value, bytes):
-        raise ValueError("it has a number where a record needs a nested field")
+        raise ValueError("a field holds a number instead of nested data")
     return value
 
 
@@ -233,13 +233,13 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
         value, position = _varint(message, position)
         if key & 7 == 2:
             if position + value > len(message):
-                raise ValueError("a message ends within a field")
+                raise ValueError("the record ends in the middle of a field")
             yield key >> 3, message[position : position + value]
             position += value
         elif key & 7 == 0:
             yield key >> 3, value
         else:
-            raise ValueError(f"a field has the wire type {key & 7}")
+            raise ValueError(f"a field has the unknown protobuf wire type {key & 7}")
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
@@ -247,7 +247,7 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if position >= len(message):
-            raise ValueError("a message ends within a number")
+            raise ValueError("the record ends in the middle of a number")
         byte = message[position]
         value |= (byte & 127) << shift
         position, shift = position + 1, shift + 7
@@ -450,7 +450,10 @@ class NorbImages(Dataset[tuple[Image.Image, int]]):
     def __init__(self, folder: Path, part: str, column: int, unit: int) -> None:
         pixels, info = (read_norb(folder / _NORB.format(_NORB_PARTS[part], part, kind)) for kind in ("dat", "info"))
         if pixels.ndim != 4 or info.ndim != 2 or len(pixels) != len(info):
-            raise ValueError(f"the shapes {pixels.shape} and {info.shape} of the {part} files do not fit together")
+            raise ValueError(
+                f"the images have the shape {pixels.shape} and their labels {info.shape} in the {part} files, "
+                "which do not fit"
+            )
         self.pixels = pixels[:, 0]
         self.labels = info[:, column] // unit
 
@@ -627,11 +630,11 @@ def _open_task(task: Task, root: Path, seed: int) -> ImageData:
         raise
     except _UNREADABLE as error:
         reason = first_line(error).split(". You")[0]  # without torchvision's own remedy, which is to download
-        raise UserError(f"{problem}, which is incomplete or of another layout ({reason}); copy all of it") from error
+        raise UserError(f"{problem}, but it cannot be read ({reason}); download the task again") from error
     if len(parts.test) != task.num_test:
         raise UserError(
-            f"{problem}, which has {len(parts.test):,} test images instead of the published "
-            f"{task.num_test:,}; copy all of it"
+            f"{problem}, but it has {len(parts.test):,} test images instead of the published "
+            f"{task.num_test:,}; download the task again"
         )
     generator = np.random.default_rng(seed)
     train_rows = generator.permutation(len(parts.train))
@@ -640,7 +643,10 @@ def _open_task(task: Task, root: Path, seed: int) -> ImageData:
     else:
         validation_images, validation_rows = parts.validation, generator.permutation(len(parts.validation))[:VALIDATION]
     if len(train_rows[:TRAIN]) < TRAIN or len(validation_rows) < VALIDATION:
-        raise UserError(f"{problem}, which has too few images to draw {TRAIN} and {VALIDATION}; copy all of it")
+        raise UserError(
+            f"{problem}, but it has too few images to draw {TRAIN} training and {VALIDATION} validation "
+            "images; download the task again"
+        )
     splits: dict[str, tuple[LabelledImages, NDArray[np.int64]]] = {
         "train": (parts.train, train_rows[:TRAIN]),
         "validation": (validation_images, validation_rows),
@@ -651,8 +657,8 @@ def _open_task(task: Task, root: Path, seed: int) -> ImageData:
             missing_files = [images.files[row] for row in rows.tolist() if not images.files[row].is_file()]
             if missing_files:
                 raise UserError(
-                    f"{problem}, where {missing_files[0].relative_to(root)} and {len(missing_files) - 1:,} other files "
-                    "are missing; copy all of it"
+                    f"{problem}, but {missing_files[0].relative_to(root)} and {len(missing_files) - 1:,} other files "
+                    "are missing; download the task again"
                 )
     files = (path for path in folder.rglob("*") if path.is_file())
     states = {path.relative_to(root).as_posix(): f"{path.stat().st_size}" for path in files}
@@ -747,9 +753,9 @@ def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) ->
     """
     data = examination.data
     if not isinstance(data, VtabData):
-        raise UserError(f"'{data.name}' is not a VTAB folder; give a VTAB folder with --data")
+        raise UserError(f"'{data.name}' is not a VTAB folder; give the folder with VTAB's tasks with --data")
     if not strengths or min(strengths) <= 0:
-        raise UserError(f"--strengths is {list(strengths)}; give positive numbers")
+        raise UserError(f"--strengths is {list(strengths)}, but all must be above 0; correct it")
     accuracy: dict[str, float] = {}
     strengths_by_task: dict[str, float] = {}
     num_images = unfinished = 0
@@ -758,7 +764,7 @@ def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) ->
         train_features, labels = task_examination.features("train")
         validation_features, classes = task_examination.features("validation")
         if len(np.unique(labels)) < 2:
-            raise UserError(f"the training images of {name} have only one class; choose another --seed")
+            raise UserError(f"all training images drawn of {name} have the same class; choose another --seed")
         probes = [Probe.fit(train_features, labels, strength) for strength in sorted(strengths)]
         best = best_probe(probes, validation_features, classes)
         all_features = np.concatenate([train_features, validation_features])
