@@ -471,14 +471,15 @@ def collect_facts(
     if plan.resample is not None:
         facts["positions"] = {"from_grid": list(plan.resample.old_grid), "to_grid": list(plan.resample.new_grid)}
     if verification is not None:
-        facts["verification"] = {
+        compared: dict[str, Any] = {
             "recording": verification.recording,
             "arrays_compared": len(verification.checks),
             "arrays_not_compared": dict(Counter(verification.skipped.values())),
         }
         for check in verification.worst_checks():
             difference = {"largest_difference": check.difference, "tolerance": check.tolerance}
-            facts["verification"][check.precision] = {"stage": check.stage, **difference}
+            compared[check.precision] = {"stage": check.stage, **difference}
+        facts["verification"] = compared
     return facts
 
 

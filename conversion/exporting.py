@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from hf_vit.conversion.fetching import is_within
 from hf_vit.conversion.loading import open_model
@@ -146,4 +145,4 @@ def _find_mode(to: str, quantize: str | None, calibrate: str | None) -> Mode | N
         raise UserError(f"--quantize {quantize!r} cannot be combined with --to {to}; give {' or '.join(modes)}")
     if calibrate is None:
         raise UserError(f"--quantize {quantize} needs images to calibrate with; add --calibrate DATA")
-    return cast(Mode, quantize)
+    return quantize

@@ -160,7 +160,7 @@ def _read_arguments(arguments: Mapping[str, Any]) -> Fields:
                 f"config.json has timm's argument {name}={value!r:.80}, which hf_vit does not support; use it with timm"
             )
         if name == "rope_type":
-            fields["rotary_embedding"], fields["rotary_coordinates"] = ROTATIONS[value]
+            fields["rotary_embedding"], fields["rotary_coordinates"] = ROTATIONS[str(value)]
         else:
             fields[field] = value if choices is None else choices[value]
     return fields

@@ -188,7 +188,7 @@ EVA = Kind(
 AIMV2 = Kind(
     "timm's AIMv2",
     aim.TIMM_AIMV2,
-    SIZES
+    dict(SIZES)
     | {"norm_type": ("rmsnorm",), "norm_on_patches": (True,), "mlp_type": ("swiglu",), "layer_norm_eps": (1e-5,)}
     | dict.fromkeys(("qkv_bias", "projection_bias", "mlp_bias"), (False,))
     | {"pooling": ("gap",), "hidden_act": ANY},

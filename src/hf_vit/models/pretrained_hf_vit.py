@@ -395,7 +395,8 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
 
     def normalize_layer(self, state: torch.Tensor, is_last: bool) -> torch.Tensor:
         """Apply the model's last norm to the state after a layer."""
-        return self.layernorm(state)
+        layernorm: Any = self.layernorm
+        return layernorm(state)
 
     def split_tokens(self, state: torch.Tensor, size: Iterable[int]) -> LayerFeatures:
         """Sort the tokens [B, N, D] of images of `size` (height, width) px by their kind."""
