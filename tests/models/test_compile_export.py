@@ -13,6 +13,7 @@ MORE = [
     *(("plain", choice) for choice in ("relative", "causal_map_2d", "sincos_2d", "distillation", "gap", "learned_2d")),
     *(("plain", choice) for choice in ("registers_map", "norm_after_map", "swiglu")),
     *(("plain", choice) for choice in ("relative_bias", "positions_of_registers", "no_last_norm")),
+    *(("plain", choice) for choice in ("rotary_gap", "rotary_mixed", "rotary_registers")),
     *(("hybrid", "relative"), ("axial", "sincos_1d"), ("axial", "map")),
     *(("local", "criss_cross"), ("local", "strided"), ("local", "gap")),
 ]
@@ -81,6 +82,7 @@ class Logits(torch.nn.Module):
 # Those whose positions or attention depend on the grid each in a way of its own.
 TRACED = [
     *(("plain", choice) for choice in ("default", "learned_2d", "sincos_1d", "relative", "relative_bias", "bicubic")),
+    *(("plain", choice) for choice in ("rotary", "rotary_gap", "rotary_mixed", "rotary_registers")),
     *((name, "default") for name in ("hybrid", "axial", "local")),
     *(("local", "strided"), ("local", "criss_cross")),
 ]
