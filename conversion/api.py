@@ -24,7 +24,7 @@ from hf_vit.conversion.fill import Weights, build_model, build_processor, load_w
 from hf_vit.conversion.origins.origin import size_text
 from hf_vit.conversion.planning import DECLARED, Plan, PlanOptions, PlanSettings, make_plan
 from hf_vit.conversion.progress import progress, quiet_transformers
-from hf_vit.conversion.readers import CheckpointReader, NpzReader, Shapes
+from hf_vit.conversion.readers import CheckpointReader, HeadedReader, NpzReader, Shapes
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
@@ -333,6 +333,7 @@ def convert(
     source: str | Path,
     output: str | Path,
     *,
+    head: str | Path | None = None,
     recording: str | Path | None = None,
     report: str | Path | None = None,
     sha256: str | None = None,
@@ -344,6 +345,7 @@ def convert(
     Args:
         source: a local file or folder, an https:// or gs:// address, or `hf://owner/name/file`; see `fetching.fetch`.
         output: folder for weights, code, processor and facts.json. It must be absent or empty.
+        head: file with the linear classifier of a DINOv2 or DINOv3 backbone, which their code keeps separately.
         recording: .npz file with images and results of the original code. The converted model must reproduce them (see
             `verification`), or nothing is written.
         report: JSON file for a list of every key with its shape, transform and parameter. An earlier report is
@@ -358,8 +360,9 @@ def convert(
     """
     started = time.perf_counter()
     settings, output_folder = PlanSettings(**options), prepare_output(output, force)
-    if recording is not None and is_within(output_folder, recording):
-        raise UserError(f"the folder {output} contains --verify {recording}, so it cannot be the output; give another")
+    for flag, path in (("--verify", recording), ("--head", head)):
+        if path is not None and is_within(output_folder, path):
+            raise UserError(f"the folder {output} contains {flag} {path}, so it cannot be the output; give another")
     recorded_results = None if recording is None else Recording(recording)
     # The report is delivered first: if the process is killed in between, the same command can replace it.
     with ExitStack() as delivery, ExitStack() as reporting:
@@ -367,7 +370,8 @@ def convert(
         checkpoint = fetch(source, sha256)
         if is_within(output_folder, checkpoint.path):
             raise UserError(f"the folder {output} contains the source {checkpoint.name}; give another output folder")
-        with checkpoint.open() as reader, quiet_transformers():
+        opened = checkpoint.open()
+        with opened if head is None else HeadedReader(opened, Path(head)) as reader, quiet_transformers():
             plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, advance=advance)
@@ -380,7 +384,8 @@ def convert(
                 if recorded_results is not None:
                     verification = _verify(reader, plan, weights.state, folder, recorded_results)
             with progress(f"finishing {output_folder.name}"), explain_write_errors(output_folder):
-                facts = {"source": checkpoint.name} | collect_facts(reader, plan, weights, verification)
+                sources = {"source": checkpoint.name} | ({} if head is None else {"linear_head": Path(head).name})
+                facts = sources | collect_facts(reader, plan, weights, verification)
                 seconds = time.perf_counter() - started
                 append_record(folder, new_record("conversion", values=facts, seconds=seconds))
             if report_file is not None:

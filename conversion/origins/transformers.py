@@ -301,6 +301,7 @@ def _configure_dino(network: Network) -> Fields:
         "mlp_type": "dense" if "dense" in network.parts else "swiglu",
         "num_register_tokens": network.dims["G"] if "registers" in network.parts else 0,
         "position_interpolation": "bicubic_antialias" if "registers" in network.parts else "bicubic",
+        "pooling": "token_and_gap" if "head" in network.parts else "token",
     }
 
 
@@ -328,6 +329,7 @@ DINOV2 = Origin(
         *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.down_proj", "DM", part="swiglu_out")),
         KeyRule(f"{_DINO_BLOCK}.layer_scale2.lambda1", "D", "keep", f"{_BLOCK}.layer_scale2.lambda1"),
         *dense("layernorm", "D"),
+        *dense("classifier", ("L", "2D"), part="head"),
     ),
     block_pattern=r"encoder\.layer\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(PATCHES, _DINO_BASES, r"(^|\.)encoder\.layer\.\d+\.layer_scale1\.lambda1$"),
@@ -335,10 +337,6 @@ DINOV2 = Origin(
     configure=_configure_dino,
     declared=_declared_dino,
     assumed={**VIT.assumed, "layer_norm_eps": "eps 1e-6"},
-    foreign_heads={
-        r"classifier\..+": "a classifier on the class token and the mean of the patches together "
-        "(Dinov2ForImageClassification)"
-    },
     package="transformers",
 )
 
@@ -408,7 +406,6 @@ def _configure_dinov3(network: Network) -> Fields:
         "mlp_bias": bool({"dense_bias", "swiglu_bias"} & parts),
         "layer_scale_init_value": 1.0,
         "num_register_tokens": dims["G"] if "registers" in parts else 0,
-        "pooling": "token",
         "position_embedding": "none",
         "rotary_embedding": "axial",
         "rotary_coordinates": "centered",

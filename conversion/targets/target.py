@@ -342,7 +342,7 @@ def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
         "F": config.hidden_size // heads // 2,
         "M": config.intermediate_size,
         "X": getattr(config, "pooling_intermediate_size", None) or config.intermediate_size,
-        "R": getattr(config, "representation_size", None) or config.hidden_size,
+        "R": config.pooled_size,
         "L": config.num_labels,
         "W": getattr(config, "stem_width", 0),
     }

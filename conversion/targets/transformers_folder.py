@@ -137,10 +137,10 @@ def _dinov2_objections(config: Any, has_head: bool) -> list[str]:
 
 DINOV2 = Kind(
     "transformers' DINOv2",
-    replace(tables.DINOV2, rules=(*tables.DINOV2.rules, *dense("classifier", ("L", "D"), "classifier", "head"))),
+    replace(tables.DINOV2, rules=(*tables.DINOV2.rules[:-2], *dense("classifier", "LR", part="head"))),
     _ANY_CONSTANTS
     | dict.fromkeys(("qkv_bias", "layer_scale_init_value", "num_register_tokens", "mlp_type"), ANY)
-    | {"pooling": ("token", "gap"), "use_class_token": (None, True)},
+    | {"pooling": ("token", "gap", "token_and_gap"), "use_class_token": (None, True)},
     _dinov2_objections,
     lambda config, has_head: (
         "Dinov2"
@@ -326,7 +326,7 @@ def _add_missing_arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
         }
     if kind_of(config) is not DINOV2:
         return arrays
-    if outgoing.has_head:
+    if outgoing.has_head and config.pooling != "token_and_gap":
         weight = arrays["classifier.weight"]
         halves = [weight, torch.zeros_like(weight)]
         arrays = arrays | {"classifier.weight": torch.cat(halves if config.pooling == "token" else halves[::-1], dim=1)}

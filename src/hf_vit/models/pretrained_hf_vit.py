@@ -445,8 +445,7 @@ class HfPooledForImageClassification(HfPreTrainedModel):
 
     def _build_heads(self, config: Any) -> None:
         """Add the classifier; an identity if there are no labels."""
-        width = getattr(config, "representation_size", None) or config.hidden_size
-        self.classifier = nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
+        self.classifier = nn.Linear(config.pooled_size, config.num_labels) if config.num_labels else nn.Identity()
 
     def init_heads(self) -> None:
         """Initialize the weights of the heads with zeros."""
