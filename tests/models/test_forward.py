@@ -149,7 +149,8 @@ def token_places(config, grid, padded, special=None) -> list[int]:
 
 
 @pytest.mark.choices(
-    "learned_2d", "sincos_2d", "relative", "relative_bias", "map", "causal", "layer_scale", "resnet_stem"
+    *("learned_2d", "sincos_2d", "relative", "relative_bias", "map", "causal", "layer_scale", "resnet_stem"),
+    *("rotary", "rotary_gap", "rotary_mixed"),
 )
 def test_precisions_agree(family: Family, choice: str):
     """float64 and bfloat16 with float32, in evaluation; autocast to bfloat16 in training."""
