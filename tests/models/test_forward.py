@@ -23,7 +23,8 @@ from hf_vit.models.modeling_hf_vit import HfViTAttention
 def test_shapes(family: Family, head: str, choice: str):
     model = family.shared(head, choice)
     config, tokens = model.config, family.num_tokens(model.config)
-    images, (h, w), pooled = family.images(config), config.grid, config.representation_size or 32
+    double = 2 if config.pooling == "token_and_gap" else 1
+    images, (h, w), pooled = family.images(config), config.grid, config.representation_size or 32 * double
     outputs = model(images, output_hidden_states=True)
     shapes = {
         "model": [(2, tokens, 32), (2, pooled)],
