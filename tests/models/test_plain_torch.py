@@ -37,7 +37,6 @@ def transformers_vit(seed: int) -> nn.Module:
 MODELS: dict[str, Build] = {
     name: lambda seed, family=family: family.build("classification", seed=seed) for name, family in FAMILIES.items()
 }
-MODELS["rotary"] = lambda seed: FAMILIES["plain"].build("classification", "rotary", seed=seed)
 MODELS["transformers"] = transformers_vit
 
 
