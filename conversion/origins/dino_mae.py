@@ -7,13 +7,12 @@ import re
 from dataclasses import replace
 
 from hf_vit.conversion.origins import timm
-from hf_vit.conversion.origins.beside import IMAGENET_MEAN, IMAGENET_STD
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, square_or_pair
+from hf_vit.conversion.origins.beside import IMAGENET_PIXELS
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense
 from hf_vit.conversion.origins.wrapped import bare_names, make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
-_PIXELS = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD, "resample": 3, "do_convert_rgb": True}
 _MAE_IGNORED = {
     r"mask_token": "mask token of the decoder",
     r"decoder_\w+(\..+)?": "decoder, which reconstructs pixels",
@@ -53,7 +52,7 @@ def _with_linear_head(names: KeyNames, shapes: Shapes) -> KeyNames:
 def _declared(companions: Companions, shapes: Shapes) -> Declared:
     """Return the code's constants for a file, or what timm's config.json in a folder says."""
     declared = timm.declared(companions, shapes)
-    return Declared(processor=_PIXELS) if companions.config is None else declared
+    return Declared(processor=IMAGENET_PIXELS) if companions.config is None else declared
 
 
 def _configure_mae(network: Network) -> Fields:
@@ -146,27 +145,26 @@ def _configure_dinov3(network: Network) -> Fields:
     """Return the fields of the config; those that names and shapes do not show are the same in all released models."""
     dims, parts, (height, width) = network.dims, network.parts, network.patches.sides
     default_size = 224 if 224 % height == 0 else 14 * height, 224 if 224 % width == 0 else 14 * width
-    return _pooling(network) | {
-        "image_size": square_or_pair(network.image_size or default_size),
-        "patch_size": square_or_pair((height, width)),
-        "num_channels": dims["C"],
-        "hidden_size": dims["D"],
-        "num_attention_heads": dims["D"] // (4 * dims["F"]),
-        "intermediate_size": dims["M"],
-        "mlp_type": "dense" if "dense" in parts else "swiglu",
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-5,
-        "norm_type": "layernorm" if "layernorm" in parts else "rmsnorm",
-        "qkv_bias": bool({"qkv_bias", "masked_bias"} & parts),
-        "key_bias": "masked_bias" not in parts,
-        "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
-        "num_register_tokens": dims["G"] if "registers" in parts else 0,
-        "position_embedding": "none",
-        "rotary_embedding": "axial",
-        "rotary_coordinates": "centered",
-        "rotary_pairing": "halves",
-        "rotary_rescale": 2.0,
-    }
+    return (
+        _pooling(network)
+        | network.sizes(network.image_size or default_size)
+        | {
+            "num_attention_heads": dims["D"] // (4 * dims["F"]),
+            "mlp_type": "dense" if "dense" in parts else "swiglu",
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-5,
+            "norm_type": "layernorm" if "layernorm" in parts else "rmsnorm",
+            "qkv_bias": bool({"qkv_bias", "masked_bias"} & parts),
+            "key_bias": "masked_bias" not in parts,
+            "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
+            "num_register_tokens": dims["G"] if "registers" in parts else 0,
+            "position_embedding": "none",
+            "rotary_embedding": "axial",
+            "rotary_coordinates": "centered",
+            "rotary_pairing": "halves",
+            "rotary_rescale": 2.0,
+        }
+    )
 
 
 _BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
@@ -192,7 +190,7 @@ DINOV3 = replace(
     names=_dinov3_names,
     configure=_configure_dinov3,
     rules_of=None,
-    declared=lambda companions, shapes: Declared(processor=_PIXELS),
+    declared=lambda companions, shapes: Declared(processor=IMAGENET_PIXELS),
     assumed={
         "layer_norm_eps": "eps 1e-5",
         "hidden_act": "the exact GELU",

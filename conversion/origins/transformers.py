@@ -24,7 +24,6 @@ from hf_vit.conversion.origins.origin import (
     Patches,
     dense,
     resnet_rules,
-    square_or_pair,
     stage_depths,
 )
 from hf_vit.conversion.origins.timm import configure_bit, configure_stem, resnet_layer_rules
@@ -383,20 +382,14 @@ def _dinov3_names(shapes: Shapes) -> KeyNames:
 
 def _configure_dinov3(network: Network) -> Fields:
     """Return the fields of DINOv3's config."""
-    dims, parts, patches = network.dims, network.parts, network.patches
+    dims, parts = network.dims, network.parts
     if ("query_bias" in parts) != ("value_bias" in parts) or {"key_bias"} <= parts - {"query_bias"}:
         biases = ", ".join(name for name in ("query", "key", "value") if f"{name}_bias" in parts)
         raise UserError(
             f"the attention has biases for {biases} only; hf_vit's models have them for query and value, or for all "
             "three; use it with transformers"
         )
-    height, width = patches.sides
-    return {
-        "image_size": square_or_pair(network.image_size or (14 * height, 14 * width)),
-        "patch_size": square_or_pair(patches.sides),
-        "num_channels": dims["C"],
-        "hidden_size": dims["D"],
-        "intermediate_size": dims["M"],
+    return network.sizes() | {
         "mlp_type": "dense" if "dense" in parts else "swiglu",
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
