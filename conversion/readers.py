@@ -496,12 +496,19 @@ def open_checkpoint(path: str | Path) -> CheckpointReader:
     path = Path(path)
     if not os.path.isdir(path):  # Path.is_dir would raise an error for a name that is too long
         return open_file(path)
-    try:
+    with name_in_errors(str(path)):
         return _open_folder(path)
-    except UserError as error:  # name the folder too, where the error only names a file
-        if str(path) in str(error):
+
+
+@contextmanager
+def name_in_errors(name: str) -> Generator[None]:
+    """Add the name of a checkpoint to every UserError of a block that lacks it."""
+    try:
+        yield
+    except UserError as error:
+        if name in str(error):
             raise
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{name}: {error}") from error
 
 
 def open_file(path: Path) -> CheckpointReader:
