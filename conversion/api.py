@@ -24,7 +24,7 @@ from hf_vit.conversion.fill import Weights, build_model, build_processor, load_w
 from hf_vit.conversion.origins.origin import size_text
 from hf_vit.conversion.planning import DECLARED, Plan, PlanOptions, PlanSettings, make_plan
 from hf_vit.conversion.progress import progress, quiet_transformers
-from hf_vit.conversion.readers import CheckpointReader, NpzReader, Shapes
+from hf_vit.conversion.readers import CheckpointReader, HeadedReader, NpzReader, Shapes
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
@@ -335,6 +335,7 @@ def convert(
     source: str | Path,
     output: str | Path,
     *,
+    head: str | Path | None = None,
     recording: str | Path | None = None,
     report: str | Path | None = None,
     sha256: str | None = None,
@@ -346,6 +347,7 @@ def convert(
     Args:
         source: a local file or folder, an https:// or gs:// address, or `hf://owner/name/file`; see `fetching.fetch`.
         output: folder for weights, code, processor and facts.json. It must be absent or empty.
+        head: file with the linear classifier of a DINOv2 or DINOv3 backbone, which their code keeps separately.
         recording: .npz file with images and results of the original code. The converted model must reproduce them (see
             `verification`), or nothing is written.
         report: JSON file for a list of every key with its shape, transform and parameter. An earlier report is
@@ -360,10 +362,11 @@ def convert(
     """
     started = time.perf_counter()
     settings, output_folder = PlanSettings(**options), prepare_output(output, force)
-    if recording is not None and is_within(output_folder, recording):
-        raise UserError(
-            f"--verify {recording} is in the output folder {output}, which will be replaced; give another output folder"
-        )
+    for flag, path in (("--verify", recording), ("--head", head)):
+        if path is not None and is_within(output_folder, path):
+            raise UserError(
+                f"{flag} {path} is in the output folder {output}, which will be replaced; give another output folder"
+            )
     recorded_results = None if recording is None else Recording(recording)
     # The report is delivered first: if the process is killed in between, the same command can replace it.
     with ExitStack() as delivery, ExitStack() as reporting:
@@ -374,7 +377,8 @@ def convert(
                 f"the source {checkpoint.name} is in the output folder {output}, which will be replaced; give "
                 "another output folder"
             )
-        with checkpoint.open() as reader, quiet_transformers():
+        opened = checkpoint.open()
+        with opened if head is None else HeadedReader(opened, Path(head)) as reader, quiet_transformers():
             plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, advance=advance)
@@ -387,7 +391,8 @@ def convert(
                 if recorded_results is not None:
                     verification = _verify(reader, plan, weights.state, folder, recorded_results)
             with progress(f"finishing {output_folder.name}"), explain_write_errors(output_folder):
-                facts = {"source": checkpoint.name} | collect_facts(reader, plan, weights, verification)
+                sources = {"source": checkpoint.name} | ({} if head is None else {"linear_head": Path(head).name})
+                facts = sources | collect_facts(reader, plan, weights, verification)
                 seconds = time.perf_counter() - started
                 append_record(folder, new_record("conversion", values=facts, seconds=seconds))
             if report_file is not None:
@@ -481,14 +486,15 @@ def collect_facts(
     if plan.resample is not None:
         facts["positions"] = {"from_grid": list(plan.resample.old_grid), "to_grid": list(plan.resample.new_grid)}
     if verification is not None:
-        facts["verification"] = {
+        compared: dict[str, Any] = {
             "recording": verification.recording,
             "arrays_compared": len(verification.checks),
             "arrays_not_compared": dict(Counter(verification.skipped.values())),
         }
         for check in verification.worst_checks():
             difference = {"largest_difference": check.difference, "tolerance": check.tolerance}
-            facts["verification"][check.precision] = {"stage": check.stage, **difference}
+            compared[check.precision] = {"stage": check.stage, **difference}
+        facts["verification"] = compared
     return facts
 
 

@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from hf_vit.conversion.fetching import is_within
 from hf_vit.conversion.loading import open_model
@@ -150,4 +149,4 @@ def _find_mode(to: str, quantize: str | None, calibrate: str | None) -> Mode | N
         )
     if calibrate is None:
         raise UserError(f"--quantize {quantize} needs images for calibration; add --calibrate with a data set")
-    return cast(Mode, quantize)
+    return quantize

@@ -121,7 +121,8 @@ class Source:
         except UserError as error:
             hint = "; these are options of hf-vit convert" if " --" in str(error) else ""
             raise UserError(f"{error}{hint}") from error
-        _log_conversion(self.checkpoint.name, plan)
+        suffix = "" if (note := assumption(plan)) is None else f"; {note}"
+        _logger.info("%s is a checkpoint of %s and is converted in memory%s", self.checkpoint.name, plan.origin, suffix)
         return plan
 
     def converted_state(self) -> dict[str, torch.Tensor]:
@@ -238,13 +239,6 @@ def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
             f"FLOPs cannot be counted for {source.name} (model_type {kind!r:.80}), because it does not "
             f"convert to a model of hf_vit: {error}"
         ) from error
-
-
-def _log_conversion(name: str, plan: Plan) -> None:
-    """Log that a checkpoint is converted, and what was assumed."""
-    note = assumption(plan)
-    suffix = "" if note is None else f"; {note}"
-    _logger.info("%s is a checkpoint of %s and is converted in memory%s", name, plan.origin, suffix)
 
 
 def _plan_checkpoint(checkpoint: LocalCheckpoint, settings: PlanSettings) -> Plan:

@@ -9,7 +9,6 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NoReturn, TypedDict, Unpack
@@ -37,7 +36,7 @@ from hf_vit.conversion.origins.origin import (
     square_or_pair,
 )
 from hf_vit.conversion.origins.registry import find_origin
-from hf_vit.conversion.readers import NO_COMPANIONS, Companions, Shape, Shapes
+from hf_vit.conversion.readers import NO_COMPANIONS, Companions, Shape, Shapes, name_in_errors
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import FAMILIES
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
@@ -251,17 +250,6 @@ def make_plan(
     """Plan a conversion; see `plan`."""
     with name_in_errors(file_name):
         return _make_plan(shapes, settings, companions, file_name)
-
-
-@contextmanager
-def name_in_errors(file_name: str) -> Generator[None]:
-    """Add the checkpoint's name to every UserError of a block that lacks it."""
-    try:
-        yield
-    except UserError as error:
-        if file_name in str(error):
-            raise
-        raise UserError(f"{file_name}: {error}") from error
 
 
 def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, file_name: str) -> Plan:

@@ -51,6 +51,7 @@ MAX_DEFLATE_RATIO = 1032
 MAX_GROWTH, FREE_BYTES = 2.7, 16 * 2**20
 MAX_SAFETENSORS_HEADER = 2 * 2**20  # bytes; an array takes some 150
 MAX_SHARDS = 1000
+_LINEAR_HEAD = "linear_head."
 MAX_DEPTH = 8  # nesting of dicts and lists; an optimizer's state has 4 levels
 MAX_VALUES = 1_000_000  # tensors, numbers and texts; by references, a small pickle can hold any number
 MAX_OPCODES = 250_000  # of a pickle; each may create an object of 200 bytes; a state dict needs some 30 per tensor
@@ -474,17 +475,59 @@ class ShardedReader(CheckpointReader):
         return self._readers[self._file_names[key]].read_floats(key)
 
 
+class HeadedReader(CheckpointReader):
+    """The arrays of a checkpoint and, as `linear_head.weight` and `linear_head.bias`, those of another file.
+
+    Args:
+        backbone: the opened checkpoint, which is closed with this one.
+        head: file with the weight and bias of a linear classifier.
+    """
+
+    def __init__(self, backbone: CheckpointReader, head: Path) -> None:
+        self._backbone, self._head_path = backbone, head
+        super().__init__(backbone.path)
+        self.companions = backbone.companions
+
+    def _open(self) -> dict[str, Shape]:
+        """Open both files, and check that the second holds a linear classifier."""
+        self._opened.enter_context(self._backbone)
+        self._head = self._opened.enter_context(open_file(self._head_path))
+        if sorted(self._head.shapes) != ["bias", "weight"] or len(self._head.shapes["weight"]) != 2:
+            raise UserError(
+                f"{self._head_path.name} is not a linear classifier's, which has the keys 'weight' and 'bias' only; "
+                "give a file of DINOv2's or DINOv3's linear heads"
+            )
+        if any(key.startswith(_LINEAR_HEAD) for key in self._backbone.shapes):
+            raise UserError(f"{self.path.name} has a linear head already; leave out --head {self._head_path.name}")
+        return self._backbone.shapes | {f"{_LINEAR_HEAD}{key}": shape for key, shape in self._head.shapes.items()}
+
+    def sha256(self) -> str:
+        """Return the digest of the backbone's file."""
+        return self._backbone.sha256()
+
+    def read_floats(self, key: str) -> torch.Tensor:
+        reader = self._head if key.startswith(_LINEAR_HEAD) else self._backbone
+        return reader.read_floats(key.removeprefix(_LINEAR_HEAD))
+
+
 def open_checkpoint(path: str | Path) -> CheckpointReader:
     """Open a checkpoint file, or a folder with config.json and weights; errors say what it is instead."""
     path = Path(path)
     if not os.path.isdir(path):  # Path.is_dir would raise an error for a name that is too long
         return open_file(path)
-    try:
+    with name_in_errors(str(path)):
         return _open_folder(path)
-    except UserError as error:  # name the folder too, where the error only names a file
-        if str(path) in str(error):
+
+
+@contextmanager
+def name_in_errors(name: str) -> Generator[None]:
+    """Add the name of a checkpoint to every UserError of a block that lacks it."""
+    try:
+        yield
+    except UserError as error:
+        if name in str(error):
             raise
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{name}: {error}") from error
 
 
 def open_file(path: Path) -> CheckpointReader:

@@ -19,7 +19,7 @@ FAMILIES = {
     "plain": lambda: hf_vit.HfViTConfig(**VIT, patch_size=16),
     "hybrid": lambda: hf_vit.HfHybridViTConfig(**VIT, stage_depths=(1, 1, 1), stem_width=32),
     "axial": lambda: hf_vit.HfAxialViTConfig(**VIT, patch_size=16),
-    "local": lambda: hf_vit.HfLocalViTConfig(**VIT, patch_size=16, attention_window=3),
+    "local": lambda: hf_vit.HfLocalViTConfig(**VIT, patch_size=16, attention_window=3, rotary_embedding="mixed"),
     "axial_resnet": lambda: hf_vit.HfAxialResNetConfig(image_size=SIDE, stem_width=16, stage_depths=(1,) * 4),
     "bit": lambda: hf_vit.HfBitConfig(image_size=SIDE, stem_width=32, stage_depths=(1,) * 4),
     "mixer": lambda: hf_vit.HfMixerConfig(image_size=SIDE, patch_size=16, hidden_size=32, num_hidden_layers=2),

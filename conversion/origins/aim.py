@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from hf_vit.conversion.origins import timm
-from hf_vit.conversion.origins.beside import CLIP_MEAN, CLIP_STD, validate_values
+from hf_vit.conversion.origins.beside import CLIP_PIXELS, validate_values
 from hf_vit.conversion.origins.origin import (
     Declared,
     Fields,
@@ -13,7 +13,6 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     dense,
-    square_or_pair,
 )
 from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
@@ -25,18 +24,10 @@ _BLOCK, _TARGET = "trunk.blocks.{i}", "layers.{i}"
 def _configure(network: Network) -> Fields:
     """Return the fields of the config; without a table, positions are sines and cosines for any image size."""
     dims, patches = network.dims, network.patches
-    has_table = "table" in network.parts
-    height, width = patches.sides
+    has_table, (height, width) = "table" in network.parts, patches.sides
     size = network.image_size or (16 * height, 16 * width)
-    if has_table:
-        size = patches.table_size(dims["T"], network.image_size)
-    return {
-        "image_size": square_or_pair(size),
-        "patch_size": square_or_pair(patches.sides),
-        "num_channels": dims["C"],
-        "hidden_size": dims["D"],
+    return network.sizes(patches.table_size(dims["T"], network.image_size) if has_table else size) | {
         **({"num_attention_heads": dims["D"] // 128} if dims["D"] % 128 == 0 else {}),
-        "intermediate_size": dims["M"],
         "mlp_type": "swiglu",
         "layer_norm_eps": 1e-5,
         "norm_type": "rmsnorm",
@@ -72,9 +63,7 @@ AIMV2 = Origin(
     recognizes=make_recognizer(_PATCHES, ("",), r"(^|\.)trunk\.post_trunk_norm\.weight$"),
     names=lambda shapes: unwrap(shapes, _PATCHES, {}),
     configure=_configure,
-    declared=lambda companions, shapes: Declared(
-        processor={"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample": 3, "do_convert_rgb": True}
-    ),
+    declared=lambda companions, shapes: Declared(processor=CLIP_PIXELS),
     assumed={
         "num_attention_heads": "heads of 128",
         "pooling": "the mean of the patches, as the file has no pooling",

@@ -24,6 +24,8 @@ _Size = Count | dict[str, Count]
 RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+CLIP_PIXELS: Fields = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample": 3, "do_convert_rgb": True}
+IMAGENET_PIXELS = CLIP_PIXELS | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
 # Preprocessing of Google's code and of most others.
 ORIGINAL_PIXELS = "pixels in [-1, 1], resized bilinearly"
 HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # in timm and OpenCLIP; other heads are 64 wide

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from hf_vit.conversion.origins.beside import (
     CLIP_MEAN,
+    CLIP_PIXELS,
     CLIP_STD,
     HEADS_OF_WIDTH,
     ORIGINAL_PIXELS,
@@ -240,9 +241,8 @@ class OpenClipConfig(BaseModel):
 
 def _read_open_clip_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in open_clip_config.json; without one, CLIP's preprocessing."""
-    preprocessing: Fields = {"resample": 3, "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True}
     if companions.config is None:
-        return Declared(processor=preprocessing)
+        return Declared(processor=CLIP_PIXELS)
     config = validate_values(OpenClipConfig, companions.config, "open_clip_config.json")
     tower, pixels = config.model_cfg.vision_cfg, config.preprocess_cfg
     height, width = read_size(tower.image_size)
@@ -257,7 +257,7 @@ def _read_open_clip_config(companions: Companions, shapes: Shapes) -> Declared:
     } | ({"crop_size": full_size} if is_cropped else {})
     activation = "quick_gelu" if config.model_cfg.quick_gelu else "gelu"
     fields = {"num_attention_heads": tower.width // tower.head_width, "hidden_act": activation}
-    return Declared(fields, (height, width), processor=preprocessing | steps)
+    return Declared(fields, (height, width), processor=CLIP_PIXELS | steps)
 
 
 OPEN_CLIP = Origin(

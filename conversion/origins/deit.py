@@ -8,13 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 from hf_vit.conversion.origins import timm
-from hf_vit.conversion.origins.beside import IMAGENET_MEAN, IMAGENET_STD
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, square_or_pair
+from hf_vit.conversion.origins.beside import IMAGENET_PIXELS
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense
 from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Shapes
 
 _BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
-_PIXELS = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD, "resample": 3, "do_convert_rgb": True}
 _SCALES = {".ls1.gamma": ".gamma_1", ".ls2.gamma": ".gamma_2"}  # timm's names -> these codes'
 _START = (
     *dense(timm.PATCHES.removesuffix(".weight"), "DCPQ", "embeddings.patch_embeddings.projection"),
@@ -36,20 +35,9 @@ def _deit_names(shapes: Shapes) -> KeyNames:
 
 
 def _fields(network: Network) -> Fields:
-    """Return the fields that all of them share; without a table and a given size, images have 14
-    patches on each side.
-    """
-    dims, parts, patches = network.dims, network.parts, network.patches
-    height, width = patches.sides
-    size = network.image_size or (14 * height, 14 * width)
-    if "table" in parts:
-        size = patches.table_size(dims["T"], network.image_size)
-    return {
-        "image_size": square_or_pair(size),
-        "patch_size": square_or_pair(patches.sides),
-        "num_channels": dims["C"],
-        "hidden_size": dims["D"],
-        "intermediate_size": dims["M"],
+    """Return the fields that all of them share."""
+    parts, size = network.parts, network.image_size
+    return network.sizes(network.patches.table_size(network.dims["T"], size) if "table" in parts else size) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-6,
         "qkv_bias": "qkv_bias" in parts,
@@ -90,7 +78,7 @@ DEIT = replace(
     names=_deit_names,
     configure=_configure_deit,
     rules_of=None,
-    declared=lambda companions, shapes: Declared(processor=_PIXELS),
+    declared=lambda companions, shapes: Declared(processor=IMAGENET_PIXELS),
     assumed={
         "num_attention_heads": "heads of 64",
         "rotary_embedding": "no rotary positions beside a table, unless their frequencies are learned",

@@ -7,13 +7,12 @@ import re
 from dataclasses import replace
 
 from hf_vit.conversion.origins import timm
-from hf_vit.conversion.origins.beside import IMAGENET_MEAN, IMAGENET_STD
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, square_or_pair
+from hf_vit.conversion.origins.beside import IMAGENET_PIXELS
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense
 from hf_vit.conversion.origins.wrapped import bare_names, make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
-_PIXELS = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD, "resample": 3, "do_convert_rgb": True}
 _MAE_IGNORED = {
     r"mask_token": "mask token of the decoder",
     r"decoder_\w+(\..+)?": "decoder, which reconstructs pixels",
@@ -28,13 +27,32 @@ _DINOV3_IGNORED = {
     r"blocks\.\d+\.attn\.qkv\.bias_mask": "the mask that takes the bias of the key away",
 }
 _DINO_KEYS = "|".join((*_DINO_IGNORED, r"register_tokens|blocks\.\d+\.\d+\..+"))  # the last two are DINOv2's names
+# A linear classifier on the class token and the mean of the patches, whose file the codes keep beside the backbone's.
+_LINEAR_HEAD = dense("linear_head", ("L", "2D"), "classifier", "head")
 _CHUNKED = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)")
+
+
+def _with_linear_head(names: KeyNames, shapes: Shapes) -> KeyNames:
+    """Use the same name for a linear head beside the backbone in one module and in a file of its own.
+
+    Raises:
+        UserError: the head reads more than the last layer.
+    """
+    names = rename_keys(names, {"linear_head.": "/linear_head."}) if "/linear_head.weight" in names.normal else names
+    keys = [names.normal.get(name) for name in ("linear_head.weight", timm.PATCHES)]
+    (_, inputs), (width, *_) = [shapes[key] if key else (0, 0) for key in keys]
+    if inputs == 5 * width > 0:
+        raise UserError(
+            f"the linear head reads {inputs} channels, the class tokens of the last four layers and the mean of the "
+            "patches; hf_vit has heads on the last layer alone; give the head on one layer"
+        )
+    return names
 
 
 def _declared(companions: Companions, shapes: Shapes) -> Declared:
     """Return the code's constants for a file, or what timm's config.json in a folder says."""
     declared = timm.declared(companions, shapes)
-    return Declared(processor=_PIXELS) if companions.config is None else declared
+    return Declared(processor=IMAGENET_PIXELS) if companions.config is None else declared
 
 
 def _configure_mae(network: Network) -> Fields:
@@ -79,7 +97,19 @@ def _dino_names(shapes: Shapes) -> KeyNames:
         return names.spell(name if match is None or chunk is None else f"blocks.{chunk}.{match[1]}.{match[2]}")
 
     renamed = rename_keys(KeyNames(normal, names.ignored, spell), {"reg_token": "register_tokens"})
-    return timm.with_swiglu(renamed, shapes)
+    return timm.with_swiglu(_with_linear_head(renamed, shapes), shapes)
+
+
+def _select_rules(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
+    """Return the rules with the linear head in place of timm's if the file has one."""
+    if "linear_head.weight" not in shapes:
+        return rules
+    return (*(rule for rule in rules if rule.part != "head"), *_LINEAR_HEAD)
+
+
+def _pooling(network: Network) -> Fields:
+    """Return the field of the pooling that a linear head reads."""
+    return {"pooling": "token_and_gap"} if "linear_head.weight" in network.shapes else {}
 
 
 def _configure_dino(network: Network) -> Fields:
@@ -87,8 +117,8 @@ def _configure_dino(network: Network) -> Fields:
     models with registers.
     """
     if "registers" in network.parts:
-        return timm.configure(network)
-    return _configure_mae(network) | {"position_interpolation_offset": 0.1}
+        return timm.configure(network) | _pooling(network)
+    return _configure_mae(network) | {"position_interpolation_offset": 0.1} | _pooling(network)
 
 
 DINO = replace(
@@ -97,6 +127,7 @@ DINO = replace(
     recognizes=_recognizes_dino,
     names=_dino_names,
     configure=_configure_dino,
+    rules_of=_select_rules,
 )
 
 
@@ -106,34 +137,34 @@ def _dinov3_names(shapes: Shapes) -> KeyNames:
     """
     names = unwrap(shapes, timm.PATCHES, _DINOV3_IGNORED)
     is_masked = any(key.endswith(".attn.qkv.bias_mask") for key in shapes)
-    return rename_keys(names, {".attn.qkv.masked_bias": ".attn.qkv.bias"} if is_masked else {})
+    names = rename_keys(names, {".attn.qkv.masked_bias": ".attn.qkv.bias"} if is_masked else {})
+    return _with_linear_head(names, shapes)
 
 
 def _configure_dinov3(network: Network) -> Fields:
     """Return the fields of the config; those that names and shapes do not show are the same in all released models."""
     dims, parts, (height, width) = network.dims, network.parts, network.patches.sides
     default_size = 224 if 224 % height == 0 else 14 * height, 224 if 224 % width == 0 else 14 * width
-    return {
-        "image_size": square_or_pair(network.image_size or default_size),
-        "patch_size": square_or_pair((height, width)),
-        "num_channels": dims["C"],
-        "hidden_size": dims["D"],
-        "num_attention_heads": dims["D"] // (4 * dims["F"]),
-        "intermediate_size": dims["M"],
-        "mlp_type": "dense" if "dense" in parts else "swiglu",
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-5,
-        "norm_type": "layernorm" if "layernorm" in parts else "rmsnorm",
-        "qkv_bias": bool({"qkv_bias", "masked_bias"} & parts),
-        "key_bias": "masked_bias" not in parts,
-        "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
-        "num_register_tokens": dims["G"] if "registers" in parts else 0,
-        "position_embedding": "none",
-        "rotary_embedding": "axial",
-        "rotary_coordinates": "centered",
-        "rotary_pairing": "halves",
-        "rotary_rescale": 2.0,
-    }
+    return (
+        _pooling(network)
+        | network.sizes(network.image_size or default_size)
+        | {
+            "num_attention_heads": dims["D"] // (4 * dims["F"]),
+            "mlp_type": "dense" if "dense" in parts else "swiglu",
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-5,
+            "norm_type": "layernorm" if "layernorm" in parts else "rmsnorm",
+            "qkv_bias": bool({"qkv_bias", "masked_bias"} & parts),
+            "key_bias": "masked_bias" not in parts,
+            "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
+            "num_register_tokens": dims["G"] if "registers" in parts else 0,
+            "position_embedding": "none",
+            "rotary_embedding": "axial",
+            "rotary_coordinates": "centered",
+            "rotary_pairing": "halves",
+            "rotary_rescale": 2.0,
+        }
+    )
 
 
 _BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
@@ -153,12 +184,13 @@ DINOV3 = replace(
             for rule in timm.BLOCK_RULES
         ),
         *dense("norm", "D", "layernorm", bias_part="layernorm"),
+        *_LINEAR_HEAD,
     ),
     recognizes=make_recognizer(timm.PATCHES, ("",), r"(^|\.)rope_embed\.periods$"),
     names=_dinov3_names,
     configure=_configure_dinov3,
     rules_of=None,
-    declared=lambda companions, shapes: Declared(processor=_PIXELS),
+    declared=lambda companions, shapes: Declared(processor=IMAGENET_PIXELS),
     assumed={
         "layer_norm_eps": "eps 1e-5",
         "hidden_act": "the exact GELU",

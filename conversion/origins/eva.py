@@ -5,7 +5,7 @@ Sources: EVA, arXiv 2211.07636; EVA-02, 2303.11331; EVA-CLIP, 2303.15389.
 
 import re
 
-from hf_vit.conversion.origins.beside import CLIP_MEAN, CLIP_STD, HEADS_OF_WIDTH
+from hf_vit.conversion.origins.beside import CLIP_PIXELS, HEADS_OF_WIDTH
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense, heads_of
 from hf_vit.conversion.origins.wrapped import find_prefixes, make_recognizer, unwrap
 from hf_vit.conversion.readers import Shapes
@@ -99,9 +99,7 @@ EVA = Origin(
     ),
     names=_names,
     configure=_configure,
-    declared=lambda companions, shapes: Declared(
-        processor={"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample": 3, "do_convert_rgb": True}
-    ),
+    declared=lambda companions, shapes: Declared(processor=CLIP_PIXELS),
     assumed={
         "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408, 1664 and 1792)",
         "norm_after_branches": "norms before attention and MLP (after them at a width of 1792, as in EVA-02-CLIP-E)",

@@ -247,6 +247,20 @@ class Network:
         """Return the patches of a network without a stem."""
         return Patches((self.dims["P"], self.dims["Q"]))
 
+    def sizes(self, image_size: Pair | None = None) -> Fields:
+        """Return the fields for sizes of a network without a stem.
+
+        `image_size` is by default the given one, or 14 patches on each side if none is given.
+        """
+        patch_h, patch_w = self.patches.sides
+        return {
+            "image_size": square_or_pair(image_size or self.image_size or (14 * patch_h, 14 * patch_w)),
+            "patch_size": square_or_pair((patch_h, patch_w)),
+            "num_channels": self.dims["C"],
+            "hidden_size": self.dims["D"],
+            "intermediate_size": self.dims["M"],
+        }
+
     def vit_fields(
         self, special: int, patches: Patches | None = None, heads: Mapping[int, int] | None = None
     ) -> Fields:

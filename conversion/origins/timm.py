@@ -201,29 +201,37 @@ def configure(network: Network) -> Fields:
     return _common_fields(network, network.patches) | {"patch_size": square_or_pair(network.patches.sides)}
 
 
-def _common_fields(network: Network, patches: Patches) -> Fields:
-    """Return the config's fields that names and shapes show, and timm's defaults for the others."""
+def shown_fields(network: Network) -> Fields:
+    """Return the config's fields that names and shapes show in files of timm's VisionTransformer and Eva."""
     dims, parts = network.dims, network.parts
-    has_one_head = {"distillation", "head"} <= parts and "second_head" not in parts
-    fields = heads_of(dims["D"], HEADS_OF_WIDTH) | {
+    return {
         "num_channels": dims["C"],
         "hidden_size": dims["D"],
         "intermediate_size": dims["M"],
         "mlp_type": "dense" if "dense" in parts else "swiglu",
         "hidden_act": "gelu",
-        "layer_norm_eps": 1e-5 if "norm_before" in parts else 1e-6,
-        "qkv_bias": "qkv_bias" in parts,
-        "position_interpolation": "bicubic_antialias",
         "pooling": "map" if "map" in parts else "token" if "cls" in parts and "norm_after" not in parts else "gap",
         "use_class_token": "cls" in parts,
-        "use_distillation_token": "distillation" in parts,
-        "use_distillation_head": False if has_one_head else None,
         "num_register_tokens": dims["G"] if "registers" in parts else 0,
         "norm_before_layers": "norm_before" in parts,
         "norm_after_pooling": "norm_after" in parts if {"norm", "norm_after"} & parts else None,
-        "representation_size": dims["R"] if "pre_logits" in parts else None,
         # Weights do not show the initial value; timm's models use 1e-5 or 1e-6.
         "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
+    }
+
+
+def _common_fields(network: Network, patches: Patches) -> Fields:
+    """Return the config's fields that names and shapes show, and timm's defaults for the others."""
+    dims, parts = network.dims, network.parts
+    has_one_head = {"distillation", "head"} <= parts and "second_head" not in parts
+    fields = heads_of(dims["D"], HEADS_OF_WIDTH) | {
+        **shown_fields(network),
+        "layer_norm_eps": 1e-5 if "norm_before" in parts else 1e-6,
+        "qkv_bias": "qkv_bias" in parts,
+        "position_interpolation": "bicubic_antialias",
+        "use_distillation_token": "distillation" in parts,
+        "use_distillation_head": False if has_one_head else None,
+        "representation_size": dims["R"] if "pre_logits" in parts else None,
     }
     positions = _relative_positions if _RELATIVE & parts else added_positions
     return fields | positions(network, patches)
@@ -395,7 +403,7 @@ VIT = Origin(
 # are standardized by (w - mean) / sqrt(var + 1e-8), and GroupNorm's eps is 1e-5.
 
 STEM_CONSTANTS: Fields = {"weight_standardization": "variance", "group_norm_eps": 1e-5}
-_BACKBONE, _UNIT = "patch_embed.backbone", "stages.{s-1}.blocks.{u-1}"
+BACKBONE, _UNIT = "patch_embed.backbone", "stages.{s-1}.blocks.{u-1}"
 
 
 def resnet_layer_rules(
@@ -421,19 +429,14 @@ def resnet_layer_rules(
     return (*rules, *(norm_rules if pre_activation else projection_norm_rules))
 
 
-_depths = partial(stage_depths, rf"{re.escape(_BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
+_depths = partial(stage_depths, rf"{re.escape(BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
 
 
 def _hybrid_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys; a stem without stages lacks "stem." in its names."""
     key_names = unwrap(shapes, PATCHES, {})
-    has_root_only = not any(name.startswith(f"{_BACKBONE}.st") for name in key_names.normal)
-    return rename_keys(key_names, {f"{_BACKBONE}.stem.": f"{_BACKBONE}."}) if has_root_only else key_names
-
-
-def spell_root_only(name: str) -> str:
-    """Return a key of the root in the spelling of a stem without stages."""
-    return name.replace(f"{_BACKBONE}.stem.", f"{_BACKBONE}.")
+    has_root_only = not any(name.startswith(f"{BACKBONE}.st") for name in key_names.normal)
+    return rename_keys(key_names, {f"{BACKBONE}.stem.": f"{BACKBONE}."}) if has_root_only else key_names
 
 
 def configure_stem(
@@ -448,7 +451,7 @@ HYBRID = replace(
     VIT,
     name="timm_hybrid",
     rules=(
-        *resnet_layer_rules(f"{_BACKBONE}.stem.conv", f"{_BACKBONE}.{_UNIT}", STEM, f"{_BACKBONE}.stem.norm"),
+        *resnet_layer_rules(f"{BACKBONE}.stem.conv", f"{BACKBONE}.{_UNIT}", STEM, f"{BACKBONE}.stem.norm"),
         KeyRule(PATCHES, "DFPP", "keep", "embeddings.patch_embeddings.projection.weight"),
         *RULES[1:],
     ),
@@ -459,7 +462,7 @@ HYBRID = replace(
     rules_of=partial(resnet_rules, _depths),
     refused={
         **VIT.refused,
-        rf"{re.escape(_BACKBONE)}\.(?!stem\.|stages\.).+": "another stem than BiT's ResNet (ResNet-D, MobileCLIP, ...)",
+        rf"{re.escape(BACKBONE)}\.(?!stem\.|stages\.).+": "another stem than BiT's ResNet (ResNet-D, MobileCLIP, ...)",
     },
 )
 

@@ -19,7 +19,6 @@ from hf_vit.conversion.origins.origin import (
     Network,
     dense,
     heads_of,
-    square_or_pair,
 )
 from hf_vit.conversion.origins.wrapped import bare_names, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
@@ -91,33 +90,21 @@ def _names(shapes: Shapes) -> KeyNames:
 
 def _configure(network: Network) -> Fields:
     """Return the fields of the config that names and shapes show."""
-    dims, parts, patches = network.dims, network.parts, network.patches
-    has_class = "cls" in parts
-    fields: Fields = heads_of(dims["D"], {}) | {
-        "patch_size": square_or_pair(patches.sides),
-        "num_channels": dims["C"],
-        "hidden_size": dims["D"],
-        "intermediate_size": dims["M"],
-        "mlp_type": "dense" if "dense" in parts else "swiglu",
-        "hidden_act": "gelu",
+    dims, parts = network.dims, network.parts
+    fields: Fields = {
+        **network.sizes(),
+        **heads_of(dims["D"], {}),
+        **timm.shown_fields(network),
         "layer_norm_eps": 1e-6,
         "qkv_bias": bool({"qkv_bias", "qv_bias", "separate_bias"} & parts),
         "key_bias": not {"qv_bias", "separate_bias"} & parts,
         "norm_in_attention": "norm_in_attention" in parts,
         "norm_in_mlp": "norm_in_mlp" in parts,
-        "layer_scale_init_value": 1e-5 if "layer_scale" in parts else None,
-        "use_class_token": has_class,
-        "num_register_tokens": dims["G"] if "registers" in parts else 0,
-        "norm_before_layers": "norm_before" in parts,
-        "norm_after_pooling": "norm_after" in parts if {"norm", "norm_after"} & parts else None,
-        "pooling": "map" if "map" in parts else "gap" if "norm_after" in parts or not has_class else "token",
         "pooling_intermediate_size": dims["X"] if "map" in parts else None,
     }
     if "table" not in parts:
-        height, width = patches.sides
-        size = network.image_size or (14 * height, 14 * width)
-        return fields | {"image_size": square_or_pair(size), "position_embedding": "none"}
-    return fields | timm.added_positions(network, patches) | {"position_interpolation": "bicubic_antialias"}
+        return fields | {"position_embedding": "none"}
+    return fields | timm.added_positions(network, network.patches) | {"position_interpolation": "bicubic_antialias"}
 
 
 def _declared(companions: Companions, shapes: Shapes) -> Declared:
@@ -159,7 +146,7 @@ def _read_arguments(arguments: Mapping[str, Any]) -> Fields:
                 f"config.json has timm's argument {name}={value!r:.80}, which hf_vit does not support; use it with timm"
             )
         if name == "rope_type":
-            fields["rotary_embedding"], fields["rotary_coordinates"] = ROTATIONS[value]
+            fields["rotary_embedding"], fields["rotary_coordinates"] = ROTATIONS[str(value)]
         else:
             fields[field] = value if choices is None else choices[value]
     return fields

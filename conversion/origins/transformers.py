@@ -24,7 +24,6 @@ from hf_vit.conversion.origins.origin import (
     Patches,
     dense,
     resnet_rules,
-    square_or_pair,
     stage_depths,
 )
 from hf_vit.conversion.origins.timm import configure_bit, configure_stem, resnet_layer_rules
@@ -301,6 +300,7 @@ def _configure_dino(network: Network) -> Fields:
         "mlp_type": "dense" if "dense" in network.parts else "swiglu",
         "num_register_tokens": network.dims["G"] if "registers" in network.parts else 0,
         "position_interpolation": "bicubic_antialias" if "registers" in network.parts else "bicubic",
+        "pooling": "token_and_gap" if "head" in network.parts else "token",
     }
 
 
@@ -328,6 +328,7 @@ DINOV2 = Origin(
         *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.down_proj", "DM", part="swiglu_out")),
         KeyRule(f"{_DINO_BLOCK}.layer_scale2.lambda1", "D", "keep", f"{_BLOCK}.layer_scale2.lambda1"),
         *dense("layernorm", "D"),
+        *dense("classifier", ("L", "2D"), part="head"),
     ),
     block_pattern=r"encoder\.layer\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(PATCHES, _DINO_BASES, r"(^|\.)encoder\.layer\.\d+\.layer_scale1\.lambda1$"),
@@ -335,10 +336,6 @@ DINOV2 = Origin(
     configure=_configure_dino,
     declared=_declared_dino,
     assumed={**VIT.assumed, "layer_norm_eps": "eps 1e-6"},
-    foreign_heads={
-        r"classifier\..+": "a classifier on the class token and the mean of the patches together "
-        "(Dinov2ForImageClassification)"
-    },
     package="transformers",
 )
 
@@ -385,20 +382,14 @@ def _dinov3_names(shapes: Shapes) -> KeyNames:
 
 def _configure_dinov3(network: Network) -> Fields:
     """Return the fields of DINOv3's config."""
-    dims, parts, patches = network.dims, network.parts, network.patches
+    dims, parts = network.dims, network.parts
     if ("query_bias" in parts) != ("value_bias" in parts) or {"key_bias"} <= parts - {"query_bias"}:
         biases = ", ".join(name for name in ("query", "key", "value") if f"{name}_bias" in parts)
         raise UserError(
             f"the attention has biases for {biases} only, but hf_vit supports them for query and value, or "
             "for all three; use the model with transformers"
         )
-    height, width = patches.sides
-    return {
-        "image_size": square_or_pair(network.image_size or (14 * height, 14 * width)),
-        "patch_size": square_or_pair(patches.sides),
-        "num_channels": dims["C"],
-        "hidden_size": dims["D"],
-        "intermediate_size": dims["M"],
+    return network.sizes() | {
         "mlp_type": "dense" if "dense" in parts else "swiglu",
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
@@ -408,7 +399,6 @@ def _configure_dinov3(network: Network) -> Fields:
         "mlp_bias": bool({"dense_bias", "swiglu_bias"} & parts),
         "layer_scale_init_value": 1.0,
         "num_register_tokens": dims["G"] if "registers" in parts else 0,
-        "pooling": "token",
         "position_embedding": "none",
         "rotary_embedding": "axial",
         "rotary_coordinates": "centered",

@@ -1,4 +1,4 @@
-"""Read the keys of PyTorch checkpoints: remove find_prefixes of wrappers, and sort out keys that are not weights."""
+"""Read the keys of PyTorch checkpoints: remove prefixes of wrappers, and sort out keys that are not weights."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

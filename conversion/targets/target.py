@@ -58,18 +58,14 @@ DENSE_OUTPUTS = {
 
 
 def dense_outputs(model: PreTrainedModel) -> list[str] | None:
-    """Return the names of the graph's outputs for a dense prediction model, [] if it has no graph; None for other
-    models.
-    """
+    """Return the graph's outputs for a dense prediction model, [] if it has no graph; None for other models."""
     head = dense_head_of(getattr(model.config, "model_type", None))
     return None if head is None else DENSE_OUTPUTS.get(head.name, [])
 
 
 @dataclass(frozen=True)
 class DenseSizes:
-    """The image sizes that a dense predictor's graph for any size takes, with the fields of a
-    family's configuration.
-    """
+    """The image sizes that a dense predictor's graph for any size takes, with the fields of a configuration."""
 
     backbone: Any
     num_channels: int
@@ -162,7 +158,8 @@ class Part:
     title: str
     table: Origin
     expresses: Mapping[str, Sequence[Any]]
-    objections: Callable[[Any, bool], list[str]]
+    # (config, whether there is a head) -> setting in words -> whether the model has it, and the target does not
+    objections: Callable[[Any, bool], Mapping[str, object]]
 
 
 class Target(ABC):
@@ -192,9 +189,9 @@ class Target(ABC):
         """Return the part of the target that takes a model of this config."""
         return Part(self.title, (self.tables or {})[config.model_type], self.expresses, self.objections)
 
-    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
-        """Return further settings that the target cannot express."""
-        return []
+    def objections(self, config: PreTrainedConfig, has_head: bool) -> Mapping[str, object]:
+        """Return further settings that the target cannot express, see `Part`."""
+        return {}
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
         """Return the key in the target's file for one in the table's normal form."""
@@ -258,7 +255,7 @@ class Target(ABC):
             if allowed is not ANY and value not in allowed:
                 choice = f" (only {' or '.join(map(repr, allowed))})" if name in part.expresses else ""
                 unsupported.append(f"{name}={value!r}{choice}")
-        unsupported += part.objections(config, has_head(model))
+        unsupported += [text for text, applies in part.objections(config, has_head(model)).items() if applies]
         if unsupported:
             raise UserError(
                 f"{part.title} does not support {', '.join(unsupported)}, so nothing was written; use --to onnx"
@@ -341,7 +338,7 @@ def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
         "F": config.hidden_size // heads // 2,
         "M": config.intermediate_size,
         "X": getattr(config, "pooling_intermediate_size", None) or config.intermediate_size,
-        "R": getattr(config, "representation_size", None) or config.hidden_size,
+        "R": config.pooled_size,
         "L": config.num_labels,
         "W": getattr(config, "stem_width", 0),
     }

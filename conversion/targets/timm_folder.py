@@ -72,23 +72,21 @@ def _vit_architecture(config: Any) -> str:
     return DISTILLED if config.use_distillation_token else PLAIN[config.layer_norm_eps, config.mlp_type]
 
 
-def _vit_objections(config: Any, has_head: bool) -> list[str]:
+def _vit_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name combinations of settings that none of timm's architectures has."""
     has_own_architecture = _is_hybrid(config) or config.use_distillation_token
     if (config.layer_norm_eps, config.mlp_type) not in (list(PLAIN)[:1] if has_own_architecture else PLAIN):
-        return [f"layer_norm_eps={config.layer_norm_eps} with mlp_type={config.mlp_type!r} in one architecture"]
+        return {f"layer_norm_eps={config.layer_norm_eps} with mlp_type={config.mlp_type!r} in one architecture": True}
     if config.mlp_type == "swiglu" and config.pooling.startswith("map") and config.hidden_act != "silu":
-        return [f"hidden_act={config.hidden_act!r} in the MAP head of a model with mlp_type='swiglu' (timm has 'silu')"]
-    if not config.use_distillation_token:
-        return []
-    if _is_hybrid(config):
-        return ["use_distillation_token=True of a hybrid"]
-    unsupported = {
+        head = "the MAP head of a model with mlp_type='swiglu' (timm has 'silu')"
+        return {f"hidden_act={config.hidden_act!r} in {head}": True}
+    if not config.use_distillation_token or _is_hybrid(config):
+        return {"use_distillation_token=True of a hybrid": config.use_distillation_token}
+    return {
         "num_register_tokens beside a distillation token": config.num_register_tokens,
         "use_distillation_head=False before a classifier": has_head and not config.has_distillation_head,
         "position_on_class_token=False beside a distillation token": not config.position_on_class_token,
     }
-    return [setting for setting, applies in unsupported.items() if applies]
 
 
 def _vit_arguments(config: Any) -> dict[str, Any]:
@@ -120,10 +118,10 @@ def _token_arguments(config: Any) -> dict[str, Any]:
     }
 
 
-def _eva_objections(config: Any, has_head: bool) -> list[str]:
+def _eva_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name combinations of settings that timm's class Eva lacks."""
     is_mixed, uses_act = config.rotary_embedding == "mixed", config.mlp_type == "dense" or "map" in config.pooling
-    unsupported = {
+    return {
         f"hidden_act={config.hidden_act!r} (only 'gelu')": uses_act and config.hidden_act != "gelu",
         "pooling='map' beside registers": config.pooling == "map" and config.num_register_tokens,
         "layer_scale_init_value beside norm_after_branches": config.norm_after_branches
@@ -132,7 +130,6 @@ def _eva_objections(config: Any, has_head: bool) -> list[str]:
         "rotary_offset or rotary_reference_grid with rotary_embedding='mixed'": is_mixed
         and (config.rotary_offset or config.rotary_reference_grid is not None),
     }
-    return [setting for setting, applies in unsupported.items() if applies]
 
 
 def _eva_arguments(config: Any) -> dict[str, Any]:
@@ -188,11 +185,11 @@ EVA = Kind(
 AIMV2 = Kind(
     "timm's AIMv2",
     aim.TIMM_AIMV2,
-    SIZES
+    dict(SIZES)
     | {"norm_type": ("rmsnorm",), "norm_on_patches": (True,), "mlp_type": ("swiglu",), "layer_norm_eps": (1e-5,)}
     | dict.fromkeys(("qkv_bias", "projection_bias", "mlp_bias"), (False,))
     | {"pooling": ("gap",), "hidden_act": ANY},
-    lambda config, has_head: [],
+    lambda config, has_head: {},
     lambda config: "aimv2_large_patch14_224",
     lambda config: {"mlp_ratio": _ratio(config.intermediate_size, config.hidden_size)},
     aim.TIMM_MODULES | aim.TIMM_LAYERS,
@@ -275,9 +272,9 @@ def _is_hybrid(config: PreTrainedConfig) -> bool:
 
 
 def _spell_stem(key: str, config: PreTrainedConfig) -> str:
-    """Return timm's spelling of a stem's key."""
+    """Return timm's spelling of a stem's key; a stem without stages lacks "stem." in its names."""
     has_root_only = _is_hybrid(config) and not config.stage_depths
-    return timm_tables.spell_root_only(key) if has_root_only else key
+    return key.replace(f"{timm_tables.BACKBONE}.stem.", f"{timm_tables.BACKBONE}.") if has_root_only else key
 
 
 def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 The class follows from the model's settings, so that a model that came from one of these classes goes back to it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from types import MappingProxyType
@@ -56,11 +56,10 @@ VIT = Kind(
     tables.DEIT,  # has ViT's rules and those of the distillation token
     _ANY_CONSTANTS
     | dict.fromkeys(("qkv_bias", "representation_size", "use_distillation_token", "use_distillation_head"), ANY),
-    lambda config, has_head: (
-        [f"representation_size={config.representation_size} before a classifier"]
-        if has_head and config.representation_size is not None
-        else []
-    ),
+    lambda config, has_head: {
+        f"representation_size={config.representation_size} before a classifier": has_head
+        and config.representation_size is not None
+    },
     _vit_class,
     _vit_fields,
 )
@@ -72,19 +71,22 @@ def _tower_fields(config: Any) -> dict[str, Any]:
     return {"intermediate_size": config.intermediate_size, "attention_dropout": dropout}
 
 
-def _tower_objections(config: Any, has_head: bool) -> list[str]:
+def _other_than_squares(config: Any) -> dict[str, object]:
+    """Name images and patches that are not square."""
+    sides = {"image_size": config.nominal_size, "patch_size": config.patch_stride}
+    return {f"{name}={pair} (only squares)": pair[0] != pair[1] for name, pair in sides.items()}
+
+
+def _tower_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name settings that CLIP or SigLIP lacks.
 
     With a head, only CLIP's class token matters, so norms before or after pooling are equivalent.
     """
     is_clip = config.norm_before_layers
-    sides = {"image_size": config.nominal_size, "patch_size": config.patch_stride}
-    unsupported = {
+    return {
         "norm_after_pooling=False without a head": is_clip and not (config.norm_after_pooling or has_head),
         "pooling='map' before a classifier": not is_clip and has_head and config.pooling == "map",
-        **{f"{name}={pair} (only squares)": pair[0] != pair[1] for name, pair in sides.items()},
-    }
-    return [setting for setting, applies in unsupported.items() if applies]
+    } | _other_than_squares(config)
 
 
 CLIP = Kind(
@@ -128,19 +130,19 @@ def _dinov2_fields(config: Any) -> dict[str, Any]:
     }
 
 
-def _dinov2_objections(config: Any, has_head: bool) -> list[str]:
+def _dinov2_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name settings that DINOv2 lacks."""
     if not has_head and config.pooling != "token":
-        return [f"pooling={config.pooling!r} without a head"]
-    return [] if mlp_ratio(config) else [f"intermediate_size={config.intermediate_size} (no mlp_ratio gives it)"]
+        return {f"pooling={config.pooling!r} without a head": True}
+    return {f"intermediate_size={config.intermediate_size} (no mlp_ratio gives it)": not mlp_ratio(config)}
 
 
 DINOV2 = Kind(
     "transformers' DINOv2",
-    replace(tables.DINOV2, rules=(*tables.DINOV2.rules, *dense("classifier", ("L", "D"), "classifier", "head"))),
+    replace(tables.DINOV2, rules=(*tables.DINOV2.rules[:-2], *dense("classifier", "LR", part="head"))),
     _ANY_CONSTANTS
     | dict.fromkeys(("qkv_bias", "layer_scale_init_value", "num_register_tokens", "mlp_type"), ANY)
-    | {"pooling": ("token", "gap"), "use_class_token": (None, True)},
+    | {"pooling": ("token", "gap", "token_and_gap"), "use_class_token": (None, True)},
     _dinov2_objections,
     lambda config, has_head: (
         "Dinov2"
@@ -191,10 +193,10 @@ DINOV3 = Kind(
         "rotary_pairing": ("halves",),
         "use_class_token": (None, True),
     },
-    lambda config, has_head: (
-        (["a classifier (it has none for DINOv3)"] if has_head else [])
-        + (["layer_scale_init_value=None"] if config.layer_scale_init_value is None else [])
-    ),
+    lambda config, has_head: {
+        "a classifier (it has none for DINOv3)": has_head,
+        "layer_scale_init_value=None": config.layer_scale_init_value is None,
+    },
     lambda config, has_head: "DINOv3ViTModel",
     _dinov3_fields,
 )
@@ -205,14 +207,7 @@ AIMV2 = Kind(
     | {"norm_type": ("rmsnorm",), "norm_on_patches": (True,), "mlp_type": ("swiglu",), "pooling": ("gap",)}
     | dict.fromkeys(("qkv_bias", "projection_bias", "mlp_bias"), (False,))
     | {"position_embedding": ("learned", "sincos_2d_mae")},
-    lambda config, has_head: (
-        (["a classifier (it has none for AIMv2)"] if has_head else [])
-        + [
-            f"{name}={size} (only squares)"
-            for name, size in {"image_size": config.nominal_size, "patch_size": config.patch_stride}.items()
-            if size[0] != size[1]
-        ]
-    ),
+    lambda config, has_head: {"a classifier (it has none for AIMv2)": has_head} | _other_than_squares(config),
     lambda config, has_head: "Aimv2VisionModel",
     lambda config: (
         _tower_fields(config)
@@ -326,7 +321,7 @@ def _add_missing_arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
         }
     if kind_of(config) is not DINOV2:
         return arrays
-    if outgoing.has_head:
+    if outgoing.has_head and config.pooling != "token_and_gap":
         weight = arrays["classifier.weight"]
         halves = [weight, torch.zeros_like(weight)]
         arrays = arrays | {"classifier.weight": torch.cat(halves if config.pooling == "token" else halves[::-1], dim=1)}

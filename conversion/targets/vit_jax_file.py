@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
@@ -65,9 +66,8 @@ class VitJaxFile(Target):
         )
         return 0.0 if is_same else float("nan"), "a conversion back, parameter by parameter"
 
-    def objections(self, config: PreTrainedConfig, has_head: bool) -> list[str]:
+    def objections(self, config: PreTrainedConfig, has_head: bool) -> Mapping[str, object]:
         """Name grids that the original code would resample wrongly, as it takes them for square ones."""
         (h, w), side = config.grid, math.isqrt(math.prod(config.grid))
-        if h == w or side**2 != h * w or config.model_type == "hf_mixer":
-            return []
-        return [f"a patch grid of {h}x{w} (the original code reads its {h * w} rows as {side}x{side})"]
+        is_misread = h != w and side**2 == h * w and config.model_type != "hf_mixer"
+        return {f"a patch grid of {h}x{w} (the original code reads its {h * w} rows as {side}x{side})": is_misread}

@@ -25,6 +25,9 @@ def convert(
         "Replace the head as --num-labels does, with class names from a text file (one per line) or a JSON list.",
         metavar="FILE",
     ),
+    head: Path | None = opt(
+        None, "File of a DINOv2 or DINOv3 linear classifier, for a model whose source is the backbone.", metavar="FILE"
+    ),
     drop_pre_logits: bool = opt(
         False, "Drop the representation layer (pre-logits) and the head that follows it.", "--drop-pre-logits"
     ),
@@ -37,7 +40,8 @@ def convert(
     ),
     pooling: str | None = opt(
         None,
-        "Pooling, if the checkpoint does not record it: token (class token, or the first patch), gap or map.",
+        "Pooling, if the checkpoint does not record it: token (class token, or the first patch), gap, token_and_gap "
+        "(class token and mean of the patches) or map.",
         metavar="NAME",
     ),
     position_embedding: str | None = opt(

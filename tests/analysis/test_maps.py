@@ -246,7 +246,10 @@ CASES = [
     *(
         (family, choice, "model")
         for family in FAMILIES
-        for choice in ("representation", "two_groups_of_three", "relative", "causal", "gap", "registers", "swiglu")
+        for choice in (
+            *("representation", "two_groups_of_three", "relative", "causal", "gap", "registers", "swiglu"),
+            *("rotary", "rotary_gap", "rotary_mixed", "rotary_registers", "rotary_causal"),
+        )
         if choice in FAMILIES[family].choices
     ),
 ]

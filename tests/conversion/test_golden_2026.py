@@ -146,3 +146,45 @@ def test_files_without_one_of_their_keys_are_refused(case: str, golden: Path):
         if not NEEDLESS.fullmatch(key):
             with pytest.raises(UserError):
                 conversion.plan({name: shape for name, shape in shapes.items() if name != key}, **CASES[case].options)
+
+
+@pytest.mark.parametrize("in_one_file", [False, True], ids=["--head", "one file"])
+@pytest.mark.parametrize("case", ["dinov2_reg", "dinov2_plain", "dinov3_7b"])
+@pytest.mark.filterwarnings("ignore:images of .* hold:UserWarning")
+def test_linear_head_reads_class_token_and_mean(case: str, in_one_file: bool, golden: Path, tmp_path: Path):
+    """Beside the backbone's file or in one module with it: the head's product with the originals' recorded tokens."""
+    wanted, recorded = CASES[case], dict(np.load(golden / f"{case}.io.npz"))
+    width = recorded[next(name for name in recorded if name.startswith("norm_cls"))].shape[-1]
+    weight, bias = (torch.rand(size, generator=torch.Generator().manual_seed(0)) for size in ((7, 2 * width), (7,)))
+    source, options = golden / wanted.file, dict(wanted.options)
+    if in_one_file:
+        backbone = {f"backbone.{name}": value for name, value in torch.load(source).items()}
+        source = tmp_path / "both.pth"
+        torch.save(backbone | {"linear_head.weight": weight, "linear_head.bias": bias}, source)
+    else:
+        options["head"] = tmp_path / "head.pth"
+        torch.save({"weight": weight, "bias": bias}, options["head"])
+    result = conversion.convert(source, tmp_path / "model", **options)
+    assert result.plan.config.pooling == "token_and_gap"
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "model", dtype=torch.float64).eval()
+    for size in (name.removeprefix("images_") for name in recorded if name.startswith("images_")):
+        with torch.no_grad():
+            logits = model(torch.from_numpy(recorded[f"images_{size}"]).double()).logits
+        means = recorded[f"norm_patch_f64_{size}"].mean(axis=1)
+        features = np.concatenate([recorded[f"norm_cls_f64_{size}"], means], axis=1)
+        np.testing.assert_allclose(logits, features @ weight.double().numpy().T + bias.numpy(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ({"weight": (7, 200), "bias": (7,)}, "class tokens of the last four layers"),
+        ({"weight": (7, 40), "bias": (7,)}, r"linear_head.weight.*7x40"),
+        ({"linear.weight": (7, 80), "linear.bias": (7,)}, "'weight' and 'bias' only"),
+    ],
+)
+def test_other_heads_are_refused(head: dict[str, tuple[int, ...]], message: str, golden: Path, tmp_path: Path):
+    torch.save({name: torch.zeros(shape) for name, shape in head.items()}, tmp_path / "head.pth")
+    with pytest.raises(UserError, match=message):
+        conversion.convert(golden / "dinov2_reg.pth", tmp_path / "model", head=tmp_path / "head.pth", num_heads=2)
+    assert not (tmp_path / "model").exists()

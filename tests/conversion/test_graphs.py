@@ -85,11 +85,14 @@ SLOW = (
     *(("local", choice) for choice in ("default", "gap", "criss_cross", "strided")),
     *(("hybrid", choice) for choice in ("default", "relative", "root_alone")),
     *(("axial_resnet", "default"), ("bit", "default"), ("plain", "bare causal"), ("axial", "bare default")),
+    *(("plain", choice) for choice in ("rotary", "rotary_mixed", "rotary_registers", "rotary_causal", "rmsnorm")),
+    *(("axial", "rotary_gap"), ("local", "rotary")),
 )
 
 
 @pytest.mark.parametrize(
-    ("name", "choice"), [("plain", "relative"), *(pytest.param(*path, marks=pytest.mark.slow) for path in SLOW)]
+    ("name", "choice"),
+    [("plain", "relative"), ("plain", "rotary_gap"), *(pytest.param(*path, marks=pytest.mark.slow) for path in SLOW)],
 )
 def test_five_sizes_with_one_graph(name: str, choice: str, tmp_path: Path):
     tolerance = 6e-5 if name in ("hybrid", "bit") else 1e-5
@@ -135,6 +138,7 @@ def test_the_plain_graph_at_five_sizes_and_with_pixels_left_over(plain: tuple[An
         # torch's exporter takes 4 to 8 s each.
         *(pytest.param(name, "default", 14, marks=pytest.mark.slow) for name in ("hybrid", "axial", "bit")),
         *(pytest.param("plain", "relative", opset, marks=pytest.mark.slow) for opset in (15, 17, 22)),
+        *(pytest.param("plain", choice, 14, marks=pytest.mark.slow) for choice in ("rotary_mixed", "rotary_registers")),
     ],
 )
 def test_another_opset_gives_the_same_numbers(name: str, choice: str, opset: int, tmp_path: Path):

@@ -50,7 +50,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 image = Image.fromarray(pixels(colour, number + 1000 * (split == "test")))
                 image.resize((24, 20)).save(root / "data" / split / name / f"{number}.png")
     names = {"id2label": dict(enumerate(COLOURS)), "label2id": {name: i for i, name in enumerate(COLOURS)}}
-    model: Any = FAMILIES["plain"].build("classification", **names, num_hidden_layers=2)
+    model: Any = FAMILIES["plain"].build("classification", "rotary_gap", **names, num_hidden_layers=2)
     given = np.stack([pixels(colour, number) for colour in range(3) for number in range(40)])
     with torch.no_grad():
         images = torch.from_numpy(given).permute(0, 3, 1, 2) / 127.5 - 1

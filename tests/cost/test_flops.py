@@ -54,6 +54,7 @@ def test_bit_is_counted_as_timms() -> None:
             3,
             3,
         ),
+        ({"rotary_embedding": "axial"}, 0, 2),
     ],
 )
 def test_parts_by_hand(choice: dict, registers: int, dense: int) -> None:

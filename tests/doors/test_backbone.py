@@ -18,6 +18,7 @@ CHOICES = {
     "relative, layer scale": {"position_embedding": "relative", "layer_scale_init_value": 0.1},
     "shared layers": {"num_hidden_groups": 2, "position_embedding": "learned_2d"}, "hybrid": {"family": "HfHybridViT"},
     "axial": {"family": "HfAxialViT"}, "local": {"family": "HfLocalViT"},
+    "rotary": {"rotary_embedding": "axial", "position_embedding": "none"},
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ CHOICES: list[dict[str, Any]] = [
     {"num_hidden_layers": 4, "num_hidden_groups": 2},
     {"rotary_embedding": "axial", "rotary_coordinates": "centered", "num_register_tokens": 2},
     {"rotary_embedding": "mixed", "is_causal": True},
+    {"pooling": "token_and_gap", "rotary_embedding": "axial", "rotary_pairing": "halves"},
     {"rotary_embedding": "axial", "rotary_reference_grid": 7, "rotary_register_base": 10.0, "num_register_tokens": 4},
 ]
 

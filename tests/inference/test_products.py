@@ -305,10 +305,11 @@ def test_where_it_was_measured_to_be_faster(known, quantize, dtype, is_used, pro
     ("choices", "implementation", "dtype", "asked"),
     [
         ({"position_embedding": "relative"}, "sdpa", torch.float32, {}),
+        ({"rotary_embedding": "mixed", "use_qk_norm": True, "mlp_type": "swiglu"}, "sdpa", torch.float32, {}),
         ({}, "sdpa", torch.float64, {"merge_tokens": 1}),
         ({}, "eager", torch.float64, {}),
     ],
-    ids=["relative positions", "merged tokens", "eager"],
+    ids=["relative positions", "rotary positions", "merged tokens", "eager"],
 )
 @torch.no_grad()
 @pytest.mark.usefixtures("products")

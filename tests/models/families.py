@@ -61,6 +61,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "map": {"pooling": "map"},
     "gap_with_class_token": {"pooling": "gap", "use_class_token": True},
     "map_with_class_token": {"pooling": "map", "use_class_token": True},
+    "token_and_gap": {"pooling": "token_and_gap", "num_register_tokens": 3},
     "learned_2d": {"position_embedding": "learned_2d"},
     "learned_2d_gap": {"position_embedding": "learned_2d", "pooling": "gap"},
     "sincos_1d": {"position_embedding": "sincos_1d"},
@@ -143,17 +144,17 @@ READ_BY_HEADS = {
         *("gap", "map", "gap_with_class_token", "map_with_class_token", "relative", "causal", "causal_map_2d"),
         *("distillation", "causal_distillation", "representation", "no_labels", "registers", "registers_gap"),
         *("registers_map", "registers_distillation", "norm_after_pooling", "norm_after_gap", "norm_after_map"),
-        *("relative_bias", "map_with_registers", "no_last_norm"),
+        *("relative_bias", "map_with_registers", "no_last_norm", "token_and_gap"),
     ),
     "masked_prediction": (
         *("gap", "gap_with_class_token", "causal", "causal_gap", "distillation", "causal_distillation"),
         *("one_channel", "rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "resnet_stem"),
-        *("downsampled", "pixels", "registers", "norm_before_layers", "norm_after_pooling", "no_last_norm"),
+        *("downsampled", "pixels", "registers", "norm_before_layers", "norm_after_pooling", "no_last_norm", "rotary"),
     ),
     "backbone": (
         *("gap", "gap_with_class_token", "causal", "distillation", "causal_distillation", "two_groups_of_three"),
         *("rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "registers", "norm_after_pooling"),
-        "no_last_norm",
+        *("no_last_norm", "rotary"),
     ),
 }
 # Attention sees how many tokens there are, on which grid, in which order, a bias of positions, and what shares a block;
@@ -278,7 +279,7 @@ FAMILIES = {
         tiny={"image_size": 32, "stage_depths": (1, 1), "stem_width": 32},
         choices={
             **some("gap", "map_with_class_token", "learned_2d", "relative", "causal", "distillation", "registers_gap"),
-            **some("norm_before_layers", "norm_after_pooling", "swiglu", "relative_bias", "no_last_norm"),
+            **some("norm_before_layers", "norm_after_pooling", "swiglu", "relative_bias", "no_last_norm", "rotary"),
             "rectangular": {"image_size": (32, 48)},
             "root_alone": {"image_size": 16, "stage_depths": ()},
             "patches_of_the_stem": {"stage_depths": (2,), "stem_patch_size": 2},

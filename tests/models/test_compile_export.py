@@ -9,12 +9,15 @@ from models.families import FAMILIES, MIXERS, Family, training_loss
 
 # Those whose forward takes another path; a few for every run, the rest with the slow tests.
 FEW = [("plain", "default"), ("hybrid", "default"), ("axial", "default"), ("mixer", "default"), ("local", "default")]
+FEW += [("plain", "rotary")]
 MORE = [
     *(("plain", choice) for choice in ("relative", "causal_map_2d", "sincos_2d", "distillation", "gap", "learned_2d")),
     *(("plain", choice) for choice in ("registers_map", "norm_after_map", "swiglu")),
     *(("plain", choice) for choice in ("relative_bias", "positions_of_registers", "no_last_norm")),
+    *(("plain", choice) for choice in ("rotary_gap", "rotary_mixed", "rotary_registers")),
     *(("hybrid", "relative"), ("axial", "sincos_1d"), ("axial", "map")),
     *(("local", "criss_cross"), ("local", "strided"), ("local", "gap")),
+    *(("plain", "rotary_gap"), ("plain", "rotary_mixed"), ("hybrid", "rotary"), ("axial", "rotary_gap")),
 ]
 PATHS = [*FEW, *(pytest.param(*path, marks=pytest.mark.slow) for path in MORE)]
 
@@ -81,8 +84,10 @@ class Logits(torch.nn.Module):
 # Those whose positions or attention depend on the grid each in a way of its own.
 TRACED = [
     *(("plain", choice) for choice in ("default", "learned_2d", "sincos_1d", "relative", "relative_bias", "bicubic")),
+    *(("plain", choice) for choice in ("rotary", "rotary_gap", "rotary_mixed", "rotary_registers")),
     *((name, "default") for name in ("hybrid", "axial", "local")),
-    *(("local", "strided"), ("local", "criss_cross")),
+    *(("local", "strided"), ("local", "criss_cross"), ("plain", "rotary"), ("plain", "rotary_mixed")),
+    *(("axial", "rotary_gap"), ("local", "rotary_mixed")),
 ]
 
 

@@ -10,7 +10,9 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 # Every kind of table, of pooling and of stem.
-pytestmark = pytest.mark.choices("learned_2d", "sincos_2d", "relative", "relative_bias", "map", "resnet_stem")
+pytestmark = pytest.mark.choices(
+    "learned_2d", "sincos_2d", "relative", "relative_bias", "map", "resnet_stem", "rotary_mixed"
+)
 OTHER = (6, 5)  # not the nominal grid, so that learned tables are resampled
 
 
@@ -27,7 +29,7 @@ def images(family: Family, model):
 @torch.no_grad()
 def change(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if "position" in name or "offset" in name or "token" in name or "root_conv" in name:
+        if "position" in name or "offset" in name or "token" in name or "root_conv" in name or "frequencies" in name:
             parameter.add_(0.3)
 
 

@@ -23,7 +23,8 @@ from hf_vit.models.modeling_hf_vit import HfViTAttention
 def test_shapes(family: Family, head: str, choice: str):
     model = family.shared(head, choice)
     config, tokens = model.config, family.num_tokens(model.config)
-    images, (h, w), pooled = family.images(config), config.grid, config.representation_size or 32
+    double = 2 if config.pooling == "token_and_gap" else 1
+    images, (h, w), pooled = family.images(config), config.grid, config.representation_size or 32 * double
     outputs = model(images, output_hidden_states=True)
     shapes = {
         "model": [(2, tokens, 32), (2, pooled)],
@@ -149,7 +150,8 @@ def token_places(config, grid, padded, special=None) -> list[int]:
 
 
 @pytest.mark.choices(
-    "learned_2d", "sincos_2d", "relative", "relative_bias", "map", "causal", "layer_scale", "resnet_stem"
+    *("learned_2d", "sincos_2d", "relative", "relative_bias", "map", "causal", "layer_scale", "resnet_stem"),
+    *("rotary", "rotary_gap", "rotary_mixed"),
 )
 def test_precisions_agree(family: Family, choice: str):
     """float64 and bfloat16 with float32, in evaluation; autocast to bfloat16 in training."""

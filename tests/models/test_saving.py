@@ -29,7 +29,7 @@ def assert_same_bits(given, wanted) -> None:
 @pytest.mark.choices(
     *("map", "gap", "layer_scale", "two_groups_of_three", "distillation", "representation", "no_qkv_bias", "no_labels"),
     *("learned", "learned_2d", "sincos_1d", "sincos_2d", "relative", "no_position", "table_before_class_token"),
-    *("relative_bias", "positions_of_registers", "map_with_registers", "no_last_norm"),
+    *("relative_bias", "positions_of_registers", "map_with_registers", "no_last_norm", "rotary", "rotary_mixed"),
     *("rectangular", "rectangular_patch", "root_alone", "patches_of_the_stem", "resnet_stem", "post_activation"),
     *("zero_padded_pool",),
 )

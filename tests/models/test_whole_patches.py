@@ -71,7 +71,8 @@ def test_a_stem_rounds_up_and_its_patches_down(depths: tuple[int, ...], side: in
 
 @CUT
 @pytest.mark.choices(
-    "gap", "relative", "relative_bias", "causal", "distillation", "registers", "rectangular_patch", "sincos_2d"
+    *("gap", "relative", "relative_bias", "causal", "distillation", "registers", "rectangular_patch", "sincos_2d"),
+    "rotary",
 )
 def test_what_is_left_over_has_no_part_in_anything(family: Family, head: str, choice: str):
     """Outputs and losses are those of the image without it; at nominal and at other sizes."""

@@ -34,7 +34,7 @@ CASES = [
         ("plain", "classification", choice)
         for choice in ("map", "relative", "relative_bias", "no_last_norm", "distillation", "causal", "layer_scale")
     ),
-    *(("plain", "classification", choice) for choice in ("registers_map", "norm_after_map", "swiglu")),
+    *(("plain", "classification", choice) for choice in ("registers_map", "norm_after_map", "swiglu", "rotary_mixed")),
     *(("plain", "model", "rectangular_patch"), ("axial", "model", "resnet_stem"), ("bit", "model", "post_activation")),
 ]
 
@@ -132,7 +132,7 @@ def test_heads_of_dense_prediction(cases: list[tuple[str, str]], stranger: Clien
 # Two processes that share every layer: outputs, and the gradients of their shares.
 SHARED_OUT = [
     *((name, "default") for name in FAMILIES),
-    *(("plain", choice) for choice in ("relative_gap", "map", "two_groups_of_three", "swiglu")),
+    *(("plain", choice) for choice in ("relative_gap", "map", "two_groups_of_three", "swiglu", "rotary")),
 ]
 
 

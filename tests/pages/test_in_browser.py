@@ -68,7 +68,7 @@ def test_committed_scripts_are_those_of_the_sources(tmp_path: Path):
 @pytest.mark.parametrize(("query", "head"), [(None, None), (5, None), (5, 1)])
 @pytest.mark.parametrize(
     ("family", "choice"),
-    [("plain", "default"), ("plain", "causal_distillation"), ("plain", "registers_gap"), ("axial", "default")],
+    [("plain", "default"), ("plain", "causal_distillation"), ("plain", "rotary"), ("axial", "default")],
 )
 def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None, head: int | None):
     model = FAMILIES[family].build("classification", choice)

@@ -78,8 +78,11 @@ def test_folder(plain: Path, runtime_files: Path, tmp_path: Path, command: Calla
         *(
             pytest.param(*case, marks=pytest.mark.slow)  # 2 to 8 s each in torch's exporter
             for case in (
-                *[("plain", choice) for choice in ("default", "rectangular", "registers_gap", "relative_bias")],
-                ("plain", "two_groups_of_three"),
+                *(
+                    ("plain", choice)
+                    for choice in ("default", "rectangular", "registers_gap", "relative_bias", "rotary")
+                ),
+                *(("plain", choice) for choice in ("two_groups_of_three", "rotary_mixed", "rotary_registers")),
                 *[(family, "default") for family in ("hybrid", "local", "mixer", "axial_resnet", "bit")],
             )
         ),

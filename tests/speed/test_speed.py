@@ -49,6 +49,13 @@ def test_everyone_does_the_same_products(name: str, monkeypatch):
     assert theirs == pytest.approx(ours - head * (name == PRODUCTS), rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["hf_vit unrotated", "transformers", "timm"])
+def test_everyone_has_dinov3(name: str):
+    shape = Shape("DINOv3-S/16", 32)
+    assert find_obstacle(name, shape, training=False) is None
+    assert flops(build(name, shape)) == pytest.approx(flops(build("hf_vit", shape)), rel=0.01)
+
+
 def test_optimized_contestants_are_optimized():
     assert not any(isinstance(module, torch.nn.Conv2d) for module in build("hf_vit optimized", SHAPE).modules())
 

@@ -151,11 +151,12 @@ def adapted(family, tiny_config):
         sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
         model = HfAxialViTForImageClassification(HfAxialViTConfig(**sizes, intermediate_size=32, num_labels=3))
     else:
-        model = HfViTForImageClassification(tiny_config(num_hidden_groups=1 if family == "shared" else None))
+        fields = {"shared": {"num_hidden_groups": 1}, "rotary": {"rotary_embedding": "mixed"}}.get(family, {})
+        model = HfViTForImageClassification(tiny_config(**fields))
     return model, LoraAdapter(model, rank=2, alpha=6)
 
 
-@pytest.mark.parametrize("family", ["plain", "shared", "axial"])
+@pytest.mark.parametrize("family", ["plain", "shared", "axial", "rotary"])
 def test_lora_learns_low_rank_updates_and_leaves_a_plain_model(family, make_trainer, tiny_config):
     model, adapter = adapted(family, tiny_config)
     before = {name: value.clone() for name, value in adapter.merged_state(model.state_dict()).items()}

@@ -150,15 +150,7 @@ class Analysis(ABC):
         return {}
 
     def batches(self, limit: int | None = None, images: AnalysisImages | None = None) -> Iterator[torch.Tensor]:
-        """Yield preprocessed images [B, C, H, W], cropped to whole patches.
-
-        Args:
-            limit: maximum number of images.
-            images: images to use; by default those of the context.
-
-        Raises:
-            UserError: the image processor returns images of several sizes.
-        """
+        """Yield preprocessed images [B, C, H, W], by default those of the context, cropped to whole patches."""
         shape: torch.Size | None = None
         for batch in (images or self.context.images).batches(self.context.settings.batch_size, limit):
             pixel_values = self.context.subject.pixel_values(batch)
@@ -274,9 +266,8 @@ class AttentionReader:
             def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
                 """Compute the probabilities; those of rows wait for the columns of the same layer."""
                 grid = (w, h) if axis == "column" else (h, w)
-                probabilities: Any = _probabilities(
-                    module, arguments[0] if arguments else keywords["hidden_states"], grid
-                )
+                hidden_states = arguments[0] if arguments else keywords["hidden_states"]
+                probabilities: Any = _probabilities(module, hidden_states, grid)
                 if axis in ("row", "column"):  # lines are part of the batch axis: [B*h, A, w, w] -> [B, A, h, w, w]
                     probabilities = probabilities.unflatten(0, (-1, grid[0])).transpose(1, 2)
                 if axis == "row":
@@ -304,10 +295,8 @@ def _probabilities(module: Any, hidden_states: torch.Tensor, grid: tuple[int, in
     """Return the attention probabilities [B, A, N, N] of an attention module for its input."""
     if hasattr(module, "probabilities"):
         return module.probabilities(hidden_states, None, grid, None)
-    query, key = (
-        projection(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
-        for projection in (module.q_proj, module.k_proj)
-    )
+    query = module.q_proj(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
+    key = module.k_proj(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
     return attention_probabilities(query, key, module.scaling)
 
 
@@ -382,11 +371,7 @@ class FeatureAnalysis(Analysis):
         return read_features(self.context.subject.model, pixel_values)
 
     def patch_px(self, pixel_values: torch.Tensor, last: torch.Tensor) -> tuple[int, int]:
-        """Return (height, width) in pixels of the image area behind a position of the last map, such as a patch.
-
-        Raises:
-            UserError: the image does not divide into such areas.
-        """
+        """Return (height, width) in pixels of the image area behind a position of the last map, such as a patch."""
         (height, width), (h, w) = pixel_values.shape[2:], last.shape[2:]
         if height % h or width % w:
             raise UserError(
@@ -425,23 +410,14 @@ class MapComparison:
         self._sums: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def add(self, case: int, depth: int, actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor) -> None:
-        """Add maps [B, D, h, w] of one case and depth.
-
-        Args:
-            case, depth: indices of the result.
-            actual: maps of the changed image.
-            expected: expected maps.
-            valid: [h, w] bool, the positions to compare.
-        """
+        """Add the actual and the expected maps [B, D, h, w] of one case and depth at the valid positions [h, w]."""
         actual, expected = actual.float()[:, :, valid], expected.float()[:, :, valid]  # [B, D, positions]
         mean = actual.mean(dim=2, keepdim=True)
         actual, expected = actual - mean, expected - mean
-        values = [
-            (actual - expected).square().sum(),
-            actual.square().sum(),
-            F.cosine_similarity(actual, expected, dim=1).sum(),
-        ]
-        sums = [value.double().item() for value in values] + [float(len(actual) * actual.shape[2])]
+        difference, variance = (actual - expected).square().sum(), actual.square().sum()
+        cosine = F.cosine_similarity(actual, expected, dim=1).sum()
+        sums = [value.double().item() for value in (difference, variance, cosine)]
+        sums.append(float(len(actual) * actual.shape[2]))  # number of positions
         self._sums[case, depth] = self._sums.get((case, depth), np.zeros(4)) + sums
 
     def arrays(self, prefix: str = "") -> Arrays:
@@ -477,14 +453,7 @@ def to_display_images(pixel_values: torch.Tensor) -> NDArray[np.uint8]:
 def draw_panels(
     panels: "Mapping[str, Any]", xlabel: str, ylabel: str, draw: "Callable[[Axes, Any], None]", **legend: Any
 ) -> "Figure":
-    """Draw panels side by side.
-
-    Args:
-        panels: title -> content.
-        xlabel, ylabel: axis labels of all panels.
-        draw: called with axes and content to draw a panel.
-        legend: options of the legend.
-    """
+    """Draw panels (title -> content) side by side; `draw` gets axes and content, `legend` are options of legends."""
     figure = new_figure(4.4 * len(panels), 3.6)
     for index, (title, content) in enumerate(panels.items()):
         axes = figure.add_subplot(1, len(panels), index + 1)
@@ -520,13 +489,7 @@ def draw_curves(
     ylabel: str,
     x: "NDArray[np.float32] | None" = None,
 ) -> "Figure":
-    """Draw a panel per title with a line per label.
-
-    Args:
-        panels: title -> label -> values.
-        xlabel, ylabel: axis labels of all panels.
-        x: x values; by default the index of a value.
-    """
+    """Draw a panel per title with a line per label (title -> label -> values) over `x`, by default the index."""
 
     def draw_panel(axes: "Axes", lines: Mapping[str, NDArray[np.float32]]) -> None:
         """Draw the lines of one panel."""

@@ -111,19 +111,14 @@ class AnalysisDocument(Document):
     @classmethod
     def of(cls, analysis: Analysis, arrays: Arrays, inputs: AnalysisInputs, pictures: Mapping[str, str]) -> Self:
         """Return the document of an analysis with its arrays, inputs and plots (file -> title)."""
-        attributes: dict[str, Any] = {
-            key: getattr(analysis, key) for key in ("name", "title", "source", "shows", "notes")
-        }
+        names = ("name", "title", "source", "shows", "notes")
+        attributes: dict[str, Any] = {name: getattr(analysis, name) for name in names}
         stored = {name: _store_array(analysis, name, values) for name, values in arrays.items()}
         return cls(**attributes, inputs=inputs, arrays=stored, pictures=dict(pictures))
 
 
 def _store_array(analysis: Analysis, name: str, values: NDArray[np.float32]) -> StoredArray:
-    """Return an array with its axes, unit and meaning; NaN and infinities become None.
-
-    Raises:
-        ValueError: the number of axes differs from the analysis's spec.
-    """
+    """Return an array with its axes, unit and meaning; NaN and infinities become None."""
     spec = analysis.arrays[name]
     if len(spec.axes) != values.ndim:
         raise ValueError(
@@ -132,9 +127,8 @@ def _store_array(analysis: Analysis, name: str, values: NDArray[np.float32]) -> 
     # Through text, each value becomes the shortest decimal that gives the same float32.
     decimals: NDArray[Any] = values.astype(np.float32).astype(str).astype(np.float64).astype(object)
     decimals[~np.isfinite(values)] = None
-    return StoredArray(
-        axes=list(spec.axes), shape=list(values.shape), unit=spec.unit, meaning=spec.meaning, values=decimals.tolist()
-    )
+    axes, shape = list(spec.axes), list(values.shape)
+    return StoredArray(axes=axes, shape=shape, unit=spec.unit, meaning=spec.meaning, values=decimals.tolist())
 
 
 @final
@@ -369,16 +363,7 @@ def _run_analyses(
     picture_format: PictureFormat,
     report: Callable[[str], None],
 ) -> None:
-    """Run the analyses that the folder does not hold yet, and write a report of all that it holds.
-
-    Args:
-        names: the analyses to run.
-        run: receives arrays, summaries and plots.
-        context: inputs of the analyses.
-        folder: output folder.
-        picture_format: "png" or "svg".
-        report: called with a line of text after every analysis.
-    """
+    """Run the analyses that the folder does not hold yet, add them to the run, and write a report of all of them."""
     documents = _read_finished(folder, context)
     folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -398,15 +383,14 @@ def _run_analyses(
         run.pictures.update({folder / file: title for file, title in document.pictures.items()})
     ordered = [documents[name] for name in ANALYSES if name in documents]
     inputs = ordered[0].inputs
+    pictures = {one.name: [(title, folder / name) for name, title in one.pictures.items()] for one in ordered}
     page = render_report(
         f"{inputs.model.name}: analyses",
         _REPORT,
         heading=inputs.model.name,
         inputs=inputs,
         documents=ordered,
-        pictures={
-            document.name: [(title, folder / name) for name, title in document.pictures.items()] for document in ordered
-        },
+        pictures=pictures,
         left_out=run.left_out,
     )
     write_atomically(folder / REPORT_NAME, page)
@@ -414,11 +398,7 @@ def _run_analyses(
 
 
 def _select_applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
-    """Return the names of the analyses that apply to the model.
-
-    Raises:
-        UserError: an analysis in `only` does not apply, or none applies.
-    """
+    """Return the names of the analyses that apply to the model; raise UserError if one in `only`, or none, does."""
     reasons = {name: analysis.obstacle(context) for name, analysis in ANALYSES.items() if only is None or name in only}
     run.left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     if only is not None and run.left_out:
@@ -460,11 +440,7 @@ def _describe_inputs(context: Context, analysis: type[Analysis]) -> AnalysisInpu
 
 
 def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument]:
-    """Return the finished analyses in a folder.
-
-    Raises:
-        UserError: a result has another model, images or settings; a report must not mix them.
-    """
+    """Return the finished analyses in a folder; raise UserError for other inputs, which a report must not mix."""
     if (folder / REPORT_NAME).exists() and not any((folder / f"{name}.json").exists() for name in ANALYSES):
         raise UserError(
             f"{folder / REPORT_NAME} is not a report of hf-vit analyze; choose another --output, or move it"
@@ -475,9 +451,8 @@ def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument
         if document is None or not all((folder / picture).is_file() for picture in document.pictures):
             continue
         inputs, second_input = _describe_inputs(context, analysis), analysis.second_input
-        if (
-            second_input is not None and getattr(context, second_input) is None
-        ):  # this input was not given now, so the finished result stays
+        if second_input is not None and getattr(context, second_input) is None:
+            # This input was not given now, so the finished result stays.
             setattr(inputs, second_input, getattr(document.inputs, second_input))
         if document.inputs != inputs:
             fields = ", ".join(differing_fields(document.inputs, inputs))
@@ -587,21 +562,14 @@ def analyze_stages(
         images = open_images(images, settings.num_images, split=split, seed=settings.seed)
     report_line = report or (lambda line: None)
     runs: list[AnalysisRun] = []
-    shared_options: dict[str, Any] = {
-        "settings": settings,
-        "picture_format": picture_format,
-        "device": device,
-        "report": report,
-    }
+    options |= {"settings": settings, "picture_format": picture_format, "device": device, "report": report}
     for folder in folders:
         report_line(f"{folder.name}:")
         # folder=None: nothing is recorded in a checkpoint's folder, which belongs to the training.
         subject = replace(load_model(folder, device), folder=None)
-        runs.append(analyze(subject, images, output / folder.name, **options, **shared_options))
-    stages = [
-        Stage(name=folder.name, step=parse_step(folder), fingerprint=run.subject.fingerprint)
-        for folder, run in zip(folders, runs, strict=True)
-    ]
+        runs.append(analyze(subject, images, output / folder.name, **options))
+    pairs = [(folder, run.subject.fingerprint) for folder, run in zip(folders, runs, strict=True)]
+    stages = [Stage(name=folder.name, step=parse_step(folder), fingerprint=digest) for folder, digest in pairs]
     document = StagesDocument(stages=stages, numbers=_collect_numbers(runs))
     _write_stages(document, output, picture_format)
     return document
@@ -624,10 +592,8 @@ def _write_stages(document: StagesDocument, output: Path, picture_format: Pictur
     steps = [stage.step for stage in document.stages]
     pictures: list[tuple[str, Path]] = []
     for analysis, numbers in document.numbers.items():
-        curves = {
-            name.replace("_", " "): np.array(values, dtype=np.float32).reshape(len(steps), -1)
-            for name, values in numbers.items()
-        }
+        arrays = {name: np.array(values, dtype=np.float32) for name, values in numbers.items()}
+        curves = {name.replace("_", " "): values.reshape(len(steps), -1) for name, values in arrays.items()}
         path = output / f"stages_{analysis}.{picture_format}"
         write_atomically(path, encode_figure(_draw_over_steps(curves, steps), picture_format))
         pictures.append((ANALYSES[analysis].title, path))

@@ -5,6 +5,7 @@ Sources: arXiv 2010.15327, section 3 (minibatch CKA); arXiv 2108.08810 applies i
 estimator is from Song et al., JMLR 13 (2012).
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -58,12 +59,12 @@ class MinibatchCKA:
     def update(self, first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
         """Add the kernels [B, B] of all layers of both models for the same images."""
         first_kernels, second_kernels = torch.stack(first), torch.stack(second)
-        terms = (
-            hsic(first_kernels, second_kernels),
-            hsic(first_kernels, first_kernels).diagonal(),
-            hsic(second_kernels, second_kernels).diagonal(),
+        cross, first_norms, second_norms = self._sums
+        self._sums = (
+            cross + hsic(first_kernels, second_kernels),
+            first_norms + hsic(first_kernels, first_kernels).diagonal(),
+            second_norms + hsic(second_kernels, second_kernels).diagonal(),
         )
-        self._sums = (self._sums[0] + terms[0], self._sums[1] + terms[1], self._sums[2] + terms[2])
 
     def value(self) -> NDArray[np.float32]:
         """Return CKA [L, L'], NaN for layers with the same output for all images."""
@@ -73,9 +74,7 @@ class MinibatchCKA:
 
 
 def layer_kernels(subject: LoadedModel, images: "Sequence[Image]") -> tuple[list[torch.Tensor], list[str]]:
-    """Return a kernel [B, B] per layer in the order they ran, and the layers' names; a layer that runs twice counts
-    twice.
-    """
+    """Return a kernel [B, B] and the name of every layer in the order they ran, twice for a layer that runs twice."""
     kernels: list[torch.Tensor] = []
     names: list[str] = []
 
@@ -115,12 +114,13 @@ class CKA(Analysis):
         images, limit = self.context.images, self.context.settings.cka_batch_size
         second_model, cka = self.context.against if self.second_input else None, MinibatchCKA()
         names, other_names = list[str](), list[str]()
-        for indices in np.array_split(np.arange(images.size), min(-(-images.size // limit), images.size // 4)):
+        num_batches = min(math.ceil(images.size / limit), images.size // 4)
+        for indices in np.array_split(np.arange(images.size), num_batches):
             batch = [images.read(int(index)) for index in indices]
             kernels, names = layer_kernels(self.context.subject, batch)
-            other_kernels, other_names = (
-                (kernels, names) if second_model is None else layer_kernels(second_model, batch)
-            )
+            other_kernels, other_names = kernels, names
+            if second_model is not None:
+                other_kernels, other_names = layer_kernels(second_model, batch)
             cka.update(kernels, other_kernels)
         self.notes.append(f"layers: {', '.join(names)}")
         if second_model is not None:

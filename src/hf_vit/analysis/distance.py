@@ -35,9 +35,8 @@ def attention_distances(maps: AttentionMaps, layer: int, patch_px: tuple[int, in
     if isinstance(attention, tuple):
         return _axial_distances(attention[0].float(), attention[1].float(), patch_px)
     patch_attention = attention[:, :, maps.patch_tokens, maps.patch_tokens].float()
-    weighted = torch.einsum(
-        "baqk,qk->baq", patch_attention, grid_distances(maps.grid, patch_px, patch_attention.device)
-    )
+    distances = grid_distances(maps.grid, patch_px, patch_attention.device)
+    weighted = torch.einsum("baqk,qk->baq", patch_attention, distances)
     patch_share = patch_attention.sum(dim=-1)
     return {
         "distance": weighted.mean(dim=-1),

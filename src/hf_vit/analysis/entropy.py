@@ -12,9 +12,7 @@ from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 
 def entropies(probabilities: torch.Tensor) -> torch.Tensor:
-    """Return the entropy in nats over the last axis, [..., N] -> [...]: 0 for a single key, log N for uniform
-    attention.
-    """
+    """Return the entropy in nats over the last axis, [..., N] -> [...]: 0 for one key, log N for uniform attention."""
     return torch.special.entr(probabilities.float()).sum(dim=-1)
 
 

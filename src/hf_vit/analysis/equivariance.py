@@ -35,24 +35,23 @@ def shift_maps(maps: torch.Tensor, down: float, right: float) -> torch.Tensor:
     """Shift maps [B, C, h, w] cyclically by a number of positions; fractions are interpolated linearly."""
     for dim, distance in ((-2, down), (-1, right)):
         whole = math.floor(distance)
-        fraction, moved = distance - whole, maps.roll(whole, dim)
-        maps = moved if fraction == 0 else (1 - fraction) * moved + fraction * maps.roll(whole + 1, dim)
+        fraction = distance - whole
+        near, far = maps.roll(whole, dim), maps.roll(whole + 1, dim)
+        maps = near if fraction == 0 else (1 - fraction) * near + fraction * far
     return maps
 
 
-def warp_maps(maps: torch.Tensor, angle: float, scale: float, image: Size, padding: str = "reflection") -> torch.Tensor:
-    """Rotate and scale maps [B, C, h, w] about their center with bilinear interpolation.
+def warp_maps(
+    maps: torch.Tensor, angle: float, scale: float, image_px: Size, padding: str = "reflection"
+) -> torch.Tensor:
+    """Rotate maps [B, C, h, w] by degrees counterclockwise about their center and scale them, interpolated bilinearly.
 
-    Args:
-        maps: the maps.
-        angle: degrees, counterclockwise.
-        scale: zoom factor.
-        image: (H, W) in px of the image that the maps cover.
-        padding: padding mode of `grid_sample`.
+    The maps cover an image of (H, W) px; `padding` is a mode of `grid_sample`.
     """
     cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
-    height, width = image
-    # The matrix maps coordinates of the result to the source; each side of the image runs from -1 to 1.
+    height, width = image_px
+    # The matrix maps coordinates of the result to the source. Each side of the image runs from -1 to 1, so a distance
+    # along one side is another number along the other side if they have different lengths.
     matrix = maps.new_tensor([[cos, -sin * height / width, 0], [sin * width / height, cos, 0]]).expand(len(maps), 2, 3)
     grid = F.affine_grid(matrix, list(maps.shape), align_corners=False)
     return F.grid_sample(maps, grid, mode="bilinear", padding_mode=padding, align_corners=False)
@@ -86,9 +85,10 @@ class Move:
     def valid_mask(self, grid: Size, image: Size) -> torch.Tensor:
         """Return [h, w] bool: positions that depend only on pixels of the image and on known features."""
         if self.kind.endswith("shift"):
-            first = [math.ceil(px * cells / side) for px, cells, side in zip(self.value, grid, image, strict=True)]
-            rows, columns = (torch.arange(side) >= start for side, start in zip(grid, first, strict=True))
-            return rows[:, None] & columns
+            first_row, first_column = (
+                math.ceil(px * cells / side) for px, cells, side in zip(self.value, grid, image, strict=True)
+            )
+            return (torch.arange(grid[0]) >= first_row)[:, None] & (torch.arange(grid[1]) >= first_column)
         known_features = self._warp(torch.ones(1, 1, *grid), image, "zeros")[0, 0]
         known_pixels = self._warp(torch.ones(1, 1, *image), image, "zeros")
         pixel_coverage = -F.adaptive_max_pool2d(-known_pixels, grid)[0, 0]
@@ -124,17 +124,13 @@ KINDS = {
 
 def _describe_kind(kind: str, unit: str, meaning: str) -> Mapping[str, ArraySpec]:
     """Return the array specs of one kind of move."""
-    return describe_arrays(
-        **{
-            kind: ("move axis" if unit == "px" else "move", unit, meaning),
-            f"{kind}_error": ("move depth", "1", "0: features move along; 1: no better than their mean"),
-            f"{kind}_cosine": (
-                "move depth",
-                "cosine",
-                "between the features and the moved features, without their mean",
-            ),
-        }
-    )
+    cosine = "between the features and the moved features, without their mean"
+    arrays = {
+        kind: ("move axis" if unit == "px" else "move", unit, meaning),
+        f"{kind}_error": ("move depth", "1", "0: features move along; 1: no better than their mean"),
+        f"{kind}_cosine": ("move depth", "cosine", cosine),
+    }
+    return describe_arrays(**arrays)
 
 
 @final
@@ -185,10 +181,8 @@ class Equivariance(FeatureAnalysis):
         for kind, (unit, _) in KINDS.items():
             values = arrays[kind].reshape(len(arrays[kind]), -1)[:, 0]
             label = {"px": "{:g} px", "degrees": "{:g} degrees"}.get(unit, "x {:g}")
-            errors = arrays[f"{kind}_error"]
-            panels[kind.replace("_", " ")] = {
-                label.format(value): error for value, error in zip(values, errors, strict=True)
-            }
+            errors = zip(map(label.format, values), arrays[f"{kind}_error"], strict=True)
+            panels[kind.replace("_", " ")] = dict(errors)
         return {"Error of equivariance by depth": draw_curves(panels, "depth", "relative error")}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Legend: C channels, D hidden size, P patch side.
 Source: arXiv 2010.11929, section 4.5 and figure 7 (left).
 """
 
+import math
 from typing import Any, final
 
 import numpy as np
@@ -34,9 +35,7 @@ def principal_components(
 
 
 def patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return filters [F, C, P, P'] by name: "embedding" of a ViT, "root" of a hybrid or ResNet (standardized if used
-    so).
-    """
+    """Return filters [F, C, P, P'] by name: "embedding" of a ViT, "root" of a hybrid or ResNet as it is used."""
     encoder = find_encoder(model)
     filters: dict[str, torch.Tensor] = {}
     patches = getattr(getattr(encoder, "embeddings", None), "patch_embeddings", None)
@@ -98,9 +97,7 @@ class PatchFilters(Analysis):
 
 
 def _draw_filters(components: NDArray[np.float32]) -> Any:
-    """Draw components [F, C, P, P']: as tiles in color or gray, or as one matrix for 1x1 filters and other channel
-    counts.
-    """
+    """Draw components [F, C, P, P'] as tiles in color or gray; 1x1 filters and other channel counts as one matrix."""
     count, channels, height, width = components.shape
     if channels not in (1, 3) or height * width == 1:
         figure = new_figure(7, 4)
@@ -110,7 +107,7 @@ def _draw_filters(components: NDArray[np.float32]) -> Any:
         axes.set_ylabel("component")
         return figure
     columns = min(7, count)
-    rows = -(-count // columns)
+    rows = math.ceil(count / columns)
     figure = new_figure(0.9 * columns, 0.9 * rows)
     for index, component in enumerate(components):
         axes = figure.add_subplot(rows, columns, index + 1)

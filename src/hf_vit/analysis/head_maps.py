@@ -56,9 +56,8 @@ class HeadMaps(AttentionAnalysis):
             self._pixels.append(to_display_images(pixel_values))
         if class_token is None:
             self.notes.append("the model has no class token, so the query is the patch in the middle of the grid")
-        return {
-            "maps": torch.stack([torch.cat(maps_by_layer[layer]) for layer in sorted(maps_by_layer)], dim=1).numpy()
-        }
+        maps = [torch.cat(maps_by_layer[layer]) for layer in sorted(maps_by_layer)]
+        return {"maps": torch.stack(maps, dim=1).numpy()}
 
     def draw(self, arrays: Arrays) -> Pictures:
         """Return a plot of the first image and its maps."""

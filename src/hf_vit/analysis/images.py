@@ -95,16 +95,7 @@ def open_images(source: object, num_images: int = 128, *, split: str = "test", s
 
 
 def read_image_files(name: str, files: Sequence[Path], limit: int | None = None) -> tuple[AnalysisImages, list[Path]]:
-    """Return the readable images among files, at most `limit`, and their paths.
-
-    Args:
-        name: name of the images.
-        files: paths; their order is kept.
-        limit: maximum number of images.
-
-    Raises:
-        UserError: no file can be read.
-    """
+    """Return the readable images among files, at most `limit` in their order, and their paths; `name` names them."""
     readable: list[Path] = []
     digests: list[str] = []
     skipped: list[str] = []
@@ -239,17 +230,11 @@ class CueConflicts:
             )
         refuse_regression(subject.model, subject.name, "shape_bias")
         label_map, missing = _read_map(class_map), [""]
+        labels_by_class = {name: list(map(_normalize_name, label_map.get(name, [name]))) for name in self.classes}
         for names in subject.label_sets:
             indices = _index_labels(names)
-            labels_by_class = {
-                name: [_normalize_name(label) for label in label_map.get(name, [name])] for name in self.classes
-            }
-            missing = [
-                f"'{label}' (class {name})"
-                for name in labels_by_class
-                for label in labels_by_class[name]
-                if label not in indices
-            ]
+            pairs = [(name, label) for name, class_labels in labels_by_class.items() for label in class_labels]
+            missing = [f"'{label}' (class {name})" for name, label in pairs if label not in indices]
             if not missing:
                 labels = tuple(tuple(indices[label] for label in labels_by_class[name]) for name in self.classes)
                 # The fingerprint includes classes and labels, as the result depends on them as much as on the pixels.
@@ -331,10 +316,11 @@ def _read_map(source: str | Path | Mapping[str, Sequence[str]] | None) -> Mappin
         raise UserError(f"the class map {source} does not exist; check the path") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"the class map {source} is not valid JSON: {error}; correct it") from error
-    lists = class_map.values() if isinstance(class_map, dict) else [None]
-    if not all(
-        isinstance(labels, list) and labels and all(isinstance(label, str) for label in labels) for labels in lists
-    ):
+
+    def is_label_list(labels: Any) -> bool:
+        return isinstance(labels, list) and bool(labels) and all(isinstance(label, str) for label in labels)
+
+    if not isinstance(class_map, dict) or not all(map(is_label_list, class_map.values())):
         raise UserError(
             f"the class map {source} must be a JSON object that maps classes to lists of labels, such as "
             f'{{"cat": ["tabby"], ...}}'

@@ -94,11 +94,9 @@ class PatchPermutation(FeatureAnalysis):
     def _outputs(
         self, pixel_values: torch.Tensor, first: int, comparison: MapComparison
     ) -> tuple[torch.Tensor, list[torch.Tensor], bool]:
-        """Add features of a batch to the comparison.
+        """Add the features of a batch to the comparison; return its outputs, see below, and whether they are logits.
 
-        Returns:
-            Outputs [B, K] of the original images, outputs of the permuted ones for every share, and whether they are
-            logits.
+        The outputs are those [B, K] of the ordered images, and of the permuted images for every share.
         """
         ordered, output = self.read_maps(pixel_values)
         grid = ordered[-1].shape[2], ordered[-1].shape[3]
@@ -119,17 +117,13 @@ class PatchPermutation(FeatureAnalysis):
         """Return plots of the errors by depth, and of the output by share."""
         shares, errors = arrays["share"], arrays["feature_error"]
         names = [f"{share:.0%}" for share in shares]
-        figures = {
-            "Error of permuted patches by depth": draw_curves(
-                {"features": dict(zip(names, errors, strict=True))}, "depth", "relative error"
-            )
-        }
+        curves = {"features": dict(zip(names, errors, strict=True))}
         output = {name: arrays[name] for name in ("output_error", "same_prediction") if name in arrays}
         panels = {name.replace("_", " "): {"": values} for name, values in output.items()}
-        figures["Output by the share of permuted patches"] = draw_curves(
-            panels, "share of permuted patches", "", shares
-        )
-        return figures
+        return {
+            "Error of permuted patches by depth": draw_curves(curves, "depth", "relative error"),
+            "Output by the share of permuted patches": draw_curves(panels, "share of permuted patches", "", shares),
+        }
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
         """Return the errors with all patches permuted, and the fraction of unchanged predictions."""

@@ -4,6 +4,7 @@ Legend: D hidden size, h x w patch grid.
 Source: arXiv 2010.11929, section 4.5 and figure 7 (center).
 """
 
+import math
 from typing import Any, final
 
 import numpy as np
@@ -82,10 +83,10 @@ class PositionSimilarity(Analysis):
     def draw(self, arrays: Arrays) -> Pictures:
         """Draw a tile per patch; for large grids only every second, third, ... patch."""
         similarity = arrays["similarity"]
-        h, w = similarity.shape[:2]
-        rows, columns = (np.arange(0, side, -(-side // _MAX_TILES)) for side in (h, w))
-        side = 0.45 if max(len(rows), len(columns)) > 7 else 0.7
-        figure = new_figure(side * len(columns) + 1.2, side * len(rows) + 0.4)
+        rows, columns = (np.arange(0, side, math.ceil(side / _MAX_TILES)) for side in similarity.shape[:2])
+        tile_inches = 0.45 if max(len(rows), len(columns)) > 7 else 0.7
+        colorbar_inches, label_inches = 1.2, 0.4
+        figure = new_figure(tile_inches * len(columns) + colorbar_inches, tile_inches * len(rows) + label_inches)
         axes = figure.subplots(len(rows), len(columns), squeeze=False)
         for (row, column), tile in np.ndenumerate(axes):
             picture = tile.imshow(similarity[rows[row], columns[column]], vmin=-1, vmax=1, cmap="viridis")

@@ -4,6 +4,7 @@ Legend: B batch, C channels, D feature channels, H x W px, h x w patch grid, L d
 Source: Luo et al., arXiv 1701.04128.
 """
 
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, final
@@ -25,11 +26,8 @@ MAX_CELLS = 48  # cells along a side of a saved map
 def field_energy(maps: torch.Tensor, pixel_values: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
     """Return the squared gradient [H, W] of the central position of maps [B, D, h, w], summed over images and colors.
 
-    Args:
-        maps: feature maps computed from `pixel_values`.
-        pixel_values: model inputs [B, C, H, W].
-        signs: random signs [B, D]; with them, the result is in expectation the sum over the squared derivatives of all
-            channels.
+    The maps were computed from `pixel_values` [B, C, H, W]. With random signs [B, D] the result is in expectation the
+    sum of the squared derivatives of all channels.
     """
     h, w = maps.shape[2:]
     middle = (maps[:, :, h // 2, w // 2] * signs).sum()
@@ -149,7 +147,7 @@ def _draw_fields(maps: NDArray[np.float32]) -> Any:
     from matplotlib.colors import LogNorm
 
     columns = min(7, len(maps))
-    rows = -(-len(maps) // columns)
+    rows = math.ceil(len(maps) / columns)
     figure = new_figure(1.6 * columns + 0.8, 1.8 * rows)
     tiles = figure.subplots(rows, columns, squeeze=False).ravel()
     for depth, (axes, field) in enumerate(zip(tiles, maps, strict=False)):

@@ -5,7 +5,7 @@ Sources: arXiv 2010.11929, appendix D.8; mixing in the identity is from arXiv 20
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -25,13 +25,7 @@ def rollout_step(rolled: torch.Tensor | None, maps: AttentionMaps, layer: int, i
     """Return the rollout [B, N, N] with one more layer: ((1 - identity) * mean over heads + identity * I) @ rolled.
 
     Row q holds how much every input token contributes to token q. The row and column attention of an axial layer count
-    as two layers, rows first.
-
-    Args:
-        rolled: rollout of the layers before; None for the first layer.
-        maps: attention maps.
-        layer: index of the layer.
-        identity: weight of the identity, which stands for the residual connection.
+    as two layers, rows first. `identity` is the weight of the residual connection, and `rolled` is None at first.
     """
     attention = maps[layer]
     if isinstance(attention, torch.Tensor):
@@ -96,10 +90,10 @@ class AttentionRollout(AttentionAnalysis):
         self.read(pixel_values, add_layer)
         assert rolled[0] is not None
         to_patches = rolled[0][:, :, layout.patch_tokens]
-        has_no_class_token = layout.class_token is None
-        output = (
-            to_patches[:, layout.patch_tokens].mean(dim=1) if has_no_class_token else to_patches[:, layout.class_token]
-        )
+        if layout.class_token is None:
+            output = to_patches[:, layout.patch_tokens].mean(dim=1)
+        else:
+            output = to_patches[:, layout.class_token]
         return output.unflatten(1, layout.grid(pixel_values))
 
     def draw(self, arrays: Arrays) -> Pictures:
@@ -108,9 +102,7 @@ class AttentionRollout(AttentionAnalysis):
         labels, count = self.context.images.labels, len(arrays["rollout"])
         label_lines = [f"label {name}" for name in labels[:count]] or [""] * count
         prediction_lines = [f"prediction {name}" for name in self._predictions] or [""] * count
-        titles = [
-            f"{label}\n{prediction}".strip() for label, prediction in zip(label_lines, prediction_lines, strict=True)
-        ]
+        titles = ["\n".join(lines).strip() for lines in zip(label_lines, prediction_lines, strict=True)]
         return {"Attention rollout": draw_overlays(np.concatenate(self._pixels), arrays["rollout"], patch_px, titles)}
 
 
@@ -135,9 +127,8 @@ def draw_overlays(
             if row:
                 bottom, right = (side * px - 0.5 for side, px in zip(heat_values.shape, patch_px, strict=True))
                 extent = (-0.5, right, bottom, -0.5)
-                overlay = axes.imshow(
-                    heat_values, cmap="inferno", alpha=0.6, extent=extent, interpolation="bilinear", vmin=0
-                )
+                style: Any = {"cmap": "inferno", "alpha": 0.6, "interpolation": "bilinear", "vmin": 0}
+                overlay = axes.imshow(heat_values, extent=extent, **style)
                 axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
                 scale = figure.colorbar(overlay, ax=axes, orientation="horizontal", fraction=0.06, pad=0.03)
                 scale.set_label("share of the attention", fontsize=7)

@@ -21,9 +21,7 @@ DECISIONS = ("shape", "texture", "other")
 def class_decisions(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return the predicted class [B] for logits [B, K]: the class whose labels have the largest mean probability.
 
-    Args:
-        logits: logits.
-        labels: for every class the indices of its labels; other labels are ignored.
+    `labels` has for every class the indices of its labels; other labels are ignored.
     """
     probabilities = logits.double().softmax(dim=1)
     scores = [probabilities[:, list(indices)].mean(dim=1) for indices in labels]
@@ -33,16 +31,11 @@ def class_decisions(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> to
 def count_decisions(
     predictions: NDArray[np.int64], shapes: Sequence[int], textures: Sequence[int], num_classes: int
 ) -> NDArray[np.int64]:
-    """Return [C, 3]: for every shape class the number of predictions by shape, by texture and by neither.
-
-    Args:
-        predictions: predicted class [n] of every image.
-        shapes, textures: classes of shape and texture of every image.
-        num_classes: C.
-    """
+    """Return [C, 3]: for every shape class the number of predictions [n] by shape, by texture and by neither."""
     counts = np.zeros((num_classes, len(DECISIONS)), dtype=np.int64)
     for prediction, shape, texture in zip(predictions.tolist(), shapes, textures, strict=True):
-        counts[shape, 0 if prediction == shape else 1 if prediction == texture else 2] += 1
+        decision = "shape" if prediction == shape else "texture" if prediction == texture else "other"
+        counts[shape, DECISIONS.index(decision)] += 1
     return counts
 
 
@@ -90,9 +83,8 @@ class ShapeBias(Analysis):
             with torch.inference_mode():
                 output = subject.model(pixel_values, **forward_options(subject.model, pixel_values))
             predictions.append(class_decisions(getattr(output, "logits", output), conflicts.labels).cpu())
-        counts = count_decisions(
-            torch.cat(predictions).numpy(), conflicts.shapes, conflicts.textures, len(conflicts.classes)
-        )
+        shapes, textures, num_classes = conflicts.shapes, conflicts.textures, len(conflicts.classes)
+        counts = count_decisions(torch.cat(predictions).numpy(), shapes, textures, num_classes)
         self.notes += [f"classes: {', '.join(conflicts.classes)}", f"decisions: {', '.join(DECISIONS)}"]
         self.notes += conflicts.images.notes + ([] if self.engine is None else [describe_engine(self.engine)])
         return {

@@ -62,11 +62,7 @@ class Shown:
         )
 
     def save(self, file: str | Path) -> None:
-        """Write the page as one HTML file.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Write the page as one HTML file; raise UserError if it cannot be written."""
         write_atomically(Path(file), self.page)
 
 

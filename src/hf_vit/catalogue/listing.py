@@ -195,10 +195,6 @@ class Entry:
     checkpoints: tuple[str, ...] = field(default=())
     problem: str | None = None
 
-    def select_data(self, data: str) -> "Entry":
-        """Return a copy of this entry with only the results on data sets whose name contains `data` (in any case)."""
-        return replace(self, scores=tuple(score for score in self.scores if data.lower() in score.data.lower()))
-
 
 def list_entries(source: str) -> Iterator[Entry]:
     """Return the models of a folder, a Hub user, or "papers", without FLOPs, which `add_flops` counts.
@@ -349,12 +345,6 @@ def _shorten(value: object) -> str:
     return one_line(value)[:_MAX_TEXT_LENGTH]
 
 
-def belongs_to_family(entry: Entry, family: str) -> bool:
-    """Return whether an entry belongs to a family, given its name in hf_vit ("hybrid") or its model_type."""
-    entry_family = family_of(entry.model_type)
-    return family in (entry.model_type, entry_family.name if entry_family is not None else None)
-
-
 _BODY = """
 <p class="quiet">{{ entries|length }} models from {{ places }}. Accuracies were published or recorded by the named
 source; none was measured for this page.</p>
@@ -443,18 +433,9 @@ class Listing(Displayed):
         """
         if Path(output).suffix.lower() not in (".html", ".htm"):
             raise UserError(f"the output {output} is not an HTML file name; give a name that ends in .html")
-        template_values: dict[str, Any] = {"amount": _format_amount, "percent": percent, "metric": TOP1}
-        places = ", ".join(self.places)
-        page = render_report(
-            "Models",
-            _BODY,
-            width=90,
-            entries=self.entries,
-            places=places,
-            boards=self.leaderboards(),
-            **template_values,
-        )
-        write_atomically(Path(output), page)
+        values = {"entries": self.entries, "places": ", ".join(self.places), "boards": self.leaderboards()}
+        formats: dict[str, Any] = {"amount": _format_amount, "percent": percent, "metric": TOP1}
+        write_atomically(Path(output), render_report("Models", _BODY, width=90, **values, **formats))
 
 
 def list_models(
@@ -492,11 +473,13 @@ def list_models(
     if search is not None:
         entries = [entry for entry in entries if search.lower() in entry.name.lower()]
     if family is not None:
-        entries = [entry for entry in entries if belongs_to_family(entry, family)]
+        model_types = {family, FAMILIES[family].model_type if family in FAMILIES else family}
+        entries = [entry for entry in entries if entry.model_type in model_types]
     if max_parameters is not None:
         entries = [entry for entry in entries if entry.parameters is not None and entry.parameters <= max_parameters]
     if data is not None:
-        entries = [selected for entry in entries if (selected := entry.select_data(data)).scores]
+        scores = [tuple(score for score in entry.scores if data.lower() in score.data.lower()) for entry in entries]
+        entries = [replace(entry, scores=kept) for entry, kept in zip(entries, scores, strict=True) if kept]
     console = Console(stderr=True)
     uncounted = track(entries, "counting FLOPs", console=console, transient=True, disable=not console.is_terminal)
     return Listing(places, list(map(add_flops, uncounted)))

@@ -162,7 +162,7 @@ def _build_tables(
     for split, rows in images_by_split.items():
         images = [image for _, _, image, _ in rows]
         if image_size is not None:
-            images = [image.resize(image_size[::-1], Image.Resampling.BILINEAR) for image in images]
+            images = [image.resize((image_size[1], image_size[0]), Image.Resampling.BILINEAR) for image in images]
         scans[split] = [
             ImageScan(name, hashlib.sha256(hashed).hexdigest(), image.height, image.width)
             for (name, hashed, _, _), image in zip(rows, images, strict=True)

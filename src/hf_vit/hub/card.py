@@ -29,9 +29,7 @@ def write_card(
     license: str | None = None,
     share_images: bool = False,
 ) -> Path:
-    """Render the card and write it to `folder/README.md`, replacing an existing file; see `render_card` for the
-    arguments.
-    """
+    """Render the card and write it to `folder/README.md`, replacing an existing file; see `render_card`."""
     path = Path(folder) / CARD_NAME
     write_atomically(path, render_card(folder, repo_id=repo_id, license=license, share_images=share_images))
     return path

@@ -227,9 +227,7 @@ def _pipeline_tag(config: ModelConfig) -> str | None:
 
 
 def _find_base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple[list[str], str]:
-    """Return the Hub models that the weights were made from, and the relation in the Hub's words (docs/hub/model-
-    cards).
-    """
+    """Return the Hub models that the weights were made from, and the relation in words of docs/hub/model-cards."""
     recipe = trainings[-1].values.get("recipe") if trainings else None
     if isinstance(recipe, dict) and recipe.get("soup"):
         names = map(parse_hub_id, str(recipe.get("ingredients", "")).split(", "))

@@ -234,9 +234,7 @@ def _shards_folder() -> Generator[Path]:
 
         def remove_and_exit(number: int, frame: object) -> None:
             """Remove the folder and end the process with the signal's exit code."""
-            shutil.rmtree(
-                folder, ignore_errors=True
-            )  # at once, as the interpreter would first wait for running uploads
+            shutil.rmtree(folder, ignore_errors=True)  # at once: the interpreter would first wait for running uploads
             raise SystemExit(128 + number)
 
         can_set_handler = threading.current_thread() is threading.main_thread()
@@ -430,16 +428,14 @@ class Push:
         target = "as a pull request to" if self.create_pr else "to"
         plan = (
             f"{len(files)} files, {contents.size:,} bytes, {target} {self.repo_id}{creation_note}, branch "
-            f"{self.branch}, as "
-            f"{self.user} (by {self.token_source})"
+            f"{self.branch}, as {self.user} (by {self.token_source})"
         )
         plan += f"; deleting {', '.join(self.stale)}" if self.stale else ""
         self.report(plan + (f"; not shared: {', '.join(contents.skipped)}" if contents.skipped else ""))
         readers = "private" if self.private else "public, unless the repository is private"
         file_list = ", ".join(f"{file.path} ({file.size:,} bytes)" for file in files)
-        disclosure = "the card shows classes, command, data, machine and versions"
-        disclosure = "the page shows classes and results" if self.space else disclosure
-        self.report(f"{readers}: {file_list}; {disclosure}")
+        facts = "the card shows classes, command, data, machine and versions"
+        self.report(f"{readers}: {file_list}; {'the page shows classes and results' if self.space else facts}")
 
     def _create_repository(self) -> None:
         """Create the repository and the branch if they do not exist."""
@@ -573,9 +569,8 @@ class Push:
         if response is not None and response.status_code == 413 and "/commit/" in str(response.url):
             largest = max(text_files, key=lambda file: file.size)
             return (
-                f"the {len(text_files)} text files ({sum(file.size for file in text_files):,} bytes together, "
-                "most of them in "
-                f"{largest.path}) are more than the Hub accepts in one commit; make {largest.path} smaller"
+                f"the {len(text_files)} text files ({sum(file.size for file in text_files):,} bytes together, most of "
+                f"them in {largest.path}) are more than the Hub accepts in one commit; make {largest.path} smaller"
             )
         named_files = [file for file in stored_files if file.sha256 in str(error)]
         if find_status(error) != 413 and not (named_files and "too large" in str(error).lower()):

@@ -239,10 +239,8 @@ def engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, plan: 
         UserError: the graph cannot be made.
     """
     num_read: dict[Any, int | None] = {member.vit: num_read_tokens(member) for member in plan.classifiers}
-    classifiers, changes = (
-        {member.base_model: member for member in model.modules() if _is_classifier(member)},
-        list[Change](),
-    )
+    classifiers = {member.base_model: member for member in model.modules() if _is_classifier(member)}
+    changes = list[Change]()
     try:
         for encoder in _encoders_in(model):
             classifier = classifiers.get(encoder)
@@ -298,9 +296,7 @@ def _make_graph(
 ) -> tuple[Graph, *tuple[Outputs, ...]]:
     """Export the rewritten form of a model in float32 as an engine's graph; also return the outputs of each model."""
     model_copy: Any = copy.deepcopy(model).float().eval()
-    model_copy.set_attn_implementation(
-        "eager"
-    )  # torch's exporter fails on sdpa with a bias; engines fuse it themselves
+    model_copy.set_attn_implementation("eager")  # torch cannot export sdpa with a bias; engines fuse it themselves
     plan = make_plan(model_copy, torch.float32)
     if engine.has_channels_last:
         plan.changes += channelwise_norms(model_copy)

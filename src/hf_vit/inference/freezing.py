@@ -64,9 +64,7 @@ def _share_memory(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _writes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether the torch function of this name changes a read-only weight, which in-place names show by a last
-    "_".
-    """
+    """Return whether the torch function of this name changes a read-only weight; in-place names end in "_"."""
     inputs = args[0] if isinstance(args[0], list | tuple) else args[:1]
     outputs = kwargs.get("out")
     if not any(isinstance(tensor, ReadOnly) for tensor in (*inputs, outputs)):
@@ -104,9 +102,8 @@ class Guarded:
         dtype, device = self._placement
         moved = fn(torch.empty(0, dtype=dtype, device=device))
         if (moved.dtype, moved.device) != self._placement:
-            _refuse(
-                f"cast or moved from {dtype} on {device}", "load the model again, move or cast it, then optimize it"
-            )
+            remedy = "load the model again, move or cast it, then optimize it"
+            _refuse(f"cast or moved from {dtype} on {device}", remedy)
         return self
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -150,9 +147,7 @@ class Frozen(Guarded):
         return super().register_forward_pre_hook(hook, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _refuse_listener(self, hook: Any) -> None:
-        """Refuse a hook on a merged layer, whose values it would not expect; transformers'
-        recording hooks are allowed.
-        """
+        """Refuse a hook on a merged layer, whose values it would not expect; recording hooks are allowed."""
         if isinstance(self, Merged) and hook.__module__ != RECORDING:
             _refuse("hooked at a merged layer", "use the model as loaded, or put the hook on a whole block")
 
@@ -197,9 +192,8 @@ def refuse_gradients(inputs: torch.Tensor) -> None:
 @functools.cache
 def add_base(kind: type[Module], base: type[nn.Module]) -> type[Module]:
     """Return a class that inherits from `base`, then from `kind`, and has kind's name, which transformers needs."""
-    combined: Any = type(
-        kind.__name__, (base, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    )
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    combined: Any = type(kind.__name__, (base, kind), names)
     return combined
 
 
@@ -213,11 +207,7 @@ def freeze(
 ) -> None:
     """Guard the model and all its modules of the package, dropouts included; torch's other modules stay as they are.
 
-    Args:
-        model: the optimized model.
-        placement: its dtype and device.
-        engine: the name of the engine that computes it.
-        computed: the modules that an engine computes, of which no submodule or weight may change.
+    No submodule or weight of the modules that an engine has `computed` may change; `placement` is dtype and device.
     """
     own_modules = {module for module in model.modules() if type(module).__module__.startswith("hf_vit.")}
     # Dropouts of torch too, which would be the only modules left that can train.
@@ -226,9 +216,8 @@ def freeze(
     for guarded in list(model.modules()):
         if guarded in computed:
             for tensors in (guarded._parameters, guarded._buffers):
-                tensors.update(
-                    {name: tensor.as_subclass(ReadOnly) for name, tensor in tensors.items() if tensor is not None}
-                )
+                values = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+                tensors.update({name: tensor.as_subclass(ReadOnly) for name, tensor in values.items()})
         if guarded in computed or guarded is model or guarded in own_modules:
             vars(guarded)["_placement"] = placement
             if not hasattr(guarded, "engine"):

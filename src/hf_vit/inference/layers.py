@@ -40,8 +40,7 @@ def derive(kind: type[Part], module: nn.Module, without: tuple[str, ...] = ()) -
 
 
 class Merged(nn.Module):
-    """Abstract: a layer that merges several of the plain model's, so that its output is not that of the layer it is
-    named for.
+    """Abstract: a layer that merges several of the plain model's, so its output is not that of the layer it replaces.
 
     A hook on it would get other values, and a module put in its place would lack what was merged.
     """
@@ -65,20 +64,15 @@ class Dense(Merged):
 
     @classmethod
     def from_linears(cls, dtype: torch.dtype, *linears: nn.Linear, scale: HfViTLayerScale | None = None) -> "Dense":
-        """Merge layers with the same inputs into one, whose outputs are theirs side by side, and a LayerScale that
-        follows.
-        """
+        """Merge layers with the same inputs (their outputs become one, side by side) and a LayerScale that follows."""
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[Any] = [linear.bias for linear in linears]  # torch's annotation leaves None out
         weight, bias = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(dtype), biases[0]
-        if len(linears) > 1 and any(layer_bias is not None for layer_bias in biases):
-            pairs = zip(weights, biases, strict=True)
-            bias = torch.cat(
-                [
-                    layer_weight.new_zeros(len(layer_weight)) if layer_bias is None else layer_bias
-                    for layer_weight, layer_bias in pairs
-                ]
-            )
+        if len(linears) > 1 and any(linear.bias is not None for linear in linears):
+            for index, linear in enumerate(linears):
+                if linear.bias is None:
+                    biases[index] = linear.weight.new_zeros(linear.out_features)
+            bias = torch.cat(biases)
         bias = None if bias is None else bias.to(dtype)
         if scale is not None:
             factor = scale.lambda1.to(dtype)
@@ -149,9 +143,7 @@ class FusedAttention(HfViTAttention, Merged):
         num_queries: int | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the result [B, N, D] with `residual` added, for the first `num_queries` tokens if given, and the
-        probabilities.
-        """
+        """Return the result [B, N or num_queries, D] with `residual` added, and the probabilities."""
         if num_queries is None:
             output, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
         else:
@@ -244,10 +236,8 @@ class FusedLayer(HfViTLayer):
         num_queries = self.num_read if only_for_head else None
         if self.norm_after_branches:
             attention_output, _ = self.attention(hidden_states, attention_mask, num_queries=num_queries, **kwargs)
-            attention_output, residual = self.layernorm_before(attention_output), hidden_states[:, :num_queries]
-            hidden_states = residual + (
-                attention_output if self.layer_scale1 is None else self.layer_scale1(attention_output)
-            )
+            branch, residual = self.layernorm_before(attention_output), hidden_states[:, :num_queries]
+            hidden_states = residual + (branch if self.layer_scale1 is None else self.layer_scale1(branch))
             branch = self.layernorm_after(self.mlp(hidden_states))
             return hidden_states + (branch if self.layer_scale2 is None else self.layer_scale2(branch))
         normalized = self.layernorm_before(hidden_states)
@@ -329,9 +319,7 @@ class ChannelwiseGroupNorm(nn.GroupNorm):
         return (centered * (weight * torch.rsqrt(variance + self.eps)) + bias).to(input.dtype)
 
     def _group_means(self, channels: torch.Tensor) -> torch.Tensor:
-        """Return the mean of each channel's group, [B, C] -> [B, C, 1, 1]; as a product, it is not repeated for every
-        pixel.
-        """
+        """Return the mean of each channel's group, [B, C] -> [B, C, 1, 1], as a product, done once for all pixels."""
         size = self.num_channels // self.num_groups
         means = channels.unflatten(1, (self.num_groups, size)).mean(2)
         group_channels = torch.eye(self.num_groups, dtype=means.dtype, device=means.device).repeat_interleave(size, 1)

@@ -118,15 +118,13 @@ class UnpaddedModel(HfViTBaseModel):
         """Compute a padded batch as one sequence; `last_hidden_state` is 0 on padding."""
         grid = self.config.grid_of(*pixel_values.shape[2:])
         image_grids = image_grids_of(patch_attention_mask, len(pixel_values), grid)
-        sizes = {
-            image_grid: [i for i, other in enumerate(image_grids) if other == image_grid]
-            for image_grid in dict.fromkeys(image_grids)
-        }
+        sizes: dict[Grid, list[int]] = {}  # grid -> images with it
+        for image, image_grid in enumerate(image_grids):
+            sizes.setdefault(image_grid, []).append(image)
         stride_h, stride_w = self.config.patch_stride
-        embedded = [
-            self.embed(pixel_values[images, :, : h * stride_h, : w * stride_w], None)
-            for (h, w), images in sizes.items()
-        ]
+        embedded: list[Tokens] = []
+        for (h, w), images in sizes.items():
+            embedded.append(self.embed(pixel_values[images, :, : h * stride_h, : w * stride_w], None))
         arguments, parts = _join_rotations(embedded), [tokens.hidden_states for tokens in embedded]
         shapes = [(part.shape[0], part.shape[1]) for part in parts]
         hidden_states = torch.cat([part.flatten(0, 1) for part in parts])[None]
@@ -136,10 +134,8 @@ class UnpaddedModel(HfViTBaseModel):
             hidden_states = _copy_layer(layer, config)(hidden_states, images=shapes, **arguments)
         if not self.norm_after_pooling:
             hidden_states = self.layernorm(hidden_states)
-        parts = [
-            part.unflatten(0, shape)
-            for part, shape in zip(hidden_states[0].split([b * n for b, n in shapes]), shapes, strict=True)
-        ]
+        flat_parts = hidden_states[0].split([num_images * num_tokens for num_images, num_tokens in shapes])
+        parts = [part.unflatten(0, shape) for part, shape in zip(flat_parts, shapes, strict=True)]
         last_hidden_state, pooled = self._pad(parts, sizes, len(pixel_values), grid), None
         if self.pooler is not None:
             pooled = torch.cat([self.pooler(part) for part in parts])
@@ -157,10 +153,8 @@ class UnpaddedModel(HfViTBaseModel):
             return slice(h * w, None) if self.config.is_causal else slice(special)
 
         for part, (image_grid, images) in zip(parts, sizes.items(), strict=True):
-            rows = torch.tensor(images, device=part.device)
-            padded[:, patch_slice][rows[:, None], top_left_indices(image_grid, grid, part.device)] = part[
-                :, patch_slice
-            ]
+            rows, patches = torch.tensor(images, device=part.device), top_left_indices(image_grid, grid, part.device)
+            padded[:, patch_slice][rows[:, None], patches] = part[:, patch_slice]
             padded[rows, special_slice(*grid)] = part[:, special_slice(*image_grid)]
         return padded
 
@@ -181,13 +175,9 @@ def without_padding(model: Model) -> Model:
     The tokens of all images pass the layers as one sequence and attend within their image. Images must be padded at the
     right and bottom and come with the `patch_attention_mask` that every model here takes.
 
-    Args:
-        model: as loaded or optimized. A model that needs padding (axial and local models, relative positions, merged
-            tokens) is returned as it is. Padding also remains in training, and with hooks, hidden states, attentions or
-            custom attention functions, which read tokens by position.
-
-    Returns:
-        Another object; the model itself is not changed.
+    The model, as loaded or optimized, is not changed. One that needs padding (axial and local models, relative
+    positions, merged tokens) is returned as it is. Padding also remains in training, and with hooks, hidden states,
+    attentions or custom attention functions, which read tokens by position.
     """
     if _needs_no_grid(model):
         return _share_layers(model)

@@ -127,8 +127,7 @@ def optimize_for_inference(
 
 
 def compile_frozen(model: nn.Module) -> None:
-    """Compile a frozen model with torch's inductor; on CPUs a C++ wrapper calls the operators, which is faster than
-    Python.
+    """Compile a frozen model with torch's inductor, on CPUs with a C++ wrapper, which is faster than Python's.
 
     The settings also hold while dynamo traces the model, when options of `compile` would come too late.
     """
@@ -213,10 +212,8 @@ class PortionedAttention(HfAxialResNetAttention):
         """Apply both batch norms and add the results, as one scale for each and one shift."""
         if has_listeners(self.content_norm) or has_listeners(self.position_norm):
             return super().add_normalized(content, position)
-        (scale, shift), (other_scale, other_shift) = (
-            [tensor.view(content.shape[2:]) for tensor in scale_and_shift(norm)]
-            for norm in (self.content_norm, self.position_norm)
-        )
+        scale, shift = (tensor.view(content.shape[2:]) for tensor in scale_and_shift(self.content_norm))
+        other_scale, other_shift = (tensor.view(content.shape[2:]) for tensor in scale_and_shift(self.position_norm))
         return torch.addcmul(torch.addcmul(shift + other_shift, content, scale), position, other_scale)
 
     def attend_lines(
@@ -263,13 +260,9 @@ def memory_changes(model: nn.Module) -> list[Change]:
     changes: list[Change] = []
     for module in model.modules():
         if type(module) is HfViTEmbeddings:
-            visible_parameters = {
-                name: parameter for name, parameter in module._parameters.items() if "position" not in name
-            }
+            visible_parameters = {name: value for name, value in module._parameters.items() if "position" not in name}
             tables: Any = derive(HfViTEmbeddings, module, without=tuple(module._modules))
-            tables._parameters = {
-                name: parameter.detach() for name, parameter in module.named_parameters(recurse=False)
-            }
+            tables._parameters = {name: value.detach() for name, value in module.named_parameters(recurse=False)}
             changes += [
                 *(Change(module, "cache", {}), Change(module, "tables", (tables,))),
                 *(Change(module, "_parameters", visible_parameters), Change(module, "__class__", CachingEmbeddings)),
@@ -292,15 +285,11 @@ class TokenGroups:
 
     @property
     def attention_bias(self) -> torch.Tensor | None:
-        """Return the bias [B, 1, 1, n] that weights a group by its number of tokens (proportional attention, section
-        3).
-        """
+        """Return the bias [B, 1, 1, n] that weights groups by their sizes (proportional attention, section 3)."""
         return None if self.sizes is None else self.sizes.log()[:, None, None, :, 0]
 
     def merge(self, hidden_states: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Merge tokens [B, n, D] by bipartite soft matching of their keys [B, n, K], the mean of
-        the heads (section 3).
-        """
+        """Merge tokens [B, n, D] by bipartite soft matching of their keys [B, n, K], the heads' mean (section 3)."""
         special = self.num_special
         count = min(self.num_merged, (hidden_states.shape[1] - special) // 2)
         if count < 1:
@@ -318,10 +307,9 @@ class TokenGroups:
             shape = (-1, -1, values.shape[2])
             sources, targets = values[:, even], values[:, odd]
             moved = sources.gather(1, merged_indices[..., None].expand(shape))
+            kept = sources.gather(1, kept_indices[..., None].expand(shape))
             targets = targets.scatter_add(1, merge_targets[..., None].expand(shape), moved)
-            return torch.cat(
-                (values[:, :special], sources.gather(1, kept_indices[..., None].expand(shape)), targets), dim=1
-            )
+            return torch.cat((values[:, :special], kept, targets), dim=1)
 
         sizes = torch.ones_like(hidden_states[..., :1]) if self.sizes is None else self.sizes
         self.sizes = sum_groups(sizes)
@@ -397,11 +385,7 @@ class MergingModel(HfViTBaseModel):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorated method lists its parameters)
         self, pixel_values: torch.Tensor, patch_attention_mask: Any = None, **kwargs: Any
     ) -> Any:
-        """Compute the outputs with merged tokens.
-
-        Raises:
-            UserError: padding, a custom attention function, hidden states or attentions are requested.
-        """
+        """Compute the outputs with merged tokens; refuse padding, custom attention, hidden states and attentions."""
         _refuse_padding(patch_attention_mask)
         if has_custom_attention(self.config):
             raise UserError(
@@ -418,9 +402,7 @@ class MergingModel(HfViTBaseModel):
     def attention_maps(
         self, pixel_values: torch.Tensor, layers: Iterable[int] | None = None, patch_attention_mask: Any = None
     ) -> AttentionMaps:
-        """Return attention maps over all patches of the image, merged ones included; see
-        `HfViTModel.attention_maps`.
-        """
+        """Return attention maps over all patches, merged ones included; see `HfViTModel.attention_maps`."""
         _refuse_padding(patch_attention_mask)
         indices = self._layer_indices(layers)
         tokens, groups = self.embed(pixel_values, None), self.new_groups()

@@ -84,8 +84,7 @@ def _refuse_gradients_and_tracing(inputs: torch.Tensor) -> None:
 
 @final
 class PackedDense(Merged):
-    """`Dense` with a packed weight, [.., D] -> [.., M]; oneDNN adds bias and residual while the product is in the
-    cache.
+    """`Dense` with a packed weight, [.., D] -> [.., M]; oneDNN adds bias and residual to the product in the cache.
 
     oneDNN applies the GELU too, where that is faster. The packed weight cannot be read and is not a parameter.
     """
@@ -229,9 +228,7 @@ class ProductAttention(FusedAttention):
     def interface(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute attention by products where nothing is masked and the sizes suit, else by the attention
-        implementation.
-        """
+        """Compute attention by products where nothing is masked and the sizes suit, else as the model was loaded."""
         pairs_per_image = query.shape[1] * query.shape[2] * key.shape[2]
         needs_mask = mask is not None or self.is_causal or "position_bias" in kwargs
         has_suitable_size = pairs_per_image <= _MOST_PAIRS and len(query) * pairs_per_image >= _FEWEST_PAIRS

@@ -285,30 +285,25 @@ def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
     Layers that share a block have no separate last one, and the bias of relative positions needs all tokens.
     """
     config, vit = classifier.config, classifier.vit
-    is_plain = _is_plain(classifier, HfViTBaseForImageClassification, "_head_outputs") and _is_plain(
-        vit, HfViTBaseModel
-    )
-    if not (is_plain and _is_plain(vit.pooler, HfViTTokenPooler, "pool")):
+    if not (
+        _is_plain(classifier, HfViTBaseForImageClassification, "_head_outputs")
+        and _is_plain(vit, HfViTBaseModel)
+        and _is_plain(vit.pooler, HfViTTokenPooler, "pool")
+    ):
         return None
     shares_layers = len(set(vit.layers)) < config.num_hidden_layers
-    if (
-        shares_layers
-        or config.pooling != "token"
-        or config.is_causal
-        or config.position_embedding.startswith("relative")
-    ):
+    is_relative = config.position_embedding.startswith("relative")
+    if shares_layers or config.pooling != "token" or config.is_causal or is_relative:
         return None
     return config.num_special_tokens - config.num_register_tokens
 
 
 def _is_plain(module: nn.Module | None, expected_class: type[nn.Module], *methods: str) -> bool:
-    """Return whether a module's forward, and these methods, are those of the package's class;
-    others may read anything.
-    """
-    return isinstance(module, expected_class) and all(
-        getattr(getattr(module, name), "__func__", None) is getattr(expected_class, name)
-        for name in ("forward", *methods)
-    )
+    """Return whether a module's forward, and these methods, are those of the package's class, so what they read."""
+    if not isinstance(module, expected_class):
+        return False
+    functions = {name: getattr(getattr(module, name), "__func__", None) for name in ("forward", *methods)}
+    return all(function is getattr(expected_class, name) for name, function in functions.items())
 
 
 def _ask_only_for_head(
@@ -320,11 +315,7 @@ def _ask_only_for_head(
     reads_token = _is_plain(vit.pooler, HfViTTokenPooler, "pool")
     if any(recordings) or config._attn_implementation not in ("eager", "sdpa") or not reads_token:
         return args, kwargs
-    last_modules = [
-        last_module for last_module in (vit.layers[-1], vit.layernorm, vit.pooler) if last_module is not None
-    ]
-    if has_listeners(vit) or any(
-        has_listeners(module) for last_module in last_modules for module in last_module.modules()
-    ):
+    last_parts = [part for part in (vit.layers[-1], vit.layernorm, vit.pooler) if part is not None]
+    if has_listeners(vit) or any(has_listeners(module) for part in last_parts for module in part.modules()):
         return args, kwargs
     return args, {**kwargs, "only_for_head": True}

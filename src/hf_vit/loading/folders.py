@@ -37,9 +37,8 @@ def parse_step(checkpoint: Path) -> int:
 
 def list_checkpoints(work: Path) -> list[Path]:
     """Return all checkpoint folders, complete or not, in the order of their steps."""
-    return sorted(
-        (path for path in work.glob("checkpoint-*") if path.is_dir() and parse_step(path) >= 0), key=parse_step
-    )
+    folders = [path for path in work.glob("checkpoint-*") if path.is_dir() and parse_step(path) >= 0]
+    return sorted(folders, key=parse_step)
 
 
 def load_transformers(
@@ -49,10 +48,6 @@ def load_transformers(
 
     Remote code is never run, and weights keep their dtype. Checkpoints for classification, segmentation and detection
     are loaded with their heads, all others as bare models.
-
-    Raises:
-        UserError: weights, config or image processor are missing or do not fit, or `as_classifier` is set for a model
-            without a classification head.
     """
     import transformers
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
@@ -82,10 +77,9 @@ def load_transformers(
                 "classifier, or fine-tune it (hf-vit finetune)"
             )
         with_head = as_classifier or (is_classifier and "ForImageClassification" in first_class)
-        ending = (
-            "ForImageClassification" if with_head else next((task for task in TASKS if first_class.endswith(task)), "")
-        )
-        model = load_weights(source, getattr(transformers, f"AutoModel{ending}"), ending)
+        dense_head = next((task for task in TASKS if first_class.endswith(task)), "")
+        head = "ForImageClassification" if with_head else dense_head
+        model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head)
         processor = _load_processor(source)
     return model.to(torch_device).eval(), processor
 
@@ -134,10 +128,8 @@ def _load_processor(source: Source) -> "BaseImageProcessor":
             f"{source.name} has no readable image processor (preprocessor_config.json); save one with "
             "ViTImageProcessor(size=...).save_pretrained(folder)"
         ) from error
-    processed = processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")
-    if "pixel_values" in processed and not bool(
-        processed["pixel_values"].isfinite().all()
-    ):  # ImageGPT's returns input_ids
+    pixel_values = processor(images=Image.new("RGB", (64, 64)), return_tensors="pt").get("pixel_values")
+    if pixel_values is not None and not bool(pixel_values.isfinite().all()):  # ImageGPT's returns input_ids
         raise UserError(
             f"the image processor of {source.name} gives pixels that are not finite (NaN or infinity); correct "
             "image_mean, image_std and rescale_factor in preprocessor_config.json"
@@ -150,21 +142,23 @@ def _load_processor(source: Source) -> "BaseImageProcessor":
 
 def load_timm(source: Source, device: str | None = None) -> Any:
     """Load a model of timm in evaluation mode by name, from a file (NAME@FILE), a folder or the Hub."""
-    name, folder = source.name.removeprefix(TIMM), source.path
+    name, torch_device = source.name.removeprefix(TIMM), pick_device(device)
     try:
         import timm
     except ImportError as error:
         raise UserError(f"timm:{name} needs timm; install it with pip install timm") from error
     if source.stored.get("model_type") == WRAPPER:
-        return _load_from_wrapper(source).to(pick_device(device))
-    torch_device, hub_match = pick_device(device), re.fullmatch(r"hf[-_]hub:(.+?)(?:@(.+))?", name, re.IGNORECASE)
-    if hub_match is not None:
-        folder = download_model(hub_match[1], hub_match[2])
+        return _load_from_wrapper(source).to(torch_device)
+    # A name of the Hub as timm writes it: hf-hub:owner/name or hf_hub:owner/name@revision.
+    hub_name = re.fullmatch(r"hf[-_]hub:(.+?)(?:@(.+))?", name, re.IGNORECASE)
+    folder = source.path if hub_name is None else download_model(hub_name[1], hub_name[2])
     try:
-        if folder is None and "@" in name:
-            model: Any = _load_from_file(*name.split("@", 1))
+        if folder is not None:
+            model: Any = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        elif "@" in name:
+            model = _load_from_file(*name.split("@", 1))
         else:
-            model = timm.create_model(name if folder is None else f"local-dir:{folder}", pretrained=True)
+            model = timm.create_model(name, pretrained=True)
     except Exception as error:  # unknown names, missing weights and lost connections raise different errors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(

@@ -18,13 +18,9 @@ GRAPH_PARAMETERS = 5_000_000  # graphs of smaller models do not pay
 
 
 def select_engine(subject: LoadedModel, num_images: int | None) -> str | None:
-    """Return the `engine` of `optimize_for_inference` that pays for this many images, or None.
+    """Return the `engine` of `optimize_for_inference` that pays for this many images (None: unknown), or None.
 
     Models of other libraries, on a GPU or with parts that cannot be rewritten are not optimized.
-
-    Args:
-        subject: the model.
-        num_images: number of images; None for a stream of unknown length.
     """
     model = subject.model
     if not isinstance(model, HfPreTrainedModel) or (num_images is not None and num_images < PACKED_FROM):

@@ -195,13 +195,8 @@ def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
 def pool(model: nn.Module, features: torch.Tensor, num_patches: int | None = None) -> torch.Tensor:
     """Return one vector for every image, [B, D]: the class token, or the mean over patches or pixels without one.
 
-    If there are as many tokens as patches, the class token joins in a later layer, as in CaiT and XCiT, and the mean is
-    returned.
-
-    Args:
-        model: has the positions of class token and patches, and the order of the axes in a timm model.
-        features: [B, N, D] or a map, [B, C, H, W] ([B, H, W, C] for AxialResNets and timm's "NHWC" models).
-        num_patches: patches of an image, if known.
+    Features are [B, N, D] or a map, [B, C, H, W] ([B, H, W, C] for AxialResNets and timm's "NHWC" models). If there are
+    as many tokens as patches, the class token joins in a later layer, as in CaiT and XCiT, and the mean is returned.
     """
     if features.ndim == 4:
         return features.mean(dim=(1, 2) if is_channels_last(model) else (2, 3))
@@ -282,13 +277,13 @@ def detections(
     outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]], threshold: float = 0.0
 ) -> list[dict[str, torch.Tensor]]:
     """Compute detections from a model's outputs, see `detect`; those of Mask R-CNN keep their sizes."""
-    if isinstance(outputs, HfMaskRCNNOutput):
-        images = outputs.detections or []
-        return [
-            _sort_objects({name: value[image["scores"] > threshold] for name, value in image.items()})
-            for image in images
-        ]
-    return list(map(_sort_objects, processor.post_process_object_detection(outputs, threshold, list(sizes))))
+    if not isinstance(outputs, HfMaskRCNNOutput):
+        return list(map(_sort_objects, processor.post_process_object_detection(outputs, threshold, list(sizes))))
+    sorted_objects: list[dict[str, torch.Tensor]] = []
+    for objects in outputs.detections or []:
+        is_high = objects["scores"] > threshold
+        sorted_objects.append(_sort_objects({name: value[is_high] for name, value in objects.items()}))
+    return sorted_objects
 
 
 def _sort_objects(objects: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -50,11 +50,7 @@ class PixelScale:
 
     @classmethod
     def measure(cls, subject: LoadedModel) -> Self:
-        """Measure the scaling of any library by preparing a black, a white and a colored image.
-
-        Raises:
-            UserError: the preparation of pixels is no scaling.
-        """
+        """Measure the scaling of any library by preparing a black, a white and a colored image."""
         from PIL import Image
 
         if subject.resizes:
@@ -64,7 +60,8 @@ class PixelScale:
             )
         colors = torch.tensor([[0.0] * 3, [1.0] * 3, [0.4, 0.2, 0.8]], dtype=torch.float64)
         levels = (255 * colors).round().int().tolist()
-        values = subject.prepare([Image.new("RGB", (_PROBE_PX, _PROBE_PX), tuple(color)) for color in levels]).double()
+        probes = [Image.new("RGB", (_PROBE_PX, _PROBE_PX), tuple(color)) for color in levels]
+        values = subject.prepare(probes).double()
         black, white, colored = values.mean(dim=(2, 3))
         scale = white - black
         spread = values.amax(dim=(2, 3)) - values.amin(dim=(2, 3))
@@ -158,10 +155,8 @@ def _prepare_image(image: "Image", processor: Any, patch: tuple[int, int], max_n
     h, w = fit_grid((image.height, image.width), patch, max_num_patches)
     size = (w * patch[1], h * patch[0])
     resized = image if image.size == size else image.resize(size, processor.resample)
-    disabled_steps = {
-        f"do_{step}": False for step in ("resize", "center_crop", "pad") if getattr(processor, f"do_{step}", None)
-    }
-    return processor(images=resized, return_tensors="pt", **disabled_steps)["pixel_values"][0]
+    done_steps = [step for step in ("do_resize", "do_center_crop", "do_pad") if getattr(processor, step, None)]
+    return processor(images=resized, return_tensors="pt", **dict.fromkeys(done_steps, False))["pixel_values"][0]
 
 
 def _pad_to_batch(images: Sequence[torch.Tensor], patch: tuple[int, int]) -> "BatchFeature":

@@ -37,9 +37,6 @@ def find_model(name: str | HfBaseConfig) -> Source:
     """Return the initial model of a training by name, see `find_source`; a configuration stands for fresh weights.
 
     A checkpoint of another library will be converted.
-
-    Raises:
-        UserError: the name is unknown, or the checkpoint cannot be converted or trained.
     """
     if not isinstance(name, str):
         family = type(name).__name__.removeprefix("Hf").removesuffix("Config")
@@ -108,7 +105,10 @@ def build_classifier(
         **fields,
         **_make_rate_fields(source, dropout, drop_path),
     }
-    new_heads = _HEADS if rows is None else () if getattr(source.config, "has_distillation_head", False) else _HEADS[1:]
+    if rows is None:
+        new_heads = _HEADS
+    else:  # a distillation token may be new in a checkpoint whose head is kept
+        new_heads = () if getattr(source.config, "has_distillation_head", False) else ("distillation_classifier",)
     model = _build(source, "classification", changes, image_size, new=new_heads)
     for name in _HEADS:
         head = getattr(model, name, None)
@@ -148,9 +148,6 @@ def build_model(
     """Build a bare model, a backbone or a patch predictor in float32; `fields` replace fields of the configuration.
 
     The pyramid of a backbone and the head of a patch predictor are new.
-
-    Raises:
-        UserError: a value does not fit the model, the family has no such class, or the weights do not fit.
     """
     return _build(source, door, fields | _make_rate_fields(source, dropout, drop_path), image_size, new=_NEW[door])
 
@@ -183,27 +180,19 @@ def _make_rate_fields(source: Source, dropout: float | None, drop_path: float | 
 
 
 def _build(
-    source: Source,
-    door: Door,
-    changes: dict[str, Any],
-    image_size: tuple[int, int] | None,
-    new: tuple[str, ...],
+    source: Source, door: Door, changes: dict[str, Any], image_size: tuple[int, int] | None, new: tuple[str, ...]
 ) -> PreTrainedModel:
     """Build a variant with fresh weights, or load a checkpoint and initialize only parameters with a prefix in `new`.
 
-    Args:
-        source: from `find_model`.
-        door: kind of model.
-        changes: fields of the configuration that replace the source's.
-        image_size: (height, width) px; None keeps the source's size.
-        new: prefixes of parameter names.
+    `changes` are fields of the configuration that replace the source's.
     """
-    side = None if image_size is None else image_size[0] if image_size[0] == image_size[1] else image_size
     family = family_of(source.config.model_type)
     assert family is not None
     if door in family.not_applicable:
         raise UserError(f"{source.name} cannot be used for this task: {family.why_not(door)}")
-    sizes = {} if side is None else {"image_size": side}
+    sizes: dict[str, Any] = {}
+    if image_size is not None:
+        sizes = {"image_size": image_size[0] if image_size[0] == image_size[1] else image_size}
     try:
         fields = {**source.config.to_dict(), **changes, **({} if source.has_weights else sizes)}
         config = type(source.config).from_dict(fields)
@@ -242,9 +231,9 @@ def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcess
         names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
         # Only these fields scale pixels; the others (size, crop) do not fit the new model.
         scaling = ViTImageProcessor(**{name: stored[name] for name in names if stored.get(name) is not None})
-        factor, *mean_and_std = pixel_scale(scaling, config.num_channels)
-        mean, std = ([value / (255 * factor) for value in values] for values in mean_and_std)
-        processor = make_processor(config, image_mean=mean, image_std=std, resample=scaling.resample)
+        factor, means, stds = pixel_scale(scaling, config.num_channels)
+        means, stds = [mean / (255 * factor) for mean in means], [std / (255 * factor) for std in stds]
+        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample)
         processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")  # raises now if a value cannot be used
     return processor
 

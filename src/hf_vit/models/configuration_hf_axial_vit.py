@@ -78,7 +78,7 @@ class HfAxialViTConfig(HfViTBaseConfig):
         registers, positions = self.num_register_tokens, self.position_embedding
         refuse(
             (
-                self.pooling == "token" or self.has_class_token,
+                self.pooling.startswith("token") or self.has_class_token,
                 f"pooling='{self.pooling}' with use_class_token={self.use_class_token} needs a class token, which an "
                 "Axial-ViT does not have; use pooling='gap' or 'map', and leave use_class_token out",
             ),

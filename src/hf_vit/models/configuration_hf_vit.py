@@ -48,7 +48,7 @@ MAX_LAYERS = 10_000  # a crafted config must not make a model builder run out of
 PositionEmbedding = Literal[
     "learned", "learned_2d", "sincos_2d", "sincos_2d_mae", "sincos_1d", "relative", "relative_bias", "none"
 ]
-Pooling = Literal["token", "gap", "map", "map_with_registers", "first_patch"]
+Pooling = Literal["token", "gap", "token_and_gap", "map", "map_with_registers", "first_patch"]
 
 
 def as_pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
@@ -133,6 +133,11 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     def patch_stride(self) -> tuple[int, int]:
         """Return the (height, width) in px of the image area behind one token, or behind one cell of the last map."""
         return as_pair(self.patch_size)
+
+    @property
+    def pooled_size(self) -> int:
+        """Return the number of channels of the pooled output, which a classifier reads."""
+        return self.hidden_size
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Return (h, w), how many whole patches an image of height x width px has; the rest is ignored, as originally.
@@ -420,7 +425,12 @@ class HfViTBaseConfig(HfBaseConfig):
     @property
     def has_class_token(self) -> bool:
         """Return `use_class_token`, or where it is None whether pooling reads a class token."""
-        return self.pooling == "token" if self.use_class_token is None else self.use_class_token
+        return self.pooling.startswith("token") if self.use_class_token is None else self.use_class_token
+
+    @property
+    def pooled_size(self) -> int:
+        """Return the number of channels of the pooled output, which a classifier reads."""
+        return self.representation_size or self.hidden_size * (2 if self.pooling == "token_and_gap" else 1)
 
     @property
     def has_distillation_head(self) -> bool:
@@ -489,8 +499,13 @@ class HfViTBaseConfig(HfBaseConfig):
         num_parts = {"learned_2d": 2, "sincos_1d": 2, "sincos_2d": 4, "sincos_2d_mae": 4}.get(positions, 1)
         refuse(
             (
-                pooling == "token" and self.use_class_token is False,
-                "pooling='token' reads the class token, but use_class_token=False; use pooling='gap'",
+                pooling.startswith("token") and self.use_class_token is False,
+                f"pooling='{pooling}' reads the class token, but use_class_token=False; use pooling='gap'",
+            ),
+            (
+                pooling == "token_and_gap" and (self.norm_after_pooling or self.representation_size is not None),
+                "pooling='token_and_gap' does not go with norm_after_pooling=True or representation_size, which need a "
+                "pooled output of hidden_size channels; leave them out",
             ),
             (
                 self.use_distillation_token and pooling != "token",
@@ -680,9 +695,10 @@ class HfViTConfig(HfViTBaseConfig):
             kernels to a resize without antialiasing, as FlexiViT's code does.
         position_interpolation_offset: number added to both sides of the new grid to compute the scale of the bicubic
             methods; 0.1 in DINO, and in DINOv2 without registers.
-        pooling: "token" (class token), "gap" (mean of the patch tokens), "map" (attention pooling of all tokens but
-            registers), "map_with_registers" (of all tokens) or "first_patch" (big_vision's pool_type "0").
-        use_class_token: None means pooling == "token".
+        pooling: "token" (class token), "gap" (mean of the patch tokens), "token_and_gap" (both, one after the other, as
+            DINOv2's linear classifiers), "map" (attention pooling of all tokens but registers), "map_with_registers"
+            (of all tokens) or "first_patch" (big_vision's pool_type "0").
+        use_class_token: None means that there is one if `pooling` begins with "token".
         representation_size: width of the tanh layer before the head (`pre_logits`), or None.
         layer_scale_init_value: initial LayerScale (CaiT, arXiv 2103.17239), or None for no LayerScale.
         num_hidden_groups: number of groups of layers that share weights (ALBERT); None: no layers share weights.

@@ -273,16 +273,23 @@ def rotation_of(
 
 
 def rotate(states: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], pairing: str) -> torch.Tensor:
-    """Rotate the pairs of channels of queries or keys [B, A, N, K] by angles of this cosine and sine."""
+    """Rotate the pairs of channels of queries or keys [B, A, N, K] by angles of this cosine and sine.
+
+    The order of the rotated channels is the same for queries and keys, which is all that their products read.
+    """
     cosine, sine = rotation
+    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):  # pyright: ignore[reportPrivateImportUsage]
+        # The fewest passes over memory; exporters and compilers do not take complex numbers.
+        wide = states.to(cosine.dtype)
+        if pairing == "halves":
+            pairs = torch.complex(*wide.chunk(2, dim=-1))
+        else:
+            pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * torch.complex(cosine, sine)).flatten(-2).to(states.dtype)
     if pairing == "halves":
         first, second = states.chunk(2, dim=-1)
         rotated = torch.addcmul(first * cosine, second, sine, value=-1), torch.addcmul(second * cosine, first, sine)
         return torch.cat(rotated, dim=-1).to(states.dtype)
-    if states.dtype == cosine.dtype and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):  # pyright: ignore[reportPrivateImportUsage]
-        # One pass over memory; exporters and compilers do not take complex numbers.
-        pairs = torch.view_as_complex(states.unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs * torch.complex(cosine, sine)).flatten(-2)
     first, second = states.unflatten(-1, (-1, 2)).unbind(-1)
     rotated = first * cosine - second * sine, second * cosine + first * sine
     return torch.stack(rotated, dim=-1).flatten(-2).to(states.dtype)

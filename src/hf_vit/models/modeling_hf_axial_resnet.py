@@ -138,18 +138,18 @@ class HfAxialResNetAttention(nn.Module):
 
     def add_normalized(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Apply both batch norms and add the results, [M, L, A, V]."""
-        pairs = ((self.content_norm, content), (self.position_norm, position))
-        first, second = (
-            norm(part.flatten(2).flatten(0, 1).to(norm.weight.dtype)).view(part.shape) for norm, part in pairs
-        )
-        return first + second
+
+        def normalize(norm: nn.BatchNorm1d, values: torch.Tensor) -> torch.Tensor:
+            return norm(values.flatten(2).flatten(0, 1).to(norm.weight.dtype)).view(values.shape)
+
+        return normalize(self.content_norm, content) + normalize(self.position_norm, position)
 
     def attend_lines(
         self, qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, to_v: torch.Tensor
     ) -> torch.Tensor:
         """Run `attend`, which explains the arguments; return the sum of its normalized outputs [M, L, A, V]."""
-        parts = attend(qkv.contiguous(), scales, to_q, to_k, to_v)
-        content, position = (part.unflatten(0, (-1, HEADS)).transpose(1, 2) for part in parts)
+        outputs = attend(qkv.contiguous(), scales, to_q, to_k, to_v)
+        content, position = (output.unflatten(0, (-1, HEADS)).transpose(1, 2) for output in outputs)
         return self.add_normalized(content, position)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -216,9 +216,8 @@ class HfAxialResNetStem(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the map [B, h, w, C] of images [B, C, H, W]."""
-        features = F.relu(
-            self.root_norm(self.root_conv(pixel_values.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)))
-        )
+        channels_last = pixel_values.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        features = F.relu(self.root_norm(self.root_conv(channels_last)))
         features = F.max_pool2d(features, kernel_size=3, stride=2, padding=1).permute(0, 2, 3, 1)
         for stage in self.stages:
             features = stage(features)

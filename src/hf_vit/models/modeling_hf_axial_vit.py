@@ -201,7 +201,8 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         """Start from a plain ViT: its blocks are copied into both axes, for fine-tuning at high resolution.
 
         A grid has no class token and no registers, so these are dropped with their positions, and token pooling becomes
-        GAP. Use `resize_to` to change the image size afterwards.
+        GAP. Given periods of a rotation are dropped too, as a line has one axis. Use `resize_to` to change the image
+        size afterwards.
 
         Args:
             checkpoint: a `HfViTForImageClassification`, or an argument of its `from_pretrained`.
@@ -220,7 +221,8 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         vit_class: Any = HfViTForImageClassification
         vit = vit_class.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
         pooling = "map" if vit.config.pooling.startswith("map") else "gap"
-        dropped = {"use_class_token": None, "use_distillation_token": False, "num_register_tokens": 0}
+        dropped: dict[str, Any] = {"use_class_token": None, "use_distillation_token": False, "num_register_tokens": 0}
+        dropped |= {"rotary_register_base": None, "rotary_periods": None}
         model, vit = cls._from_fields_of(vit, **{"pooling": pooling, **dropped, **overrides})
         vit_weights = vit.state_dict()
         num_special_positions = vit.config.num_special_positions
@@ -229,6 +231,8 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
             vit_key = name.replace(".row.", ".").replace(".column.", ".")
             num_dropped_rows = num_special_positions if name.endswith("embeddings.position_embeddings") else 0
             weights[name] = vit_weights[vit_key][:, num_dropped_rows:] if num_dropped_rows else vit_weights[vit_key]
+            if name == "classifier.weight":  # of "token_and_gap" the half that reads the mean
+                weights[name] = weights[name][:, -model.config.pooled_size :]
         model.load_state_dict(copy.deepcopy(weights))
         return model
 

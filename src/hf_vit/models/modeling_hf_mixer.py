@@ -36,19 +36,12 @@ class HfMixerPatchEmbeddings(nn.Module):
         self.projection = nn.Conv2d(config.num_channels, config.hidden_size, patch, stride=patch)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return the patches [B, N, D] of images [B, C, H, W], padded on both sides to whole patches."""
+        """Return the patches [B, N, D] of images [B, C, H, W], padded on all sides to whole patches."""
         (height, width), (stride_h, stride_w) = pixel_values.shape[2:], self.projection.stride
         missing_rows, missing_columns = -height % stride_h, -width % stride_w
-        if missing_rows or missing_columns:  # TensorFlow's SAME padding, which adds an odd px at the end
-            pixel_values = F.pad(
-                pixel_values,
-                (
-                    missing_columns // 2,
-                    missing_columns - missing_columns // 2,
-                    missing_rows // 2,
-                    missing_rows - missing_rows // 2,
-                ),
-            )
+        if missing_rows or missing_columns:  # TensorFlow's SAME padding, which adds an odd px at the right or bottom
+            left, top = missing_columns // 2, missing_rows // 2
+            pixel_values = F.pad(pixel_values, (left, missing_columns - left, top, missing_rows - top))
         return self.projection(pixel_values.to(self.projection.weight.dtype)).flatten(2).transpose(1, 2)
 
 
@@ -98,8 +91,7 @@ class HfMixerMLP(nn.Module):
 
 
 class HfMixerLayer(GradientCheckpointingLayer):
-    """Pre-norm block: an MLP across the tokens, then one across the channels, each with a residual: [B, N, D] -> [B, N,
-    D].
+    """Pre-norm block: an MLP across the tokens, then one across the channels, each with a residual, on [B, N, D].
 
     The token MLP is the same for every channel, the channel MLP for every token (equation 1).
     """

@@ -130,11 +130,13 @@ class HfResNetBaseBackbone(HfResNetPreTrainedModel, HfBaseBackbone):
         return [4 * 2 ** max(self.stage_names.index(name) - 1, 0) for name in self.out_features]
 
     def _stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
-        return self.base_model.stage_states(hidden_states)
+        model: Any = self.base_model
+        return model.stage_states(hidden_states)
 
     def _map(self, state: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         return self.feature_map(state)
 
     def feature_map(self, state: torch.Tensor) -> torch.Tensor:
         """Return a hidden state as [B, C, h, w]."""
-        return self.base_model.feature_map(state)
+        model: Any = self.base_model
+        return model.feature_map(state)

@@ -471,6 +471,13 @@ class HfViTMeanPooler(HfViTPooler):
         return (patches * weight).sum(dim=1) / weight.sum(dim=1)
 
 
+class HfViTTokenAndMeanPooler(HfViTMeanPooler):
+    """Pool by the class token and the mean of the patch tokens, to [B, 2D] (DINOv2, arXiv 2304.07193)."""
+
+    def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.cat([hidden_states[:, self.class_token], super().pool(hidden_states, token_mask)], dim=1)
+
+
 class HfViTFirstPatchPooler(HfViTPooler):
     """Pool by the first patch's token, as big_vision's pool_type "0"."""
 
@@ -497,6 +504,7 @@ class HfViTAttentionPooler(HfViTPooler):
 POOLERS: dict[str, type[HfViTPooler]] = {
     "token": HfViTTokenPooler,
     "gap": HfViTMeanPooler,
+    "token_and_gap": HfViTTokenAndMeanPooler,
     "first_patch": HfViTFirstPatchPooler,
     "map": HfViTAttentionPooler,
     "map_with_registers": HfViTAttentionPooler,

@@ -395,7 +395,8 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
 
     def normalize_layer(self, state: torch.Tensor, is_last: bool) -> torch.Tensor:
         """Apply the model's last norm to the state after a layer."""
-        return self.layernorm(state)
+        layernorm: Any = self.layernorm
+        return layernorm(state)
 
     def split_tokens(self, state: torch.Tensor, size: Iterable[int]) -> LayerFeatures:
         """Sort the tokens [B, N, D] of images of `size` (height, width) px by their kind."""
@@ -444,8 +445,7 @@ class HfPooledForImageClassification(HfPreTrainedModel):
 
     def _build_heads(self, config: Any) -> None:
         """Add the classifier; an identity if there are no labels."""
-        width = getattr(config, "representation_size", None) or config.hidden_size
-        self.classifier = nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
+        self.classifier = nn.Linear(config.pooled_size, config.num_labels) if config.num_labels else nn.Identity()
 
     def init_heads(self) -> None:
         """Initialize the weights of the heads with zeros."""

@@ -32,9 +32,7 @@ PATIENCE = 130.0  # seconds after which no new attempt starts; the client itself
 LONGEST_WAIT = 120.0  # seconds; if the server asks for a longer wait, the user has to retry
 STALL = 120.0  # seconds without data after which a connection is closed; huggingface_hub has no limit
 _TEMPORARY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
-_HTTP_ERROR: Any = HfHubHTTPError.__bases__[
-    0
-]  # the HTTP library's class, which depends on the version of huggingface_hub
+_HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP library, which depends on huggingface_hub's version
 # hf_xet raises RuntimeError and OSError for connection failures.
 _CONNECTION_FAILURE = re.compile(
     r"error sending request|connection|timed? ?out|reset by peer|network|incomplete message", re.I
@@ -95,9 +93,7 @@ def find_retry_after(error: BaseException) -> float | None:
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return the most informative line of an error: the server's message, or else the innermost cause, without queries
-    of URLs.
-    """
+    """Return the most informative line of an error (the server's message or the innermost cause), without queries."""
     causes = list_causes(error)
     if http_error := next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None):
         message = (http_error.server_message or http_error.response.headers.get("X-Error-Message") or "").strip()
@@ -105,9 +101,8 @@ def summarize_error(error: BaseException) -> str:
     else:
         innermost = next((cause for cause in reversed(causes) if str(cause).strip()), error)
         text = one_line(innermost) or type(innermost).__name__
-    text = re.sub(
-        r"(\w+://[^\s?'\"<>()]+)\?[^\s'\"<>()]*", r"\1", text
-    )  # the query may contain a signature that grants access
+    # The query may contain a signature that grants access.
+    text = re.sub(r"(\w+://[^\s?'\"<>()]+)\?[^\s'\"<>()]*", r"\1", text)
     return text if len(text) <= 300 else text[:297] + "..."
 
 
@@ -264,17 +259,15 @@ def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: 
         )
     elif status in (402, 403) and re.search(r"\b(storage|quota)\b", details, re.IGNORECASE):
         return (
-            f"the Hub has no room left for {repo_id} ({details}); delete what its owner no longer needs, or ask "
-            "for more "
-            "storage"
+            f"the Hub has no room left for {repo_id} ({details}); delete what its owner no longer needs, or ask for "
+            "more storage"
         )
     elif status == 403 and reading:
         return f"{token} gives no right to read {repo_id} ({details}); use another token, or ask its owner for access"
     elif status == 403:
         return (
-            f"{token} gives no right to write to {repo_id} ({details}); use a token with the role write, or "
-            "propose the "
-            "change with --create-pr"
+            f"{token} gives no right to write to {repo_id} ({details}); use a token with the role write, or propose "
+            "the change with --create-pr"
         )
     elif status == 429:
         wait = find_retry_after(error)

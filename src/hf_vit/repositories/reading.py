@@ -138,9 +138,9 @@ def check_references(folder: Path, name: str) -> None:
     refuse_huge(config, name)
     reference, arguments = next(filter(_is_reference, _iterate_fields(config)), None), config.get("model_args")
     if reference is None and isinstance(arguments, dict):  # timm's model_args may contain these two
-        reference = next(
-            ((key, arguments[key]) for key in ("pretrained", "pretrained_cfg") if arguments.get(key)), None
-        )  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType]
+        timm_arguments: dict[str, Any] = arguments
+        names = ("pretrained", "pretrained_cfg")
+        reference = next(((key, timm_arguments[key]) for key in names if timm_arguments.get(key)), None)
     if reference is not None:
         raise UserError(
             f"{CONFIG} of {name} refers to another repository ({reference[0]}: {str(reference[1])[:80]!r}), "

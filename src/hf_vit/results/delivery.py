@@ -54,10 +54,8 @@ def prepare_output(output: str | Path, force: bool | None = None, ignored_path: 
 
 def _check_replaceable(output: str | Path, target: Path, force: bool | None) -> None:
     """Raise a UserError for a non-empty folder, unless `force` is set and it holds only a model written by hf_vit."""
-    foreign_files, is_model = (
-        _find_foreign_files(target),
-        False,
-    )  # facts.json alone does not prove a model: measurements write it as well
+    foreign_files = _find_foreign_files(target)
+    is_model = False  # facts.json alone does not prove a model: measurements write it as well
     with suppress(UserError):  # facts.json is damaged
         is_model = bool(Facts.load(target).origins())
     if not (force and is_model):
@@ -66,9 +64,8 @@ def _check_replaceable(output: str | Path, target: Path, force: bool | None) -> 
             remedy = ", or add --force to replace its content"
         raise UserError(f"the folder {output} is not empty; choose a new folder, or empty this one first{remedy}")
     if foreign_files:
-        file_list = ", ".join(foreign_files[:3]) + (
-            f" and {len(foreign_files) - 3} more" if len(foreign_files) > 3 else ""
-        )
+        more = f" and {len(foreign_files) - 3} more" if len(foreign_files) > 3 else ""
+        file_list = ", ".join(foreign_files[:3]) + more
         raise UserError(
             f"the folder {output} holds {file_list}, which hf-vit did not write; choose another, or move these files"
         )
@@ -109,9 +106,8 @@ def new_folder(output: Path, force: bool = False) -> Generator[Path]:
             folder.mkdir(parents=True)
         yield folder
         with explain_write_errors(output):
-            prepare_output(
-                output, None if is_empty_folder else force, temporary
-            )  # another process may have written it meanwhile
+            # Another process may have written it meanwhile.
+            prepare_output(output, None if is_empty_folder else force, temporary)
             (_fill if is_empty_folder else _replace)(output, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -8,14 +8,14 @@ labels.
 import functools
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any, Literal, cast, final
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import DINOv3ViTConfig, DINOv3ViTModel, ViTConfig, ViTForImageClassification
 
 from hf_vit.conversion.targets.graphs.runtimes import (
     ONNXRUNTIME,
@@ -49,6 +49,7 @@ from hf_vit.variants import variant_config
 NUM_LABELS = 1000
 # Names of hybrids in timm; its R50+B/16 has a stride of 16 px too.
 _TIMM_HYBRIDS = {"R26+S/32": "vit_small_r26_s32_224", "R50+B/16": "vit_base_r50_s16_384"}
+_TIMM_DINOV3 = {"DINOv3-S/16": "small", "DINOv3-S+/16": "small_plus", "DINOv3-B/16": "base", "DINOv3-L/16": "large"}
 _TIMM_WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
 
 
@@ -88,6 +89,18 @@ class Logits(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.model(pixel_values=images).logits
+
+
+@final
+class WithHead(nn.Module):
+    """An encoder of transformers with a linear classifier, which transformers lacks for it."""
+
+    def __init__(self, model: nn.Module, width: int) -> None:
+        super().__init__()
+        self.model, self.head = model, nn.Linear(width, NUM_LABELS)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.model(pixel_values=images).pooler_output)
 
 
 @final
@@ -155,10 +168,15 @@ def _build_hf_vit(shape: Shape, attention: str = "sdpa", **fields: Any) -> nn.Mo
 
 
 def _build_transformers(shape: Shape, attention: str) -> nn.Module:
-    """Build transformers' ViT."""
+    """Build transformers' ViT or DINOv3."""
     hf_vit_config = shape.config()
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size", "image_size")
-    config = ViTConfig(**{name: getattr(hf_vit_config, name) for name in names}, num_labels=NUM_LABELS)  # pyright: ignore[reportCallIssue]
+    sizes = {name: getattr(hf_vit_config, name) for name in names}
+    if shape.variant in _TIMM_DINOV3:
+        options = {"num_register_tokens": 4, "use_gated_mlp": hf_vit_config.mlp_type == "swiglu"}
+        encoder = DINOv3ViTModel._from_config(DINOv3ViTConfig(**sizes, **options), attn_implementation=attention)
+        return WithHead(encoder, hf_vit_config.hidden_size)
+    config = ViTConfig(**sizes, num_labels=NUM_LABELS)  # pyright: ignore[reportCallIssue]
     return Logits(ViTForImageClassification._from_config(config, attn_implementation=attention))
 
 
@@ -172,6 +190,8 @@ def _build_timm(shape: Shape) -> nn.Module:
     if variant.startswith("BiT-"):  # BiT-R50x1
         return timm.create_model(f"resnetv2_{variant.removeprefix('BiT-R')}_bit", **options)
     options["img_size"] = shape.image_size
+    if variant in _TIMM_DINOV3:
+        return timm.create_model(f"vit_{_TIMM_DINOV3[variant]}_patch16_dinov3", **options)
     if variant.startswith("Mixer-"):  # Mixer-B/16
         return timm.create_model(f"{variant.replace('Mixer-', 'mixer_').replace('/', '').lower()}_224", **options)
     config = shape.config()
@@ -199,6 +219,10 @@ def _build_vit_pytorch(shape: Shape) -> nn.Module:
     )
 
 
+# The fields of a model without its rotation.
+_UNROTATED: dict[str, Any] = {
+    each.name: each.default for each in fields(HfViTConfig) if each.name.startswith("rotary_")
+}
 # hf_vit's contestants. All but "tanh", which has the original code's GELU, have the peers' exact GELU.
 OURS: dict[str, Callable[[Shape], nn.Module]] = {
     "hf_vit": functools.partial(_build_hf_vit, hidden_act="gelu"),
@@ -208,6 +232,10 @@ OURS: dict[str, Callable[[Shape], nn.Module]] = {
     **dict.fromkeys(
         ("hf_vit optimized", "hf_vit optimized, compiled", "hf_vit optimized, int8"),
         functools.partial(_build_hf_vit, hidden_act="gelu"),
+    ),
+    **dict.fromkeys(
+        ("hf_vit unrotated", "hf_vit optimized unrotated"),
+        functools.partial(_build_hf_vit, hidden_act="gelu", **_UNROTATED),
     ),
 }
 PEERS: dict[str, Callable[[Shape], nn.Module]] = {
@@ -245,14 +273,17 @@ def find_obstacle(
             return f"{form} does not support {str(dtype).removeprefix('torch.')}"
     is_mixer = variant.startswith("Mixer-") and variant != "Mixer-H/14"
     is_in_timm = base_name == "timm" and (variant in _TIMM_HYBRIDS or variant.startswith("BiT-") or is_mixer)
+    is_dinov3 = variant in _TIMM_DINOV3 and base_name.split()[0] in ("timm", "transformers")
     package, is_vit = _PACKAGES.get(base_name), isinstance(config, HfViTBaseConfig)
+    is_rotary = isinstance(config, HfViTBaseConfig) and config.rotary_embedding is not None
     reasons = {
         f"{package} is not installed": package is not None and find_spec(package) is None,
         f"{variant} has no attention": base_name in ("hf_vit eager", "hf_vit flash") and not is_vit,
         f"{variant} has no GELU": base_name == "hf_vit tanh" and not hasattr(config, "hidden_act"),
-        f"{base_name} has no {variant}": (type(config) is not HfViTConfig or config.rotary_embedding is not None)
+        f"{variant} has no rotary positions": base_name.endswith("unrotated") and not is_rotary,
+        f"{base_name} has no {variant}": (type(config) is not HfViTConfig or is_rotary)
         and base_name in (PRODUCTS, *PEERS)
-        and not is_in_timm,
+        and not (is_in_timm or is_dinov3),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -281,7 +312,7 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
         UserError: there is no such contestant.
     """
     base_name, separator, form = name.partition(", ")
-    is_optimized = base_name == "hf_vit optimized"
+    is_optimized = base_name.startswith("hf_vit optimized")
     engine, in_int8 = FORMS.get(form, (None, is_optimized and form == "int8"))
     builders = (
         OURS | PEERS | {PRODUCTS: lambda shape: MatrixProducts(shape.config(), packed=separator + form == PACKED)}
@@ -292,7 +323,7 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
             "hf-vit bench saved)"
         )
     if engine is not None and (in_int8 or not is_optimized):
-        model = build("hf_vit" if is_optimized else base_name, shape).eval()
+        model = build(base_name.replace(" optimized", ""), shape).eval()
         if is_optimized:  # a model that is packed for torch could not be exported
             make_plan(model, torch.float32).carry_out()
         # OpenVINO 2026.4 crashes on kernels that its own converter standardizes in the graph.

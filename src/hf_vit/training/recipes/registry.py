@@ -320,6 +320,31 @@ _recipe(
     dict(warmup=5 / 50, epochs=50),
     _SIMPLE_CROP,
 )
+# ViT-5 (hf_vit's variants ViT-5-S/16, ...): DeiT III's recipe at the nominal size.
+_VIT5_SOURCE = (
+    "the commands for ViT-5-S on 8 GPUs in the README of arXiv 2602.08071's code (wangf3014/ViT-5); EMA and last rate: "
+    "defaults of its main.py"
+)
+_VIT5: dict[str, Any] = dict(
+    **dict(dropout=0.0, min_learning_rate=1e-5, drop_path=0.05, average_decay=0.99996, **_PX_224, **_CROP),
+)
+_recipe(
+    "vit5",
+    f"{_VIT5_SOURCE}; targets above 0 become 1: its engine.py; clipping: the default of apex's FusedLAMB; there all "
+    "layers have the drop path's rate",
+    "ViT-5: ImageNet from scratch",
+    _VIT5 | dict(optimizer="lamb", learning_rate=4e-3, weight_decay=0.05, clip=1.0, batch_size=2048),
+    dict(loss="bce", bce_threshold=0.0, warmup=5 / 800, epochs=800, repeated_augmentation=3),
+    dict(mixup_alpha=0.8, **_THREE_AUGMENT),
+)
+_recipe(
+    "vit5-finetune",
+    f"{_VIT5_SOURCE}, as are warm-up and mixing",
+    "ViT-5: fine-tuning from vit5",
+    _VIT5 | dict(learning_rate=1e-5, weight_decay=0.1, clip=0.0, label_smoothing=0.1),
+    dict(warmup=5 / 20, epochs=20, batch_size=512),
+    _MIXED,
+)
 _recipe(
     "mae-finetune",
     "arXiv 2111.06377, table 9, ViT-B (rate 1e-3 x batch / 256; ViT-L and H: 50 epochs, drop path .1 and .2); "

@@ -82,7 +82,7 @@ class MomentumContrast(nn.Module):
         super().__init__()
         self.options = options or ContrastiveOptions()
         self.config = encoder.config
-        width = getattr(encoder.config, "representation_size", None) or encoder.config.hidden_size
+        width = encoder.config.pooled_size
         hidden = self.options.hidden_size or min(4096, 12 * width)
         size, norm = self.options.projection_size, self.options.normalization
         self.encoder = encoder
