@@ -259,7 +259,7 @@ def own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | No
     """
     family, head = family_of(config.get("model_type")), dense_head_of(config.get("model_type"))
     classes = tuple(family.classes.values()) if family else (head.model_class,) if head else ()
-    name, auto_map_field = first_class_name(config.get("architectures")), config.get("auto_map")
+    name, auto_map_field = first_class_name(config.get("architectures")) or None, config.get("auto_map")
     saved_class = next((member for member in classes if member.__name__ == name), None)
     requested_class, auto_map = model_class or saved_class, auto_map_field if isinstance(auto_map_field, dict) else {}
     target = auto_map.get(_AUTO_CLASS_OF.get(requested_class))

@@ -81,7 +81,7 @@ WRONG: Wrong = [
     ({"position_embedding": None}, ["position_embedding", "one of", "'none'", "got None"]),
     ({"position_interpolation": "nearest"}, ["position_interpolation", "'bilinear_corners', 'bicubic'", "got nearest"]),
     ({"position_on_class_token": "no"}, ["position_on_class_token", "bool", "got str", "no"]),
-    ({"pooling": "cls"}, ["pooling", "'token', 'gap', 'map'", "got cls"]),
+    ({"pooling": "cls"}, ["pooling", "'token', 'gap', .*'map'", "got cls"]),
     ({"pooling": "token", "use_class_token": False}, ["pooling='token'", "use_class_token=False", "pooling='gap'"]),
     ({"use_class_token": "yes"}, ["use_class_token", "'yes'", "bool"]),
     ({"layer_scale_init_value": NAN}, ["layer_scale_init_value=nan", "finite number of at least 0, or None"]),
@@ -243,7 +243,7 @@ def test_values_set_later_are_checked_when_the_model_is_built(family: Family, he
     config.hidden_size = 30
     with pytest.raises(StrictDataclassError, match="hidden_size=30 is not divisible by num_attention_heads=4"):
         family.classes[head](config)
-    with pytest.raises(StrictDataclassError, match="'token', 'gap', 'map'"):
+    with pytest.raises(StrictDataclassError, match=r"'token', 'gap', .*'map'"):
         config.pooling = "mean"
 
 

@@ -267,7 +267,7 @@ class AttentionReader:
                 """Compute the probabilities; those of rows wait for the columns of the same layer."""
                 grid = (w, h) if axis == "column" else (h, w)
                 hidden_states = arguments[0] if arguments else keywords["hidden_states"]
-                probabilities: Any = _probabilities(module, hidden_states, grid)
+                probabilities: Any = _probabilities(module, hidden_states, grid, keywords.get("rotation"))
                 if axis in ("row", "column"):  # lines are part of the batch axis: [B*h, A, w, w] -> [B, A, h, w, w]
                     probabilities = probabilities.unflatten(0, (-1, grid[0])).transpose(1, 2)
                 if axis == "row":
@@ -291,10 +291,10 @@ class AttentionReader:
                 handle.remove()
 
 
-def _probabilities(module: Any, hidden_states: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+def _probabilities(module: Any, hidden_states: torch.Tensor, grid: tuple[int, int], rotation: Any) -> torch.Tensor:
     """Return the attention probabilities [B, A, N, N] of an attention module for its input."""
     if hasattr(module, "probabilities"):
-        return module.probabilities(hidden_states, None, grid, None)
+        return module.probabilities(hidden_states, None, grid, None, rotation)
     query = module.q_proj(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
     key = module.k_proj(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
     return attention_probabilities(query, key, module.scaling)

@@ -68,9 +68,9 @@ class Dense(Merged):
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[Any] = [linear.bias for linear in linears]  # torch's annotation leaves None out
         weight, bias = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(dtype), biases[0]
-        if len(linears) > 1 and any(linear.bias is not None for linear in linears):
+        if len(linears) > 1 and any(value is not None for value in biases):
             for index, linear in enumerate(linears):
-                if linear.bias is None:
+                if biases[index] is None:
                     biases[index] = linear.weight.new_zeros(linear.out_features)
             bias = torch.cat(biases)
         bias = None if bias is None else bias.to(dtype)

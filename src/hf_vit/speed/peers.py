@@ -173,7 +173,7 @@ def _build_transformers(shape: Shape, attention: str) -> nn.Module:
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size", "image_size")
     sizes = {name: getattr(hf_vit_config, name) for name in names}
     if shape.variant in _TIMM_DINOV3:
-        options = {"num_register_tokens": 4, "use_gated_mlp": hf_vit_config.mlp_type == "swiglu"}
+        options: dict[str, Any] = {"num_register_tokens": 4, "use_gated_mlp": hf_vit_config.mlp_type == "swiglu"}
         encoder = DINOv3ViTModel._from_config(DINOv3ViTConfig(**sizes, **options), attn_implementation=attention)
         return WithHead(encoder, hf_vit_config.hidden_size)
     config = ViTConfig(**sizes, num_labels=NUM_LABELS)  # pyright: ignore[reportCallIssue]
