@@ -113,10 +113,10 @@ def test_features_of_layers_by_command(kind, norm, patches, model, images, tmp_p
         subject = keep_image_sizes(subject, patches)
     vit = subject.model.base_model
     for row, image in zip(rows, load_data(str(images)).split("test")["image"], strict=True):
-        given = subject.prepare([image])
-        given = given if patches is not None else {"pixel_values": given}
+        inputs = subject.prepare([image])
+        inputs = inputs if patches is not None else {"pixel_values": inputs}
         with torch.no_grad():
-            states = vit(**given, output_hidden_states=True).hidden_states[-2:]
+            states = vit(**inputs, output_hidden_states=True).hidden_states[-2:]
             tokens = [(vit.layernorm(state) if norm else state)[0] for state in states]
         means = [state[1:].mean(dim=0) for state in tokens]
         expected = {
