@@ -156,8 +156,8 @@ def compare(
     rows: Iterable[tuple[Sequence[str], Iterable[tuple[Any, ...]]]], show: Callable[[Any], str] = median
 ) -> list[Any]:
     """Return a line for every label of whose ratios (the arguments of `find_ratio`) any was measured."""
-    found = ((label, [find_ratio(*case) for case in cases]) for label, cases in rows)
-    return [(*label, *map(show, ratios)) for label, ratios in found if any(ratios)]
+    rows_of_ratios = ((label, [find_ratio(*case) for case in cases]) for label, cases in rows)
+    return [(*label, *map(show, ratios)) for label, ratios in rows_of_ratios if any(ratios)]
 
 
 def compare_with_peers(names: dict[str, str], suffix: str, show: Callable[[Any], str] = median) -> list[Any]:
@@ -518,8 +518,12 @@ def inductive_bias(path: Path) -> str:
     runs = filter_runs(load(path), kind="data")
     sizes = sorted({run["examples"] for run in runs})
     lines = [
-        (family, f"{own[0]['parameters']:,}", *(mean(filter_runs(own, examples=n), "test_accuracy") for n in sizes))
-        for family, own in group(runs, "family").items()
+        (
+            family,
+            f"{members[0]['parameters']:,}",
+            *(mean(filter_runs(members, examples=n), "test_accuracy") for n in sizes),
+        )
+        for family, members in group(runs, "family").items()
     ]
     header = ["family", "parameters", *(f"{size:,} images" for size in sizes)]
     return markdown(header, lines, f"Test accuracy, %. {describe_runs(runs, 'inductive_bias.py')}.")
@@ -563,15 +567,15 @@ def data_scale(path: Path) -> str:
 def scaling_law(path: Path) -> str:
     runs, lines, notes = load(path), [], []
     laws = filter_runs(runs, kind="prediction")
-    for size, own in sorted(group(filter_runs(runs, kind="run"), "images").items()):
-        losses = [run["loss"] for run in own]
+    for size, members in sorted(group(filter_runs(runs, kind="run"), "images").items()):
+        losses = [run["loss"] for run in members]
         loss = f"{statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
         predicted = [f"{law['loss']:.3f}" for law in laws if law["images"] == size]
-        lines.append((f"{size:,}", f"{own[0]['teraflops']:.2f}", loss, *(predicted or [""])))
+        lines.append((f"{size:,}", f"{members[0]['teraflops']:.2f}", loss, *(predicted or [""])))
     for law in laws:
         intervals = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in law["intervals"].items())
-        recorded = f"For {law['images']:,} images, recorded before they were looked at"
-        notes.append(f"{recorded}: {law['law']} (95%: {intervals})")
+        sentence = f"For {law['images']:,} images, recorded before they were looked at"
+        notes.append(f"{sentence}: {law['law']} (95%: {intervals})")
     caption = f"{'. '.join(notes)}. {describe_runs(runs, 'scaling_law.py')}."
     return markdown("images | TFLOPs | loss, mean (range) | foreseen", lines, caption)
 
@@ -612,10 +616,10 @@ def pretraining(path: Path) -> str:
         cells = []
         for labels in (20, 0):
             same = filter_runs(runs, kind=kind, data=data, labels=labels)
-            own, scratch = filter_runs(same, start=start), group(filter_runs(same, start="scratch"), "seed")
-            gaps = [run["accuracy"] - scratch[run["seed"]][0]["accuracy"] for run in own]
-            rates = [f"{run[name]:g}" for run in own[:1] for name in ("rate", "tuning_rate") if name in run]
-            cells += [mean(own, "accuracy"), format_margin(gaps) if start != "scratch" else "", ", ".join(rates)]
+            members, scratch = filter_runs(same, start=start), group(filter_runs(same, start="scratch"), "seed")
+            gaps = [run["accuracy"] - scratch[run["seed"]][0]["accuracy"] for run in members]
+            rates = [f"{run[name]:g}" for run in members[:1] for name in ("rate", "tuning_rate") if name in run]
+            cells += [mean(members, "accuracy"), format_margin(gaps) if start != "scratch" else "", ", ".join(rates)]
         lines += [(data, readings[kind], start, *cells)] if any(cells) else []
     header = "data |  | start | 20 a class | above scratch | rates | all | above scratch | rates"
     caption = "Test accuracy, %; rates chosen on validation images; ± of differences: half of a 95% interval."
@@ -625,10 +629,17 @@ def pretraining(path: Path) -> str:
 @table("distillation.jsonl")
 def distillation(path: Path) -> str:
     runs, lines = load(path), []
-    for (epochs, varied, method), own in group(runs, "epochs", "varied", "way").items():
+    for (epochs, varied, method), members in group(runs, "epochs", "varied", "way").items():
         training = f"{epochs}, {'augmented' if varied else 'as they are'}" if epochs else ""
         lines.append(
-            (training, method, str(len(own)), mean(own, "accuracy"), mean(own, "loss", 1, 3), mean(own, "ece"))
+            (
+                training,
+                method,
+                str(len(members)),
+                mean(members, "accuracy"),
+                mean(members, "loss", 1, 3),
+                mean(members, "ece"),
+            )
         )
     header = "epochs, images | | runs | test accuracy, % | test loss, nats | calibration error, %"
     caption = f"`distillation.py` and `distillation.py --epochs 160 --varied`, {format_dates(runs)}."
@@ -644,11 +655,11 @@ def self_training(path: Path) -> str:
     for first, title in names.items():
         ways = {first or "supervised": title} | {f"{first}-{way}".strip("-"): text for way, text in steps.items()}
         for way, text in ways.items():
-            own = filter_runs(runs, way=way)
-            tests = [run["test"] for run in own]
+            members = filter_runs(runs, way=way)
+            tests = [run["test"] for run in members]
             accuracies = ", ".join(f"{100 * test['accuracy']:.1f}" for test in tests)
             cells = (mean(tests, "accuracy"), accuracies, mean(tests, "loss", 1, 2).partition(" ")[0])
-            lines += [(text, *cells, format_seconds(own))] if own else []
+            lines += [(text, *cells, format_seconds(members))] if members else []
     header = " | test accuracy, % | of each seed | test loss, nats | CPU s a run"
     return markdown(header, lines, f"{describe_runs(runs, 'self_training.py')}.")
 
@@ -657,14 +668,16 @@ def self_training(path: Path) -> str:
 def dense(path: Path) -> str:
     runs, lines = filter_runs(load(path), final=True), []
     order = ("goals", "clutter", "families", "hours")
-    for pair, own in sorted(group(runs, "pair").items(), key=lambda item: (order.index(item[0].split()[0]), item[0])):
-        own.sort(key=lambda run: run["seed"])
+    for pair, members in sorted(
+        group(runs, "pair").items(), key=lambda item: (order.index(item[0].split()[0]), item[0])
+    ):
+        members.sort(key=lambda run: run["seed"])
         part, task, head, backbone = pair.split()
         measure = "mean IoU" if task == "segmentation" else "box AP50"
-        headlines = [run["headline"] for run in own]
+        headlines = [run["headline"] for run in members]
         scores = [mean(headlines, measure), mean([each for each in headlines if "box AP" in each], "box AP")]
-        settings = (f"{own[0]['parameters']:,}", f"{own[0]['rate']:g}", measure)
-        lines.append((part, head, backbone, *settings, *scores, str(len(own)), format_seconds(own)))
+        settings = (f"{members[0]['parameters']:,}", f"{members[0]['rate']:g}", measure)
+        lines.append((part, head, backbone, *settings, *scores, str(len(members)), format_seconds(members)))
     header = "part | head | backbone | parameters | rate | measure | on test, % | box AP, % | seeds | CPU s"
     return markdown(header, lines, f"{describe_runs(runs, 'dense.py')}.")
 
@@ -674,8 +687,8 @@ def small_data(path: Path) -> str:
     runs = load(path)
     data = list(group(runs, "data"))
     lines = [
-        (name, *(mean(filter_runs(own, data=each), "validation_accuracy") for each in data))
-        for name, own in group(runs, "candidate").items()
+        (name, *(mean(filter_runs(members, data=each), "validation_accuracy") for each in data))
+        for name, members in group(runs, "candidate").items()
     ]
     return markdown(["candidate", *data], lines, f"Validation accuracy, %. {describe_runs(runs, 'small_data.py')}.")
 
@@ -693,8 +706,8 @@ def small_data_compare(path: Path) -> str:
         return [run[f"{split}_accuracy"] for run in matching_runs]
 
     def best(architecture: str, case: tuple[str, int]) -> list[float]:
-        own = [start for start in starts if start.split(",")[0] == architecture]
-        return scores(max(own, key=lambda start: statistics.fmean(scores(start, *case, "validation"))), *case)
+        candidates = [start for start in starts if start.split(",")[0] == architecture]
+        return scores(max(candidates, key=lambda start: statistics.fmean(scores(start, *case, "validation"))), *case)
 
     def lead(case: tuple[str, int]) -> str:
         pairs = zip(best("ViT", case), best("ResNet", case), strict=True)

@@ -377,8 +377,8 @@ def convert(
                 f"the source {checkpoint.name} is in the output folder {output}, which will be replaced; give "
                 "another output folder"
             )
-        opened = checkpoint.open()
-        with opened if head is None else HeadedReader(opened, Path(head)) as reader, quiet_transformers():
+        backbone = checkpoint.open()
+        with backbone if head is None else HeadedReader(backbone, Path(head)) as reader, quiet_transformers():
             plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, advance=advance)
@@ -486,15 +486,15 @@ def collect_facts(
     if plan.resample is not None:
         facts["positions"] = {"from_grid": list(plan.resample.old_grid), "to_grid": list(plan.resample.new_grid)}
     if verification is not None:
-        compared: dict[str, Any] = {
+        comparison: dict[str, Any] = {
             "recording": verification.recording,
             "arrays_compared": len(verification.checks),
             "arrays_not_compared": dict(Counter(verification.skipped.values())),
         }
         for check in verification.worst_checks():
             difference = {"largest_difference": check.difference, "tolerance": check.tolerance}
-            compared[check.precision] = {"stage": check.stage, **difference}
-        facts["verification"] = compared
+            comparison[check.precision] = {"stage": check.stage, **difference}
+        facts["verification"] = comparison
     return facts
 
 

@@ -113,10 +113,10 @@ def test_features_of_layers_by_command(kind, norm, patches, model, images, tmp_p
         subject = keep_image_sizes(subject, patches)
     vit = subject.model.base_model
     for row, image in zip(rows, load_data(str(images)).split("test")["image"], strict=True):
-        given = subject.prepare([image])
-        given = given if patches is not None else {"pixel_values": given}
+        inputs = subject.prepare([image])
+        inputs = inputs if patches is not None else {"pixel_values": inputs}
         with torch.no_grad():
-            states = vit(**given, output_hidden_states=True).hidden_states[-2:]
+            states = vit(**inputs, output_hidden_states=True).hidden_states[-2:]
             tokens = [(vit.layernorm(state) if norm else state)[0] for state in states]
         means = [state[1:].mean(dim=0) for state in tokens]
         expected = {
@@ -218,6 +218,7 @@ def test_bad_input(model, images, tmp_path):
         (images, "new", dict(splits=["dev"]), "no split 'dev'"),
         (images, "new", dict(num_processes=0), "at least 1"),
         (images, "new", dict(layers=2), "are for --features"),
+        (images, "new", dict(features="mean", layers=9), "--layers 9 does not fit a model with 2 layers; give 1 to 2"),
         (images, "new", dict(features="mean", predictions=True), "leave --predictions out"),
     ):
         with pytest.raises(UserError, match=said):

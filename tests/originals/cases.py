@@ -194,6 +194,13 @@ def of_torch(build: Callable[[], Any], beside: Callable[[Any], Mapping[str, Any]
     return Case(lambda make: arrays(), formats=("safetensors", "pth"), beside=files, **others)
 
 
+def of_timms_name(name: str, width: int) -> Case:
+    """A model of timm with one head and mean pooling, beside the config.json that names it."""
+    arguments = {"num_heads": 1, "img_size": 12}
+    config = TIMM_CONFIG | {"architecture": name, "global_pool": "avg", "model_args": arguments}
+    return of_torch(lambda: of_timm(name, embed_dim=width, num_heads=1), lambda _: {"config.json": config})
+
+
 def of_transformers_with_files(name: str, processor: Mapping[str, Any] | None = None, **fields: Any) -> Case:
     def beside(model: Any) -> dict[str, Any]:
         config = {"config.json": json.loads(model.config.to_json_string(use_diff=False))}
@@ -317,22 +324,8 @@ CASES = {
         silent={"cls_token": ("drop", "rename"), "reg_token": ("drop",)},
     ),
     "timm_vit of CLIP": of_torch(lambda: of_timm("vit_base_patch16_clip_224", embed_dim=64, num_heads=1)),
-    "timm_eva": of_torch(
-        lambda: of_timm("vit_medium_patch16_rope_reg1_gap_256", embed_dim=64, num_heads=1),
-        lambda _: {
-            "config.json": TIMM_CONFIG
-            | {"architecture": "vit_medium_patch16_rope_reg1_gap_256", "global_pool": "avg"}
-            | {"model_args": {"num_heads": 1, "img_size": 12}}
-        },
-    ),
-    "timm_aimv2": of_torch(
-        lambda: of_timm("aimv2_large_patch14_224", embed_dim=128, num_heads=1),
-        lambda _: {
-            "config.json": TIMM_CONFIG
-            | {"architecture": "aimv2_large_patch14_224", "global_pool": "avg"}
-            | {"model_args": {"num_heads": 1, "img_size": 12}}
-        },
-    ),
+    "timm_eva": of_timms_name("vit_medium_patch16_rope_reg1_gap_256", 64),
+    "timm_aimv2": of_timms_name("aimv2_large_patch14_224", 128),
     "timm_hybrid": of_torch(hybrid_of_timm),
     "timm_mixer": of_torch(mixer_of_timm),
     "timm_bit": of_torch(lambda: bit_of_timm((1,))),

@@ -38,7 +38,7 @@ from hf_vit.evaluation.runners import open_runner
 from hf_vit.families import refuse_regression
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.optimizing import select_engine
-from hf_vit.loading.outputs import FEATURES, layer_features, refuse_dense
+from hf_vit.loading.outputs import FEATURES, layer_features, refuse_dense, refuse_features
 from hf_vit.repositories.stores import (
     explain_missing_library,
     explain_store_errors,
@@ -192,7 +192,7 @@ def embed(
     settings = replace(settings, **_check_features(features, layers, norm, predictions))
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
-        subject = _load(named, predictions, device if ray is None else "cpu")
+        subject = _load(named, settings, device if ray is None else "cpu")
         images = load_data(
             data,
             image_size=subject.image_size,
@@ -258,15 +258,17 @@ def _write_on_ray(
         yield job.write(parts[number], (answer for _, answer in numbered_answers), subject, folder)
 
 
-def _load(model: NamedModel, predictions: bool, device: str | None) -> "LoadedModel":
-    """Load the model; raise UserError if it cannot make predictions."""
+def _load(model: NamedModel, settings: Settings, device: str | None) -> "LoadedModel":
+    """Load the model; raise UserError if it cannot make what is asked for."""
     subject = model.load(device)
     refuse_dense(subject.model)
-    if predictions and not subject.label_sets:
+    if settings.features is not None:
+        refuse_features(subject.model, settings.features, settings.layers or 1)
+    if settings.predictions and not subject.label_sets:
         raise UserError(
             f"{model.model} is not a classifier, so it has no predictions; leave --predictions out to write embeddings"
         )
-    if predictions:
+    if settings.predictions:
         remedy = "get its values with hf-vit predict, or leave --predictions out to write embeddings"
         refuse_regression(subject.model, model.model, "--predictions", remedy)
     return subject

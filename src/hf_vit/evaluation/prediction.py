@@ -95,11 +95,11 @@ class _FileWork(ABC):
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
             if any(map(is_store_url, files)):  # images of an object store are downloaded one by one
-                opened = list(map(self._open, files))
+                results = list(map(self._open, files))
             else:
-                opened = map_in_threads(self._open, files)
-            images = [result for result in opened if not isinstance(result, str)]
-            problems = [result if isinstance(result, str) else None for result in opened]
+                results = map_in_threads(self._open, files)
+            images = [result for result in results if not isinstance(result, str)]
+            problems = [result if isinstance(result, str) else None for result in results]
             yield prepare(images) if images else None, (files, problems)
 
     def _open(self, path: Path) -> "Image | str":

@@ -82,15 +82,15 @@ def _copy_layer(layer: Any, config: Any) -> Any:
     return layer_copy
 
 
-def _join_rotations(embedded: Sequence[Tokens]) -> dict[str, Any]:
+def _join_rotations(image_tokens: Sequence[Tokens]) -> dict[str, Any]:
     """Return the keyword arguments of all layers: the rotation of all images' tokens, in one sequence."""
 
     def join(tables: Sequence[torch.Tensor]) -> torch.Tensor:
         """Join tables [1, 1, N, K/2] or [1, N, 2] to one [1, T, K/2 or 2]."""
-        sizes = zip(tables, (len(tokens.hidden_states) for tokens in embedded), strict=True)
+        sizes = zip(tables, (len(tokens.hidden_states) for tokens in image_tokens), strict=True)
         return torch.cat([table.flatten(0, -3).expand(size, -1, -1).flatten(0, 1) for table, size in sizes])[None]
 
-    rotations: list[Any] = [tokens.rotation for tokens in embedded]
+    rotations: list[Any] = [tokens.rotation for tokens in image_tokens]
     if rotations[0] is None:
         return {}
     if isinstance(rotations[0], torch.Tensor):
@@ -122,10 +122,10 @@ class UnpaddedModel(HfViTBaseModel):
         for image, image_grid in enumerate(image_grids):
             sizes.setdefault(image_grid, []).append(image)
         stride_h, stride_w = self.config.patch_stride
-        embedded: list[Tokens] = []
+        image_tokens: list[Tokens] = []
         for (h, w), images in sizes.items():
-            embedded.append(self.embed(pixel_values[images, :, : h * stride_h, : w * stride_w], None))
-        arguments, parts = _join_rotations(embedded), [tokens.hidden_states for tokens in embedded]
+            image_tokens.append(self.embed(pixel_values[images, :, : h * stride_h, : w * stride_w], None))
+        arguments, parts = _join_rotations(image_tokens), [tokens.hidden_states for tokens in image_tokens]
         shapes = [(part.shape[0], part.shape[1]) for part in parts]
         hidden_states = torch.cat([part.flatten(0, 1) for part in parts])[None]
         config = copy.copy(self.config)

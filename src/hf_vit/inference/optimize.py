@@ -307,9 +307,9 @@ class TokenGroups:
             shape = (-1, -1, values.shape[2])
             sources, targets = values[:, even], values[:, odd]
             moved = sources.gather(1, merged_indices[..., None].expand(shape))
-            kept = sources.gather(1, kept_indices[..., None].expand(shape))
+            kept_sources = sources.gather(1, kept_indices[..., None].expand(shape))
             targets = targets.scatter_add(1, merge_targets[..., None].expand(shape), moved)
-            return torch.cat((values[:, :special], kept, targets), dim=1)
+            return torch.cat((values[:, :special], kept_sources, targets), dim=1)
 
         sizes = torch.ones_like(hidden_states[..., :1]) if self.sizes is None else self.sizes
         self.sizes = sum_groups(sizes)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import BatchFeature
 
 from hf_vit.errors import UserError
-from hf_vit.families import DenseTask
+from hf_vit.families import DenseTask, family_of
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.detection_hf_vit import HfMaskRCNNForObjectDetection, HfMaskRCNNOutput
 from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
@@ -129,6 +129,23 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
 FEATURES = ("class", "mean", "class+mean", "patches")
 
 
+def refuse_features(model: nn.Module, kind: str, layers: int) -> None:
+    """Raise a UserError if a model does not have the `layer_features` of this kind."""
+    refuse_dense(model)
+    if not isinstance(model, HfPreTrainedModel):
+        raise UserError(
+            f"--features {kind} needs a model of hf_vit, but this is a {type(model).__name__}; convert it "
+            "first with hf-vit convert"
+        )
+    if layers > (count := model.config.num_stages):
+        raise UserError(f"--layers {layers} does not fit a model with {count} layers; give 1 to {count}")
+    if "class" in kind and not getattr(model.config, "has_class_token", False):
+        raise UserError(f"--features {kind} needs a class token, which this model does not have; use --features mean")
+    family = family_of(model.config.model_type)
+    if kind == "patches" and layers > 1 and family is not None and not family.has_tokens:
+        raise UserError("--features patches needs layers with the same grid, but this model's differ; use --layers 1")
+
+
 def layer_features(
     model: Any, pixel_values: torch.Tensor | BatchFeature, kind: str, layers: int = 1, norm: bool = True
 ) -> list[torch.Tensor]:
@@ -138,23 +155,10 @@ def layer_features(
         kind: "class": the class tokens of all `layers`, [layers * D]; "mean": the means of their patch tokens,
             [layers * D]; "class+mean": the class tokens and the mean of the last layer's patch tokens, which DINOv2's
             linear heads take, [(layers + 1) * D]; "patches": the patch tokens of all layers, [h*w, layers * D].
-
-    Raises:
-        UserError: the model is not one of hf_vit, or has no class token.
     """
-    refuse_dense(model)
-    if not isinstance(model, HfPreTrainedModel):
-        raise UserError(
-            f"--features {kind} needs a model of hf_vit, but this is a {type(model).__name__}; convert it "
-            "first with hf-vit convert"
-        )
     images: Any = pixel_values if isinstance(pixel_values, BatchFeature) else {"pixel_values": pixel_values}
     states = model.get_intermediate_layers(**images, layers=layers, norm=norm)
     class_tokens = [state.class_token for state in states if state.class_token is not None]
-    if "class" in kind and not class_tokens:
-        raise UserError(f"--features {kind} needs a class token, which this model does not have; use --features mean")
-    if kind == "patches" and len({state.grid for state in states}) > 1:
-        raise UserError("--features patches needs layers with the same grid, but this model's differ; use --layers 1")
     mask = images.get("patch_attention_mask")
     features: list[torch.Tensor] = []
     for index in range(len(states[0].patch_tokens)):

@@ -13,7 +13,7 @@ from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .embeddings_hf_vit import Grid
-from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, patch_token_slice
+from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel
 from .pretrained_hf_vit import HfBaseBackbone, check_values
 
 
@@ -148,7 +148,7 @@ class HfViTBaseBackbone(HfViTPreTrainedModel, HfBaseBackbone):
             hidden_state = self.vit.layernorm(hidden_state)
         if not self.config.reshape_hidden_states:
             return hidden_state
-        return super()._map(hidden_state[:, patch_token_slice(self.config)], grid)
+        return super()._map(hidden_state, grid)
 
 
 class HfViTBackbone(HfViTBaseBackbone):

@@ -72,7 +72,7 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
     def layer_states(self, hidden_states: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         return self.stage_states(hidden_states)[1:]
 
-    def split_tokens(self, state: torch.Tensor, size: Iterable[int]) -> LayerFeatures:
+    def split_tokens(self, state: torch.Tensor, grid: tuple[int, int]) -> LayerFeatures:
         cells = self.feature_map(state)
         tokens = cells.flatten(2).transpose(1, 2)
         return LayerFeatures(tokens, (cells.shape[2], cells.shape[3]), None, tokens[:, :0])

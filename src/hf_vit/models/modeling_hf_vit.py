@@ -710,13 +710,11 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             )
         return indices
 
-    def split_tokens(self, state: torch.Tensor, size: Iterable[int]) -> LayerFeatures:
+    def split_tokens(self, state: torch.Tensor, grid: Grid) -> LayerFeatures:
         config, patches = self.config, state[:, patch_token_slice(self.config)]
         special = state[:, patches.shape[1] :] if config.is_causal else state[:, : config.num_special_tokens]
         has_class = config.has_class_token
-        return LayerFeatures(
-            patches, config.grid_of(*size), special[:, 0] if has_class else None, special[:, int(has_class) :]
-        )
+        return LayerFeatures(patches, grid, special[:, 0] if has_class else None, special[:, int(has_class) :])
 
     def attention_maps(
         self,

@@ -382,11 +382,12 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
                 f"{count}), or indices from {-count} to {count - 1}"
             )
         features: list[LayerFeatures] = []
+        grid = self.config.grid_of(*pixel_values.shape[2:])
         for index in indices:
             state = states[index]
             if norm:
                 state = model.normalize_layer(state, index % count == count - 1)
-            features.append(model.split_tokens(state, pixel_values.shape[2:]))
+            features.append(model.split_tokens(state, grid))
         return tuple(features)
 
     def layer_states(self, hidden_states: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -398,9 +399,9 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
         layernorm: Any = self.layernorm
         return layernorm(state)
 
-    def split_tokens(self, state: torch.Tensor, size: Iterable[int]) -> LayerFeatures:
-        """Sort the tokens [B, N, D] of images of `size` (height, width) px by their kind."""
-        return LayerFeatures(state, self.config.grid_of(*size), None, state[:, :0])
+    def split_tokens(self, state: torch.Tensor, grid: tuple[int, int]) -> LayerFeatures:
+        """Sort the tokens [B, N, D] of images of h x w patches by their kind."""
+        return LayerFeatures(state, grid, None, state[:, :0])
 
     @torch.no_grad()
     def resize_to(
@@ -564,5 +565,6 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
         return hidden_states
 
     def _map(self, state: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        """Reshape a hidden state [B, N, D] to [B, D, h, w]."""
-        return state.transpose(1, 2).unflatten(2, grid).contiguous()
+        """Return the patches of a hidden state [B, N, D] as a map [B, D, h, w]."""
+        model: Any = self.base_model
+        return model.split_tokens(state, grid).feature_map
