@@ -37,7 +37,7 @@ _TAKES = re.compile(
     r"Hub id|hf://|on the Hub|Hub users|[Ff]older of a saved|teacher|fine-tuned from|second model|as (in )?--data", re.I
 )
 # What takes no stranger's repository though its help speaks of one: where it goes, and data and trainings of one's own.
-NOT_A_STRANGERS = {"push repo", "push dry_run", "finetune push", "embed output", "verify data"}
+NOT_A_STRANGERS = {"push repo", "push dry_run", "finetune push", "finetune license", "embed output", "verify data"}
 _LEARN = "--output {out} --steps 1 --batch-size 6 --evaluations 1"
 _COMPARE = "compare --output {out} --no-robustness --speed-turns 0"
 _ANALYZE = "analyze --output {out} --only patch_filters --num-images 4"

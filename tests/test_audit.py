@@ -219,7 +219,7 @@ def test_a_stranger_s_record_opens_nothing(judged: Path, colours: Path) -> None:
         ({"data__name": "a/b", "data__split": None}, "its record names no data set or no split"),
         ({"data__fingerprint": None}, "has no fingerprint"),
         ({"values__protocol": "no-such", "values__headline": {"x": 1.0}}, "--protocol no-such is unknown"),
-        ({"data__size": -3}, "give at least 1"),
+        ({"data__size": -3}, "it must be at least 1"),
         ({"data__split": "nowhere"}, "has no split 'nowhere'"),
     ):
         (judged / "facts.json").write_text(before)

@@ -245,7 +245,7 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
         analyze(saved, pictures, tmp_path / "out", settings=AnalysisSettings(num_images=4), **options)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/report.html").write_text("my own")
-    with pytest.raises(UserError, match=r"mine/report\.html is not a report of hf-vit analyze; choose another folder"):
+    with pytest.raises(UserError, match=r"is not a report of hf-vit analyze; choose another --output, or move it"):
         analyze(saved, pictures, tmp_path / "mine", settings=SETTINGS, **options)
     (tmp_path / "out/attention_entropy.json").write_text('{"name": "something else"}')
     with pytest.raises(UserError, match=r"attention_entropy.json was not written by this version of hf-vit analyze"):
@@ -341,7 +341,7 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, command, monkeypatc
     monkeypatch.setattr(api, "ANALYSES", {name: ANALYSES[name] for name in few})  # all there are, drawn sooner
     code, printed, _ = command(*typed(model, pictures, tmp_path))
     assert code == 0
-    assert "1 unreadable images were skipped: photos/broken.png" in printed
+    assert "skipped 1 unreadable images: photos/broken.png" in printed
     assert "did not run cka_between: it needs a second model" in printed
     (record,) = Facts.load(model).filter_kind("analysis")
     assert (

@@ -46,7 +46,7 @@ def contents(folder):
 
 def test_a_file_of_somebody_else_is_kept(saved, data, tmp_path):
     (tmp_path / "comparison.csv").write_text("my own")
-    with pytest.raises(UserError, match=r"comparison\.csv is not a result of hf-vit compare; choose another folder"):
+    with pytest.raises(UserError, match=r"comparison\.csv is not a result of hf-vit compare; choose another --output"):
         run(saved, data, tmp_path, "swin", "igpt", probe=True)
     assert (tmp_path / "comparison.csv").read_text() == "my own"
 

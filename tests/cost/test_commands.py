@@ -193,7 +193,7 @@ def test_a_scaling_law_of_a_table(run, tmp_path: Path) -> None:
     assert code == 0
     assert " C^-" in out
     assert "│ d " not in out
-    fails(run("scaling-law", table, "--predict", "0"), "--predict 0 is out of range")
+    fails(run("scaling-law", table, "--predict", "0"), "--predict 0 is not a compute above 0; give a positive number")
 
 
 def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
     config = variant_config("Ti/16")
     with pytest.raises(UserError, match="a 'vit' model"):
         forward_flops(ViTConfig())
-    with pytest.raises(UserError, match="15x15 px is smaller than one patch, 16x16 px"):
+    with pytest.raises(UserError, match="image 15x15 px is smaller than a patch of 16x16 px"):
         forward_flops(config, 15)
     with pytest.raises(UserError, match=r"no ResNet with axial attention for masked prediction: .* no patches"):
         forward_flops(hf_vit.HfAxialResNetConfig(), task="masked_prediction")

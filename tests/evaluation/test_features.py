@@ -239,8 +239,8 @@ CONFIG, WEIGHTS, PROCESSOR = "config.json", "model.safetensors", "preprocessor_c
     ("name", "change", "message"),
     [
         ("", None, "there is no file or folder .*; give a path, or owner/name of a model on the Hub"),
-        (CONFIG, None, r"has no config\.json; give the folder"),
-        (CONFIG, "{", r"config\.json of .* is damaged"),
+        (CONFIG, None, r"because it has no config\.json; give a folder"),
+        (CONFIG, "{", r"config\.json of .* cannot be read: it is not valid JSON"),
         (CONFIG, "{}", "cannot be read as a model"),
         (CONFIG, {"model_type": "perceptron"}, "cannot be read as a model: .*perceptron"),
         (CONFIG, '{"model_type": "hf_vit", "image_size": 8, "patch_size": 9}', "image_size=8 does not fit patch"),

@@ -328,7 +328,12 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
 @pytest.mark.parametrize(
     ("protocol", "data", "options", "message"),
     [
-        (calibration, None, {"split": "validation"}, r"cannot be fitted: split 'validation' .* to evaluate.*--no-temp"),
+        (
+            calibration,
+            None,
+            {"split": "validation"},
+            r"split 'validation' is already used.*--no-temp",
+        ),
         (calibration, without("validation"), {}, r"cannot be fitted: .*no split 'validation'.*--no-temperature"),
         (calibration, None, {"temperature": False, "bins": 0}, "--bins is 0"),
         (few_shot, None, {}, rf"has {FEWEST} training images, too few for 25 shots; give --shots"),

@@ -485,7 +485,7 @@ def test_the_draw_is_of_the_seed_and_takes_no_image_twice(tmp_path, small):
     with pytest.raises(UserError, match="6 test images instead of the published 5,400; download the task again"):
         vtab.load_vtab(tmp_path)
     small(eurosat=6)
-    with pytest.raises(UserError, match="too few images to draw 20 and 10"):
+    with pytest.raises(UserError, match="too few images to draw 20 training and 10 validation images"):
         vtab.load_vtab(tmp_path)
     folders(tmp_path / "eurosat/2750", ["Highway", "River"], 10)
     small(eurosat=10)
@@ -548,7 +548,7 @@ def test_typed(run, tmp_path, small, save_classifier):
     assert (tmp_path / "out/vtab.json").is_file()
     for option, told in (
         (["--split", "validation"], "has no split 'validation'"),
-        (["--streaming"], "leave --streaming out"),
+        (["--streaming"], "--streaming cannot be used; leave it out"),
         (["--label-column", "x", "--skip-bad-images"], "leave --skip-bad-images, --label-column out"),
     ):
         code, _, err = run(model, "--data", tmp_path / "vtab", *option)
@@ -628,7 +628,7 @@ def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path, small):
         file.writelines(f"{number}_left,0,Public\n" for number in range(31, 51))
     small(diabetic_retinopathy_detection=2)
     with pytest.raises(
-        UserError, match=r"where diabetic-retinopathy-detection/train/\d+_left.jpeg and \d+ other files are missing"
+        UserError, match=r"but diabetic-retinopathy-detection/train/\d+_left.jpeg and \d+ other files are missing"
     ):
         vtab.load_vtab(tmp_path)
 

@@ -178,7 +178,7 @@ def test_nobody_s_license_is_asserted(told: Path, folder: Path, tmp_path: Path) 
     assert (find_license(str(told)), find_license("S/16"), find_license(str(tmp_path))) == ("mit", None, None)
     assert find_common_license([str(told), str(told)]) == "mit"
     assert find_common_license([str(told), "S/16"]) is None
-    with pytest.raises(UserError, match="the license 'Apache 2' is not a license id"):
+    with pytest.raises(UserError, match=r"'Apache 2' is not a license id of the Hub; give one such as apache-2\.0"):
         require_license("Apache 2", None)
     require_license(None, str(told))
     with pytest.raises(UserError, match="the model's license is unknown"):

@@ -165,7 +165,7 @@ def refuse(folder: Path, match: str, **options: Any) -> None:
 def test_a_weight_index_names_files_of_the_folder_alone(name: str, model_folder: Path, tmp_path: Path) -> None:
     outside = (model_folder / WEIGHTS).rename(tmp_path / "private.safetensors")
     (model_folder / INDEX).write_text(json.dumps({"weight_map": {"a": name.format(outside=outside)}}))
-    refuse(model_folder, f"{INDEX} of .* names '.*', which is not (inside|a .safetensors file)")
+    refuse(model_folder, f"{INDEX} of .* lists '.*', which is not (inside|a .safetensors file)")
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "README.md", "LICENSE", "config.json", "facts.json", "learning_curve.png"])
@@ -384,7 +384,7 @@ def test_images_are_shared_when_asked_for(tmp_path: Path, command: Command) -> N
     assert set(asked.files) - set(shared.files) == showing
     card = (model / "README.md").read_text().replace(MARKER, "") + "\n![mine](wrong_images.png)\n"
     (model / "README.md").write_text(card)
-    with pytest.raises(UserError, match=r"the card shows wrong_images\.png, with images of the data set; add --sha"):
+    with pytest.raises(UserError, match=r"the card shows wrong_images\.png with images of the data set; add --sha"):
         collect(model, "me/model", scratch=tmp_path / "scratch")
     assert "wrong_images.png" in collect(model, "me/model", scratch=tmp_path / "scratch", share_images=True).files
 

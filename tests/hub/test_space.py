@@ -140,8 +140,8 @@ def _state(**fields: Any) -> Change:
     ("damage", "words"),
     [
         (lambda page: (page / "page.json").unlink(), r"holds no page \(page\.json is missing\); make one"),
-        (lambda page: (page / "index.html").unlink(), r"lacks index\.html; make it again"),
-        (lambda page: (page / "models/1/model.onnx").unlink(), r"lacks models/1/model\.onnx; make it again"),
+        (lambda page: (page / "index.html").unlink(), r"lacks the file index\.html; make it again"),
+        (lambda page: (page / "models/1/model.onnx").unlink(), r"lacks the file models/1/model\.onnx; make it again"),
         (lambda page: [file.unlink() for file in (page / "runtime").iterdir()], "lacks the files of ONNX Runtime Web"),
         (_write("page.json", "{"), r"page\.json of .* was not written by hf-vit page"),
         (_write("page.json", '{"models": 3}'), r"page\.json of .* was not written by hf-vit page"),
@@ -170,7 +170,7 @@ def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path)
         push_to_hub(model_folder, REPO, space=True)
     with pytest.raises(UserError, match="space=True needs the folder of a page"):
         push_to_hub(object(), REPO, space=True)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UserError, match="--max-shard-size splits weight files, which a page does not have; leave out"):
+    with pytest.raises(UserError, match="which a page does not have; leave one of them out"):
         push_to_hub(page, REPO, space=True, license="mit", max_shard_size="1MB")
 
 

@@ -133,7 +133,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
         measure_cell(Cell("inference", AXIAL), ["transformers"], 1)
     with pytest.raises(UserError, match="implementation 'keras' is unknown"):
         build("keras", SHAPE)
-    with pytest.raises(UserError, match="dtype 'float8' is unknown"):
+    with pytest.raises(UserError, match="--dtype float8 is unknown; use float32 or bfloat16"):
         Cell("inference", SHAPE, dtype="float8")
     monkeypatch.setattr("hf_vit.conversion.targets.graphs.runtimes.find_spec", lambda name: None)
     assert find_obstacle("timm, openvino", SHAPE, training=False).startswith("openvino and onnx")

@@ -296,7 +296,9 @@ def test_a_shard_that_is_cut_off(part, kind, streaming, shards):
     shard = data / f"train-1.{kind}"
     content = shard.read_bytes()
     shard.write_bytes(content[: int(part * len(content))])
-    with pytest.raises(UserError, match=rf"'data' cannot be read as \w+: train/train-1\.{kind} is damaged \(.*restore"):
+    with pytest.raises(
+        UserError, match=rf"cannot be read as \w+, because train/train-1\.{kind} is damaged \(.*restore"
+    ):
         load_data(str(data), streaming=streaming)
 
 

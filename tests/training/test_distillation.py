@@ -338,6 +338,6 @@ def test_flags(command, colours, teacher_folder, tmp_path):
     taught = ("--teacher", teacher_folder, "--distillation", "soft", "--temperature", 2, "--distillation-weight", 0.3)
     code, out, err = command(*arguments, *steps, *taught)
     assert code == 0, err
-    assert "taught by teacher" in out
+    assert ", teacher teacher) on" in out
     values = json.loads((tmp_path / "out" / "facts.json").read_text())[0]["values"]
     assert (values["distillation"], values["temperature"], values["distillation_weight"]) == ("soft", 2.0, 0.3)

@@ -114,7 +114,7 @@ def test_a_run_killed_in_its_final_tidying_is_finished(left, train, done, tmp_pa
     LEFT[left](output / "checkpoints")
     monkeypatch.setattr(HfViTTrainer, "train", lambda *args, **kwargs: pytest.fail("trained again"))
     again = train(output, told.append, dict(learning_rate=0.1), resume=True)
-    assert told == [f"{output} holds a finished model, so there is nothing to resume"]
+    assert told == [f"{output} already holds a finished model, so there is nothing to resume"]
     assert {path.name for path in output.iterdir()} == {p.name for p in done.folder.iterdir()} - {"checkpoints"}
     assert (output / "facts.json").read_bytes() == (done.folder / "facts.json").read_bytes()
     assert same_weights(output, done.folder)
@@ -134,7 +134,7 @@ def test_a_finished_pre_training_by_command(command, colours, tiny_checkpoint, t
     assert (output / "checkpoints" / "run.json").is_file()
     second = command(*arguments, *steps, "--resume")
     assert (second[0], second[2]) == (0, "")
-    assert "holds a finished model, so there is nothing to resume" in second[1]
+    assert "already holds a finished model, so there is nothing to resume" in second[1]
     code, _, err = command("finetune", *arguments[1:], "--resume")
     assert (code, err.count("\n")) == (1, 1)
     assert "holds a model for another task; choose a new or empty folder" in err
@@ -249,7 +249,8 @@ def test_a_data_worker_that_is_killed_is_one_line(train, tmp_path, monkeypatch):
         patched.setattr(SeededDataset, "__getitems__", killed)
         message = r"^a data loading process was killed, probably because memory ran out \(DataLoader worker .*\); "
         with pytest.raises(
-            UserError, match=message + r"free some memory or choose a smaller --num-workers, then start again"
+            UserError,
+            match=message + r"free some memory or choose a smaller --num-workers, then .* --resume",
         ):
             train(tmp_path / "out", num_workers=1)
     assert train(tmp_path / "out", resume=True).steps == 4
@@ -317,7 +318,7 @@ def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(make_trainer):
 
 
 def test_whom_to_report_to_is_checked_before_any_work(monkeypatch):
-    with pytest.raises(UserError, match="report_to 'paper' is unknown; choose none, tensorboard, wandb, trackio"):
+    with pytest.raises(UserError, match="report_to 'paper' is unknown; use one of none, tensorboard, wandb, trackio"):
         FinetuneOptions(report_to="paper")
     monkeypatch.setitem(sys.modules, "trackio", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

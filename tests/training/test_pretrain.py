@@ -121,7 +121,7 @@ def test_resumes_to_the_same_numbers(objective, changes, train, killed, tmp_path
     assert_same(train(killed(done, "broken"), objective, resume=True, **changes), done)
     if not changes:
         assert_same(train(killed(done, "ended", lost=0), objective, resume=True), done)
-    message = "temperature was 0.2" if objective == "contrastive" else "prediction_target was mean_color, now pixels"
+    message = "temperature was 0.2" if objective == "contrastive" else "was mean_color and is now pixels"
     other = dict(target="pixels", contrastive=ContrastiveOptions(temperature=0.5))
     with pytest.raises(UserError, match=message):
         train(killed(done, "other", lost=0), objective, resume=True, **other, **changes)
@@ -162,7 +162,7 @@ def test_choices_reach_the_model(train, tmp_path):
 
 REFUSED = [
     ({"objective": "jigsaw"}, "--objective jigsaw is unknown; choose one of masked-patch, next-patch, contrastive"),
-    ({"target": "edges"}, "target 'edges' is unknown; choose mean_color, downsampled, pixels"),
+    ({"target": "edges"}, "target 'edges' is unknown; choose one of mean_color, downsampled, pixels"),
     ({"objective": "contrastive", "micro_batch_size": 4}, "cannot be split into micro-batches of 4"),
     ({"objective": "contrastive", "batch_size": 64}, "batch size 64 is larger than the 50"),
     ({"static_masks": True, "streaming": True}, "--static-masks .*--streaming; leave"),

@@ -146,7 +146,7 @@ def test_different_data_are_refused_in_every_process(pair):
     folder, read = pair
     for kind, message in read("unequal"):
         assert kind == "UserError"
-        assert message.startswith("the processes have different training data: ")
+        assert message.startswith("the processes have different training data (")
     (first, message), (other, _) = read("full")
     assert (first, other) == ("UserError", "SystemExit")
     assert "holds a finished model" in message

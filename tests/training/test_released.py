@@ -128,7 +128,7 @@ def test_bfloat16_weights_are_averaged_in_float32():
 def test_averaging_and_adapter_together_are_refused(make_trainer, tiny_config):
     pytest.importorskip("peft")
     model = HfViTForImageClassification(tiny_config())
-    with pytest.raises(UserError, match="cannot be averaged"):
+    with pytest.raises(UserError, match="average_decay cannot be combined with an adapter"):
         make_trainer(model, extras=dict(average_decay=0.5, adapter=LoraAdapter(model)))
 
 

@@ -124,7 +124,7 @@ def test_resume_with_workers_is_the_same(train, unbroken, killed):
 
 
 def test_resume_with_other_settings_is_refused(train, short, killed):
-    with pytest.raises(UserError, match=r"learning_rate was 0.002, now 0.1; seed was 0, now 1"):
+    with pytest.raises(UserError, match=r"learning_rate was 0.002 and is now 0.1; seed was 0 and is now 1"):
         train(killed(short, "again", lost=0), resume=True, changes=SHORT | dict(learning_rate=0.1), seed=1)
 
 
@@ -267,7 +267,7 @@ def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, tmp_path):
     shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
     # The first trial had ended, the second had not got to its end.
     shutil.rmtree(again / "checkpoints" / "rate-0.003" / "checkpoints" / "checkpoint-12")
-    with pytest.raises(UserError, match="continue with --resume"):
+    with pytest.raises(UserError, match="holds an unfinished run; add --resume"):
         sweep(again)
     with pytest.raises(UserError, match=r"started with the learning rates 1e-06,0\.003"):
         sweep(again, rates=(0.1, 0.2), resume=True)

@@ -403,7 +403,7 @@ def test_a_student_is_saved_with_facts_and_resumes_exactly(kind, train, tmp_path
     told = []
     done = train(tmp_path / "done", kind, keep_checkpoints=True, report=told.append)
     assert {path: path.read_bytes() for path in teacher_folder.iterdir()} == kept
-    assert "taught by teacher) on colours" in "".join(told)
+    assert "teacher teacher) on colours" in "".join(told)
     assert "unlabeled images per labeled one, from 30 of heap" in "".join(told)
     values = Facts.load(done.folder).filter_kind("training")[-1].values
     assert (values["teacher"], values["self_training"]) == ("teacher", kind)
@@ -509,7 +509,7 @@ META = (*HEAP, "--self-training", "meta-pseudo-labels")
         ((*HEAP, "--distillation", "hard"), "--distillation cannot be combined with --unlabeled"),
         ((*HEAP, "--self-training", "loud"), "= 'loud': Input should be 'noisy-student' or 'meta-pseudo-labels'"),
         ((*HEAP, "--uda-weight", "1"), "uda_weight has no effect with noisy-student"),
-        ((*META, "--sam-rho", ".05"), "--sam-rho .* does not work"),
+        ((*META, "--sam-rho", ".05"), "--sam-rho 0.05 does not work with meta-pseudo-labels"),
         ((*HEAP, "--mixup-alpha", ".2"), "--mixup-alpha of the recipe noisy-student"),
         ((*HEAP, "--streaming"), "leave --streaming out"),
         (
@@ -523,7 +523,7 @@ META = (*HEAP, "--self-training", "meta-pseudo-labels")
         (("--teacher", "TEACHER", "--unlabeled", "no/such/folder"), "no/such/folder' does not exist"),
         (("--teacher", "TEACHER", "--unlabeled", "EMPTY"), "holds no files"),
         (("--teacher", "TEACHER", "--unlabeled", "JUDGED"), "are also validation or test images of colours"),
-        ((*HEAP, "--confidence", "1"), "on the 30 unlabeled images of heap is"),
+        ((*HEAP, "--confidence", "1"), "teacher teacher labels none of the 30 images of heap"),
     ],
 )
 def test_refused_before_any_training(arguments, message, command, colours, teacher_folder, more, tiny_config, tmp_path):

@@ -176,7 +176,11 @@ def test_bad_input_is_told(shelf, tmp_path, tiny_checkpoint, tiny_config):
     for models, options, message in (
         ([one], {}, "a model soup averages at least 2"),
         ([one, one], {"greedy": True}, "with --data"),
-        ([one, tmp_path / "deeper"], {}, "seed-0 and deeper differ in num_hidden_layers"),
+        (
+            [one, tmp_path / "deeper"],
+            {},
+            "because they differ in num_hidden_layers",
+        ),
         ([one, tiny_checkpoint], {}, "seed-0 and tiny differ in classes"),
     ):
         with pytest.raises(UserError, match=message):

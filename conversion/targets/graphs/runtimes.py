@@ -304,7 +304,7 @@ def _run_openvino(compiled: Any, names: list[str], sizes: str, images: torch.Ten
     results = compiled.create_infer_request().infer([images.numpy()])
     if any(len(results[name]) != len(images) for name in names):
         size = "x".join(map(str, images.shape[2:]))
-        raise UserError(f"the OpenVINO graph does not take images of {size} px; resize them to {sizes} px")
+        raise UserError(f"the OpenVINO graph does not take images of {size} px; resize them to {sizes}")
     return {name: torch.from_numpy(results[name].copy()) for name in names}
 
 

@@ -83,8 +83,8 @@ class Examination:
         """The names of the model's classes, in the order of its logits."""
         if not self.subject.label_sets:
             raise UserError(
-                f"{self.subject.name} has no classifier; choose --protocol few-shot, linear-probe or knn, which "
-                "only need features, or fine-tune it first (hf-vit finetune)"
+                f"{self.subject.name} has no class names to compare with the labels; choose --protocol few-shot, "
+                "linear-probe or knn, which only need features, or fine-tune it first (hf-vit finetune)"
             )
         return self.subject.label_names(self.data.label_names)
 

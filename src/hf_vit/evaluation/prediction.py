@@ -248,8 +248,8 @@ def iterate_predictions(
         work = _Classification(batch_size, skip_bad_images, side, top, limits)
     else:
         raise UserError(
-            f"{subject.name} has no classes to predict; give an image classifier, or fine-tune it first "
-            "(hf-vit finetune)"
+            f"{subject.name} has no class names to predict; give an image classifier with class names, or fine-tune it "
+            "first (hf-vit finetune)"
         )
     if remote is None:
         answers = (work.answer(*batch, subject) for batch in work.batches(files, prepare))

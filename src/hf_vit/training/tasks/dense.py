@@ -28,7 +28,7 @@ from hf_vit.evaluation.protocols.dense import (
     SegmentationResult,
     require_metrics,
 )
-from hf_vit.families import DENSE_HEADS, DenseHead, DenseTask, family_of
+from hf_vit.families import DENSE_HEADS, DenseHead, DenseTask
 from hf_vit.loading.outputs import class_maps, detections
 from hf_vit.loading.start import build_model, build_processor, dense_model, find_backbone
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
@@ -190,11 +190,9 @@ def _stage_stride(stage: int) -> int:
 def _require_maps(source: Source, head: str, maps: int) -> None:
     """Raise a `UserError` if the head needs more maps than the backbone makes."""
     if maps < (min_maps := _HEADS[head].min_maps):
-        family = family_of(source.config.model_type)
-        backbone = "model" if family is None else family.label.lower()
         raise UserError(
-            f"the head '{head}' needs {min_maps} feature maps of different strides, but the {backbone} "
-            f"{source.name} makes {maps}; choose another --head, such as linear or detr"
+            f"the head '{head}' needs {min_maps} feature maps of different strides, but {source.name} "
+            f"makes {maps}; choose another --head, such as linear or detr"
         )
 
 
