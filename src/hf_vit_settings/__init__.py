@@ -342,6 +342,9 @@ class FinetuneOptions:
     streaming: bool = _run(False, "Stream the data instead of loading it; needs --steps or a known size.")
     skip_bad_images: bool = _run(False, "Leave out unreadable images, and training images smaller than a patch.")
     resume: bool = setting(False, "Resume from the last complete checkpoint in the output directory.")
+    cache_features: bool = _run(
+        False, "With --tune head: compute features once and keep them on disk; needs images without augmentation."
+    )
     keep_checkpoints: bool = _run(False, "Keep OUTPUT/checkpoints when the run is complete.")
     image_column: str | None = _run(None, "Column of a list or table with the images, or their files.")
     label_column: str | None = _run(

@@ -98,6 +98,7 @@ class Classification(ClassifierTask):
     """Supervised classification: learns from the labels only."""
 
     multi_label = True
+    caches_features = True
 
     def settings(self) -> dict[str, Any]:
         return {}
