@@ -103,6 +103,7 @@ class TransformersPixels(BaseModel):
     image_std: list[Positive] | None = None
     do_convert_rgb: bool | None = None
     do_pad: bool | None = None
+    max_num_patches: Count | None = None
 
 
 _COMMON: Fields = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_convert_rgb": True}
@@ -114,6 +115,7 @@ _PROCESSORS: dict[str, Fields] = {
     "DeiT": {**_COMMON, **_CROPPED, "size": 256, "crop_size": 224},
     **dict.fromkeys(("ViTHybrid", "CLIP", "Bit"), _CLIP),  # all three have CLIP's constants
     "Siglip": {**_COMMON, "size": {"height": 224, "width": 224}, "resample": 3},
+    "Siglip2": {**_COMMON, "resample": 2, "max_num_patches": 256},  # the size is the model's
     # DINOv3's does not round to whole pixel values after resizing, which moves them by at most 0.5/255.
     "DINOv3ViT": {**_COMMON, "size": 224, "resample": 2, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
 }
@@ -141,7 +143,7 @@ def from_transformers(processor: Mapping[str, Any]) -> Fields:
             "preprocessor_config.json has no known field, such as image_mean; download the file again, or remove it"
         )
     fields = {**_PROCESSORS[kind], **values}
-    if isinstance(fields["size"], int) and kind in ("ViTHybrid", "CLIP", "Bit", "Siglip"):
+    if isinstance(fields.get("size"), int) and kind in ("ViTHybrid", "CLIP", "Bit", "Siglip"):
         fields["size"] = {"shortest_edge": fields["size"]}
     for name in ("size", "crop_size"):
         if isinstance(fields.get(name), int):
@@ -228,12 +230,13 @@ _SIZES = ("image_size", "patch_size")
 FIELD_NAMES = {name: _RENAMED.get(name, name) for name in TransformersConfig.model_fields if name not in _SIZES}
 # Defaults of transformers' config classes, for fields that config.json leaves out.
 _VIT: Fields = {"num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "image_size": 224}
+_SIGLIP = _VIT | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "patch_size": 16}
 _DINOV2 = _VIT | {"layer_norm_eps": 1e-6, "layerscale_value": 1.0}
 DEFAULTS: Mapping[str, Fields] = {
     **dict.fromkeys(("vit", "vit_mae", "deit", "vit-hybrid"), _VIT),
     "vit_msn": _VIT | {"layer_norm_eps": 1e-6},
     "clip_vision_model": _VIT | {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32},
-    "siglip_vision_model": _VIT | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "patch_size": 16},
+    **dict.fromkeys(("siglip_vision_model", "siglip2_vision_model"), _SIGLIP),
     "bit": {},
     "dinov2": _DINOV2 | {"patch_size": 14},
     "dinov2_with_registers": _DINOV2 | {"patch_size": 16, "num_register_tokens": 4},
@@ -243,7 +246,7 @@ DEFAULTS: Mapping[str, Fields] = {
     | {"num_attention_heads": 6, "layer_norm_eps": 1e-5, "patch_size": 16, "num_register_tokens": 0},
 }
 # model_type of a model with two towers -> that of its image tower, whose config is inside.
-IMAGE_TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model", "aimv2": "aimv2_vision_model"}
+IMAGE_TOWERS = {name: f"{name}_vision_model" for name in ("clip", "siglip", "siglip2", "aimv2")}
 
 
 def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declared:
@@ -285,6 +288,7 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
         processor = {
             "clip": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
             "siglip": {"image_processor_type": "SiglipImageProcessor", "size": whole_image},
+            "siglip2": {"image_processor_type": "Siglip2ImageProcessor"},
             "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colors},
             "aimv2": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
             "dinov3_vit": {"image_processor_type": "DINOv3ViTImageProcessor"},

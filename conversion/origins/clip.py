@@ -179,6 +179,35 @@ SIGLIP = replace(
     zeros={},
 )
 
+# SigLIP 2 for images in their own shape (NaFlex, arXiv 2502.14786): patches come as vectors, and the position table is
+# resized to the grid of every image.
+
+
+def _configure_siglip2(network: Network) -> Fields:
+    """Return the fields of the config; resizing is that of FlexiViT."""
+    return _configure_siglip(network.with_linear_patches()) | {"position_interpolation": "flexivit"}
+
+
+def _declared_siglip2(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts in config.json, which has a number of patches instead of an image size."""
+    return replace(read_config(companions, ("siglip2_vision_model", "siglip2")), image_size=None)
+
+
+SIGLIP2 = replace(
+    SIGLIP,
+    name="transformers_siglip2",
+    rules=(
+        KeyRule(_PATCHES, "DZ", "linear_patches", "embeddings.patch_embeddings.projection.weight"),
+        *SIGLIP.rules[1:],
+    ),
+    recognizes=lambda shapes: (
+        SIGLIP.recognizes(shapes)
+        and any(len(shape) == 2 for key, shape in shapes.items() if key.endswith(f".{_PATCHES}") or key == _PATCHES)
+    ),
+    configure=_configure_siglip2,
+    declared=_declared_siglip2,
+)
+
 # CLIP with the names of OpenAI's code and OpenCLIP, with the text tower or alone.
 
 _OPEN_PATCHES, _OPEN_CLASS, _OPEN_BASES = "conv1.weight", "class_embedding", ("visual.", "")

@@ -299,11 +299,6 @@ def _big_vision_names(shapes: Shapes) -> KeyNames:
     prefixes = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))}
     names = _names_below(prefixes, "encoders", shapes)
     prefix = names.spell("")
-    if len(shapes.get(f"{prefix}embedding/kernel", ())) == 2:
-        raise UserError(
-            "the checkpoint is a NaFlex model (patches of images with different aspect ratios in one "
-            "sequence), which hf_vit does not support; use it with big_vision"
-        )
     new_names = {name: _BV_TABLE for name in _OLD_TABLES if name in names.normal}  # name in the file -> current name
     if "probe" in names.normal:  # a MAP head that is not in a module of its own
         new_names |= {name: f"{_HEAD}/{name}" for name in names.normal if _INLINED.fullmatch(name)}
@@ -376,6 +371,30 @@ BIG_VISION = replace(
         "processor": ORIGINAL_PIXELS,
     },
     parts_that_tell={"position_embedding": frozenset({"table"}), "pooling": frozenset({"cls", "map"})},
+)
+
+# NaFlex (SigLIP 2, arXiv 2502.14786), for images in their own shape: patches come as vectors, and the position table
+# has its grid.
+
+_KERNEL = "embedding/kernel"
+NAFLEX = replace(
+    BIG_VISION,
+    name="big_vision_naflex",
+    rules=(
+        KeyRule(_KERNEL, "ZD", "linear_patches_last", "embeddings.patch_embeddings.projection.weight"),
+        KeyRule(_BV_TABLE, "YYD", "as_table", "embeddings.position_embeddings"),
+        *(rule for rule in BIG_VISION.rules if rule.key not in (_KERNEL, _BV_TABLE)),
+    ),
+    recognizes=lambda shapes: (
+        _recognizes_big_vision(shapes)
+        and any(len(shape) == 2 for key, shape in shapes.items() if key.endswith(f"/{_KERNEL}") or key == _KERNEL)
+    ),
+    configure=lambda network: (
+        _configure_big_vision(network.with_linear_patches())
+        | {"position_embedding": "learned", "position_interpolation": "flexivit"}
+    ),
+    assumed={name: BIG_VISION.assumed[name] for name in ("pooling", "processor")},
+    parts_that_tell={"pooling": BIG_VISION.parts_that_tell["pooling"]},
 )
 
 # BiT's ResNets (arXiv 1912.11370): with post-activation units (big_vision's models/bit.py), which are a hybrid's stem;
@@ -527,4 +546,4 @@ MIXER = Origin(
     family="mixer",
     assumed={"processor": ORIGINAL_PIXELS},
 )
-ORIGINS = (VIT_JAX, VIT_JAX_HYBRID, BIG_VISION, BIT, BIT_PAPER, MIXER)
+ORIGINS = (VIT_JAX, VIT_JAX_HYBRID, NAFLEX, BIG_VISION, BIT, BIT_PAPER, MIXER)

@@ -39,6 +39,18 @@ class Transform:
         return axes.reshape(tuple(shape)).contiguous()
 
 
+def linear_patch(count: int) -> Pair:
+    """Return side and channels (3, or else 1) of the square patches whose `count` values a linear layer reads."""
+    channels = 3 if count % 3 == 0 and math.isqrt(count // 3) ** 2 == count // 3 else 1
+    return math.isqrt(count // channels), channels
+
+
+def _split_patches(array: torch.Tensor) -> torch.Tensor:
+    """Return the kernel [D, C, P, P] of a linear layer [D, P*P*C] on patches, row by row with channels last."""
+    side, channels = linear_patch(array.shape[1])
+    return array.unflatten(1, (side, side, channels)).permute(0, 3, 1, 2)
+
+
 # A is the number of heads, K their size.
 TRANSFORMS = {
     "keep": Transform(lambda array: array),
@@ -50,7 +62,9 @@ TRANSFORMS = {
     "join_heads": Transform(lambda array: array.flatten(0, 1).T, (1, 0)),  # [A, K, out] -> [out, A*K]
     "flatten_heads": Transform(lambda array: array.flatten()),  # [A, K] -> [A*K]
     "as_token": Transform(lambda array: array[None, None]),  # [channels] -> [1, 1, channels]
-    "as_table": Transform(lambda array: array[None]),  # [rows, channels] -> [1, rows, channels]
+    "as_table": Transform(lambda array: array.reshape(1, -1, array.shape[-1])),  # [.., channels] -> [1, rows, channels]
+    "linear_patches": Transform(_split_patches, (0, 2, 3, 1)),  # [out, h*w*in] -> [out, in, h, w]
+    "linear_patches_last": Transform(lambda array: _split_patches(array.T), (2, 3, 1, 0)),  # [h*w*in, out]
     "flatten": Transform(lambda array: array.flatten()),  # [1, 1, 1, channels] or [channels] -> [channels]
 }
 
@@ -96,7 +110,8 @@ class KeyRule:
     Axes are letters, with a factor before them ("4W") or without; a number alone is a size. P, Q are height and width
     of a patch, C channels, D hidden size, T rows of the position table, G register tokens, A heads, K size of a head, M
     width of the MLP, S of the token MLP, H of the MLP of relative positions, O offsets between patches, N stacked
-    blocks, R size of the representation layer (D without one), L labels. For a ResNet: W width of the root, U width of
+    blocks, R size of the representation layer (D without one), L labels, Z values of a patch in all channels, Y x V
+    rows and columns (Y without V: both) of a table that keeps its grid. For a ResNet: W width of the root, U width of
     a stage, I and O input and output channels of a unit, F channels of the last map.
 
     Attributes:
@@ -246,6 +261,28 @@ class Network:
     def patches(self) -> Patches:
         """Return the patches of a network without a stem."""
         return Patches((self.dims["P"], self.dims["Q"]))
+
+    def with_linear_patches(self) -> "Network":
+        """Return the network with the sizes that a linear patch embedding and a table with its own grid show."""
+        dims = dict(self.dims)
+        if "Z" in dims:
+            side, channels = linear_patch(dims["Z"])
+            if side * side * channels != dims["Z"]:
+                raise UserError(
+                    f"the patch embedding reads {dims['Z']} values, which are no square patch of 3 channels or 1; "
+                    "nothing was written"
+                )
+            dims |= {"P": side, "Q": side, "C": channels}
+        if "Y" not in dims:
+            return replace(self, dims=dims)
+        h, w = dims["Y"], dims.get("V", dims["Y"])
+        size = h * dims["P"], w * dims["Q"]
+        if self.image_size not in (None, size):
+            raise UserError(
+                f"the position table is for images of {size_text(size)} px, not {size_text(self.image_size or ())}; "
+                "leave --image-size out (the model takes other sizes too)"
+            )
+        return replace(self, dims=dims | {"T": h * w}, image_size=size)
 
     def sizes(self, image_size: Pair | None = None) -> Fields:
         """Return the fields for sizes of a network without a stem.

@@ -13,7 +13,7 @@ from hf_vit.errors import UserError
 ORIGINS: tuple[Origin, ...] = (
     *google.ORIGINS,
     *(transformers.IJEPA, transformers.VIT, transformers.DEIT, transformers.VIT_HYBRID, transformers.BIT),
-    *(clip.CLIP_CLASSIFIER, clip.CLIP, clip.SIGLIP),
+    *(clip.CLIP_CLASSIFIER, clip.CLIP, clip.SIGLIP2, clip.SIGLIP),
     *(transformers.DINOV2, transformers.DINOV3, transformers.AIMV2),
     *(eva.EVA, deit.VIT5, deit.DEIT, dino_mae.DINOV3, dino_mae.MAE, dino_mae.DINO),
     *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT, timm_eva.EVA, aim.TIMM_AIMV2),
@@ -27,7 +27,6 @@ UNSUPPORTED_FEATURES = {
     **dict.fromkeys(("eva02", "pe_vision"), "rotary positions (RoPE)"),
     **dict.fromkeys(("sam", "sam2", "sam_vision_model", "vitdet"), "attention in windows with relative positions"),
     **dict.fromkeys(("swin", "swinv2", "hiera"), "attention in windows on maps of several sizes"),
-    **dict.fromkeys(("siglip2", "siglip2_vision_model"), "patches of many grids in one sequence (NaFlex)"),
 }
 _STEM = r"(^|/)(conv_root|root_block|block\d+/unit\d+)/"
 _NO_PATCHES = "whose patch embedding is missing"

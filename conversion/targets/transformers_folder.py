@@ -1,4 +1,4 @@
-"""Export to a folder for transformers: its ViT, DeiT, CLIP, SigLIP, DINOv2, DINOv3 or AIMv2.
+"""Export to a folder for transformers: its ViT, DeiT, CLIP, SigLIP, SigLIP 2, DINOv2, DINOv3 or AIMv2.
 
 The class follows from the model's settings, so that a model that came from one of these classes goes back to it.
 """
@@ -104,6 +104,17 @@ SIGLIP = Kind(
     _tower_objections,
     lambda config, has_head: "SiglipForImageClassification" if has_head else "SiglipVisionModel",
     lambda config: _tower_fields(config) | {"vision_use_head": config.pooling == "map"},
+)
+SIGLIP2 = Kind(
+    "transformers' SigLIP 2",
+    clip.SIGLIP2,
+    SIGLIP.expresses,
+    lambda config, has_head: (
+        dict(_tower_objections(config, has_head))
+        | {f"positions of {config.grid[0]}x{config.grid[1]} patches (only squares)": config.grid[0] != config.grid[1]}
+    ),
+    lambda config, has_head: f"Siglip2{'ForImageClassification' if has_head else 'VisionModel'}",
+    lambda config: SIGLIP.fields(config) | {"num_patches": config.grid[0] * config.grid[1]},
 )
 
 
@@ -215,7 +226,7 @@ AIMV2 = Kind(
         | {"is_native": config.position_embedding == "sincos_2d_mae"}
     ),
 )
-KINDS = (VIT, CLIP, SIGLIP, DINOV2, DINOV3, AIMV2)
+KINDS = (VIT, CLIP, SIGLIP, SIGLIP2, DINOV2, DINOV3, AIMV2)
 
 
 def kind_of(config: Any) -> Kind:
@@ -228,7 +239,9 @@ def kind_of(config: Any) -> Kind:
         return DINOV3
     if config.layer_scale_init_value is not None:
         return DINOV2
-    return SIGLIP if not config.has_class_token else VIT
+    if config.has_class_token:
+        return VIT
+    return SIGLIP2 if config.position_interpolation == "flexivit" else SIGLIP
 
 
 @final
@@ -262,7 +275,7 @@ class TransformersFolder(Target):
         model = model_class(config, **_options(outgoing))
         model.load_state_dict(_add_missing_arrays(outgoing), strict=True)
         model.to(outgoing.model.dtype).save_pretrained(outgoing.folder)
-        outgoing.processor.save_pretrained(outgoing.folder)
+        _outgoing_processor(outgoing).save_pretrained(outgoing.folder)
 
     @torch.no_grad()
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
@@ -270,7 +283,8 @@ class TransformersFolder(Target):
         model_class = _model_class(outgoing.config, outgoing.has_head)
         model = model_class.from_pretrained(outgoing.folder, **_options(outgoing)).eval()
         images, expected = outgoing.probe()
-        output = model(images)
+        is_siglip2 = kind_of(outgoing.config) is SIGLIP2
+        output = model(**_siglip2_inputs(images, outgoing.config) if is_siglip2 else {"pixel_values": images})
         if outgoing.has_head:
             difference = largest_difference(expected, output["image_embeds" if "image_embeds" in output else "logits"])
         else:
@@ -287,7 +301,7 @@ class TransformersFolder(Target):
             return f"cls_{key}" if config.has_distillation_head and key.startswith("classifier.") else key
         if not has_head(model):
             return key
-        is_tower = kind_of(config) in (CLIP, SIGLIP)
+        is_tower = kind_of(config) in (CLIP, SIGLIP, SIGLIP2)
         return f"{'vision_model' if is_tower else _model_class(config, True).base_model_prefix}.{key}"
 
 
@@ -296,6 +310,34 @@ def _model_class(config: PreTrainedConfig, has_head: bool) -> Any:
     import transformers
 
     return getattr(transformers, kind_of(config).class_name(config, has_head))
+
+
+def _outgoing_processor(outgoing: OutgoingModel) -> Any:
+    """Return the image processor for the class; SigLIP 2's keeps the shape of images."""
+    processor, config = outgoing.processor, outgoing.config
+    if kind_of(config) is not SIGLIP2:
+        return processor
+    from transformers import Siglip2ImageProcessor
+
+    names = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "do_convert_rgb")
+    return Siglip2ImageProcessor(
+        patch_size=config.patch_stride[0],
+        max_num_patches=getattr(processor, "max_num_patches", None) or config.grid[0] * config.grid[1],
+        **{name: getattr(processor, name) for name in names},
+    )
+
+
+def _siglip2_inputs(images: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
+    """Return images [B, C, H, W] of one size as SigLIP 2's inputs: patches [B, N, P*P*C], their mask and grids."""
+    (h, w), (patch_h, patch_w) = config.grid_of(*images.shape[2:]), config.patch_stride
+    pixels = images[:, :, : h * patch_h, : w * patch_w].unflatten(3, (w, patch_w)).unflatten(2, (h, patch_h))
+    patches = pixels.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+    mask = torch.ones(patches.shape[:2], dtype=torch.int64)
+    return {
+        "pixel_values": patches,
+        "pixel_attention_mask": mask,
+        "spatial_shapes": torch.tensor([(h, w)] * len(images)),
+    }
 
 
 def _options(outgoing: OutgoingModel) -> dict[str, Any]:

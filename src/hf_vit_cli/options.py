@@ -47,8 +47,8 @@ MODEL = arg(..., "Variant (such as S/16), or a checkpoint: folder, file, Hub id 
 CHECKPOINT = arg(..., "Model: folder, Hub id, timm:NAME or checkpoint file.")
 DATA = opt(
     ...,
-    "Data set: a built-in one (digits, photos, fractals, scenes), a folder (classes, COCO or ADE20K), a .csv, .jsonl, "
-    ".parquet or .tar file, or a Hub id.",
+    "Data set: a built-in one (digits, photos, fractals, scenes), a folder (classes, IDX, COCO or ADE20K), a .csv, "
+    ".jsonl, .parquet or .tar file, or a Hub id.",
     show_default=False,
 )
 OUTPUT = opt(..., "New or empty folder for the finished model.", show_default=False)

@@ -20,7 +20,11 @@ FormattedPrediction = tuple[dict[str, Any], list[str], list[list[str]]]
 @options.with_options("batch_size", "draft", "optimize", "device", "runner", "address")
 def predict(
     model: str = options.CHECKPOINT,
-    images: list[str] = arg(..., "Images: files, folders, or patterns such as 'photos/**/*.jpg'.", metavar="IMAGE..."),
+    images: list[str] = arg(
+        ...,
+        "Images: files, folders (also of classes or IDX), or patterns such as 'photos/**/*.jpg'.",
+        metavar="IMAGE...",
+    ),
     top: int = opt(5, "Classification: number of classes to show per image. Regression models show all values.", min=1),
     threshold: float = opt(0.5, "Detection: minimum score of an object."),
     as_json: bool = options.JSON,

@@ -411,6 +411,9 @@ class FinetuneOptions:
         False, "Skip unreadable images, and training images smaller than a patch, instead of stopping."
     )
     resume: bool = setting(False, "Resume from the last complete checkpoint in the output directory.")
+    cache_features: bool = _run(
+        False, "With --tune head: compute features once and keep them on disk; needs images without augmentation."
+    )
     keep_checkpoints: bool = _run(False, "Keep OUTPUT/checkpoints when the run is complete.")
     image_column: str | None = _run(None, "Column of a table or list that holds the images or their file names.")
     label_column: str | None = _run(

@@ -127,6 +127,35 @@ def test_converted_model_gives_the_originals_digits(case: str, golden: Path, tmp
     assert compared == recorded.keys() - {f"images_{size}" for size in sizes}
 
 
+@pytest.mark.parametrize(("dtype", "ending", "tolerance"), [(torch.float32, "", 1e-5), (torch.float64, "_f64", 1e-10)])
+def test_images_in_their_own_shape_give_the_originals_digits(
+    dtype: torch.dtype, ending: str, tolerance: float, golden: Path, tmp_path: Path
+):
+    """SigLIP 2's tower of big_vision, in one padded batch of three shapes; row i of the record is shape i."""
+    result = conversion.convert(golden / "naflex_map.npz", tmp_path / "model")
+    assert (result.plan.config.image_size, result.plan.config.pooling) == (48, "map")
+    recorded = dict(np.load(golden / "naflex_map.io.npz"))
+    shapes = [(48, 48), (32, 56), (24, 80)]
+    images, mask = torch.zeros(3, 3, 48, 80, dtype=dtype), torch.zeros(3, 6, 10)
+    for row, (height, width) in enumerate(shapes):
+        images[row, :, :height, :width] = torch.from_numpy(recorded[f"images_{height}x{width}"][0])
+        mask[row, : height // 8, : width // 8] = 1
+    model = AutoModel.from_pretrained(tmp_path / "model", dtype=dtype).eval()
+    with torch.no_grad():
+        output = model(images, patch_attention_mask=mask, output_hidden_states=True)
+    named = {"head_input": output.pooler_output, "logits": output.pooler_output, "encoded": output.last_hidden_state}
+    if not ending:
+        named |= {"with_posemb": output.hidden_states[0], "layer_0": output.hidden_states[1]}
+    for name, found in named.items():
+        for row, (height, width) in enumerate(shapes):
+            theirs = torch.from_numpy(recorded[name + ending][row])
+            ours = found[row] if found.ndim == 2 else found[row][mask[row].flatten().bool()]
+            theirs = theirs if theirs.ndim == 1 else theirs[: height * width // 64]
+            # The record's attention pooling is that of float32 also in its float64 run.
+            limit = 1e-6 if ending and name != "encoded" else tolerance
+            assert (ours - theirs).abs().max() <= limit, (name, row)
+
+
 # Keys without which a file is that of another model, or does not tell less.
 NEEDLESS = re.compile(
     r"(.*\.)?(mask_token|storage_tokens|proj|pos_embed|freqs_t_[xy]|local_cls_norm\..+|.*bias_mask|.*freqs_cos|logit_scale)"

@@ -127,7 +127,7 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("hybrid", without("encoderblock"), ["holds no encoder block"]),
     ("hybrid", lambda _: shapes_of(make_hybrid(width=40)),
         ["the stem has 40 channels"]),
-    ("gap", with_key("embedding/kernel", 48, 8), ["NaFlex"]),
+    ("gap", with_key("embedding/kernel", 48, 8), ["pos_embedding is 1x9x8 (needs "]),
     ("token", without("pos_embedding"), ["do not record the image size", "sincos2d", "--image-size"]),
     ("map", with_key("cls", 1, 1, 8), ["a class token and a MAP head"]),
     ("gap", lambda s: s | replaced("^", "params/img/")(s), ["encoders below 2 prefixes",

@@ -25,8 +25,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 ORIGINS = (
     "transformers_vit", "transformers_deit", "transformers_vit_hybrid", "transformers_clip",
-    "transformers_clip_classifier", "transformers_siglip", "transformers_dinov2", "open_clip", "timm_vit",
-    "timm_hybrid", "mae", "dino",
+    "transformers_clip_classifier", "transformers_siglip", "transformers_siglip2", "transformers_dinov2", "open_clip",
+    "timm_vit", "timm_hybrid", "mae", "dino",
 )  # fmt: skip
 OLD = ("transformers_vit", "transformers_deit")  # taken in the old spelling of their keys
 # Keys whose absence is noticed by another sign: the origin is not recognised, or the rest makes another model.
@@ -36,7 +36,9 @@ BY_ANOTHER_SIGN = re.compile(
 )
 IGNORED = re.compile(r".*decoder_embed.*|.*post_layernorm.*|student\..*|.*mask_token")
 # Arrays with a size that no other array tells.
-ALONE = re.compile(r"(.*\.)?(position\w*_embedding(\.weight)?|(visual_projection\.weight|proj)|register_tokens)")
+ALONE = re.compile(
+    r"(.*\.)?((position\w*|patch)_embedding(\.weight)?|(visual_projection\.weight|proj)|register_tokens)"
+)
 
 
 @cache

@@ -7,9 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
+from evaluation.tiny import NAMES
 from originals.pytorch import (
     SIZES,
     both_towers,
@@ -21,9 +24,11 @@ from originals.pytorch import (
     randomise,
     save_timm,
 )
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 from transformers import CLIPVisionModelWithProjection
+from transformers.models.siglip2.image_processing_siglip2 import convert_image_to_patches
 
 import hf_vit
 import hf_vit.conversion as conversion
@@ -42,21 +47,31 @@ Outcome = tuple[torch.Tensor, torch.Tensor]
 def two_towers(name: str) -> nn.Module:
     """A whole CLIP or SigLIP with its text tower."""
     made = getattr(transformers, name)
-    extra = {"projection_dim": 7} if name == "CLIPModel" else {}
+    extra = {"CLIPModel": {"projection_dim": 7}, "Siglip2Model": {"num_patches": 9}}.get(name, {})
     vision = {key: value for key, value in SIZES.items() if key != "num_labels"}
     text = CLIP_TEXT | {"vocab_size": 9, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
     return randomise(made(made.config_class(vision_config=vision | extra, text_config=text | extra, **extra)))
 
 
+def inputs_of(model: Any, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """SigLIP 2 takes patches, with their mask and grid."""
+    if "Siglip2" not in type(model).__name__:
+        return {"pixel_values": images}
+    patches = torch.stack([convert_image_to_patches(image, 4) for image in images])
+    grids = torch.tensor([[side // 4 for side in images.shape[2:]]] * len(images))
+    return {"pixel_values": patches, "spatial_shapes": grids, "pixel_attention_mask": torch.ones(patches.shape[:2])}
+
+
 def outcome_of(model: Any, images: torch.Tensor) -> Outcome:
     """Tokens, and what the model of another library makes of them: logits, embedding, pooled tokens or their mean."""
+    inputs = inputs_of(model, images)
     if hasattr(model, "text_model"):
-        output = model.vision_model(images)
+        output = model.vision_model(**inputs)
         return output.last_hidden_state, getattr(model, "visual_projection", nn.Identity())(output.pooler_output)
-    output = model(images)
+    output = model(**inputs)
     if "logits" in output:
         tower = getattr(model, next(name for name in TOWER_NAMES if hasattr(model, name)))
-        return tower(images).last_hidden_state, output.logits
+        return tower(**inputs).last_hidden_state, output.logits
     tokens = output.last_hidden_state
     pooled = output.get("image_embeds", output.get("pooler_output"))
     return tokens, tokens.mean(dim=1) if pooled is None else pooled
@@ -93,6 +108,13 @@ TOWERS: dict[str, tuple[Callable[[], nn.Module], str, set[str], dict[str, Any]]]
     "both towers of siglip": (lambda: two_towers("SiglipModel"), "SiglipVisionModel", TEXT, {}),
     "classifier of siglip": (lambda: of_transformers("SiglipForImageClassification"), "SiglipForImageClassification",
         {"attention pooling that the classifier does not use"}, {"pooling": "gap", "num_labels": 5}),
+    "siglip 2": (lambda: of_transformers("Siglip2VisionModel", num_patches=9), "Siglip2VisionModel", set(),
+        {"pooling": "map", "image_size": 12, "position_interpolation": "flexivit"}),
+    "siglip 2 without a head": (lambda: of_transformers("Siglip2VisionModel", num_patches=16, vision_use_head=False),
+        "Siglip2VisionModel", set(), {"pooling": "gap", "image_size": 16}),
+    "both towers of siglip 2": (lambda: two_towers("Siglip2Model"), "Siglip2VisionModel", TEXT, {}),
+    "classifier of siglip 2": (lambda: of_transformers("Siglip2ForImageClassification", num_patches=9),
+        "Siglip2ForImageClassification", {"attention pooling that the classifier does not use"}, {"num_labels": 5}),
     "classifier of clip": (lambda: of_transformers("CLIPForImageClassification"), "",
         {"last LayerNorm, which the classifier does not use"}, {}),
     "dinov2": (lambda: of_transformers("Dinov2Model", **DINOV2, layerscale_value=0.5), "Dinov2Model", MASK,
@@ -119,7 +141,8 @@ TOWERS: dict[str, tuple[Callable[[], nn.Module], str, set[str], dict[str, Any]]]
 }  # fmt: skip
 # Those whose positions transformers resamples as we do.
 RESAMPLED = (
-    *("clip", "dinov3", "dinov3 of swiglu", "i-jepa"), *("siglip without a head", "dinov2", "dinov2 with registers"),
+    *("clip", "dinov3", "dinov3 of swiglu", "i-jepa", "siglip 2", "siglip 2 without a head"),
+    *("siglip without a head", "dinov2", "dinov2 with registers"),
 )  # fmt: skip
 
 
@@ -139,11 +162,11 @@ def test_in_and_out_again_to_the_same_class(case: str, tmp_path: Path):
         ours, size = load(result), result.plan.config.nominal_size
         hold(ours, size, lambda images: outcome_of(model.to(images.dtype), images), tolerances)
     if case in RESAMPLED:
-        options = {} if case.startswith(("dino", "aimv2")) else {"interpolate_pos_encoding": True}
+        options = {} if case.startswith(("dino", "siglip 2")) else {"interpolate_pos_encoding": True}
         for other in ((20, 24), (8, 8)):
             images = torch.randn(2, 3, *other)
             with torch.no_grad():
-                theirs = model.float()(images, **options).last_hidden_state
+                theirs = model.float()(**inputs_of(model, images), **options).last_hidden_state
                 assert largest(ours(images).last_hidden_state, theirs) <= 1e-5
     if not name:
         with pytest.raises(UserError, match=r"does not support .*norm_after_pooling=None \(only True or False\)"):
@@ -161,11 +184,46 @@ def test_in_and_out_again_to_the_same_class(case: str, tmp_path: Path):
             assert max(map(largest, found, expected)) <= tolerance
 
 
+def test_images_in_their_own_shape_are_those_of_siglip_2(tmp_path: Path, command: Any):
+    """Enlarged to the most patches, embedded in batches of many shapes, converted or not; and back, with its pixels."""
+    theirs: Any = of_transformers("Siglip2VisionModel", num_patches=9)
+    theirs.save_pretrained(tmp_path / "siglip2")
+    processor = transformers.Siglip2ImageProcessor(patch_size=4, max_num_patches=24, image_mean=[0.4, 0.5, 0.6])
+    processor.save_pretrained(tmp_path / "siglip2")
+    random = np.random.default_rng(0)
+    for number, size in enumerate([(9, 31), (40, 8), (12, 12), (3, 200), (25, 25)]):
+        place = tmp_path / "data" / "test" / NAMES[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    own_shape = ("--data", tmp_path / "data", "--max-num-patches", 24, "--output")
+    for words in (
+        ("convert", tmp_path / "siglip2", "--output", tmp_path / "ours"),
+        ("embed", tmp_path / "ours", *own_shape, tmp_path / "converted"),
+        ("embed", tmp_path / "siglip2", *own_shape, tmp_path / "as it was"),
+        ("export", tmp_path / "ours", "--to", "transformers", "--output", tmp_path / "back"),
+    ):
+        code, _, err = command(*words)
+        assert code == 0, err
+    outputs = (tmp_path / "converted", tmp_path / "as it was")
+    rows, others = (pq.read_table(next(folder.glob("*.parquet"))).to_pylist() for folder in outputs)
+    files = [Image.open(tmp_path / "data" / "test" / row["image"]) for row in rows]
+    with torch.no_grad():
+        expected = theirs(**processor(files, return_tensors="pt")).pooler_output
+        again = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back")
+        back = transformers.AutoModel.from_pretrained(tmp_path / "back")(**again(files, return_tensors="pt"))
+    assert [row["image"] for row in rows] == [row["image"] for row in others]
+    assert len(rows) == 5
+    for found in (rows, others):
+        assert largest(torch.tensor([row["embedding"] for row in found]), expected) <= 1e-5
+    assert largest(back.pooler_output, expected) <= 1e-5
+
+
 def test_pixels_come_along(tmp_path: Path):
     """Those of the file beside the weights, or else of the released models."""
     expected = {
         "CLIPVisionModel": ({"shortest_edge": 12}, {"height": 12, "width": 12}, CLIP_MEAN, 3),
         "SiglipVisionModel": ({"height": 12, "width": 12}, None, [0.5] * 3, 3),
+        "Siglip2VisionModel": ({"height": 64, "width": 64}, None, [0.5] * 3, 2),
         "Dinov2Model": ({"shortest_edge": 256}, {"height": 224, "width": 224}, IMAGENET_MEAN, 3),
         "DINOv3ViTModel": ({"height": 224, "width": 224}, None, IMAGENET_MEAN, 2),
     }

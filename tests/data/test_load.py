@@ -1,5 +1,6 @@
 """load_data on folders, lists, parquet and webdataset files: the same content gives the same data and splits."""
 
+import gzip
 import hashlib
 import itertools
 import json
@@ -638,3 +639,141 @@ def test_the_rule_is_frozen():
         place = int(digest(f"{seed} {digest(number)}")[:12], 16) / 16**12
         part = "validation" if place < 0.1 else "test" if place < 0.2 else "train"
         assert assign_split(digest(number), ("validation", "test"), seed=seed) == part
+
+
+# ---- IDX files
+
+
+def write_idx(path, array, *, header=None, cut=0):
+    """Write an array as IDX, compressed if the name says so; `header` replaces the four first bytes."""
+    array = np.asarray(array)
+    kinds = {"u1": 8, "i4": 12}
+    start = bytes((0, 0, kinds[array.dtype.str[1:]], array.ndim)) if header is None else header
+    content = (
+        start + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(array.dtype.newbyteorder(">")).tobytes()
+    )
+    content = content[: len(content) - cut] if cut >= 0 else content + b"\0" * -cut
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def write_mnist(folder, *, names="{split}-{kind}-idx{rank}-ubyte", splits=("train", "t10k"), first=0, count=40):
+    """Write splits of noise with the classes `first` and `first` + 1 in turn, and return split -> its pixels."""
+    pixels = {}
+    for number, split in enumerate(splits):
+        images = np.random.RandomState(number).randint(0, 256, (count, 6, 4)).astype(np.uint8)
+        labels = (np.arange(count) % 2 + first).astype(np.uint8)
+        write_idx(folder / names.format(split=split, kind="images", rank=3), images)
+        write_idx(folder / names.format(split=split, kind="labels", rank=1), labels)
+        pixels[split] = images
+    return pixels
+
+
+def pixels_of(data, split):
+    return {
+        (np.asarray(row["image"].convert("L")).tobytes(), data.label_names[row["label"]]) for row in data.splits[split]
+    }
+
+
+@EITHER
+@pytest.mark.parametrize(
+    "names",
+    [
+        "{split}-{kind}-idx{rank}-ubyte",
+        "{split}-{kind}-idx{rank}-ubyte.gz",
+        "{split}-{kind}.idx{rank}-ubyte",
+        "{split}_{kind}_idx{rank}_ubyte.gz",
+        "raw/{split}-{kind}-idx{rank}-ubyte.gz",
+        "{split}-{kind}-idx{rank}-ubyte/{split}-{kind}-idx{rank}-ubyte",
+        "QMNIST-{split}-{kind}-IDX{rank}-UBYTE",
+    ],
+)
+def test_idx_files_are_the_images_and_labels_in_them(tmp_path, names, streaming):
+    pixels = write_mnist(tmp_path / "data", names=names)
+    data = load_data(tmp_path / "data", streaming=streaming)
+    assert data.label_names == ["0", "1"]
+    assert pixels_of(data, "test") == {(image.tobytes(), str(row % 2)) for row, image in enumerate(pixels["t10k"])}
+    train = pixels_of(data, "train") | pixels_of(data, "validation")
+    assert train == {(image.tobytes(), str(row % 2)) for row, image in enumerate(pixels["train"])}
+    if not streaming:  # the hash of an image is that of its PGM file
+        digests = {hashlib.sha256(b"P5\n4 6\n255\n" + image.tobytes()).hexdigest() for image in pixels["t10k"]}
+        assert {scan.digest for scan in data.seen["test"]} == digests
+
+
+def test_emnist_is_turned_upright_and_named_by_its_table(tmp_path):
+    names = "emnist-letters-{split}-{kind}-idx{rank}-ubyte.gz"
+    pixels = write_mnist(tmp_path, names=names, splits=("train", "test"), first=1)
+    (tmp_path / "emnist-letters-mapping.txt").write_text("1 65 97\n2 66 98\n")
+    expected = {(image.T.tobytes(), "AB"[row % 2]) for row, image in enumerate(pixels["test"])}
+    file = tmp_path / names.format(split="test", kind="images", rank=3)
+    for source in (tmp_path, tmp_path / "emnist-letters-*", file):
+        data = load_data(source)
+        assert pixels_of(data, "test") == expected
+        assert data.label_names == ["A", "B"]
+    assert list(data.splits) == ["test"]  # of one file
+    write_mnist(tmp_path, names=names.replace("letters", "digits"))
+    with pytest.raises(UserError, match=r"2 data sets in IDX format .*emnist-digits-\*"):
+        load_data(tmp_path)
+
+
+def test_compressed_copies_are_ignored_and_columns_of_qmnist_are_read(tmp_path):
+    pixels = write_mnist(tmp_path)
+    write_mnist(tmp_path, names="{split}-{kind}-idx{rank}-ubyte.gz")
+    labels = np.stack([np.arange(40) % 2, *[np.full(40, 9)] * 7], axis=1).astype(np.int32)
+    for split in ("train", "t10k"):
+        for path in tmp_path.glob(f"{split}-labels*"):
+            path.unlink()
+        write_idx(tmp_path / f"{split}-labels-idx2-int", labels)
+    data = load_data(tmp_path)
+    assert pixels_of(data, "test") == {(image.tobytes(), str(row % 2)) for row, image in enumerate(pixels["t10k"])}
+    assert "t10k-images-idx3-ubyte.gz was ignored, as t10k-images-idx3-ubyte holds the same split" in data.notes
+
+
+def break_idx(folder, how):
+    images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
+    pixels = np.random.RandomState(0).randint(0, 256, (40, 6, 4)).astype(np.uint8)
+    if how == "magic":
+        images.write_bytes(b"<!DOCTYPE html>")
+    elif how in ("cut", "longer"):
+        write_idx(images, pixels, cut=5 if how == "cut" else -5)
+    elif how == "huge":
+        images.write_bytes(struct.pack(">I3I", 2051, 2**32 - 1, 2**16, 2**16))
+    elif how == "cut gzip":
+        packed = write_idx(folder / "train-images-idx3-ubyte.gz", pixels)
+        packed.write_bytes(packed.read_bytes()[:-200])
+        images.unlink()
+    elif how == "counts":
+        write_idx(labels, np.zeros(39, np.uint8))
+    elif how == "columns":
+        write_idx(labels, np.zeros((40, 3), np.int32))
+    elif how == "numbers":
+        write_idx(images, pixels.astype(np.int32))
+    elif how == "header":
+        images.write_bytes(b"\0\0\x08\x03\0\0")
+    else:
+        (labels if how == "no labels" else images).unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ("magic", r"train-images-idx3-ubyte is not an IDX file \(it begins with b'<!DO'\)"),
+        ("cut", "train-images-idx3-ubyte announces 40x6x4 values, but the file holds less"),
+        ("longer", "train-images-idx3-ubyte announces 40x6x4 values, but the file holds more"),
+        ("huge", "train-images-idx3-ubyte announces 4294967295x65536x65536 values, but the file holds less"),
+        ("cut gzip", r"train-images-idx3-ubyte.gz cannot be read \(Compressed file ended"),
+        ("counts", "train-images-idx3-ubyte holds 40 images but train-labels-idx1-ubyte 39 labels"),
+        ("columns", "train-labels-idx1-ubyte holds 40x3 values; labels need one whole number per image"),
+        ("numbers", "train-images-idx3-ubyte holds 40x6x4 values of type int32"),
+        ("header", "train-images-idx3-ubyte.* holds less"),
+        ("no labels", "train-images-idx3-ubyte has no file of labels"),
+        ("no images", "labels train-labels-idx1-ubyte without images"),
+    ],
+)
+def test_damaged_idx_files_are_named(tmp_path, how, match):
+    write_mnist(tmp_path)
+    break_idx(tmp_path, how)
+    with pytest.raises(UserError, match=match) as error:
+        load_data(tmp_path)
+    assert "\n" not in str(error.value)

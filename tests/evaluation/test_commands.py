@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import struct
 from collections import Counter
 from pathlib import Path
 
@@ -199,6 +200,24 @@ def test_predict_answers_as_the_model(command, save_classifier, tmp_path):
     assert code == 0
     deep, white, clear = (found["predictions"] for found in json.loads(out))
     assert deep == white == clear
+
+
+def test_predict_takes_class_folders_and_idx_files_as_the_images_in_them(command, save_classifier, tmp_path, caplog):
+    pixels = np.random.RandomState(0).randint(0, 256, (5, 9, 7)).astype(np.uint8)
+    idx = tmp_path / "mnist" / "t10k-images-idx3-ubyte"
+    idx.parent.mkdir()
+    idx.write_bytes(struct.pack(">4I", 0x0803, *pixels.shape) + pixels.tobytes())
+    for row, image in enumerate(pixels):
+        (tmp_path / "folders" / str(row % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "folders" / str(row % 2) / f"{row}.png")
+    model, answers = save_classifier(), {}
+    for name in ("folders", "mnist", "mnist/t10k-images-idx3-ubyte"):
+        code, out, _ = command("predict", model, tmp_path / name, "--json", "--device", "cpu")
+        assert code == 0
+        answers[name] = {re.search(r"(\d)(.png)?$", row["image"])[1]: row["predictions"] for row in json.loads(out)}
+    assert caplog.text.count("the 5 in the folders below it are used") == 1
+    assert set(answers["folders"]) == set("01234")
+    assert answers["mnist"] == answers["mnist/t10k-images-idx3-ubyte"] == answers["folders"]
 
 
 def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, save_classifier, tmp_path, monkeypatch):

@@ -340,7 +340,7 @@ def test_what_ray_cannot_do_is_refused(ray, place):
 
 
 def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys):
-    no_cluster = r"the address|cannot be reached|is not HOST:PORT"
+    no_cluster = r"the address|cannot be reached|is not HOST:PORT|with --address HOST:PORT"
     refusals = [
         *((("ray", f"127.0.0.1:{port}"), no_cluster) for port in ("1", "x", "99999999")),
         (("ray", "nowhere"), no_cluster),

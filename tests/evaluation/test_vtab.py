@@ -548,8 +548,11 @@ def test_typed(run, tmp_path, small, save_classifier):
     assert (tmp_path / "out/vtab.json").is_file()
     for option, told in (
         (["--split", "validation"], "has no split 'validation'"),
-        (["--streaming"], "--streaming cannot be used; leave it out"),
-        (["--label-column", "x", "--skip-bad-images"], "leave --skip-bad-images, --label-column out"),
+        (["--streaming"], "read as published; leave --streaming out"),
+        (
+            ["--label-column", "x", "--skip-bad-images"],
+            "leave --skip-bad-images, --label-column out",
+        ),
     ):
         code, _, err = run(model, "--data", tmp_path / "vtab", *option)
         assert code != 0

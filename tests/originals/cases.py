@@ -311,6 +311,9 @@ CASES = {
         of_transformers_with_files("CLIPForImageClassification"), silent=dict.fromkeys(IDLE, UNREAD)
     ),
     "transformers_siglip": of_transformers_with_files("SiglipVisionModel"),
+    "transformers_siglip2": of_transformers_with_files(
+        "Siglip2VisionModel", {"image_processor_type": "Siglip2ImageProcessor"}, num_patches=9
+    ),
     "transformers_dinov2": of_transformers_with_files("Dinov2WithRegistersModel", mlp_ratio=2),
     "transformers_dinov3": of_transformers_with_files("DINOv3ViTModel", num_register_tokens=2),
     "transformers_aimv2": of_transformers_with_files("Aimv2VisionModel", use_head=False),

@@ -18,6 +18,7 @@ SETTINGS |= dict(dropout=0.0, drop_path=0.0, mixup_alpha=0.0)
 VARIANTS = {
     "average": dict(average_decay=0.5), "lora": dict(tune="lora", learning_rate=1.0), "sam": dict(sam_rho=0.05),
     "sam of parts": dict(sam_rho=0.05, sam_micro_batches=True, steps=3), "distilled": dict(layer_decay=0.7, clip=0.1),
+    "cached": dict(tune="head", cache_features=True, random_resized_crop=(0, 0), horizontal_flip=0.0),
 }  # fmt: skip
 CONTRAST = dict(steps=4, evaluations=4, batch_size=16, optimizer="sgd", learning_rate=0.1, **ON_CPU)
 

@@ -60,10 +60,12 @@ def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
 
 
 def hash_images(table: "Dataset") -> list[str]:
-    """Return the SHA-256 of every image of a table that names its image files; nothing is decoded."""
-    paths = [stored["path"] for stored in table["image"]]
+    """Return the SHA-256 of every image of an undecoded table; nothing is decoded."""
+    stored = list(table["image"])
+    if all(image["bytes"] is not None for image in stored):
+        return [hashlib.sha256(image["bytes"]).hexdigest() for image in stored]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(hash_file, paths))
+        return list(pool.map(hash_file, [image["path"] for image in stored]))
 
 
 class ChangedImageError(UserError):

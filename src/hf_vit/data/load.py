@@ -57,9 +57,9 @@ def load_data(
     Args:
         source: "digits", "photos" or "fractals:classes=100,images=1000" (built in, the last synthetic); a folder of
             class folders, with or without train, validation (val) and test above them; a list (.csv, .jsonl) of image
-            files and labels, or the folder of metadata.csv or metadata.jsonl; a parquet or webdataset (.tar) file, a
-            folder or a glob of them; or a Hub data set id, `user/name` or `user/name:configuration`. An existing path
-            is never taken for a Hub id.
+            files and labels, or the folder of metadata.csv or metadata.jsonl; a folder of IDX files, the format of
+            MNIST; a parquet or webdataset (.tar) file, a folder or a glob of them; or a Hub data set id, `user/name` or
+            `user/name:configuration`. An existing path is never taken for a Hub id.
         streaming: read while training instead of beforehand; images are then checked as they come.
         skip_bad_images: leave unreadable images out (and list them in `skipped`) instead of raising.
         image_size: (height, width) px of built-in images, "photos" up to 384 px a side, "fractals" as squares of the
@@ -88,7 +88,7 @@ def load_data(
         )
     resolved = resolve_source(os.fspath(source))
     named = NamedColumns(image_column, label_column)
-    if resolved.kind in ("builtin", "folder", "masks", "coco"):
+    if resolved.kind in ("builtin", "folder", "idx", "masks", "coco"):
         named.check((), resolved.name)
     if resolved.kind == "builtin":
         return _load_builtin(resolved.name, image_size, streaming, target)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vit.data.files import FileNames, refuse_text
+from hf_vit.data.idx import read_idx_split
 from hf_vit.data.images import ImageScan, note_dark_images, open_image, raise_bad_image, short_name
 from hf_vit.data.labels import LabelMap, normalize_label, normalize_name, summarize_names, type_labels
 from hf_vit.data.sources import DataSource
@@ -189,6 +190,8 @@ def _parse_class_number(content: bytes) -> int:
 def read_labels(source: DataSource, opened: RawTables | None, named: NamedColumns, *, streaming: bool) -> RawTables:
     """Return the images and raw labels of a folder or list, or of the tables that `open_tables` opened."""
     if opened is None:
+        if source.kind == "idx":
+            return _read_idx(source)
         return _read_folder(source) if source.kind == "folder" else _read_list(source, named)
     name, features = source.name, opened.features
     if features is None:
@@ -307,6 +310,16 @@ def _read_folder(source: DataSource) -> RawTables:
         rows = [(path, label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
         splits[split], labels[split] = image_table(path for path, _ in rows), [label for _, label in rows]
     return RawTables(splits, label_names=names, labels=labels)
+
+
+def _read_idx(source: DataSource) -> RawTables:
+    """Return the images and labels of IDX files."""
+    parts = {split: read_idx_split(files) for split, files in source.files.items()}
+    return RawTables(
+        {split: table for split, (table, _, _) in parts.items()},
+        label_names=next(iter(parts.values()))[2],
+        labels={split: labels for split, (_, labels, _) in parts.items()},
+    )
 
 
 def _read_list(source: DataSource, named: NamedColumns) -> RawTables:

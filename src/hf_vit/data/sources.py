@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from hf_vit.data.files import IMAGE_SUFFIXES, Parts, count_suffixes, is_image, note_ignored_files, walk
+from hf_vit.data.idx import group_idx_files, is_mapping_name, list_companions, parse_idx_name
 from hf_vit.data.labels import normalize_name
 from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
@@ -39,16 +40,16 @@ class DataSource:
 
     Attributes:
         kind: format of the source; "list" is a CSV or JSON Lines file of image files and labels, "masks" and "coco" are
-            folders for segmentation and detection.
+            folders for segmentation and detection, "idx" files of MNIST's format.
         name: for messages and records, without the directories above the data.
-        files: split -> files (parquet, webdataset, lists, COCO annotations).
+        files: split -> files (parquet, webdataset, lists, COCO annotations; IDX: images, labels, classes).
         folder: split -> class -> image files. Lists and COCO have the one class "" once they are read, "masks" has
             "images" and "annotations" in place of classes.
         notes: for the user.
         root: the folder of "masks" or "coco".
     """
 
-    kind: Literal["builtin", "folder", "list", "parquet", "webdataset", "hub", "masks", "coco"]
+    kind: Literal["builtin", "folder", "list", "parquet", "webdataset", "idx", "hub", "masks", "coco"]
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict[str, list[Path]])
     folder: dict[str, dict[str, list[Path]]] = field(default_factory=dict[str, dict[str, list[Path]]])
@@ -114,6 +115,9 @@ def resolve_source(source: str) -> DataSource:
 
 def _resolve_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
     """Return the source of files of one format, which their suffix tells."""
+    idx_files = [path for path in paths if parse_idx_name(path.name)]
+    if idx_files and all(path in idx_files or is_mapping_name(path.name) for path in paths):
+        return _make_idx_source(paths if len(paths) > 1 else list_companions(paths[0]), name, source)
     for kind, suffixes in _FILES.items():
         if all(path.name.lower().endswith(suffixes) for path in paths):
             return DataSource(kind, name, files=_group_by_split((path, (path.name,)) for path in paths))  # pyright: ignore[reportArgumentType]
@@ -121,6 +125,11 @@ def _resolve_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
     raise UserError(
         f"{problem}; give .parquet files, .tar files (webdataset), a list (.csv, .jsonl) or a folder of class folders"
     )
+
+
+def _make_idx_source(paths: Sequence[Path], name: str, source: str) -> DataSource:
+    files, notes = group_idx_files(paths, source)
+    return DataSource("idx", name, files=files, notes=notes)
 
 
 def _group_by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
@@ -189,7 +198,8 @@ def list_unlabeled_images(root: Path) -> list[Path]:
         return (dense.folder.get("train") or next(iter(dense.folder.values())))["images"]
     files, _ = walk(root)
     tables = (*_TABLES["parquet"], *_TABLES["webdataset"])
-    if any(parts[-1].lower().endswith(tables) or parts[-1].lower() in _LISTS for parts in files):
+    names = [parts[-1] for parts in files]
+    if any(name.lower().endswith(tables) or name.lower() in _LISTS or parse_idx_name(name) for name in names):
         return []
     images = list(filter(_has_image_name, files))
     folders = {parts[0]: split_name(parts[0]) for parts in images if len(parts) > 1}
@@ -208,6 +218,8 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
             data_files = [parts for parts in data_files if parts[-1].lower() in _LISTS]
         if data_files:
             return DataSource(kind, name, files=_group_by_split((root.joinpath(*parts), parts) for parts in data_files))  # pyright: ignore[reportArgumentType]
+    if any(parse_idx_name(parts[-1]) for parts in files):
+        return _make_idx_source([root.joinpath(*parts) for parts in files], name, source)
     images = list(filter(_has_image_name, files))
     if any(parts[-1].endswith(".arrow") for parts in files) and not images:
         raise UserError(

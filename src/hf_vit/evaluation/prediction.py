@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from PIL.Image import DecompressionBombError
 
-from hf_vit.data.files import list_images, refuse_name
+from hf_vit.data.files import is_image, list_images, refuse_name, walk
+from hf_vit.data.idx import IdxImage, group_idx_files, parse_idx_name
 from hf_vit.data.images import decode_image, image_problem, map_in_threads
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import compute_scores, explain_memory_errors, find_largest
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from hf_vit.evaluation.ray_runner import RayRunner
 
-    Rest = tuple[Sequence[Path], Sequence[str | None]]
+    Rest = tuple[Sequence[Path | IdxImage], Sequence[str | None]]
 
 PREDICTIONS_NAME = "predictions.json"
 _ROWS = 1024  # rows that are written together
@@ -91,7 +92,9 @@ class _FileWork(ABC):
     skip_bad_images: bool
     draft_side: int | None = None
 
-    def batches(self, part: Sequence[Path], prepare: "Callable[[list[Image]], Any]") -> Iterator[tuple[Any, "Rest"]]:
+    def batches(
+        self, part: Sequence[Path | IdxImage], prepare: "Callable[[list[Image]], Any]"
+    ) -> Iterator[tuple[Any, "Rest"]]:
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
             if any(map(is_store_url, files)):  # images of an object store are downloaded one by one
@@ -102,10 +105,10 @@ class _FileWork(ABC):
             problems = [result if isinstance(result, str) else None for result in results]
             yield prepare(images) if images else None, (files, problems)
 
-    def _open(self, path: Path) -> "Image | str":
+    def _open(self, path: Path | IdxImage) -> "Image | str":
         """Return the image, or the problem of an unreadable one."""
         try:
-            return read_image(path, self.draft_side)
+            return path.read() if isinstance(path, IdxImage) else read_image(path, self.draft_side)
         except StoreError:
             raise
         except UserError as error:
@@ -407,8 +410,8 @@ def _make_unique_name(stem: str, names: set[str]) -> str:
     return name
 
 
-def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
-    """Iterate over image files, the images directly in folders, and the images that match patterns."""
+def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path | IdxImage]:
+    """Iterate over image files, the images in folders, those that match patterns, and those of IDX files."""
     from PIL import Image
 
     suffixes = Image.registered_extensions()
@@ -423,14 +426,28 @@ def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path]:
         elif is_folder(path):
             files, notes = list_images(path)
             if not files:
+                files, notes = _list_below(path)
+            if not files:
                 raise UserError(f"the folder {path} has no images; give image files, or a folder with images in it")
         else:
             files = [path]
+            if (parse_idx_name(path.name) or ("",))[-1] == "images" and path.is_file():
+                files = IdxImage.list_all(path)
         for note in notes:
             _warn_once(note)
         for entry in files:
             refuse_name(entry)
         yield from files
+
+
+def _list_below(folder: Path) -> tuple[Sequence[Path | IdxImage], list[str]]:
+    """Return the images of the IDX files of a folder, or else those in the folders below it; and notes."""
+    names, _ = walk(folder)
+    if any(parse_idx_name(parts[-1]) for parts in names):
+        files, notes = group_idx_files([folder.joinpath(*parts) for parts in names], str(folder))
+        return [image for split in files.values() for image in IdxImage.list_all(split[0])], notes
+    images = [folder.joinpath(*parts) for parts in names if is_image(parts[-1])]
+    return images, [f"{folder} has no images itself, so the {len(images):,} in the folders below it are used"]
 
 
 @functools.cache

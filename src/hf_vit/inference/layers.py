@@ -5,7 +5,7 @@ O x I x k x k a kernel, A heads, K head size.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar, final
+from typing import Any, Self, TypeVar, cast, final
 
 import torch
 from torch import nn
@@ -113,6 +113,20 @@ class FusedAttention(HfViTAttention, Merged):
         fused.qkv = Dense.from_linears(dtype, attention.q_proj, attention.k_proj, attention.v_proj)
         fused.o_proj = Dense.from_linears(dtype, attention.o_proj, scale=scale)
         return fused
+
+    def interleave(self) -> None:
+        """Put channels that rotate together side by side, where they form complex numbers without a copy.
+
+        The order of the weights' rows is the same for queries and keys, so that it does not change their products.
+        """
+        qkv = cast("Dense", self.qkv)
+        if self.config.rotary_embedding is None or self.config.use_qk_norm or self.rotary_pairing == "interleaved":
+            return
+        rows = torch.arange(len(qkv.merged_weight)).view(3, -1, 2, self.head_dim // 2)
+        order = torch.cat([rows[:2].mT.flatten(), rows[2].flatten()])
+        qkv.merged_weight = qkv.merged_weight[order]
+        qkv.merged_bias = None if qkv.merged_bias is None else qkv.merged_bias[order]
+        self.rotary_pairing = "interleaved"
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project tokens [B, N, D] to query, key and value [B, A, N, K] by one product."""

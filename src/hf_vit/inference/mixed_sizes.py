@@ -86,16 +86,17 @@ def _join_rotations(image_tokens: Sequence[Tokens]) -> dict[str, Any]:
     """Return the keyword arguments of all layers: the rotation of all images' tokens, in one sequence."""
 
     def join(tables: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Join tables [1, 1, N, K/2] or [1, N, 2] to one [1, T, K/2 or 2]."""
+        """Join tables [1, 1, N, K/2] or [1, N, 2] to one [1, 1, T, K/2] or [1, T, 2]."""
         sizes = zip(tables, (len(tokens.hidden_states) for tokens in image_tokens), strict=True)
-        return torch.cat([table.flatten(0, -3).expand(size, -1, -1).flatten(0, 1) for table, size in sizes])[None]
+        joined = torch.cat([table.flatten(0, -3).expand(size, -1, -1).flatten(0, 1) for table, size in sizes])
+        return joined.view(*tables[0].shape[:-2], *joined.shape)
 
     rotations: list[Any] = [tokens.rotation for tokens in image_tokens]
     if rotations[0] is None:
         return {}
     if isinstance(rotations[0], torch.Tensor):
         return {"rotation": join(rotations)}
-    return {"rotation": tuple(join(tables)[None] for tables in zip(*rotations, strict=True))}
+    return {"rotation": tuple(join(tables) for tables in zip(*rotations, strict=True))}
 
 
 class UnpaddedModel(HfViTBaseModel):

@@ -52,6 +52,8 @@ def pack(module: nn.Module, in_int8: bool = False) -> nn.Module:
         if module.kernel_size == (1, 1) and module.groups == 1:
             return PackedPointwise(module) if _can_be_packed(module.kernel, _REORDER, _LINEAR) else module
         return PackedConv2d(module) if _can_be_packed(module.kernel, _REORDER_KERNEL, _CONVOLUTION) else module
+    if isinstance(module, FusedAttention):
+        module.interleave()
     for name, child in module.named_children():
         setattr(module, name, pack(child, in_int8 and not isinstance(module, PatchProduct)))
     if isinstance(module, FusedAttention):

@@ -5,6 +5,7 @@ Legend: B images, C channels, H x W px (height, width).
 
 import hashlib
 import importlib.util
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -284,7 +285,11 @@ def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | Non
     mappings: list[Any] = [MODEL_MAPPING, *(getattr(transformers, f"MODEL_FOR_{ending}_MAPPING") for ending in endings)]
     classes = (mapping.get(CONFIG_MAPPING[kind], None) for mapping in mappings)
     first = next((model_class for model_class in classes if model_class is not None), None)
-    return "transformers", getattr(first, "main_input_name", None) == "pixel_values"
+    if getattr(first, "main_input_name", None) != "pixel_values":
+        return "transformers", False
+    parameters = inspect.signature(cast(Any, first).forward).parameters.values()
+    needed = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+    return "transformers", needed <= {"self", "pixel_values", "args", "kwargs"}  # SigLIP 2 needs the grids too
 
 
 def _get_name(source: Source) -> str:

@@ -112,8 +112,9 @@ def keep_image_sizes(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
     """Return the model with a `prepare` that keeps image sizes and returns pixel values and `patch_attention_mask`.
 
     An image is resized to whole patches, and reduced only if it has more than `max_num_patches`. It is not cropped, and
-    stretched by at most half a patch (less than one patch if it is reduced). Pixels are scaled as the image processor
-    does.
+    stretched by at most half a patch (less than one patch if it is reduced). If the image processor has a field
+    `max_num_patches`, as that of SigLIP 2, images are enlarged too (`fill_grid`). Pixels are scaled as the image
+    processor does.
 
     Raises:
         UserError: the model is no Vision Transformer of hf_vit with a pooling layer, or `max_num_patches` is below 1.
@@ -150,10 +151,31 @@ def fit_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int
     return h, w
 
 
+def fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
+    """Return the largest patch grid (h, w) with the shape of an image, as SigLIP 2's processor computes it.
+
+    Sides are rounded up to whole patches; the scale is found to 1e-5 and is at most 100.
+    """
+
+    def scaled_grid(scale: float) -> tuple[int, int]:
+        h, w = (max(1, math.ceil(side * scale / px)) for side, px in zip(size, patch, strict=True))
+        return h, w
+
+    low, high = 1e-6, 100.0
+    while high - low >= 1e-5:
+        scale = (low + high) / 2
+        low, high = (scale, high) if math.prod(scaled_grid(scale)) <= max_num_patches else (low, scale)
+    return scaled_grid(low)
+
+
 def _prepare_image(image: "Image", processor: Any, patch: tuple[int, int], max_num_patches: int) -> torch.Tensor:
     """Resize an RGB image to whole patches and scale it: [C, H, W]."""
-    h, w = fit_grid((image.height, image.width), patch, max_num_patches)
+    fills = getattr(processor, "max_num_patches", None) is not None
+    h, w = (fill_grid if fills else fit_grid)((image.height, image.width), patch, max_num_patches)
     size = (w * patch[1], h * patch[0])
+    if fills:  # resized by the processor itself, whose rounding differs from Pillow's
+        steps = {"do_resize": True, "size": {"height": size[1], "width": size[0]}, "do_center_crop": False}
+        return processor(images=image, return_tensors="pt", **steps)["pixel_values"][0]
     resized = image if image.size == size else image.resize(size, processor.resample)
     done_steps = [step for step in ("do_resize", "do_center_crop", "do_pad") if getattr(processor, step, None)]
     return processor(images=resized, return_tensors="pt", **dict.fromkeys(done_steps, False))["pixel_values"][0]

@@ -229,11 +229,12 @@ def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcess
             except OSError:
                 return make_processor(config)
         names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
+        own_shape = {name: stored[name] for name in ("max_num_patches",) if stored.get(name) is not None}
         # Only these fields scale pixels; the others (size, crop) do not fit the new model.
         scaling = ViTImageProcessor(**{name: stored[name] for name in names if stored.get(name) is not None})
         factor, means, stds = pixel_scale(scaling, config.num_channels)
         means, stds = [mean / (255 * factor) for mean in means], [std / (255 * factor) for std in stds]
-        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample)
+        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **own_shape)
         processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")  # raises now if a value cannot be used
     return processor
 

@@ -691,8 +691,8 @@ class HfViTConfig(HfViTBaseConfig):
             "with_registers": the registers have rows too (timm).
         position_interpolation: how a learned table is resampled to another grid. "bilinear_corners" is the original
             code's method, "bicubic" that of transformers' ViT, CLIP and DINOv2, "bicubic_antialias" that of timm and of
-            DINOv2 with registers. "flexivit" (arXiv 2212.08013) is bilinear without aligned corners; it also fits patch
-            kernels to a resize without antialiasing, as FlexiViT's code does.
+            DINOv2 with registers. "flexivit" (arXiv 2212.08013) is bilinear with antialiasing, without aligned corners,
+            as in FlexiViT and SigLIP 2; it also fits patch kernels to a resize without antialiasing.
         position_interpolation_offset: number added to both sides of the new grid to compute the scale of the bicubic
             methods; 0.1 in DINO, and in DINOv2 without registers.
         pooling: "token" (class token), "gap" (mean of the patch tokens), "token_and_gap" (both, one after the other, as

@@ -23,9 +23,9 @@ from .pretrained_hf_vit import check_images
 Grid = tuple[int, int]
 # Position embeddings of patches [1, h*w, D] and of special tokens [1, T, D].
 Rows = tuple[torch.Tensor | None, torch.Tensor | None]
-# Rotation of the tokens of a pass: cosine and sine [B or 1, 1, N, K/2]; or the coordinates [B or 1, N, 2], from which
-# each layer computes its own.
-Rotation = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
+# Rotation of the tokens of a pass: complex numbers [B or 1, 1, N, K/2], or their parts, cosine and sine; or the
+# coordinates [B or 1, N, 2], from which each layer computes its own.
+Rotation = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 def is_same_grid(grid: Grid, other: Grid) -> bool:
@@ -269,23 +269,33 @@ def rotation_of(
             angles.shape[0], -1, -1
         )
         angles = torch.cat([angles[:, :first], register_angles, angles[:, special:]], dim=1)
-    return angles.cos()[:, None], angles.sin()[:, None]
+    return rotation_by(angles[:, None])
 
 
-def rotate(states: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], pairing: str) -> torch.Tensor:
-    """Rotate the pairs of channels of queries or keys [B, A, N, K] by angles of this cosine and sine.
+def _is_graph() -> bool:
+    """Return whether a graph is recorded, for which exporters and compilers do not take complex numbers."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def rotation_by(angles: torch.Tensor) -> Rotation:
+    """Return the rotation by angles [B or 1, A or 1, N, K/2]."""
+    parts = angles.cos(), angles.sin()
+    return parts if _is_graph() else torch.complex(*parts)
+
+
+def rotate(states: torch.Tensor, rotation: Rotation, pairing: str) -> torch.Tensor:
+    """Rotate the pairs of channels of queries or keys [B, A, N, K].
 
     The order of the rotated channels is the same for queries and keys, which is all that their products read.
     """
-    cosine, sine = rotation
-    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):  # pyright: ignore[reportPrivateImportUsage]
-        # The fewest passes over memory; exporters and compilers do not take complex numbers.
-        wide = states.to(cosine.dtype)
+    if isinstance(rotation, torch.Tensor) and not _is_graph():  # the fewest passes over memory
+        wide = states.to(rotation.real.dtype)
         if pairing == "halves":
             pairs = torch.complex(*wide.chunk(2, dim=-1))
         else:
             pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs * torch.complex(cosine, sine)).flatten(-2).to(states.dtype)
+        return torch.view_as_real(pairs * rotation).flatten(-2).to(states.dtype)
+    cosine, sine = (rotation.real, rotation.imag) if isinstance(rotation, torch.Tensor) else rotation
     if pairing == "halves":
         first, second = states.chunk(2, dim=-1)
         rotated = torch.addcmul(first * cosine, second, sine, value=-1), torch.addcmul(second * cosine, first, sine)

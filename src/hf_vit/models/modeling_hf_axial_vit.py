@@ -14,7 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_axial_vit import HfAxialViTConfig
 from .configuration_hf_resnet import stem_stride
-from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Rotation, Tokens, axial_angles
+from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Rotation, Tokens, axial_angles, rotation_by
 from .modeling_hf_axial_resnet import HfAxialResNetStem
 from .modeling_hf_vit import (
     HfViTAttention,
@@ -48,16 +48,15 @@ def line_masks(token_mask: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torc
 
 def line_rotations(config: HfAxialViTConfig, tokens: Tokens) -> LineRotations:
     """Return the rotations along rows [lines, 1, w, K/2] and along columns [lines, 1, h, K/2]; None without."""
-    if not isinstance(tokens.rotation, torch.Tensor):
+    if not isinstance(tokens.rotation, torch.Tensor):  # coordinates, as a line has one axis
         return None, None
     coordinates = tokens.rotation.unbind(-1)  # [B or 1, N] each
     rows, columns = coordinates if config.rotary_axis_order == "row_column" else reversed(coordinates)
-    rotations: list[tuple[torch.Tensor, torch.Tensor]] = []
+    rotations: list[Rotation] = []
     for line, length in ((columns, tokens.grid[1]), (transpose_grid(rows, tokens.grid), tokens.grid[0])):
         lines = line.reshape(-1, length, 1)
         lines = lines[:1] if tokens.image_grids is None else lines  # all are the same
-        angles = axial_angles(config, lines, config.rotary_base, config.rotary_periods)[:, None]
-        rotations.append((angles.cos(), angles.sin()))
+        rotations.append(rotation_by(axial_angles(config, lines, config.rotary_base, config.rotary_periods)[:, None]))
     return rotations[0], rotations[1]
 
 

@@ -34,6 +34,7 @@ from .embeddings_hf_vit import (
     additive_mask,
     build_norm,
     rotate,
+    rotation_by,
 )
 from .pretrained_hf_vit import (
     HfPooledForImageClassification,
@@ -112,6 +113,7 @@ class HfViTAttention(nn.Module):
         self.inner_layernorm = build_norm(config) if config.norm_in_attention else None
         frequencies = torch.zeros(2, config.num_attention_heads * (self.head_dim // 2))  # one row an axis
         self.rotary_frequencies = nn.Parameter(frequencies) if config.rotary_embedding == "mixed" else None
+        self.rotary_pairing = config.rotary_pairing
         relative = RELATIVE_POSITIONS.get(config.position_embedding)
         self.relative_position = None if relative is None else relative(config)
 
@@ -168,19 +170,16 @@ class HfViTAttention(nn.Module):
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         if rotation is None:
             return query, key
-        if isinstance(rotation, torch.Tensor):  # coordinates, as every layer has frequencies of its own
-            frequencies: Any = self.rotary_frequencies
-            heads = self.config.num_attention_heads
+        if self.rotary_frequencies is not None:  # then the rotation is coordinates
+            coordinates, heads = cast("torch.Tensor", rotation), self.config.num_attention_heads
             if heads != query.shape[1]:
                 raise ValueError(
                     f"rotary_embedding='mixed' needs all {heads} heads in one process, which has {query.shape[1]} "
                     "under tensor parallelism; load the model without tp_plan"
                 )
-            first, second = frequencies.to(rotation).unflatten(1, (heads, 1, -1))
-            angles = rotation[:, None, :, :1] * first + rotation[:, None, :, 1:] * second
-            rotation = angles.cos(), angles.sin()
-        pairing = self.config.rotary_pairing
-        return rotate(query, rotation, pairing), rotate(key, rotation, pairing)
+            first, second = self.rotary_frequencies.to(coordinates).unflatten(1, (heads, 1, -1))
+            rotation = rotation_by(coordinates[:, None, :, :1] * first + coordinates[:, None, :, 1:] * second)
+        return rotate(query, rotation, self.rotary_pairing), rotate(key, rotation, self.rotary_pairing)
 
     def attend(
         self,

@@ -17,6 +17,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from transformers import set_seed
 from transformers.trainer_callback import TrainerState
 
 from hf_vit.conversion.progress import quiet_transformers
-from hf_vit.data import check_images, load_data
+from hf_vit.data import AugmentationConfig, check_images, load_data
 from hf_vit.data.annotations import Target
 from hf_vit.data.augmentation import open_policy
 from hf_vit.data.fingerprints import describe_changes
@@ -45,6 +46,7 @@ from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import remove_leftovers, write_atomically
+from hf_vit.training.features import refuse_random_model, restore_backbone
 from hf_vit.training.plan import Job, Run, Start, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
 from hf_vit.training.processes import (
     explain_lost_contact,
@@ -54,7 +56,7 @@ from hf_vit.training.processes import (
     wait_for_all,
     world_size,
 )
-from hf_vit.training.tasks.task import Result, Task, TrainingResult
+from hf_vit.training.tasks.task import Result, Task, TrainingResult, find_active_settings
 from hf_vit.training.trainer.callbacks import Clock, LiveProgress, StopOnTermination, find_callbacks
 from hf_vit.training.trainer.distributed import gather_model
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
@@ -110,6 +112,8 @@ def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
 def check(task: Task[Any], job: Job, say: Say) -> None:
     """Raise UserError for arguments that cannot work, without opening model or data."""
     recipe, options = job.recipe, job.options
+    if options.cache_features:
+        _check_caching(task, job)
     task.check(recipe)
     micro_batch_size(recipe.batch_size, options.micro_batch_size, task.accumulates)
     if options.streaming and not task.streams:
@@ -132,6 +136,25 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
         check_repo_id(options.push)
         require_license(options.license, job.model_name if isinstance(job.model_name, str) else None)
         check_before(options.push, say, private=options.private)
+
+
+def _check_caching(task: Task[Any], job: Job) -> None:
+    """Raise UserError if features vary from epoch to epoch, so that they cannot be cached."""
+    tune = job.recipe.tune
+    augmentation = find_active_settings(job.recipe, [field.name for field in fields(AugmentationConfig)])
+    variation = ", ".join(f"{name} {value}" for name, value in augmentation.items())
+    for is_wrong, reason in (
+        (not task.caches_features, "works for classification without a teacher only"),
+        (tune != "head", f"needs a frozen backbone, which --tune {tune} trains; use --tune head"),
+        (job.options.streaming, "needs a table, and a stream is read anew in every epoch; leave --streaming out"),
+        (
+            bool(augmentation),
+            f"needs the same images in every epoch, but the recipe {job.recipe.name} varies them ({variation}); set "
+            "these options to 0 (pairs to 0 0, a policy to none), choose another recipe",
+        ),
+    ):
+        if is_wrong:
+            raise UserError(f"--cache-features {reason}, or leave --cache-features out")
 
 
 @contextmanager
@@ -230,6 +253,8 @@ def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
     keep_freed_memory()
     set_seed(job.options.seed)
     model, processor = task.build(start, job.recipe)
+    if job.options.cache_features:
+        refuse_random_model(model)
     run = Run(
         **vars(job),
         **vars(start),
@@ -301,6 +326,8 @@ def record_run(run: Run) -> None:
     }
     if run.data.cut:  # another way to cut splits could put test images into the training
         settings["splits"] = f"{' and '.join(run.data.cut)} cut by content"
+    if run.options.cache_features:  # features differ in the last digits from those of a training step
+        settings["cache_features"] = True
     if run.options.streaming:
         settings["num_workers"] = run.options.num_workers
     settings = cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))
@@ -359,6 +386,8 @@ def train_once(task: Task[Any], job: Job, start: Start, say: Say) -> tuple[Run, 
             else:
                 _resume(trainer, run.checkpoint, say)
     finally:
+        if run.options.cache_features:
+            restore_backbone(run.model)
         for kind in (LiveProgress, StopOnTermination):
             for callback in find_callbacks(trainer, kind):
                 callback.close()
@@ -636,8 +665,9 @@ def run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
         values["base_license"] = license
     if run.source.has_weights and run.source.family is None:
         values["origin"] = run.source.plan.origin
-    if run.options.streaming:
-        values["streaming"] = True
+    for name in ("streaming", "cache_features"):
+        if getattr(run.options, name):
+            values[name] = True
     if run.data.skipped:
         values["skipped_images"] = len(run.data.skipped)
     return values

@@ -161,10 +161,7 @@ def evaluate_protocol(
             reading |= dict(image_column=image_column, label_column=label_column)
             if protocol == "vtab":
                 if unsupported := [name for name, value in reading.items() if value]:
-                    raise UserError(
-                        f"VTAB's tasks are read as published, so {_format_options(unsupported)} cannot be used; "
-                        "leave it out"
-                    )
+                    raise UserError(f"VTAB's tasks are read as published; leave {_format_options(unsupported)} out")
                 data = load_vtab(data, seed)
             else:
                 reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))

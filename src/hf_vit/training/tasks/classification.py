@@ -99,6 +99,7 @@ class Classification(ClassifierTask):
     """Supervised classification: learns from the labels only."""
 
     multi_label = True
+    caches_features = True
 
     def settings(self) -> dict[str, Any]:
         return {}

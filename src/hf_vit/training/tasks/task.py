@@ -34,6 +34,7 @@ from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import Facts, Record
+from hf_vit.training.features import bypass_backbone, load_features
 from hf_vit.training.plan import Run, Start, choose_attention, log_folder, training_arguments
 from hf_vit.training.trainer.callbacks import Clock, Patience, StopOnTermination, find_callbacks
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
@@ -105,6 +106,8 @@ class Task(ABC, Generic[Result]):
     # The kind of annotation, see `ImageData`; and whether images can be streamed.
     target: Target = "label"
     streams: bool = True
+    # Whether heads can be trained on cached features.
+    caches_features: bool = False
     # The trainer, and the training arguments that differ from those of a classifier.
     trainer_class: type[HfViTTrainer] = HfViTTrainer
     arguments: ClassVar[dict[str, Any]] = {}
@@ -210,11 +213,17 @@ class Task(ABC, Generic[Result]):
         for model in self.list_models(run.model):
             choose_attention(run, model)
         training, validation = self.transforms(run)
+        if run.options.cache_features:
+            train_images, validation_images = load_features(run, {"train": training, "validation": validation})
+            bypass_backbone(run.model)
+        else:
+            train_images = self.training_images(run, training)
+            validation_images = transform_split(run.data, "validation", validation)
         trainer = self.trainer_class(
             model=run.model,
             args=training_arguments(run, **self.arguments),
-            train_dataset=self.training_images(run, training),
-            eval_dataset=transform_split(run.data, "validation", validation),
+            train_dataset=train_images,
+            eval_dataset=validation_images,
             data_collator=self.collator(run),
             processing_class=run.processor,
             optimizer_cls_and_kwargs=choose_optimizer(run.recipe),

@@ -1,0 +1,261 @@
+"""Read images and labels in the IDX format of MNIST, Fashion-MNIST, KMNIST, QMNIST and EMNIST.
+
+A file begins with two zero bytes, a byte for the type of its values, the number of dimensions, and the length of every
+dimension as a big-endian integer of 4 bytes. The values follow, row by row.
+"""
+
+import functools
+import gzip
+import io
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from hf_vit.data.splits import SPLITS, split_name
+from hf_vit.errors import UserError
+from hf_vit.repositories.reading import refuse_pointer
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from numpy.typing import NDArray
+
+_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_KINDS = {**dict.fromkeys(("images", "image", "patterns"), "images"), **dict.fromkeys(("labels", "label"), "labels")}
+_SEPARATORS = re.compile("[-_.]")
+_GZIP = b"\x1f\x8b"
+_MOST_COMPRESSED = 1032  # zlib's highest ratio of decompressed to compressed bytes
+_NIST_COLUMNS = 8  # of QMNIST's labels; the first one is the class
+_ROWS = 100_000  # images of one Arrow array, whose offsets have 32 bits
+IdxName = tuple[str, str | None, str]
+
+
+def parse_idx_name(name: str) -> IdxName | None:
+    """Return (data set, split or None, "images" or "labels") of the name of an IDX file; None for other names.
+
+    "emnist-letters-train-images-idx3-ubyte.gz" gives ("emnist-letters", "train", "images").
+    """
+    parts = _SEPARATORS.split(name.lower().removesuffix(".gz"))
+    end = next((index for index, part in enumerate(parts) if re.fullmatch("idx[0-9]?", part)), 0)
+    if end == 0 or len(parts) > end + 2 or (kind := _KINDS.get(parts[end - 1])) is None:
+        return None
+    before = parts[: end - 1]
+    split = _split_of(before[-1]) if before else None
+    return "-".join(before[:-1] if split else before), split, kind
+
+
+def is_mapping_name(name: str) -> bool:
+    """Return whether a file name is that of EMNIST's table of classes."""
+    return name.lower().endswith("mapping.txt")
+
+
+def _split_of(name: str) -> str | None:
+    return "test" if name.lower() == "t10k" else split_name(name)
+
+
+def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[Path]], list[str]]:
+    """Return split -> [images, labels if there are any, the table of classes if there is one], and notes.
+
+    Raises UserError for files of several data sets, and for labels without images.
+    """
+    groups: dict[tuple[str, str], dict[tuple[str, str], list[Path]]] = {}
+    mappings: dict[str, Path] = {}
+    for path in paths:
+        if (parsed := parse_idx_name(path.name)) is None:
+            if is_mapping_name(path.name):
+                mappings[path.name.lower()] = path
+            continue
+        prefix, split, kind = parsed
+        folder = path.parent
+        if parse_idx_name(folder.name):  # some archives unpack into a folder with the name of the file
+            folder = folder.parent
+        if split is None and (split := _split_of(folder.name)) is not None:
+            folder = folder.parent
+        groups.setdefault((str(folder), prefix), {}).setdefault((split or "train", kind), []).append(path)
+    if len(groups) > 1:
+        (first_folder, first), (other_folder, other) = sorted(groups)[:2]
+        names = sorted({f"{first}-*", f"{other}-*"}) if first_folder == other_folder else [first_folder, other_folder]
+        raise UserError(
+            f"'{source}' holds {len(groups)} data sets in IDX format ({', '.join(Path(name).name for name in names)}"
+            f"{', ...' if len(groups) > 2 else ''}); give one of them, such as '{Path(first_folder) / (first + '-*')}'"
+        )
+    (_, prefix), members = next(iter(groups.items()))
+    notes: list[str] = []
+    files: dict[str, list[Path]] = {}
+    for split in (name for name in SPLITS if any(name == key[0] for key in members)):
+        for kind in ("images", "labels"):
+            # The one in the highest folder, and the plain one beside the compressed one.
+            choices = sorted(members.get((split, kind), ()), key=lambda path: (len(path.parts), path.suffix == ".gz"))
+            if choices:
+                files.setdefault(split, []).append(choices[0])
+                notes += [f"{path.name} was ignored, as {choices[0].name} holds the same split" for path in choices[1:]]
+            elif kind == "images":
+                labels = members[split, "labels"][0].name
+                raise UserError(f"'{source}' holds the labels {labels} without images; put the file of images there")
+        if mapping := mappings.get(f"{prefix}-mapping.txt"):
+            files[split].append(mapping)
+    return files, notes
+
+
+def list_companions(path: Path) -> list[Path]:
+    """Return an IDX file and what belongs to it beside it: images or labels of its split, and the table of classes."""
+    prefix, split, kind = parse_idx_name(path.name) or ("", None, "")
+    other = (prefix, split, "labels" if kind == "images" else "images")
+    beside = sorted(file for file in path.parent.iterdir() if file != path)
+    names = {file: file.name.lower() for file in beside}
+    return [
+        path,
+        *(file for file in beside if parse_idx_name(file.name) == other or names[file] == f"{prefix}-mapping.txt"),
+    ]
+
+
+def read_idx(path: Path) -> "NDArray[Any]":
+    """Return the array in an IDX file, plain or compressed; raise UserError if it is damaged."""
+    refuse_pointer(path, f"the file {path.name}")
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            is_compressed = file.read(2) == _GZIP
+            file.seek(0)
+            with gzip.GzipFile(fileobj=file) if is_compressed else file as stream:
+                header = stream.read(4)
+                if len(header) < 4 or header[:2] != b"\0\0" or header[2] not in _TYPES or not 1 <= header[3] <= 4:
+                    raise UserError(
+                        f"{path.name} is not an IDX file (it begins with {header!r}); download it again from its source"
+                    )
+                dtype, rank = np.dtype(_TYPES[header[2]]), header[3]
+                sides = stream.read(4 * rank)
+                shape = tuple(int(side) for side in np.frombuffer(sides[: len(sides) // 4 * 4], ">u4"))
+                expected = math.prod(shape) * dtype.itemsize
+                # Checked before memory is taken.
+                is_short = len(shape) < rank or expected > size * (_MOST_COMPRESSED if is_compressed else 1)
+                content = b"" if is_short else stream.read(expected + 1)
+    except UserError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UserError(f"{path.name} cannot be read ({error}); it may be truncated: download it again") from error
+    if len(content) != expected or is_short:
+        contrast = "more" if len(content) > expected else "less"
+        sides = "x".join(map(str, shape))
+        raise UserError(
+            f"the header of {path.name} announces {sides} values, but the file holds {contrast}; download it again"
+        )
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def read_idx_images(path: Path) -> "NDArray[np.uint8]":
+    """Return the images of an IDX file, upright, uint8 [images, H, W] (height, width)."""
+    pixels = read_idx(path)
+    if pixels.ndim != 3 or pixels.dtype != np.uint8 or not pixels.size:
+        shape = "x".join(map(str, pixels.shape))
+        raise UserError(
+            f"{path.name} holds {shape} values of type {pixels.dtype.newbyteorder('=')}; images need images x height x "
+            "width bytes (uint8)"
+        )
+    is_transposed = path.name.lower().startswith("emnist")
+    return pixels.swapaxes(1, 2) if is_transposed else pixels
+
+
+@functools.lru_cache(maxsize=2)
+def _read_cached(path: Path, size: int, changed: int) -> "NDArray[np.uint8]":
+    return read_idx_images(path)
+
+
+@dataclass(frozen=True)
+class IdxImage:
+    """One image of an IDX file, to be read like an image file."""
+
+    path: Path
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.path}#{self.index}"
+
+    def read(self) -> "Image.Image":
+        """Return the image as RGB."""
+        status = self.path.stat()
+        return Image.fromarray(_read_cached(self.path, status.st_size, status.st_mtime_ns)[self.index]).convert("RGB")
+
+    @classmethod
+    def list_all(cls, path: Path) -> "list[IdxImage]":
+        """Return all images of a file of images."""
+        status = path.stat()
+        return [cls(path, index) for index in range(len(_read_cached(path, status.st_size, status.st_mtime_ns)))]
+
+
+def read_idx_split(files: Sequence[Path]) -> "tuple[Dataset, list[Any], list[str] | None]":
+    """Return table, raw labels and class names (None without a table of classes) of one split."""
+    labels_file = next((path for path in files[1:] if parse_idx_name(path.name)), None)
+    if labels_file is None:
+        raise UserError(f"{files[0].name} has no file of labels; put it beside the images")
+    pixels, labels = read_idx_images(files[0]), read_idx(labels_file)
+    if labels.ndim == 2 and labels.shape[1] == _NIST_COLUMNS:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        shape = "x".join(map(str, labels.shape))
+        raise UserError(f"{labels_file.name} holds {shape} values; labels need one whole number per image")
+    if len(labels) != len(pixels):
+        raise UserError(
+            f"{files[0].name} holds {len(pixels):,} images but {labels_file.name} {len(labels):,} labels; use files "
+            "that belong together"
+        )
+    raw: list[Any] = labels.tolist()
+    names = _read_mapping(files[-1]) if is_mapping_name(files[-1].name) else None
+    if names is not None:
+        if unknown := sorted(set(raw) - names.keys()):
+            raise UserError(f"{labels_file.name} has the label {unknown[0]}, which {files[-1].name} does not list")
+        raw = [names[label] for label in raw]
+    return _make_table(pixels), raw, None if names is None else list(names.values())
+
+
+def _read_mapping(path: Path) -> Mapping[int, str]:
+    """Return class number -> character of EMNIST's table, whose lines are "number code" with codes of characters.
+
+    Classes that join capital and small letters have both codes; the first one names them.
+    """
+    try:
+        lines = [list(map(int, line.split())) for line in path.read_text("ascii").splitlines() if line.strip()]
+        names = {number: chr(codes[0]) for number, *codes in sorted(lines)}
+    except (OSError, ValueError, IndexError, OverflowError) as error:
+        raise UserError(f"{path.name} is not a table of classes; download it again, or move it away") from error
+    if len(set(names.values())) < len(lines):
+        raise UserError(f"{path.name} names a class twice; download it again, or move it away")
+    return names
+
+
+def encode_pgm(pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
+    """Return gray images [images, H, W] as PGM files of equal length, [images, bytes].
+
+    This format stores pixels as they are, so the hash of an image is the same on every machine.
+    """
+    count, height, width = pixels.shape
+    header = np.frombuffer(f"P5\n{width} {height}\n255\n".encode(), np.uint8)
+    files = np.empty((count, len(header) + height * width), np.uint8)
+    files[:, : len(header)] = header
+    files[:, len(header) :].reshape(count, height, width)[:] = pixels
+    return files
+
+
+def _make_table(pixels: "NDArray[np.uint8]") -> "Dataset":
+    """Return a table with the undecoded column "image" of gray images, without a copy of each in Python."""
+    import datasets
+    import pyarrow as pa
+
+    parts: list[Any] = []
+    for start in range(0, len(pixels), _ROWS):
+        files = encode_pgm(pixels[start : start + _ROWS])
+        offsets = np.arange(len(files) + 1, dtype=np.int64) * files.shape[1]
+        content: Any = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(files), [None, pa.py_buffer(offsets), pa.py_buffer(files)]
+        ).cast(pa.binary())
+        parts.append(pa.StructArray.from_arrays([content, pa.nulls(len(files), pa.string())], ["bytes", "path"]))
+    features = datasets.Features({"image": datasets.Image(decode=False)})
+    table: Any = pa.table({"image": pa.chunked_array(parts)}).cast(features.arrow_schema)
+    return datasets.Dataset(table)

@@ -1,0 +1,132 @@
+"""Heads that learn from cached features are those that learn from images; what varies features is refused."""
+
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file
+from training.conftest import COLOURS, coloured_square, make_tiny_config, same_weights, untimed_log
+
+from hf_vit import HfAxialResNetConfig, HfMixerConfig, UserError
+from hf_vit.training import finetune
+
+STEADY = dict(tune="head", steps=12, evaluations=3, batch_size=16, learning_rate=1e-2)
+STEADY |= dict(random_resized_crop=(0, 0), horizontal_flip=0.0, rotation_degrees=0.0)
+DISTILLED = dict(use_distillation_token=True, pooling="token")
+ROTARY = dict(position_embedding="none", rotary_embedding="axial", rotary_coordinates="centered", rotary_jitter=1.1)
+MIXER = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, tokens_mlp_dim=8, channels_mlp_dim=32)
+
+
+@pytest.fixture(autouse=True)
+def cache():
+    """The folder of the features, empty."""
+    folder = Path(huggingface_hub.constants.HF_ASSETS_CACHE) / "hf_vit"
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def files(cache):
+    return {path: path.stat().st_mtime_ns for path in sorted(cache.rglob("*.safetensors"))}
+
+
+@pytest.fixture
+def train(colours, tmp_path):
+    def run(name, config=None, data=colours, **settings):
+        torch.set_num_threads(1)
+        return finetune(config or make_tiny_config(), data, tmp_path / name, **(STEADY | settings))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        (make_tiny_config(), {}),
+        (make_tiny_config(**DISTILLED), dict(average_decay=0.9, micro_batch_size=4)),
+        (HfMixerConfig(**MIXER), dict(optimizer="sgd", precision="bf16", sam_rho=0.05)),
+    ],
+    ids=["vit", "distilled", "mixer-bf16"],
+)
+def test_heads_are_those_of_images(config, settings, train, cache):
+    """Sums in batches of another size differ in the last digits: 2**-23 of float32, or 2**-8 of bfloat16."""
+    plain, cached = (train(name, config, **settings, cache_features=name == "cached") for name in ("plain", "cached"))
+    ours, theirs = (load_file(result.folder / "model.safetensors") for result in (cached, plain))
+    assert ours.keys() == theirs.keys()
+    heads = [name for name in ours if "classifier" in name]
+    tolerance = 2e-2 if settings.get("precision") == "bf16" else 1e-5
+    for name in ours:
+        bound = tolerance * theirs[name].abs().max() if name in heads else 0
+        assert (ours[name] - theirs[name]).abs().max() <= bound, name
+    assert all(theirs[name].abs().max() > 0 for name in heads if name.endswith("weight"))  # they have learnt
+    assert cached.test.loss == pytest.approx(plain.test.loss, rel=10 * tolerance)
+    written = files(cache)
+    again = train("again", config, **settings, cache_features=True)
+    assert same_weights(again.folder, cached.folder)
+    assert untimed_log(again) == untimed_log(cached)
+    assert files(cache) == written
+
+
+def test_resume_is_exact_and_an_interrupted_cache_is_completed(train, killed, cache):
+    whole = train("whole", data="digits", cache_features=True, keep_checkpoints=True)
+    written = files(cache)
+    assert sorted(path.name[:9] for path in written) == ["000000000", "000000000", "000001024"]
+    lost = next(path for path in written if path.name.startswith("000001024"))
+    lost.unlink()
+    again = killed(whole, "again")
+    with pytest.raises(UserError, match="cache_features was True, now"):
+        train("again", data="digits", resume=True)
+    train("again", data="digits", resume=True, cache_features=True)
+    assert same_weights(again, whole.folder)
+    assert [path for path, time in files(cache).items() if written[path] != time] == [lost]
+
+
+@pytest.mark.parametrize("how", ["truncated", "changed", "foreign"])
+def test_damaged_and_foreign_features_are_refused(how, train, cache):
+    train("first", cache_features=True)
+    (first, *_), content = files(cache), None
+    content = bytearray(first.read_bytes())
+    if how == "foreign":
+        train("other", make_tiny_config(num_hidden_layers=1), cache_features=True)
+        other = next(path for path in files(cache) if path.name == first.name and path.parent != first.parent)
+        shutil.copy(other, first)
+    else:
+        content[-1] ^= 1
+        first.write_bytes(content[:-8] if how == "truncated" else content)
+    with pytest.raises(UserError, match=f"{first} cannot be used.*delete {first.parent} and run again"):
+        train("second", cache_features=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (dict(tune="all"), "--tune all trains"),
+        (dict(rotation_degrees=5.0), "rotation_degrees 5.0"),
+        (dict(mixup_alpha=0.2), "mixup_alpha 0.2"),
+        (dict(streaming=True), "leave --streaming out"),
+        (dict(task="segmentation"), "classification without a teacher only"),
+        (dict(drop_path=0.1), "drop_path_rate 0.1"),
+        (dict(dropout=0.1), "hidden_dropout_prob 0.1"),
+        (
+            dict(config=make_tiny_config(**ROTARY)),
+            "jitter",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_varies_features_is_refused(settings, reason, train, cache, tmp_path):
+    with pytest.raises(UserError, match=f"--cache-features.*{reason}.*leave --cache-features out"):
+        train("refused", **settings, cache_features=True)
+    assert not (tmp_path / "refused").exists()
+    assert not cache.exists()
+
+
+def test_batch_norms_that_learn_are_refused(train, tmp_path):
+    for name, colour in COLOURS.items():
+        (tmp_path / "large" / name).mkdir(parents=True)
+        for index in range(10):
+            coloured_square(colour, index, side=40).save(tmp_path / "large" / name / f"{index}.png")
+    config = HfAxialResNetConfig(image_size=32, stage_depths=[1, 1, 1, 1], stem_width=8)
+    with pytest.raises(UserError, match="its batch norms vary"):
+        train("refused", config, data=tmp_path / "large", cache_features=True)
