@@ -34,10 +34,10 @@ def test_one_commit_holds_everything(hub: Loopback, client: Client, model_folder
     code = {path.name for path in model_folder.glob("*.py")}
     assert {f"{part}_hf_vit.py" for part in ("configuration", "embeddings", "modeling", "pretrained")} <= code
     assert set(files) == {"config.json", WEIGHTS, "preprocessor_config.json", "facts.json", "README.md",
-                          "learning_curve.png", *code}  # fmt: skip
+                          "learning_curve.png", "handler.py", "requirements.txt", *code}  # fmt: skip
     assert set(done["files"]) == set(files)
     for name in files:
-        if name != "README.md":
+        if name not in ("README.md", "handler.py", "requirements.txt"):
             assert files[name] == content_hash((model_folder / name).read_bytes(), name.endswith((WEIGHTS, ".png")))
     assert done["left_out"] == ["checkpoints", "holiday.png", "notes.txt", "training_args.bin"]
     assert before == {path: path.read_bytes() for path in model_folder.rglob("*") if path.is_file()}, "not changed"

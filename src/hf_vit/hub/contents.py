@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,12 +24,14 @@ from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
 from hf_vit.hub.card_metadata import NO_LICENSE, check_license, find_metadata_errors, load_facts, select_comparable
 from hf_vit.hub.card_sections import shows_images
+from hf_vit.hub.handler import TASKS
 from hf_vit.hub.model_folder import (
     CARD_NAME,
     INDEX,
     PAGE_NAME,
     PROCESSOR,
     SINGLE,
+    ModelConfig,
     check_inside,
     count_parameters,
     list_code,
@@ -50,6 +52,9 @@ PAGE_FILES = ("index.html", "style.css", "page.js", "worker.js")
 _WEIGHTS = re.compile(r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|training_args\.bin")
 _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
 _GPS = 0x8825  # tag of EXIF
+# For Inference Endpoints: code that serves the model, and what it needs.
+HANDLER, REQUIREMENTS = "handler.py", "requirements.txt"
+_SERVED_BY = ("torch", "torchvision", "transformers", "safetensors", "numpy")
 _RUNTIME = re.compile(r"ort[\w.-]*\.(mjs|wasm)")
 _Sources = dict[str, Path | bytes]
 
@@ -201,7 +206,26 @@ def collect(
     names |= {*list_plots(folder, descriptions[CARD_NAME].decode()), *examples}
     names |= {path.name for path in (folder / FACTS_NAME, *folder.glob("LICENSE*")) if path.is_file()}
     sources |= {name: folder / name for name in names - descriptions.keys()} | descriptions
+    sources |= collect_serving_files(folder, config)
     return _check_contents(folder, sources, _WEIGHTS, {SINGLE, INDEX})
+
+
+def collect_serving_files(folder: Path, config: ModelConfig) -> _Sources:
+    """Return `handler.py` and `requirements.txt`: this package's, or those of a folder with a handler of its own.
+
+    Models that the handler does not serve (of other libraries, without a head that it knows) get none.
+    """
+    has_handler, heads = (folder / HANDLER).is_file(), [name.removeprefix("AutoModel") for name in TASKS]
+    if not (has_handler or config.is_ours or any(head in config.architecture for head in heads)):
+        return {}
+    installed: list[str] = []
+    with suppress(metadata.PackageNotFoundError):
+        installed = metadata.requires("hf-vit") or []
+    lines = [line for line in installed if re.split(r"[^\w-]", line)[0] in _SERVED_BY and ";" not in line]
+    lines += ["pillow", *(["scipy"] if "Mask2Former" in config.architecture else [])]
+    code = resources.files("hf_vit.hub").joinpath(HANDLER).read_bytes()
+    ours: _Sources = {HANDLER: code, REQUIREMENTS: ("\n".join(sorted(lines)) + "\n").encode()}
+    return ours | {name: folder / name for name in ours if has_handler and (folder / name).is_file()}
 
 
 def _refuse_gps(folder: Path, name: str) -> None:

@@ -1,0 +1,308 @@
+"""Serve the model of a folder: `handler.py` of Inference Endpoints, and of any server that calls `EndpointHandler`.
+
+`hf-vit push` puts a copy of this file beside the weights. It needs transformers and the code in that folder only, and
+optimizes the model where hf_vit can be imported.
+"""
+
+import base64
+import binascii
+import contextlib
+import http.client
+import io
+import ipaddress
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image, ImageOps
+
+# Auto class -> task and its parameters. A model of any other class returns features.
+TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "AutoModelForImageClassification": ("image-classification", ("top_k", "function_to_apply")),
+    "AutoModelForSemanticSegmentation": ("image-segmentation", ()),
+    "AutoModelForUniversalSegmentation": ("image-segmentation", ()),
+    "AutoModelForObjectDetection": ("object-detection", ("threshold",)),
+}
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")  # no format that starts another program
+MAX_IMAGES, MAX_PIXELS, MAX_BYTES = 256, 64 * 10**6, 32 * 10**6
+BATCH, SECONDS, REDIRECTS = 16, 10, 3
+INPUTS = "give an image as bytes, base64 text or an https URL, or a list of these"
+
+
+class EndpointHandler:
+    """Answer requests {"inputs": an image or a list of images, "parameters": {...}}.
+
+    An image is bytes, a Pillow image, base64 text (also a data: URL) or an https URL of a public host. A list is
+    answered by a list. Answers are those of transformers' pipelines:
+
+    - classification: [{"label", "score"}], the highest score first; of a regression model all values, in order;
+    - segmentation: [{"label", "score": None, "mask": PNG as base64}] for every class in the image;
+    - detection: [{"label", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}] in px, and a "mask" if there is one;
+    - any other model: its features, [D].
+
+    Parameters: `top_k` (default 5; None for all) and `function_to_apply` ("softmax", "sigmoid", "none") of a
+    classifier, `threshold` (default 0.5) of a detector. Several threads may call one handler.
+
+    Raises:
+        ValueError: a request that cannot be answered.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        folder = path or os.path.dirname(os.path.abspath(__file__))
+        # This file is code of the repository too, so its other code is trusted; code of other repositories is not read.
+        options = {"trust_remote_code": True, "local_files_only": True}
+        try:
+            import hf_vit
+        except ImportError:
+            hf_vit = None
+        config: Any = transformers.AutoConfig.from_pretrained(folder, **options)
+        auto_class = _find_auto_class(config)
+        self.task, self.parameters = TASKS.get(auto_class, ("image-feature-extraction", ()))
+        self.processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, **options)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        model: Any = getattr(transformers, auto_class).from_pretrained(folder, **options).to(self.device).eval()
+        if hf_vit is not None:
+            with contextlib.suppress(hf_vit.UserError):  # a model that it does not know stays as it is
+                model = hf_vit.optimize_for_inference(model)
+        self.model, self.lock = model, threading.Lock()  # a pass uses all cores, so passes take turns
+
+    def __call__(self, data: dict[str, Any]) -> list[Any]:
+        inputs, options = data.get("inputs"), self._check_parameters(data.get("parameters") or {})
+        if inputs is None:
+            raise ValueError(f'the request has no "inputs"; {INPUTS}')
+        is_list = isinstance(inputs, list | tuple)
+        sources: list[Any] = list(inputs) if is_list else [inputs]
+        if not 1 <= len(sources) <= MAX_IMAGES:
+            raise ValueError(f"the request has {len(sources)} images; give 1 to {MAX_IMAGES}")
+        answers: list[Any] = []
+        for start in range(0, len(sources), BATCH):
+            images = [_read(source, f"image {start + number}") for number, source in enumerate(sources[start:][:BATCH])]
+            answers += self._answer(images, options)
+        return answers if is_list else answers[0]
+
+    def _check_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters with numbers in place of text, as query strings have it."""
+        if unknown := sorted(set(parameters) - set(self.parameters)):
+            known = ", ".join(self.parameters) or "none"
+            raise ValueError(f"unknown parameter {unknown[0]!r} for {self.task}; parameters: {known}")
+        options = {"top_k": 5, "function_to_apply": None, "threshold": 0.5} | parameters
+        functions = (None, "softmax", "sigmoid", "none")
+        if options["function_to_apply"] not in functions:
+            raise ValueError(f"function_to_apply is {options['function_to_apply']!r}; give softmax, sigmoid or none")
+        try:
+            top_k = options["top_k"] = None if options["top_k"] is None else int(options["top_k"])
+            threshold = options["threshold"] = float(options["threshold"])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError("top_k and threshold must be numbers") from error
+        if (top_k is not None and top_k < 1) or not 0 <= threshold <= 1:
+            raise ValueError("top_k must be at least 1, and threshold from 0 to 1")
+        return options
+
+    def _answer(self, images: Sequence[Image.Image], options: dict[str, Any]) -> list[Any]:
+        """Return the answers for images: one by one in a dense task, or if their prepared sizes differ."""
+        inputs = [self.processor(images=image, return_tensors="pt")["pixel_values"] for image in images]
+        compute = {"image-classification": self._classify, "image-feature-extraction": self._extract}.get(self.task)
+        if compute is not None and len({pixels.shape for pixels in inputs}) == 1:
+            inputs = [torch.cat(inputs)]
+        answers: list[Any] = []
+        for image, pixels in zip(images, inputs, strict=False):  # one input for all images of a batch
+            with self.lock, torch.inference_mode():
+                pixels = pixels.to(self.device, self.model.dtype)
+                if compute is not None:
+                    answers += compute(pixels, options)
+                elif self.task == "image-segmentation":
+                    answers.append(self._segment(pixels, (image.height, image.width)))
+                else:
+                    answers.append(self._detect(pixels, (image.height, image.width), options["threshold"]))
+        return answers
+
+    def _classify(self, pixels: torch.Tensor, options: dict[str, Any]) -> list[Any]:
+        """Return labels and scores for every image."""
+        config, logits = self.model.config, _finite(self.model(pixel_values=pixels).logits)
+        kind = config.problem_type or ("regression" if logits.shape[1] == 1 else "single_label_classification")
+        usual = {"regression": "none", "multi_label_classification": "sigmoid"}.get(kind, "softmax")
+        function = options["function_to_apply"] or usual
+        scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "none": logits}[function]
+        if kind == "regression":
+            return [[_entry(config, index, score) for index, score in enumerate(row)] for row in scores.tolist()]
+        best = scores.sort(dim=-1, descending=True, stable=True)
+        rows = zip(best.values[:, : options["top_k"]].tolist(), best.indices.tolist(), strict=True)
+        return [[_entry(config, index, score) for score, index in zip(*row, strict=False)] for row in rows]
+
+    def _extract(self, pixels: torch.Tensor, options: dict[str, Any]) -> list[Any]:
+        """Return the pooled output of every image, else its class token, else the mean of its patches."""
+        outputs = self.model(pixel_values=pixels)
+        pooled, states = getattr(outputs, "pooler_output", None), outputs.last_hidden_state
+        if pooled is None:
+            has_class_token = any(name.endswith("cls_token") for name, _ in self.model.named_parameters())
+            pooled = states[:, 0] if has_class_token else states.mean(1)
+        return _finite(pooled.flatten(1)).tolist()
+
+    def _segment(self, pixels: torch.Tensor, size: tuple[int, int]) -> list[dict[str, Any]]:
+        """Return a mask for every class in one image of `size` (height, width) px."""
+        outputs = self.model(pixel_values=pixels)
+        (classes,) = self.processor.post_process_semantic_segmentation(outputs, target_sizes=[size])
+        names = self.model.config.id2label
+        return [
+            {"label": names[index], "score": None, "mask": _encode_mask(classes == index)}
+            for index in classes.unique().tolist()
+            if index in names
+        ]
+
+    def _detect(self, pixels: torch.Tensor, size: tuple[int, int], threshold: float) -> list[dict[str, Any]]:
+        """Return the objects in one image of `size` (height, width) px."""
+        if hasattr(self.processor, "post_process_object_detection"):
+            outputs = self.model(pixel_values=pixels)
+            (objects,) = self.processor.post_process_object_detection(outputs, threshold, [size])
+        else:  # Mask R-CNN, which rescales boxes itself
+            (objects,) = self.model(pixel_values=pixels, target_sizes=[size]).detections
+        answer: list[dict[str, Any]] = []
+        for index in objects["scores"].argsort(descending=True, stable=True).tolist():
+            score, box = float(objects["scores"][index]), objects["boxes"][index].int().tolist()
+            if score > threshold:
+                entry = _entry(self.model.config, int(objects["labels"][index]), score)
+                entry["box"] = dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
+                if "masks" in objects:
+                    entry["mask"] = _encode_mask(objects["masks"][index, 0] >= 0.5)
+                answer.append(entry)
+        return answer
+
+
+def _find_auto_class(config: Any) -> str:
+    """Return the name of the Auto class that loads the saved model with its head."""
+    architecture = (config.architectures or [""])[0]
+    targets = {name: str(target) for name, target in (getattr(config, "auto_map", None) or {}).items()}
+    for name in TASKS:
+        if targets.get(name, "").endswith(f".{architecture}") or name.removeprefix("AutoModel") in architecture:
+            return name
+    return "AutoModel"
+
+
+def _entry(config: Any, index: int, score: float) -> dict[str, Any]:
+    return {"label": config.id2label[index], "score": score}
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    """Return values in float32 on the CPU; NaN and infinity are no JSON."""
+    if not values.isfinite().all():
+        raise ValueError("the model's outputs are not finite (NaN or infinity); its weights are damaged")
+    return values.float().cpu()
+
+
+def _encode_mask(mask: torch.Tensor) -> str:
+    """Return a mask [H, W] as base64 of a PNG, 255 inside and 0 outside."""
+    file = io.BytesIO()
+    Image.fromarray(mask.cpu().numpy().astype(np.uint8) * 255).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _read(source: Any, name: str) -> Image.Image:
+    """Return one image of a request as RGB.
+
+    Raises:
+        ValueError: it is no image, or too large.
+    """
+    if isinstance(source, str):
+        source = _download(source) if re.match(r"https?:", source, re.IGNORECASE) else _decode_text(source, name)
+    try:
+        if isinstance(source, bytes | bytearray):
+            if len(source) > MAX_BYTES:
+                raise ValueError(f"it has {len(source):,} bytes; the limit is {MAX_BYTES:,}")
+            Image.init()
+            source = Image.open(io.BytesIO(source), formats=[name for name in FORMATS if name in Image.OPEN])
+        if not isinstance(source, Image.Image):
+            raise TypeError(f"{name} is of type {type(source).__name__}; {INPUTS}")
+        if source.width * source.height > MAX_PIXELS:
+            raise ValueError(f"it has {source.width}x{source.height} px; the limit is {MAX_PIXELS:,} px")
+        return _to_rgb(source)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
+        reason = "its format is unknown" if isinstance(error, Image.UnidentifiedImageError) else f"{str(error):.200}"
+        raise ValueError(f"{name} is not a readable image: {reason}") from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Return 8-bit RGB as a viewer shows the image: rotated by its EXIF tag, on white, 16 bits scaled to 8."""
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise ValueError("it has floating-point values; save it with 8 bits")
+    if image.mode.startswith("I"):
+        values = (np.asarray(image).astype(np.int64) * 255 + 32767) // 65535
+        return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def _decode_text(text: str, name: str) -> bytes:
+    """Return the bytes of base64 text, or of a data: URL with it. Text is never a path."""
+    head, comma, body = text.partition(",")
+    try:
+        return base64.b64decode("".join((body if comma and head.startswith("data:") else text).split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"{name} is neither valid base64 nor an https URL ({error}); {INPUTS}") from error
+
+
+class _PublicConnection(http.client.HTTPSConnection):
+    """HTTPS to a host whose addresses are all public: a request must not reach the server's own network."""
+
+    def connect(self) -> None:
+        # The checked address itself is connected to: another look-up could give another one.
+        addresses = [entry[4][0] for entry in socket.getaddrinfo(self.host, self.port, socket.AF_INET)]
+        if not all(ipaddress.ip_address(address).is_global for address in addresses):
+            raise ValueError("the host's address is not public")
+        plain = socket.create_connection((addresses[0], self.port), self.timeout)
+        context = ssl.create_default_context()
+        self.sock = context.wrap_socket(plain, server_hostname=self.host, do_handshake_on_connect=False)
+        self.sock.do_handshake()
+
+    def stop(self) -> None:
+        """End a transfer that takes too long: a timeout limits single reads only."""
+        with contextlib.suppress(OSError, AttributeError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _download(url: str) -> bytes:
+    """Return the bytes behind an https URL of a public host, within `SECONDS`, `MAX_BYTES` and `REDIRECTS`.
+
+    Proxies, credentials, cookies and headers of the server are not used.
+    """
+    deadline = time.monotonic() + SECONDS
+    try:
+        for _ in range(1 + REDIRECTS):
+            parts = urlsplit(url)
+            if parts.scheme.lower() != "https" or not parts.hostname or parts.port not in (None, 443) or parts.username:
+                raise ValueError("only https on port 443 without a user name is allowed")
+            connection = _PublicConnection(parts.hostname, timeout=SECONDS)
+            timer = threading.Timer(deadline - time.monotonic(), connection.stop)
+            timer.start()
+            try:
+                connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+                response = connection.getresponse()
+                content = response.read(MAX_BYTES + 1)
+            finally:
+                timer.cancel()
+                connection.close()
+            if len(content) > MAX_BYTES or time.monotonic() > deadline:
+                raise ValueError(f"it takes more than {MAX_BYTES:,} bytes or {SECONDS} s")
+            if response.status == http.HTTPStatus.OK:
+                return content
+            target = response.headers.get("Location")
+            if target is None or not 300 <= response.status < 400:
+                raise ValueError(f"the host answers with status {response.status}")
+            url = urljoin(url, target)
+        raise ValueError(f"more than {REDIRECTS} redirects")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ValueError(f"the image at the URL cannot be read: {error}; send its bytes or base64 instead") from error

@@ -1,0 +1,324 @@
+"""`handler.py`, which a push adds: a fresh process answers over HTTP what transformers and hf_vit say here."""
+
+import base64
+import io
+import json
+import runpy
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dense_heads import build
+from evaluation.tiny import make_images, make_processor
+from hub.conftest import save_model
+from loopback.client import Client, Loopback
+from PIL import Image
+from transformers import AutoModel, pipeline
+
+import hf_vit
+
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "classes": {},
+    "several": {"problem_type": "multi_label_classification"},
+    "values": {"problem_type": "regression", "id2label": {0: "height", 1: "width"}},
+}
+DENSE = {"linear": "plain", "mask2former": "hybrid", "mask-rcnn": "plain", "detr": "axial"}
+OPENED = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def save_dense(folder: Path, head: str) -> Path:
+    for part in build(DENSE[head], head):
+        part.save_pretrained(folder)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    return folder
+
+
+def save_features(folder: Path) -> Path:
+    save_model(folder)
+    (folder / "model.safetensors").unlink()
+    torch.manual_seed(1)
+    hf_vit.HfViTModel(hf_vit.HfViTConfig.from_pretrained(folder)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of every task."""
+    root = tmp_path_factory.mktemp("tasks")
+    saved = {name: save_model(root / name, **fields) for name, fields in CLASSIFIERS.items()}
+    saved |= {head: save_dense(root / head, head) for head in DENSE}
+    return saved | {"features": save_features(root / "features")}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Images of several sizes and modes: RGB, transparent, 16 bits, gray, rotated by EXIF."""
+    root, colours = tmp_path_factory.mktemp("images"), make_images(4, side=48)
+    clear = colours[1].convert("RGBA")
+    clear.putalpha(Image.linear_gradient("L").resize((48, 48)))
+    deep = np.asarray(colours[2].convert("L")).astype(np.uint16) * 200
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    wide = colours[3].resize((64, 40))
+    for number, (image, options) in enumerate(
+        [(colours[0], {}), (clear, {}), (Image.fromarray(deep), {}), (wide.convert("L"), {}), (wide, {"exif": exif})]
+    ):
+        image.save(root / f"{number}.png", **options)
+    return sorted(root.iterdir())
+
+
+class Server:
+    """Asks a running server."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def ask(self, name: str, content: Any, kind: str = "application/json") -> tuple[int, Any]:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        request = urllib.request.Request(f"{self.address}/{name}", body, {"Content-Type": kind})
+        try:
+            with OPENED.open(request, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def answer(self, name: str, inputs: Any, **parameters: Any) -> Any:
+        status, answer = self.ask(name, {"inputs": inputs, "parameters": parameters})
+        assert status == 200, answer
+        return answer
+
+    def state(self) -> Any:
+        return json.load(OPENED.open(self.address, timeout=60))
+
+
+@pytest.fixture(params=["without hf_vit", "with hf_vit"])
+def server(request: Any, hub: Loopback, xet_client: Client, stranger: Client, folders: Any, tmp_path: Path) -> Any:
+    """Pushes the models and serves what arrives in a process that has transformers, and hf_vit or not."""
+    pushes = [{"folder": str(path), "repo_id": f"alice/{name}", "license": "mit"} for name, path in folders.items()]
+    for done in xet_client.run("hub.jobs:push_many", pushes=pushes):
+        assert {"handler.py", "requirements.txt"} <= set(done["files"]), done
+    port, client = tmp_path / "port", xet_client if request.param == "with hf_vit" else stranger
+    job = client.start("hub.serving:serve", repo_ids=[push["repo_id"] for push in pushes], port_file=str(port))
+    end = time.monotonic() + 120
+    while not (port.exists() and port.read_text()):
+        assert time.monotonic() < end
+        if client.warm.ask("wait", pid=job.pid, seconds=0.1) is not None:
+            pytest.fail(job._read("stderr"))
+    yield Server(f"http://127.0.0.1:{port.read_text()}")
+    job.kill()
+    client.warm.ask("wait", pid=job.pid, seconds=10)
+
+
+def same_classes(answer: Any, expected: Any) -> None:
+    assert [entry["label"] for entry in answer] == [entry["label"] for entry in expected]
+    np.testing.assert_allclose([e["score"] for e in answer], [e["score"] for e in expected], rtol=0, atol=1e-5)
+
+
+def test_every_task_is_answered(server: Server, folders: dict[str, Path], files: list[Path], request: Any) -> None:
+    assert server.state()["hf_vit"] == ("with hf_vit" in request.node.name)
+    texts = [base64.b64encode(path.read_bytes()).decode() for path in files]
+    for name in CLASSIFIERS:
+        decoded = [hf_vit.data.to_rgb(Image.open(path)) for path in files]
+        expected = pipeline("image-classification", model=str(folders[name]))(decoded)
+        answers = server.answer(name, texts)
+        if name == "values":  # in the order of the model
+            answers, expected = (
+                [sorted(row, key=lambda e: e["label"]) for row in rows] for rows in (answers, expected)
+            )
+        for answer, wanted in zip(answers, expected, strict=True):
+            same_classes(answer, wanted)
+    (best, second, *_), path = pipeline("image-classification", model=str(folders["classes"]))(decoded[0]), files[0]
+    for status, answer in (
+        server.ask("classes?top_k=2", path.read_bytes(), "application/octet-stream"),
+        server.ask("classes?top_k=2", path.read_bytes(), "image/png"),
+        server.ask("classes", {"inputs": f"data:image/png;base64,{texts[0]}", "parameters": {"top_k": 2}}),
+    ):
+        assert status == 200
+        same_classes(answer, [best, second])
+    raw = server.answer("classes", texts[0], function_to_apply="none", top_k=None)
+    assert len(raw) == 6
+    probabilities = torch.tensor([entry["score"] for entry in raw]).softmax(0)
+    assert probabilities[0].item() == pytest.approx(best["score"], abs=1e-5)
+    with torch.no_grad():
+        pixels = make_processor()(decoded, return_tensors="pt")["pixel_values"]
+        pooled = AutoModel.from_pretrained(folders["features"]).eval()(pixels).pooler_output
+    np.testing.assert_allclose(server.answer("features", texts), pooled, rtol=0, atol=1e-5)
+    for head in DENSE:
+        wanted = hf_vit.predict(str(folders[head]), files, threshold=0.2)
+        detects = not head.startswith(("linear", "mask2"))
+        answers = server.answer(head, texts, **({"threshold": 0.2} if detects else {}))
+        assert any(answers)
+        for answer, prediction in zip(answers, wanted, strict=True):
+            masks = [np.asarray(Image.open(io.BytesIO(base64.b64decode(e["mask"])))) for e in answer if "mask" in e]
+            if not detects:
+                assert sorted(e["label"] for e in answer) == sorted(e["label"] for e in prediction.answers)
+                names = [["sky", "cat"][value] for value in np.unique(prediction.mask)]
+                assert [entry["label"] for entry in answer] == names
+                for mask, value in zip(masks, np.unique(prediction.mask), strict=True):
+                    assert (mask == 255 * (prediction.mask == value)).mean() > 0.999
+                continue
+            same_classes(answer, prediction.answers)
+            boxes = [list(entry["box"].values()) for entry in answer]
+            np.testing.assert_allclose(boxes, [e["box"] for e in prediction.answers] or boxes, rtol=0, atol=1.01)
+            assert len(masks) == (len(answer) if head == "mask-rcnn" else 0)
+
+
+BAD: list[tuple[Any, str]] = [
+    ({"inputs": "bm90IGFuIGltYWdl"}, "image 0 is not a readable image: its format is unknown"),
+    ({"inputs": "%%%"}, "image 0 is neither valid base64 nor an https URL"),
+    ({"inputs": "/etc/passwd"}, "is neither valid base64"),
+    ({"inputs": "file:///etc/passwd"}, "is neither valid base64"),
+    ({"inputs": "http://127.0.0.1:1/x.png"}, "only https on port 443"),
+    ({"inputs": "https://127.0.0.1/x.png"}, "the host's address is not public"),
+    ({"inputs": "https://169.254.169.254/x.png"}, "the host's address is not public"),
+    ({"inputs": "https://user@example.org/x.png"}, "without a user name"),
+    ({"inputs": ["", {}]}, "image 0 is not"),
+    ({"inputs": 3}, "image 0 is of type int"),
+    ({"inputs": []}, "the request has 0 images"),
+    ({"inputs": ["x"] * 257}, "the request has 257 images"),
+    ({}, 'the request has no "inputs"'),
+    ({"inputs": "", "parameters": {"top_k": 0}}, "top_k must be at least 1"),
+    ({"inputs": "", "parameters": {"top_k": "two"}}, "must be numbers"),
+    ({"inputs": "", "parameters": {"threshold": 0.5}}, "unknown parameter 'threshold' for image-classification"),
+    ({"inputs": "", "parameters": {"function_to_apply": "tanh"}}, "function_to_apply is 'tanh'"),
+]
+
+
+@pytest.mark.parametrize("server", ["with hf_vit"], indirect=True)  # optimized, as the more delicate
+def test_bad_requests_are_told_and_good_ones_go_on(server: Server, files: list[Path]) -> None:
+    """From eight threads: each request gets its own answer."""
+    good = [base64.b64encode(path.read_bytes()).decode() for path in files]
+    alone = [server.answer("classes", text) for text in good]
+    cut = base64.b64encode(files[0].read_bytes()[:200]).decode()
+    bad = [*BAD, ({"inputs": [good[0], cut]}, "image 1 is not a readable image")]
+
+    def ask(number: int) -> None:
+        content, words = bad[number % len(bad)]
+        status, answer = server.ask("classes", content)
+        assert (status, answer["kind"]) == (400, "ValueError"), (content, answer)
+        assert words in answer["error"]
+        assert "\n" not in answer["error"]
+        same_classes(server.answer("classes", good[number % 5]), alone[number % 5])
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(ask, range(4 * len(bad))))
+
+
+LOAD_SECONDS = 30
+
+
+@pytest.mark.slow  # half a minute of load for each way
+def test_memory_does_not_grow_under_load(server: Server, folders: dict[str, Path], files: list[Path]) -> None:
+    """Four threads, every task, one request in five bad; the second half of the time needs no more than the first."""
+    texts = [base64.b64encode(path.read_bytes()).decode() for path in files] * 4
+    curve, count, start = list[tuple[float, int]](), [0] * 4, time.monotonic()
+
+    def work(thread: int) -> None:
+        while (passed := time.monotonic() - start) < LOAD_SECONDS:
+            name = list(folders)[count[thread] % len(folders)]
+            status, answer = server.ask(name, {"inputs": texts if count[thread] % 5 else [*texts, "bad"]})
+            assert status == (200 if count[thread] % 5 else 400), answer
+            count[thread] += 1
+            if thread == 0 and count[0] % 8 == 0:
+                curve.append((passed, server.state()["bytes"]))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    print(
+        f"{sum(count)} requests", [(round(passed), memory >> 20) for passed, memory in curve[:: len(curve) // 20 + 1]]
+    )
+    halves = [[memory for passed, memory in curve if (passed > LOAD_SECONDS / 2) == late] for late in (False, True)]
+    assert np.mean(halves[1]) < np.mean(halves[0]) + 8 * 2**20
+
+
+def test_urls_lead_to_public_hosts_alone(
+    folders: dict[str, Path], files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TLS server here stands for the public host 93.184.216.34; no other address is ever connected to."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    names = ["-subj", "/CN=images.example", "-addext", "subjectAltName=DNS:images.example"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    answers = {
+        "/a.png": (200, {}, files[0].read_bytes()),
+        "/moved": (302, {"Location": "/a.png"}, b""),
+        "/inside": (302, {"Location": "https://inside.example/a.png"}, b""),
+        "/plain": (302, {"Location": "http://images.example/a.png"}, b""),
+        "/loop": (302, {"Location": "/loop"}, b""),
+        "/large": (200, {}, bytes(33 * 10**6)),
+    }
+
+    class Requests(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, headers, body = answers.get(self.path, (404, {}, b""))
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server, context = HTTPServer(("127.0.0.1", 0), Requests), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    addresses = {"images.example": "93.184.216.34", "inside.example": "10.0.0.7"}
+    connected, connect = list[str](), socket.create_connection
+
+    def find(host: str, port: int, *_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses.get(host, host), port))]
+
+    def connect_here(address: tuple[str, int], timeout: float) -> socket.socket:
+        connected.append(address[0])
+        return connect(("127.0.0.1", server.server_port), timeout)
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    monkeypatch.setattr(socket, "create_connection", connect_here)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    code = runpy.run_path(str(Path(hf_vit.__file__).parent / "hub/handler.py"))
+    handler = code["EndpointHandler"](str(folders["classes"]))
+    expected = handler({"inputs": files[0].read_bytes()})
+    assert handler({"inputs": "https://images.example/a.png"}) == expected
+    assert handler({"inputs": ["https://images.example/moved"]}) == [expected]
+    assert {*connected} == {"93.184.216.34"}
+    for path, words in {
+        "images.example/inside": "not public", "images.example/plain": "only https",
+        "images.example/large": "32,000,000", "images.example/none": "status 404",
+        "images.example/loop": "more than 3 redirects", "images.example:8080/a": "port 443",
+        "inside.example/a.png": "not public", "192.168.1.1/a.png": "not public",
+        "images.example/\r\nX: y": "cannot be read", "0x7f.1/a": "cannot be read",
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            handler({"inputs": f"https://{path}"})
+    assert {*connected} == {"93.184.216.34"}
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_handler_of_its_own_is_shared_in_place_of_ours(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
+    (model_folder / "requirements.txt").write_text("private\n")
+    xet_client.run("hub.jobs:push", folder=str(model_folder))
+    needed = xet_client.run("hub.jobs:read", repo_id="alice/my-vit", name="requirements.txt")
+    assert {"pillow", "numpy>=2.0"} < {*needed.split()}, "not the private file, which no handler came with"
+    (model_folder / "handler.py").write_text("class EndpointHandler: ...\n")
+    xet_client.run("hub.jobs:push", folder=str(model_folder))
+    for name in ("handler.py", "requirements.txt"):
+        assert xet_client.run("hub.jobs:read", repo_id="alice/my-vit", name=name) == (model_folder / name).read_text()
+    (model_folder / "handler.py").write_text("TOKEN = 'hf_" + "aB3dE6gH9" * 4 + "'\n")
+    assert "handler.py holds" in xet_client.run("hub.jobs:push", folder=str(model_folder))["error"]
