@@ -132,7 +132,8 @@ def test_heads_of_dense_prediction(cases: list[tuple[str, str]], stranger: Clien
 # Two processes that share every layer: outputs, and the gradients of their shares.
 SHARED_OUT = [
     *((name, "default") for name in FAMILIES),
-    *(("plain", choice) for choice in ("relative_gap", "map", "two_groups_of_three", "swiglu", "rotary")),
+    *(("plain", choice) for choice in ("relative_gap", "map", "two_groups_of_three", "swiglu", "rotary_registers")),
+    *(("plain", "norm_after_branches"), ("axial", "rotary_gap")),
 ]
 
 
@@ -160,7 +161,9 @@ def test_two_processes_equal_one(stranger: Client, tmp_path: Path):
             found = outcome.answer[folder.name]
             assert found["logits"] < 1e-12, (name, choice, found)
             assert found["gradient"][1] < 1e-11, (name, choice, found)
-            # Six projections a block are shared out (a SwiGLU has one more), and the biases of those whose outputs are.
+            # Six projections a block are shared out (a SwiGLU has one more), and the biases of those whose outputs are;
+            # none before a norm over all channels.
             model = FAMILIES[name].shared("classification", choice)
             blocks = sum(type(module).__name__ == "HfViTLayer" for module in model.modules())
-            assert found["sharded"] == (12 if model.config.mlp_type == "swiglu" else 10) * blocks
+            of_mlp = 0 if model.config.norm_in_mlp else 5 if model.config.mlp_type == "swiglu" else 3
+            assert found["sharded"] == ((0 if model.config.norm_in_attention else 7) + of_mlp) * blocks

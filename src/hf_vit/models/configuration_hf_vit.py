@@ -411,16 +411,26 @@ class HfViTBaseConfig(HfBaseConfig):
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
-        """Return how tensor parallelism splits the dense layers of the blocks, as transformers' plan."""
+        """Return how tensor parallelism splits the dense layers of the blocks, as transformers' plan.
+
+        Layers before a norm over all their channels are not split.
+        """
         mlp_layers = {"dense": (("fc1",), "fc2"), "swiglu": (("gate_proj", "up_proj"), "down_proj")}
-        inner_names, last_name = mlp_layers[self.mlp_type]
-        plan = {f"layers.*.attention.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
-        plan |= {"layers.*.attention.o_proj": "rowwise"}
-        return (
-            plan
-            | {f"layers.*.mlp.{name}": "colwise" for name in inner_names}
-            | {f"layers.*.mlp.{last_name}": "rowwise"}
-        )
+        parts = {"attention": (("q_proj", "k_proj", "v_proj"), "o_proj"), "mlp": mlp_layers[self.mlp_type]}
+        if self.norm_in_attention:
+            del parts["attention"]
+        if self.norm_in_mlp:
+            del parts["mlp"]
+        plan = dict[str, str]()
+        for part, (inner_names, last_name) in parts.items():
+            plan |= {f"layers.*.{part}.{name}": "colwise" for name in inner_names}
+            plan[f"layers.*.{part}.{last_name}"] = "rowwise"
+        # All heads share these, but each process has only some of the heads.
+        shared = ["relative_position"] if self.position_embedding == "relative" else []
+        shared += ["q_layernorm", "k_layernorm"] if self.use_qk_norm else []
+        if "attention" in parts:
+            plan |= {f"layers.*.attention.{name}": "replicated_with_grad_allreduce" for name in shared}
+        return plan
 
     @property
     def has_class_token(self) -> bool:

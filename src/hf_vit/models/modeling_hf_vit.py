@@ -592,10 +592,6 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             self.pooler = POOLERS[config.pooling](config)
         self.norm_after_pooling = bool(config.norm_after_pooling) and add_pooling_layer
         self.post_init()
-        if config.position_embedding == "relative":
-            # The heads share one table, but under tensor parallelism each process has only some of the heads.
-            shared = {"layers.*.attention.relative_position": "replicated_with_grad_allreduce"}
-            self._tp_plan = {**(self._tp_plan or {}), **shared}
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
         """Return the module that turns images into patch embeddings; families may replace it."""
