@@ -1,6 +1,6 @@
 """`hf-vit embed`."""
 
-from typing import Any, Literal
+from typing import Any
 
 from hf_vit_cli import options
 from hf_vit_cli.command import collect_options, describe_progress, handle_interrupt, print_safely
@@ -9,7 +9,7 @@ from hf_vit_cli.options import opt
 
 @options.with_options(
     *("batch_size", "max_num_patches", "draft", "streaming", "skip_bad_images", "image_column", "label_column"),
-    *("optimize", "device", "runner", "address", "seed"),
+    *("optimize", "device", "runner", "address", "seed", "features", "layers", "norm"),
 )
 def embed(
     model: str = options.CHECKPOINT,
@@ -20,13 +20,6 @@ def embed(
     split: list[str] | None = opt(None, "Split of the data set; repeat for more. Default: all."),
     predictions: bool = opt(False, "Write the most likely classes instead of embeddings.", "--predictions"),
     top: int = opt(5, "With --predictions: number of classes per image.", min=1),
-    features: Literal["class", "mean", "class+mean", "patches"] | None = opt(
-        None,
-        "Features of the last layers instead of the embedding: class (class tokens), mean (means of the patch tokens), "
-        "class+mean or patches (all patch tokens). Default: what the classification head gets.",
-    ),
-    layers: int = opt(1, "With --features: number of last layers.", min=1),
-    norm: bool = opt(True, "With --features: apply the model's last norm to every layer.", "--norm/--no-norm"),
     num_processes: int | None = opt(
         None,
         (

@@ -17,7 +17,7 @@ _PROTOCOL_OPTIONS = (
 
 @options.with_options(
     *("split", "batch_size", "skip_bad_images", "image_column", "label_column", "streaming", "optimize"),
-    *("device", "runner", "address", "seed", "max_num_patches", "draft"),
+    *("device", "runner", "address", "seed", "max_num_patches", "draft", "features", "layers", "norm"),
 )
 def evaluate(
     context: typer.Context,

@@ -91,6 +91,16 @@ SHARED: dict[str, tuple[Any, Any]] = {
             "--draft",
         ),
     ),
+    "features": (
+        Literal["class", "mean", "class+mean", "patches"] | None,
+        opt(
+            None,
+            "Features of the last layers instead of the head's input: class (class tokens), mean (means of the patch "
+            "tokens), class+mean or, for embed only, patches (all patch tokens).",
+        ),
+    ),
+    "layers": (int, opt(1, "With --features: number of last layers.", min=1)),
+    "norm": (bool, opt(True, "With --features: apply the model's last norm to every layer.", "--norm/--no-norm")),
 }
 
 

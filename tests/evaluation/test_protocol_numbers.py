@@ -20,6 +20,7 @@ from transformers import ResNetConfig, ResNetForImageClassification, ViTImagePro
 
 from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
+from hf_vit.evaluation import evaluate_protocol
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums, calibration, fit_temperature
 from hf_vit.evaluation.protocols.probes import FewShotRegression, draw_shots, few_shot, linear_probe, nearest_neighbors
 from hf_vit.evaluation.protocols.robustness import (
@@ -196,6 +197,52 @@ def test_neighbours_equal_scikit_learn():
         assert result.plain[place] == pytest.approx(plain.score(test, truth))
         assert result.weighted[place] == pytest.approx(votes.fit(train, labels).score(test, truth))
     assert len(set(result.plain)) > 1, "a model whose neighbours all agree would prove little"
+
+
+def chosen_features(subject, data, split, kind, norm):
+    """The features of the last two layers, from the hidden states that transformers records."""
+    pixels, model = subject.prepare(list(data.splits[split]["image"])), subject.model
+    with torch.no_grad():
+        states = model.vit(pixels, output_hidden_states=True).hidden_states[-2:]
+        states = [model.vit.layernorm(state) if norm else state for state in states]
+    parts = {"class": [state[:, 0] for state in states], "mean": [state[:, 1:].mean(1) for state in states]}
+    parts["class+mean"] = [*parts["class"], parts["mean"][-1]]
+    return torch.cat(parts[kind], dim=1).numpy(), np.array(data.splits[split]["label"])
+
+
+@pytest.mark.parametrize(("kind", "norm"), [("class", True), ("mean", False), ("class+mean", True)])
+def test_probes_read_the_features_that_are_chosen(kind, norm):
+    data, subject = make_data(), our_subject("plain")
+    chosen = dict(features=kind, layers=2, norm=norm, progress=False)
+    (train, labels), (_, _), (test, truth) = (chosen_features(subject, data, name, kind, norm) for name in data.splits)
+    run = evaluate_protocol("knn", subject, data, neighbors=(1, 9), **chosen)
+    scores = [KNeighborsClassifier(size, metric="cosine").fit(train, labels).score(test, truth) for size in (1, 9)]
+    assert run.result.plain == pytest.approx(scores)
+    assert run.settings == {"neighbors": [1, 9], "learn_split": "train", "features": kind, "layers": 2, "norm": norm}
+    probe = dict(strengths=(1.0,), choose_split=None)
+    run = evaluate_protocol("linear-probe", subject, data, **probe, **chosen)
+    scaler = StandardScaler().fit(train)
+    regression = LogisticRegression(C=1.0, max_iter=1000).fit(scaler.transform(train), labels)
+    assert run.result.depths == [f"{kind} of 2"]
+    assert run.result.accuracy == pytest.approx([regression.score(scaler.transform(test), truth)])
+    run = evaluate_protocol("few-shot", subject, data, shots=(2,), trials=1, **chosen)
+    rows = draw_shots(labels, data.label_names, 2, 0).ravel()
+    best = direct_scores(train[rows], labels[rows], test, len(data.label_names), 2.0**10).argmax(1)
+    assert run.result.accuracy == [[pytest.approx((best == truth).mean())]]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options", "reason"),
+    [
+        ("knn", dict(features="patches"), "--features patches .* give one of class, mean, class.mean"),
+        ("knn", dict(layers=2), "--layers and --no-norm are for --features"),
+        ("knn", dict(features="mean", layers=3), "--layers 3 does not fit a model with 2 layers"),
+        ("top1", dict(features="mean"), "--features are for few-shot, linear-probe, knn, vtab"),
+    ],
+)
+def test_features_that_cannot_be_read_are_refused(protocol, options, reason):
+    with pytest.raises(UserError, match=reason):
+        evaluate_protocol(protocol, our_subject("plain"), make_data(), **options)
 
 
 def test_a_stream_has_the_same_neighbours():

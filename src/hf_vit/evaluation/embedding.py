@@ -26,10 +26,9 @@ from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import (
     NamedModel,
-    check_features,
     compute_features,
+    compute_layer_features,
     compute_scores,
-    explain_model_errors,
     find_largest,
     refuse_output_in,
     undecode_images,
@@ -38,7 +37,7 @@ from hf_vit.evaluation.runners import open_runner
 from hf_vit.families import refuse_regression
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.optimizing import select_engine
-from hf_vit.loading.outputs import FEATURES, layer_features, refuse_dense, refuse_features
+from hf_vit.loading.outputs import FeatureChoice, refuse_dense, refuse_features
 from hf_vit.repositories.stores import (
     explain_missing_library,
     explain_store_errors,
@@ -113,6 +112,11 @@ class Settings:
     features: str | None = None
     layers: int | None = None
     norm: bool | None = None
+
+    @property
+    def choice(self) -> FeatureChoice:
+        """The features that replace the head's input, if there are any."""
+        return FeatureChoice(self.features or "", self.layers or 1, self.norm is not False)
 
 
 def embed(
@@ -189,7 +193,10 @@ def embed(
         raise UserError(f"the output folder {folder} holds other files ({existing[0]}); choose a new or empty folder")
     named = NamedModel(model, max_num_patches)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
-    settings = replace(settings, **_check_features(features, layers, norm, predictions))
+    if (choice := FeatureChoice.parse(features, layers, norm)) is not None:
+        if predictions:
+            raise UserError("--features are embeddings; leave --predictions or --features out")
+        settings = replace(settings, features=choice.kind, layers=choice.layers, norm=choice.norm)
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
         subject = _load(named, settings, device if ray is None else "cpu")
@@ -236,20 +243,6 @@ def embed(
     return Embedded(folder.path or str(folder), names, rows, done_before, left_out, images.notes, settings.engine)
 
 
-def _check_features(features: str | None, layers: int, norm: bool, predictions: bool) -> dict[str, Any]:
-    """Return the fields of `Settings` for other features than the head's input; raise UserError if they do not fit."""
-    if features is None:
-        if layers != 1 or not norm:
-            raise UserError(f"--layers and --no-norm are for --features; add one of {', '.join(FEATURES)}")
-        return {}
-    if predictions or features not in FEATURES or layers < 1:
-        raise UserError(
-            f"--features {features} with --layers {layers} does not work; give one of {', '.join(FEATURES)}, at least "
-            "one layer, and leave --predictions out"
-        )
-    return {"features": features, "layers": layers, "norm": norm}
-
-
 def _write_on_ray(
     ray: "RayRunner", job: "Job", parts: Sequence["Part"], subject: "LoadedModel", folder: "OutputFolder"
 ) -> Iterator[list[str]]:
@@ -263,7 +256,7 @@ def _load(model: NamedModel, settings: Settings, device: str | None) -> "LoadedM
     subject = model.load(device)
     refuse_dense(subject.model)
     if settings.features is not None:
-        refuse_features(subject.model, settings.features, settings.layers or 1)
+        refuse_features(subject.model, settings.choice)
     if settings.predictions and not subject.label_sets:
         raise UserError(
             f"{model.model} is not a classifier, so it has no predictions; leave --predictions out to write embeddings"
@@ -355,20 +348,11 @@ class Job:
                 columns["labels"] = [[names[index] for index in row] for row in best.tolist()]
                 columns["probabilities"] = scores.gather(1, best).tolist()
             elif self.settings.features is not None:
-                columns["embedding"] = self._layer_features(subject.model, pixel_values)
+                images = compute_layer_features(subject.model, pixel_values, self.settings.choice)
+                columns["embedding"] = [list(image) if image.ndim > 1 else image for image in images]
             else:
                 columns["embedding"] = list(compute_features(subject.model, pixel_values))
         return pa.Table.from_pydict(columns, schema=self._schema(subject)), rest.skipped
-
-    def _layer_features(self, model: Any, pixel_values: Any) -> list[Any]:
-        """Return the embeddings of a batch with --features."""
-        settings = self.settings
-        with explain_model_errors(pixel_values):
-            features = layer_features(
-                model, pixel_values, settings.features or "", settings.layers or 1, settings.norm is not False
-            )
-        arrays = [check_features(image) for image in features]
-        return [list(array) for array in arrays] if settings.features == "patches" else arrays
 
     def process(self, part: Part, subject: "LoadedModel", folder: "OutputFolder") -> list[str]:
         """Run the model on a part in this process and write its file; return the names of skipped images."""

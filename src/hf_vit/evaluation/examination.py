@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -20,6 +20,7 @@ from hf_vit.evaluation.reading import (
     Collate,
     check_features,
     compute_features,
+    compute_layer_features,
     compute_logits,
     evaluation_mode,
     explain_model_errors,
@@ -28,7 +29,7 @@ from hf_vit.evaluation.reading import (
     undecode_images,
 )
 from hf_vit.loading.model import LoadedModel, match_labels
-from hf_vit.loading.outputs import PRE_LOGITS, depth_features
+from hf_vit.loading.outputs import PRE_LOGITS, FeatureChoice, depth_features
 from hf_vit.results.facts import DataFact
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Examination:
         num_workers: processes that read and prepare images; streams are read in this process.
         remote: Ray, whose processes run the same model; they return only thumbnails of images.
         draft_side: decode JPEG files at a smaller scale, see `LoadedModel.draft_side`.
+        choice: the features that protocols read in place of the head's input.
     """
 
     subject: LoadedModel
@@ -69,6 +71,7 @@ class Examination:
     num_workers: int = 0
     remote: "RayRunner | None" = None
     draft_side: int | None = None
+    choice: FeatureChoice | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of images", self.num_images)):
@@ -176,12 +179,21 @@ class Examination:
         return np.asarray(table["label"], dtype=np.int64)
 
     def features(self, split: str, rows: Sequence[int] | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Compute pre-logits [n, D] of n images (hidden size D) and their classes [n], for a split or some rows."""
-        features, labels = self._features(_compute_last_features, split, rows)
+        """Compute pre-logits [n, D] of n images (hidden size D) and their classes [n], for a split or some rows.
+
+        With `choice` they are those features.
+        """
+        features, labels = self._features(partial(_compute_last_features, self.choice), split, rows)
         return features[PRE_LOGITS], labels
 
     def depth_features(self, split: str) -> tuple[Features, NDArray[np.int64]]:
-        """Compute the features [n, D] of every layer, see `hf_vit.loading.outputs.depth_features`, and classes [n]."""
+        """Compute the features [n, D] of every layer, see `hf_vit.loading.outputs.depth_features`, and classes [n].
+
+        With `choice` they are only those features.
+        """
+        if self.choice is not None:
+            features, labels = self.features(split)
+            return {f"{self.choice.kind} of {self.choice.layers}": features}, labels
         return self._features(_compute_depth_features, split)
 
     def _features(
@@ -293,7 +305,11 @@ def _compute_logits(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFe
     return compute_logits(model, pixel_values).cpu()
 
 
-def _compute_last_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
+def _compute_last_features(
+    choice: FeatureChoice | None, model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature
+) -> Features:
+    if choice is not None:
+        return {PRE_LOGITS: np.stack(compute_layer_features(model, pixel_values, choice))}
     return {PRE_LOGITS: compute_features(model, pixel_values)}
 
 

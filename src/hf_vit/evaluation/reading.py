@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import BatchFeature
 
     from hf_vit.loading.model import LoadedModel
+    from hf_vit.loading.outputs import FeatureChoice
 
 
 THUMBNAIL_PX = 160  # the longer side of an image in a report
@@ -242,6 +243,17 @@ def compute_features(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeat
 
     with explain_model_errors(pixel_values):
         return check_features(pre_logits(model, pixel_values.to(next(model.parameters()).dtype)))
+
+
+def compute_layer_features(
+    model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature", choice: "FeatureChoice"
+) -> "list[NDArray[np.float32]]":
+    """Compute the `layer_features` of every image, one vector or, of patches, a row for each."""
+    from hf_vit.loading.outputs import layer_features
+
+    with explain_model_errors(pixel_values):
+        features = layer_features(model, pixel_values.to(next(model.parameters()).dtype), choice)
+    return [check_features(image) for image in features]
 
 
 def check_features(features: "torch.Tensor") -> "NDArray[np.float32]":

@@ -28,6 +28,7 @@ MULTI_LABEL_WARNING = (
 _INPUT_SETTINGS = {
     "max_num_patches": "images kept their size and shape, with at most {} patches",
     "draft": "JPEG files were decoded at a smaller scale (draft={})",
+    "features": "features of the last layers (--features {}) took the place of the head's input",
 }
 
 

@@ -6,7 +6,7 @@ Legend: B batch, C channels, H x W px (height, width), N tokens, D hidden size, 
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -129,8 +129,37 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
 FEATURES = ("class", "mean", "class+mean", "patches")
 
 
-def refuse_features(model: nn.Module, kind: str, layers: int) -> None:
-    """Raise a UserError if a model does not have the `layer_features` of this kind."""
+class FeatureChoice(NamedTuple):
+    """The `layer_features` that take the place of the head's input."""
+
+    kind: str
+    layers: int = 1
+    norm: bool = True
+
+    @classmethod
+    def parse(
+        cls, features: str | None, layers: int = 1, norm: bool = True, kinds: Sequence[str] = FEATURES
+    ) -> "FeatureChoice | None":
+        """Return the choice of the options --features, --layers and --no-norm; None without --features.
+
+        Raises:
+            UserError: an option is of no use, or --features is not one of `kinds`.
+        """
+        if features is None:
+            if layers != 1 or not norm:
+                raise UserError(f"--layers and --no-norm are for --features; add one of {', '.join(kinds)}")
+            return None
+        if features not in kinds or layers < 1:
+            raise UserError(
+                f"--features {features} with --layers {layers} does not work; give one of {', '.join(kinds)}, and at "
+                "least one layer"
+            )
+        return cls(features, layers, norm)
+
+
+def refuse_features(model: nn.Module, choice: FeatureChoice) -> None:
+    """Raise a UserError if a model does not have these `layer_features`."""
+    kind, layers, _ = choice
     refuse_dense(model)
     if not isinstance(model, HfPreTrainedModel):
         raise UserError(
@@ -146,16 +175,15 @@ def refuse_features(model: nn.Module, kind: str, layers: int) -> None:
         raise UserError("--features patches needs layers with the same grid, but this model's differ; use --layers 1")
 
 
-def layer_features(
-    model: Any, pixel_values: torch.Tensor | BatchFeature, kind: str, layers: int = 1, norm: bool = True
-) -> list[torch.Tensor]:
+def layer_features(model: Any, pixel_values: torch.Tensor | BatchFeature, choice: FeatureChoice) -> list[torch.Tensor]:
     """Return features of a model's last layers for every image, see `get_intermediate_layers`.
 
     Args:
-        kind: "class": the class tokens of all `layers`, [layers * D]; "mean": the means of their patch tokens,
+        choice: "class": the class tokens of all `layers`, [layers * D]; "mean": the means of their patch tokens,
             [layers * D]; "class+mean": the class tokens and the mean of the last layer's patch tokens, which DINOv2's
             linear heads take, [(layers + 1) * D]; "patches": the patch tokens of all layers, [h*w, layers * D].
     """
+    kind, layers, norm = choice
     images: Any = pixel_values if isinstance(pixel_values, BatchFeature) else {"pixel_values": pixel_values}
     states = model.get_intermediate_layers(**images, layers=layers, norm=norm)
     class_tokens = [state.class_token for state in states if state.class_token is not None]

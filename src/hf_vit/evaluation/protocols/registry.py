@@ -27,6 +27,7 @@ from hf_vit.evaluation.runners import open_runner, prepare_engine
 from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import FEATURE_PROTOCOLS
 from hf_vit.loading.model import load_model
+from hf_vit.loading.outputs import FEATURES, FeatureChoice, refuse_features
 from hf_vit.loading.pixels import keep_image_sizes
 from hf_vit.results.facts import Facts, Record
 
@@ -107,6 +108,9 @@ def evaluate_protocol(
     optimize: bool = False,
     runner: str = "local",
     address: str | None = None,
+    features: str | None = None,
+    layers: int = 1,
+    norm: bool = True,
     **options: Any,
 ) -> ProtocolRun:
     """Evaluate a model with a protocol.
@@ -126,6 +130,8 @@ def evaluate_protocol(
         runner: "local"; or "ray", with one model on every GPU or machine, for the same protocols, a model that is given
             by name and data that is not streamed. All machines need the model and the data under the same names.
         address: HOST:PORT of a Ray cluster; by default Ray is started on this machine.
+        features, layers, norm: for few-shot, linear-probe, knn and vtab features of the last layers in place of the
+            head's input, see `hf_vit.loading.outputs.layer_features`; not "patches".
         **options: options of the protocol (the keyword arguments of its function).
 
     Raises:
@@ -135,6 +141,10 @@ def evaluate_protocol(
         raise UserError(f"--protocol {protocol} is unknown; choose one of {', '.join(PROTOCOLS)}")
     function = PROTOCOLS[protocol]
     settings = _collect_settings(protocol, function, options) | _input_settings(protocol, max_num_patches, draft)
+    if (choice := FeatureChoice.parse(features, layers, norm, FEATURES[:3])) is not None:
+        if protocol not in FEATURE_PROTOCOLS:
+            raise UserError(f"--features are for {', '.join(FEATURE_PROTOCOLS)}; choose one of them, or leave it out")
+        settings |= {"features": choice.kind, "layers": choice.layers, "norm": choice.norm}
     if runner == "ray" and protocol in SINGLE_PROCESS_PROTOCOLS:
         raise UserError(f"--protocol {protocol} does not work with --runner ray; leave --runner ray out")
     if runner == "ray" and not isinstance(model, str | Path):
@@ -152,6 +162,8 @@ def evaluate_protocol(
             others = "few-shot, linear-probe or knn"
             remedy = f"get its values with hf-vit predict, or choose {others}, which only need features"
             refuse_regression(subject.model, subject.name, f"protocol {protocol}", remedy)
+        if choice is not None:
+            refuse_features(subject.model, choice)
         if max_num_patches is not None:
             subject = keep_image_sizes(subject, max_num_patches)
         if subject.folder is not None:
@@ -169,11 +181,13 @@ def evaluate_protocol(
         if ray is not None and data.readers:
             raise UserError("--streaming and --runner ray cannot be combined; leave one of them out")
         counts = [number for number in (data.num_examples(split), num_images) if number is not None]
-        optimize = optimize and max_num_patches is None and protocol not in UNOPTIMIZED_PROTOCOLS
+        is_plain = max_num_patches is None and choice is None
+        optimize = optimize and is_plain and protocol not in UNOPTIMIZED_PROTOCOLS
         options_of_model: Any = {"optimize": optimize, "max_num_patches": max_num_patches}
         engine, remote = prepare_engine(subject, model, min(counts, default=None), ray, **options_of_model)
         side = subject.draft_side if draft else None
         how: dict[str, Any] = {"progress": progress, "num_workers": num_workers, "remote": remote, "draft_side": side}
+        how["choice"] = choice
         examination = Examination(subject, data, split, num_images, batch_size, seed, **how)
         started = time.perf_counter()
         result = function(examination, **options)
