@@ -227,7 +227,7 @@ def _read(source: Any, name: str) -> Image.Image:
     except TypeError as error:
         raise ValueError(str(error)) from error
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
-        reason = "its format is unknown" if isinstance(error, Image.UnidentifiedImageError) else f"{str(error):.200}"
+        reason = "its format is unknown" if isinstance(error, Image.UnidentifiedImageError) else f"{error!s:.200}"
         raise ValueError(f"{name} is not a readable image: {reason}") from error
 
 

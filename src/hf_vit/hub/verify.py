@@ -179,33 +179,39 @@ def _make_own_example(config: ModelConfig, folder: Path) -> str | None:
 
 
 def _run_example(name: str, code: str) -> str:
-    """Run an example in a new process on an image of noise, and return its output.
-
-    Raises:
-        UserError: the example fails or takes too long.
-    """
+    """Run an example in a new process on an image of noise, and return its output; see `run_program`."""
     import numpy as np
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     with scratch_folder("verify") as scratch:
         Image.fromarray(pixels).save(scratch / "image.png")
-        try:
-            process = subprocess.run(
-                [sys.executable, "-c", code if "import hf_vit" in code else _BLOCK_PACKAGE + code],
-                cwd=scratch,
-                env=_safe_environment(str(scratch)),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_EXAMPLE_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UserError(
-                f"{name} did not finish within {_EXAMPLE_SECONDS} s; make the model's example faster, or try a "
-                "faster machine"
-            ) from error
+        return run_program(name, code, scratch)
+
+
+def run_program(name: str, code: str, folder: Path, seconds: float = _EXAMPLE_SECONDS) -> str:
+    """Run Python code in a new process in a folder, without secrets and the Hub, and return its output.
+
+    Code that does not import hf_vit runs where hf_vit cannot be imported.
+
+    Raises:
+        UserError: the code fails or takes too long.
+    """
+    try:
+        process = subprocess.run(
+            [sys.executable, "-c", code if "import hf_vit" in code else _BLOCK_PACKAGE + code],
+            cwd=folder,
+            env=_safe_environment(str(folder)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f"{name} did not finish within {seconds:.0f} s; make the model's example faster, or try a faster machine"
+        ) from error
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["no message"]
         raise UserError(

@@ -1,0 +1,80 @@
+"""`hf-vit verify FOLDER --doors`: the same images through every door, and no code of the folder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub.conftest import save_model
+from pages.browser import CHROMIUM, RUNTIME
+
+DOORS = ["torch", "pipeline", "handler", "onnxruntime", "openvino", "browser page"]
+Command = Callable[..., tuple[int, str, str]]
+
+
+# Makes the handler, and no other door, a hundredth surer than the model.
+DISTURBED = """
+import torch
+softmax = torch.Tensor.softmax
+torch.Tensor.softmax = lambda logits, *given: softmax(logits * 1.01, *given)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_disturbed"),
+    [
+        ("single_label_classification", True),
+        pytest.param("single_label_classification", False, marks=pytest.mark.slow),  # 25 s: two exports, a new process
+        pytest.param("multi_label_classification", False, marks=pytest.mark.slow),
+        pytest.param("regression", False, marks=pytest.mark.slow),
+    ],
+)
+def test_every_door_gives_the_same(
+    kind: str, is_disturbed: bool, tmp_path: Path, command: Command, monkeypatch: Any
+) -> None:
+    """Of a folder whose own code and handler, as a stranger could have left them, do not run."""
+    folder, trace = save_model(tmp_path / "model", problem_type=kind, image_size=8), tmp_path / "trace"
+    for file in (*folder.glob("*.py"), folder / "handler.py"):
+        file.write_text(f"open({str(trace)!r}, 'w').close()\n")
+    monkeypatch.setenv("PATH", str(tmp_path))  # where no browser is
+    if is_disturbed:
+        (tmp_path / "sitecustomize.py").write_text(DISTURBED)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code, out, err = command("verify", folder, "--doors", "--data", "digits")
+    assert code == is_disturbed
+    assert err.startswith("hf-vit: handler: answers differ from the torch model's by more than 1e-04") == is_disturbed
+    assert not trace.exists()
+    assert "not tried: no Chromium or Chrome" in " ".join(out.replace("│", " ").split())
+    result = json.loads((folder / "doors.json").read_text())
+    assert [door["name"] for door in result["doors"]] == DOORS
+    assert (result["data"]["name"], result["data"]["split"], result["data"]["size"]) == ("digits", "test", 360)
+    assert result["doors"][-1]["not_tried"]
+    for door in result["doors"][:-1]:
+        assert (door["images"], door["equal_labels"]) == (360, 360), door
+        assert (door["largest_difference"] > 1e-4) == (is_disturbed and door["name"] == "handler"), door
+
+
+@pytest.mark.browser
+def test_the_page_in_a_browser_is_a_door(tmp_path: Path, command: Command) -> None:
+    folder = save_model(tmp_path / "model", image_size=8)
+    assert command("verify", folder, "--doors", "--data", "digits", "--runtime", RUNTIME)[0] == 0
+    page = json.loads((folder / "doors.json").read_text())["doors"][-1]
+    assert Path(str(CHROMIUM)).name in page["version"].lower()
+    assert (page["images"], page["equal_labels"]) == (360, 360)
+    assert 0 < page["largest_difference"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--doors", "--results"], "--doors takes one --data and --runtime"),
+        (["--doors", "--data", "digits", "--data", "photos"], "--doors takes one --data"),
+        (["--doors", "--revision", "main"], "--doors takes one --data"),
+        (["--runtime", "dist"], "--runtime needs --doors"),
+    ],
+)
+def test_options_that_do_not_belong_are_refused(options: list[str], words: str, command: Command) -> None:
+    code, _, err = command("verify", "out/model", *options)
+    assert code != 0
+    assert words in err
