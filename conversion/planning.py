@@ -530,9 +530,10 @@ def _refuse_inapplicable(settings: PlanSettings, layout: Layout) -> None:
         raise UserError(
             "the checkpoint has no representation layer (pre_logits) that could be dropped; leave --drop-pre-logits out"
         )
-    if settings.resize_to is not None and "offset_table" in layout.parts:
+    fixed = {"offset_table": "relative positions", "axes": "positions of rows and columns"}
+    if settings.resize_to is not None and (tables := [text for part, text in fixed.items() if part in layout.parts]):
         raise UserError(
-            f"--resize-to {size_text(settings.resize_to)} cannot resample relative positions; leave it out, "
+            f"--resize-to {size_text(settings.resize_to)} cannot resample {tables[0]}; leave it out, "
             "and load the converted model with from_pretrained(folder, image_size=...)"
         )
     family = FAMILIES[layout.origin.family]

@@ -81,9 +81,15 @@ def _offset_biases(arrays: Sequence[torch.Tensor], grid: Pair) -> torch.Tensor:
     return torch.relu(logarithms.double() @ weight1.T + bias1) @ weight2.T + bias2
 
 
+def _sum_axes(arrays: Sequence[torch.Tensor], grid: Pair) -> torch.Tensor:
+    """Compute the position table [1, h*w, D] from one of rows [1, h, D] and one of columns [1, w, D]."""
+    rows, columns = (array.double() for array in arrays)
+    return (rows[:, :, None] + columns[:, None]).flatten(1, 2)
+
+
 # Name -> function that computes a parameter in float64 from source arrays, in the order of the key table, and the
 # model's patch grid (h, w). Computations cannot be reverted.
-COMPUTATIONS = {"offset_mlp": _offset_biases}
+COMPUTATIONS = {"offset_mlp": _offset_biases, "sum_axes": _sum_axes}
 
 
 def _reference_grid(sines: torch.Tensor, dims: Mapping[str, int]) -> int:

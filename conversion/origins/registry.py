@@ -16,7 +16,7 @@ ORIGINS: tuple[Origin, ...] = (
     *(clip.CLIP_CLASSIFIER, clip.CLIP, clip.SIGLIP2, clip.SIGLIP),
     *(transformers.DINOV2, transformers.DINOV3, transformers.AIMV2),
     *(eva.EVA, deit.VIT5, deit.DEIT, dino_mae.DINOV3, dino_mae.MAE, dino_mae.DINO),
-    *(timm.VIT, timm.HYBRID, timm.MIXER, timm.BIT, timm_eva.EVA, aim.TIMM_AIMV2),
+    *(timm.VIT, timm.NAFLEX, timm.HYBRID, timm.MIXER, timm.BIT, timm_eva.EVA, aim.TIMM_AIMV2),
     *(clip.PERCEPTION_ENCODER, clip.OPEN_CLIP, aim.AIMV2),
 )
 # Values of `model_type` in transformers' config.json that convert.
@@ -73,7 +73,8 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NO_COMP
     for origin in ORIGINS:
         if origin.recognizes(shapes):
             return origin
-    if isinstance(architecture, str) and not re.match(r"(test_|flexi)?vit|deit|mixer|resnetv2_\d+x", architecture):
+    known = r"(test_|flexi|naflex)?vit|deit|mixer|resnetv2_\d+x"
+    if isinstance(architecture, str) and not re.match(known, architecture):
         raise UserError(
             f"config.json of {file_name} has the architecture '{architecture:.80}' of timm, which hf_vit "
             "cannot convert; use it with timm"

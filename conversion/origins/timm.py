@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
@@ -41,6 +41,7 @@ from hf_vit.conversion.origins.origin import (
 from hf_vit.conversion.origins.wrapped import bare_names, make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_vit import PositionInterpolation
 
 # timm 1.0: by default heads are 64 wide, the GELU is exact and eps is 1e-6. Architectures with other values, which
 # their weights do not show (the first match counts).
@@ -67,7 +68,6 @@ UNSUPPORTED_FEATURES: dict[str, str] = {
     r"vit_\w+_sapiens2(_.*)?": "queries that share keys, and LayerScale after attention alone",
     r"beit(v2)?(_.+)?": "a learned bias of relative positions in its attention, also for the class token",
     r"samvit_.+": "attention in windows with relative positions (SAM)",
-    r"naflexvit_.+": "patches of many grids in one sequence (NaFlex)",
     r"vit_\w+_rpn_\d+": "LayerNorms after attention and MLP instead of before them",
     r"vit_\w+_xp_\d+": f"parallel attention and MLP, and {_RMS}",
     r"vit_dp\w+|vit_pwee_.+|vit_\w+_\d+x[2-9]_\d+": "parallel attention and MLP in a block",
@@ -397,6 +397,108 @@ VIT = Origin(
     },
     foreign_heads={r"(head|fc|classifier)\.(?!(weight|bias)$).+": "a head of several layers"},
     package="timm",
+)
+
+# NaFlexVit, for images in their own shape: patches come as vectors, and the position table has its grid. How the table
+# is resized is not in the weights.
+
+NAFLEX_MODULES = {
+    "patch_embed.proj.": "embeds.proj.",
+    **{name: f"embeds.{name}" for name in ("cls_token", "reg_token", "pos_embed")},
+}
+# Argument that resizes tables -> its default; and their values -> the way here, to which "_square" is added if the
+# aspect ratio is kept.
+RESIZING = {"pos_embed_interp_mode": "bicubic", "pos_embed_antialias": True, "pos_embed_align_corners": False}
+RESIZINGS = {
+    ("bicubic", True, False): "bicubic_antialias",
+    ("bicubic", False, False): "bicubic",
+    ("bilinear", True, False): "flexivit",
+    ("bilinear", False, False): "bilinear",
+    ("bilinear", False, True): "bilinear_corners",
+}
+KEEPS_ASPECT, SQUARE = "pos_embed_ar_preserving", "_square"
+# Architecture -> arguments that its config.json does not name (all matches count).
+_NAFLEX_ARGUMENTS: dict[str, Fields] = {
+    r".+_par(fac)?_gap": {KEEPS_ASPECT: True},
+    r".+_siglip": {"act_layer": "gelu_tanh", "pos_embed_interp_mode": "bilinear"},
+    r".+_radio_v\d": {
+        **{"final_norm": False, KEEPS_ASPECT: True},
+        **{"pos_embed_interp_mode": "bilinear", "pos_embed_antialias": False},
+    },
+    r".+_(base|huge)_patch16_radio_v3": {"pos_embed_align_corners": True},
+}
+
+
+def _declared_naflex(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts about arguments and preprocessing in timm's config.json, which must be there."""
+    config_file = validate_values(TimmConfig, companions.config or {}, "config.json")
+    architecture = (config_file.architecture or "").partition(".")[0]
+    if not re.fullmatch(r"naflexvit_\w+", architecture):
+        raise UserError(
+            "how timm's NaFlexVit resizes its positions is not in the weights; give the folder with timm's config.json"
+        )
+    arguments: Fields = dict(RESIZING)
+    for pattern, values in _NAFLEX_ARGUMENTS.items():
+        arguments |= values if re.fullmatch(pattern, architecture) else {}
+    arguments |= config_file.model_args or {}
+    names = {name.replace("embeds.", "") for name in bare_names(shapes)}
+    _refuse_unlikely(dict.fromkeys(names, ()), arguments)
+    how = [arguments.pop(name) for name in RESIZING]
+    if "pos_embed_x" in names:  # a sum of two tables is resized as both are
+        how = ["bilinear", False, False]
+    resizing = next((ours for theirs, ours in RESIZINGS.items() if list(theirs) == how), "none")
+    resizing += SQUARE if arguments.pop(KEEPS_ASPECT, False) else ""
+    if resizing not in get_args(PositionInterpolation):
+        values = ", ".join(f"{name}={value!r:.40}" for name, value in zip(RESIZING, how, strict=True))
+        square = f" and {KEEPS_ASPECT}=True" if resizing.endswith(SQUARE) else ""
+        raise UserError(
+            f"timm resizes the positions with {values}{square}, which hf_vit does not support; use it with timm"
+        )
+    lengths = {shape[1] for key, shape in shapes.items() if re.search(r"pos_embed_[xy]$", key) and len(shape) == 3}
+    if resizing.endswith(SQUARE) and len(lengths) > 1:  # timm stretches the shorter one at the table's own size too
+        raise UserError(
+            f"timm keeps the aspect ratio of tables for {sorted(lengths)} rows and columns, which hf_vit does not "
+            "support; use it with timm"
+        )
+    if arguments.pop("patchify_channels_last", True) is False:
+        raise UserError(
+            "config.json has the argument patchify_channels_last=False of timm, which hf_vit does not support; use it "
+            "with timm"
+        )
+    arguments.pop("pos_embed_grid_size", None)  # the table shows it
+    patch = read_size(arguments.get("patch_size", 16))
+    has_special = bool({"cls_token", "reg_token"} & names)
+    fields = argument_fields({"global_pool": config_file.global_pool, **arguments}, has_special)
+    if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in names:
+        fields["pooling"] = "map_with_registers"
+    fields |= {"patch_size": square_or_pair(patch), "position_interpolation": resizing}
+    declared = declare(config_file, companions.config or {}, fields)
+    pixels = dict(declared.processor or {})
+    pixels["max_num_patches"] = pixels["crop_size"]["height"] // patch[0] * (pixels["crop_size"]["width"] // patch[1])
+    return replace(declared, image_size=None, processor=pixels)
+
+
+def _configure_naflex(network: Network) -> Fields:
+    """Return the fields of the config, without the way of resizing."""
+    fields = configure(network.with_linear_patches())
+    return {name: value for name, value in fields.items() if name != "position_interpolation"}
+
+
+NAFLEX = replace(
+    VIT,
+    name="timm_naflex",
+    rules=(
+        KeyRule(PATCHES, "DZ", "linear_patches", "embeddings.patch_embeddings.projection.weight"),
+        KeyRule("pos_embed", "1YVD", "as_table", "embeddings.position_embeddings", "without axes"),
+        KeyRule("pos_embed_y", "1YD", "sum_axes", "embeddings.position_embeddings", "axes"),
+        KeyRule("pos_embed_x", "1VD", "sum_axes", "embeddings.position_embeddings", "axes"),
+        *(rule for rule in RULES if rule.key not in (PATCHES, "pos_embed") and rule not in _RELATIVE_RULES),
+    ),
+    recognizes=make_recognizer(NAFLEX_MODULES["patch_embed.proj."] + "weight", ("",)),
+    names=lambda shapes: rename_keys(unwrap(shapes, "embeds.proj.weight", {}), NAFLEX_MODULES),
+    configure=_configure_naflex,
+    rules_of=None,
+    declared=_declared_naflex,
 )
 
 # Hybrids (`vit_*_r*_s*`): the stem of Google's hybrids with two other constants, in timm as in transformers: kernels

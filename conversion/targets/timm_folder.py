@@ -196,10 +196,38 @@ AIMV2 = Kind(
 )
 
 
+def _naflex_arguments(config: Any) -> dict[str, Any]:
+    """Return the arguments of timm's NaFlexVit alone."""
+    way = config.position_interpolation.removesuffix(timm_tables.SQUARE)
+    values = next(theirs for theirs, ours in timm_tables.RESIZINGS.items() if ours == way)
+    arguments = {name: value for name, value in _vit_arguments(config).items() if name != "no_embed_class"}
+    return arguments | {
+        **dict(zip(timm_tables.RESIZING, values, strict=True)),
+        timm_tables.KEEPS_ASPECT: config.position_interpolation.endswith(timm_tables.SQUARE),
+        "pos_embed_grid_size": list(config.grid),
+    }
+
+
+NAFLEX = Kind(
+    "timm's NaFlexVit",
+    timm_tables.NAFLEX,
+    {**VIT.expresses, "layer_norm_eps": (1e-6,), "mlp_type": ("dense",)},
+    lambda config, has_head: {
+        "position_on_class_token other than False": config.has_class_token and config.position_on_class_token
+    },
+    lambda config: "naflexvit_base_patch16_siglip",
+    _naflex_arguments,
+    timm_tables.NAFLEX_MODULES,
+)
+
+
 def kind_of(config: Any) -> Kind:
     """Return the class that fits the model, or that comes closest."""
     if _is_hybrid(config):
         return HYBRID
+    keeps_aspect = config.position_interpolation.endswith(timm_tables.SQUARE)
+    if keeps_aspect or (config.position_interpolation == "flexivit" and not config.has_class_token):
+        return NAFLEX
     if config.norm_on_patches:
         return AIMV2
     has_key_bias_alone = config.qkv_bias and not config.key_bias
@@ -279,7 +307,7 @@ def _spell_stem(key: str, config: PreTrainedConfig) -> str:
 
 def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     """Return timm's `model_args`."""
-    config = outgoing.config
+    config, is_resized = outgoing.config, _input_size(outgoing) != outgoing.nominal_size
     sides = (config.stem_patch_size,) * 2 if _is_hybrid(config) else config.patch_stride
     return {
         "img_size": list(outgoing.nominal_size),
@@ -291,6 +319,7 @@ def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
         "num_heads": config.num_attention_heads,
         "global_pool": _POOLINGS[config.pooling],
         **kind_of(config).arguments(config),
+        **({"dynamic_img_size": True} if is_resized and kind_of(config) is VIT else {}),
     }
 
 
@@ -314,7 +343,7 @@ def _pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, A
         )
     pretrained_config: dict[str, Any] = {
         "input_size": [config.num_channels, *size],
-        "fixed_input_size": config.position_embedding != "none",
+        "fixed_input_size": config.position_embedding != "none" and size == outgoing.nominal_size,
         "interpolation": filter_names[int(processor.resample)],
         "crop_pct": crop_share,
         "crop_mode": mode,
@@ -323,7 +352,7 @@ def _pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, A
         "num_classes": num_classes,
         "first_conv": _spell_stem("patch_embed.backbone.stem.conv", config)
         if _is_hybrid(config)
-        else "patch_embed.proj",
+        else kind_of(config).spellings.get("patch_embed.proj.", "patch_embed.proj").rstrip("."),
         "classifier": ["head", "head_dist"] if config.has_distillation_head else "head",
     }
     if num_classes and config.id2label != {i: f"LABEL_{i}" for i in range(num_classes)}:
@@ -332,11 +361,13 @@ def _pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, A
 
 
 def _input_size(outgoing: OutgoingModel) -> tuple[int, int]:
-    """Return the images that preprocessing gives: any for a model without tables, else nominal ones."""
-    processor, size = outgoing.processor, outgoing.nominal_size
+    """Return the images that preprocessing gives, if timm has no table or resizes it as we do; else nominal ones."""
+    processor, config = outgoing.processor, outgoing.config
     pixels = dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
-    takes_any = outgoing.config.position_embedding == "none" and {"height", "width"} <= pixels.keys()
-    return (pixels["height"], pixels["width"]) if takes_any else size
+    kind = kind_of(config)
+    resizes = kind is NAFLEX or (kind is VIT and config.position_interpolation == "bicubic_antialias")
+    takes_any = (resizes or config.position_embedding == "none") and {"height", "width"} <= pixels.keys()
+    return (pixels["height"], pixels["width"]) if takes_any else outgoing.nominal_size
 
 
 def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:

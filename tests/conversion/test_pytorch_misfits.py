@@ -159,7 +159,7 @@ def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
     ("architecture", "told"),
     [
         ("vit_giant_patch16_sapiens2.sa_1b", "queries that share keys"),
-        ("samvit_base_patch16", "attention in windows"), ("naflexvit_base_patch16_gap", "patches of many grids"),
+        ("samvit_base_patch16", "attention in windows"),
         ("vit_base_patch16_rpn_224", "LayerNorms after attention and MLP"), ("vit_base_mci_224", "another stem"),
         ("vit_small_patch16_18x2_224", "parallel attention and MLP"),
         ("vit_relpos_medium_patch16_rpn_224", "LayerNorms after attention and MLP"),

@@ -13,10 +13,12 @@ import torch
 from originals.pytorch import of_timm, save_timm
 from timm.layers import GELUTanh, GluMlp, QuickGELU
 from timm.models import model_entrypoint
+from timm.models.naflexvit import batch_patchify
 from timm.models.vision_transformer import Attention, Block, LayerNorm, Mlp
 from timm.models.vision_transformer_relpos import RelPosBlock
 from torch import nn
 
+import hf_vit
 import hf_vit.conversion as conversion
 from hf_vit.conversion.origins.timm import EXCEPTIONS
 from hf_vit.conversion.readers import Companions
@@ -152,6 +154,84 @@ def test_class_eva_needs_its_config(tmp_path: Path):
     torch.save(of_timm("vit_small_patch16_rope_mixed_224", embed_dim=64, num_heads=2).state_dict(), tmp_path / "a.pth")
     with pytest.raises(UserError, match=r"rotary positions of timm's class Eva, whose config.json is missing"):
         conversion.convert(tmp_path / "a.pth", tmp_path / "out")
+
+
+NAFLEX = timm.list_models(module="naflexvit")
+
+
+def in_own_shapes(images: list[torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Images [3, H, W] as a padded batch for timm's NaFlexVit, and for us, in patches of 4 px."""
+    grids = [(image.shape[1] // 4, image.shape[2] // 4) for image in images]
+    longest, (height, width) = max(h * w for h, w in grids), (max(sides) for sides in zip(*grids, strict=True))
+    like = images[0]
+    patches, valid = like.new_zeros(len(images), longest, 48), torch.zeros(len(images), longest, dtype=torch.bool)
+    coordinates = torch.zeros(len(images), longest, 2, dtype=torch.int64)
+    pixels, mask = like.new_zeros(len(images), 3, 4 * height, 4 * width), torch.zeros(len(images), height, width)
+    for row, (image, (h, w)) in enumerate(zip(images, grids, strict=True)):
+        patches[row, : h * w] = batch_patchify(image[None], (4, 4))[0][0]
+        coordinates[row, : h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w))
+        valid[row, : h * w] = True
+        pixels[row, :, : 4 * h, : 4 * w] = image
+        mask[row, :h, :w] = 1
+    theirs = {"patches": patches, "patch_coord": coordinates, "patch_valid": valid}
+    return theirs, {"pixel_values": pixels, "patch_attention_mask": mask}
+
+
+@pytest.mark.parametrize("name", NAFLEX)
+@torch.no_grad()
+def test_images_in_their_own_shape(name: str, tmp_path: Path):
+    """One padded batch of many shapes, where timm resizes tables in float32; and the table's own in float64."""
+    grid = (5, 5) if "parfac" in name else (5, 4)
+    arguments = {"embed_dim": 64, "num_heads": 1, "pos_embed_grid_size": grid, "depth": 2, "patch_size": 4}
+    model = of_timm(name, **arguments)
+    result = conversion.convert(save_timm(model, tmp_path / "saved", model_args=arguments), tmp_path / "out")
+    assert (result.plan.origin, result.plan.config.grid) == ("timm_naflex", grid)
+    pixels = hf_vit.image_processor_from_hub(result.output)  # as many patches as a square of the architecture's size
+    assert pixels.max_num_patches == (model.pretrained_cfg["input_size"][1] // 4) ** 2
+    ours: Any = result.plan.model_class.from_pretrained(result.output).eval()
+    images = [torch.randn(3, *size) for size in ((20, 16), (8, 36), (28, 12), (40, 48), (4, 4))]
+    theirs, own = in_own_shapes(images)
+    expected = model(theirs)
+    assert (ours(**own).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+    for image, logits in zip(images, expected, strict=True):
+        assert (ours(image[None]).logits[0] - logits).abs().max() <= 1e-5 * expected.abs().max()
+    native = torch.randn(2, 3, 20, 4 * grid[1], dtype=torch.float64)
+    difference = ours.double()(native).logits - model.double()(native)
+    assert difference.abs().max() <= (1e-7 if "parfac" in name else 1e-10)  # of which the sum is stored in float32
+    exported = conversion.export(result.output, tmp_path / "exported", "timm")
+    assert exported.difference <= 1e-5
+    back: Any = timm.create_model(f"local-dir:{exported.output}", pretrained=True).eval()
+    for image, logits in zip(images, expected, strict=True):  # also by timm's plain ViT, where that resizes in this way
+        assert (back(image[None])[0] - logits).abs().max() <= 1e-5 * expected.abs().max()
+    again = conversion.convert(exported.output, tmp_path / "again")
+    assert again.plan.config.to_dict() == result.plan.config.to_dict()
+
+
+def test_tables_of_rows_and_columns_of_other_lengths_are_refused(tmp_path: Path):
+    arguments = {"embed_dim": 64, "num_heads": 1, "pos_embed_grid_size": (5, 4), "depth": 1, "patch_size": 4}
+    model = of_timm("naflexvit_base_patch16_parfac_gap", **arguments)
+    with pytest.raises(UserError, match=r"keeps the aspect ratio of tables for \[4, 5\] rows and columns"):
+        conversion.convert(save_timm(model, tmp_path / "saved", model_args=arguments), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"pos_embed_ar_preserving": True}, "pos_embed_interp_mode='bilinear', .*pos_embed_ar_preserving=True"),
+        ({"pos_embed_interp_mode": "nearest"}, "pos_embed_interp_mode='nearest'"),
+        ({"patchify_channels_last": False}, "argument patchify_channels_last=False of timm"),
+        ({"pos_embed_use_grid_sample": True}, "argument pos_embed_use_grid_sample=True of timm"),
+        ({"patch_size": 8}, "it has patch_size=8, the weights need 4"),
+        (None, "give the folder with timm's config.json"),
+    ],
+)  # fmt: skip
+def test_other_naflex_is_refused(arguments: dict[str, Any] | None, reason: str, tmp_path: Path):
+    sizes = {"embed_dim": 64, "num_heads": 1, "pos_embed_grid_size": (5, 4), "depth": 2, "patch_size": 4}
+    folder = save_timm(
+        of_timm("naflexvit_base_patch16_siglip", **sizes), tmp_path, model_args=sizes | (arguments or {})
+    )
+    with pytest.raises(UserError, match=reason):
+        conversion.convert(folder if arguments is not None else folder / "model.safetensors", tmp_path / "out")
 
 
 RELATIVE = "vit_relpos_small_patch16_224"

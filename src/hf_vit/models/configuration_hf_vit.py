@@ -48,6 +48,12 @@ MAX_LAYERS = 10_000  # a crafted config must not make a model builder run out of
 PositionEmbedding = Literal[
     "learned", "learned_2d", "sincos_2d", "sincos_2d_mae", "sincos_1d", "relative", "relative_bias", "none"
 ]
+# fmt: off
+PositionInterpolation = Literal[
+    "bilinear_corners", "bicubic", "bicubic_antialias", "flexivit", "bilinear",
+    "bilinear_corners_square", "bicubic_antialias_square", "bilinear_square",
+]
+# fmt: on
 Pooling = Literal["token", "gap", "token_and_gap", "map", "map_with_registers", "first_patch"]
 
 
@@ -340,9 +346,7 @@ class HfViTBaseConfig(HfBaseConfig):
     initializer_range: float = 0.02
     position_embedding: PositionEmbedding = "learned"
     position_on_class_token: bool | Literal["with_registers"] = True
-    position_interpolation: Literal["bilinear_corners", "bicubic", "bicubic_antialias", "flexivit", "bilinear"] = (
-        "bilinear_corners"
-    )
+    position_interpolation: PositionInterpolation = "bilinear_corners"
     position_interpolation_offset: float | int = 0.0
     pooling: Pooling = "token"
     use_class_token: bool | None = None
@@ -561,6 +565,11 @@ class HfViTBaseConfig(HfBaseConfig):
                 f"position_interpolation='{self.position_interpolation}'; use 'bicubic' or leave the offset out",
             ),
             (
+                positions == "learned_2d" and self.position_interpolation.endswith("_square"),
+                f"position_interpolation='{self.position_interpolation}' needs one table for rows and columns; use it "
+                "with position_embedding='learned'",
+            ),
+            (
                 self.hidden_size % num_parts,
                 f"position_embedding='{positions}' splits hidden_size={self.hidden_size} into {num_parts} parts; "
                 f"choose a hidden size divisible by {num_parts}",
@@ -702,7 +711,8 @@ class HfViTConfig(HfViTBaseConfig):
         position_interpolation: how a learned table is resampled to another grid. "bilinear_corners" is the original
             code's method, "bicubic" that of transformers' ViT, CLIP and DINOv2, "bicubic_antialias" that of timm and of
             DINOv2 with registers. "flexivit" (arXiv 2212.08013) is bilinear with antialiasing, without aligned corners,
-            as in FlexiViT and SigLIP 2; it also fits patch kernels to a resize without antialiasing.
+            as in FlexiViT and SigLIP 2; it also fits patch kernels to a resize without antialiasing. "_square": the
+            table is resampled to a square of the longer side and cut off, which keeps its aspect ratio (timm).
         position_interpolation_offset: number added to both sides of the new grid to compute the scale of the bicubic
             methods; 0.1 in DINO, and in DINOv2 without registers.
         pooling: "token" (class token), "gap" (mean of the patch tokens), "token_and_gap" (both, one after the other, as

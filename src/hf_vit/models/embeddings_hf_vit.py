@@ -37,8 +37,12 @@ def is_same_grid(grid: Grid, other: Grid) -> bool:
 def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float = 0.0) -> torch.Tensor:
     """Resample [h, w, D] to [h', w', D]; compute in at least float32, return the dtype of `table`.
 
-    With an offset, the scale is (h' + offset) / h, as in DINOv2's code.
+    With an offset, the scale is (h' + offset) / h, as in DINOv2's code. A mode with "_square" resamples to the square
+    of the longer side and takes its top left part.
     """
+    if mode.endswith("_square"):
+        side: Any = torch.sym_max(*new_grid)
+        return resample_grid(table, (side, side), mode.removesuffix("_square"), offset)[: new_grid[0], : new_grid[1]]
     wide = table if table.dtype == torch.float64 else table.float()
     planes = wide.permute(2, 0, 1)[None]
     antialias = mode == "bicubic_antialias"
