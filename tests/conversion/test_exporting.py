@@ -376,6 +376,7 @@ def test_transforms_and_their_inverses():
     shapes = {"keep": (3, 4), "transpose": (3, 4), "conv": (2, 3, 4, 5), "split_heads": (6, 2, 3)}
     shapes |= {"pointwise": (1, 1, 3, 4), "join_heads": (2, 3, 6), "flatten_heads": (2, 3), "flatten": (1, 1, 1, 4)}
     shapes |= {"as_token": (4,), "as_table": (3, 4), "dense": (3, 4, 1, 1)}
+    shapes |= {"linear_patches": (5, 48), "linear_patches_last": (16, 5)}
     assert set(shapes) == set(TRANSFORMS)
     for name, shape in shapes.items():
         source = torch.randn(shape)
