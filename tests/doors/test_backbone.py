@@ -230,7 +230,7 @@ def test_maps_of_a_stem_are_of_one_size(tiny_config):
     backbone = hf_vit.HfHybridViTBackbone(tiny_config(family="HfHybridViT", stem_stages=(1,))).eval()
     images, mask = torch.randn(2, 3, 64, 64), torch.ones(2, *backbone.config.grid)
     mask[1, 1:] = 0
-    with pytest.raises(ValueError, match=r"patch_attention_mask does not go with stem_stages=\(1,\); give images"):
+    with pytest.raises(ValueError, match=r"patch_attention_mask cannot be combined with stem_stages=\(1,\)"):
         backbone(images, patch_attention_mask=mask)
 
 

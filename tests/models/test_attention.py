@@ -555,5 +555,5 @@ def test_from_a_vit(choice: str, tmp_path: Path):
 def test_from_a_vit_that_has_what_they_have_not(choice: str):
     vit = PLAIN.build("classification", choice)
     for kind, name in {"axial": "HfAxialViT", "local": "HfLocalViT"}.items():
-        with pytest.raises(StrictDataclassError, match=f"does not go with an? {kind.capitalize()}-ViT"):
+        with pytest.raises(StrictDataclassError, match=f"not possible for an? {kind.capitalize()}-ViT"):
             getattr(hf_vit, f"{name}ForImageClassification").from_vit(vit)

@@ -79,9 +79,9 @@ LABELS = [
     (torch.rand(2), "regression", r"shape \(2,\).*logits \(2, 3\) and problem_type=regression"),
     (torch.tensor([[1.0, 0, 1], [0, 1, 0]]), None, r"rows that sum to 1 ... 2.*multi_label_classification"),
     (torch.tensor([[0.0, 0, 0], [0, 1, 0]]), None, r"rows that sum to 0 ... 1.*multi_label_classification"),
-    (torch.tensor([0, 3]), None, r"labels hold 3; a model with 3 classes needs 0 to 2"),
-    (torch.tensor([[0], [3]], dtype=torch.uint16), None, "labels hold 3"),
-    (torch.tensor([-1, 0]), None, r"labels hold -1; a model with 3 classes"),
+    (torch.tensor([0, 3]), None, r"labels contain 3; a model with 3 classes needs 0 to 2"),
+    (torch.tensor([[0], [3]], dtype=torch.uint16), None, "labels contain 3"),
+    (torch.tensor([-1, 0]), None, r"labels contain -1; a model with 3 classes"),
     ([0, 1], None, r"labels have the type list; give a tensor"),
 ]
 

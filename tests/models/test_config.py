@@ -62,7 +62,7 @@ WRONG: Wrong = [
     ({"num_register_tokens": -1}, ["num_register_tokens=-1", "at least 0"]),
     ({"mlp_type": "gelu"}, ["mlp_type", "'dense', 'swiglu'"]),
     ({"rotary_base": 10.0}, ["rotary_base", "no effect", "rotary_embedding", "'axial'"]),
-    ({"rotary_embedding": "axial", "num_attention_heads": 32}, ["head of 1 channels", "multiple of [24]"]),
+    ({"rotary_embedding": "axial", "num_attention_heads": 32}, ["multiple of [24]", "is 1"]),
     ({"rotary_embedding": "axial", "rotary_periods": (1.0, 0.0)}, ["rotary_periods", "must be [24] finite", "above 0"]),
     ({"rotary_embedding": "axial", "rotary_register_base": 10.0}, ["rotary_register_base", "square", "1, 4, 9"]),
     ({"rotary_embedding": "axial", "rotary_jitter": 2.0}, ["rotary_jitter", "rotary_coordinates='centered'"]),
@@ -366,7 +366,7 @@ def write_table() -> None:
 def test_which_choices_go_together(fields: str, cells: list[str]):
     for (name, family), expected in zip(FAMILIES.items(), cells, strict=True):
         if expected == "raises":
-            with pytest.raises(StrictDataclassError, match=r"use|needs|no place|does not go"):
+            with pytest.raises(StrictDataclassError, match=r"cannot|needs|not possible|no effect|use"):
                 make_config(name, fields)
         else:
             assert expected == "works"

@@ -153,7 +153,7 @@ def test_padded_batch_is_corrupted_as_each_image_alone():
     for name in ("bool_masked_pos", "patch_sources"):
         wrong = {"bool_masked_pos": masked.clone(), "patch_sources": sources.clone()}
         wrong[name][0, 4 if name == "patch_sources" else 3] = 11 if name == "patch_sources" else True
-        with pytest.raises(ValueError, match="name a patch of padding"):
+        with pytest.raises(ValueError, match="select patches of padding"):
             model(images, patch_attention_mask=padding, **wrong)
 
 

@@ -234,7 +234,7 @@ def test_stem_maps_are_the_stems() -> None:
     [
         ({"stem_stages": (3, 1)}, r"stem_stages=\(3, 1\) must be some of the stem's stages \(1, 2, 3\)"),
         ({"stem_stages": (4,)}, r"stem_stages=\(4,\) must be some"),
-        ({"stem_stages": (1,), "use_feature_pyramid": True}, "does not go with use_feature_pyramid=True"),
+        ({"stem_stages": (1,), "use_feature_pyramid": True}, "cannot be combined with use_feature_pyramid=True"),
         ({"pyramid_strides": (8, 4)}, r"pyramid_strides=\(8, 4\) must be some of \(4, 8, 16, 32\) px"),
         ({"pyramid_strides": ()}, r"pyramid_strides=\(\) must be some"),
     ],

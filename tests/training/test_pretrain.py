@@ -171,7 +171,10 @@ REFUSED = [
         {"config": HfViTConfig(image_size=8, patch_size=2), "target": "downsampled"},
         "to 4x4; a patch of 2x2 px",
     ),
-    ({"config": HfAxialViTConfig(image_size=8, patch_size=4), "objective": "next-patch"}, "not go with an Axial-ViT"),
+    (
+        {"config": HfAxialViTConfig(image_size=8, patch_size=4), "objective": "next-patch"},
+        "not possible for an Axial-ViT",
+    ),
 ]
 
 

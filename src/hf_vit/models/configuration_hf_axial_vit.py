@@ -88,19 +88,19 @@ class HfAxialViTConfig(HfViTBaseConfig):
             ),
             (
                 registers > 0,
-                f"num_register_tokens={registers} does not go with an Axial-ViT, whose tokens are all patches of a "
+                f"num_register_tokens={registers} is not possible for an Axial-ViT, whose tokens are all patches of a "
                 "grid; leave it out",
             ),
             (
                 self.is_causal,
-                "is_causal=True does not go with an Axial-ViT, which attends along single lines; leave it out",
+                "is_causal=True is not possible for an Axial-ViT, which attends along single lines; leave it out",
             ),
             (
                 positions.startswith("relative"),
-                f"position_embedding='{positions}' does not go with an Axial-ViT; use 'learned_2d'",
+                f"position_embedding='{positions}' is not possible for an Axial-ViT; use 'learned_2d'",
             ),
             (
                 self.rotary_embedding == "mixed",
-                "rotary_embedding='mixed' does not go with an Axial-ViT, whose lines have one axis; use 'axial'",
+                "rotary_embedding='mixed' is not possible for an Axial-ViT, whose lines have one axis; use 'axial'",
             ),
         )

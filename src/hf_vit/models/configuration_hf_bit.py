@@ -47,6 +47,6 @@ class HfBitConfig(HfResNetBaseConfig):
             )
         if self.weight_standardization != "original" and not self.pre_activation:
             raise ValueError(
-                f"weight_standardization='{self.weight_standardization}' needs pre_activation=True; set that, or "
+                f"weight_standardization='{self.weight_standardization}' needs pre_activation=True; set it, or "
                 "weight_standardization='original'"
             )

@@ -86,8 +86,8 @@ class HfHybridViTConfig(HfViTBaseConfig):
             ),
             (
                 self.stem_stages and (self.use_feature_pyramid or not self.reshape_hidden_states),
-                f"stem_stages={self.stem_stages} does not go with use_feature_pyramid=True or "
-                "reshape_hidden_states=False; leave stem_stages out, or the other two at their defaults",
+                f"stem_stages={self.stem_stages} cannot be combined with use_feature_pyramid=True or "
+                "reshape_hidden_states=False; leave stem_stages out, or leave the other two at their defaults",
             ),
             (
                 eps is not None and not (eps > 0 and math.isfinite(eps)),

@@ -49,10 +49,10 @@ class HfLocalViTConfig(HfViTBaseConfig):
             ),
             (
                 self.is_causal,
-                "is_causal=True does not go with a Local-ViT, which attends in all directions; leave it out",
+                "is_causal=True is not possible for a Local-ViT, which attends in all directions; leave it out",
             ),
             (
                 self.position_embedding.startswith("relative"),
-                f"position_embedding='{self.position_embedding}' does not go with a Local-ViT; use 'learned_2d'",
+                f"position_embedding='{self.position_embedding}' is not possible for a Local-ViT; use 'learned_2d'",
             ),
         )

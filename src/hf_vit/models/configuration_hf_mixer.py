@@ -25,8 +25,8 @@ class HfMixerConfig(HfBaseConfig):
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 with depth.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: a value has a wrong type or does not go with another; the message
-            names field, value and remedy.
+        huggingface_hub.errors.StrictDataclassError: a value has a wrong type or cannot be combined with another; the
+            message names field, value and remedy.
     """
 
     model_type = "hf_mixer"

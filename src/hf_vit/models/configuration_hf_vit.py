@@ -518,8 +518,8 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 pooling == "token_and_gap" and (self.norm_after_pooling or self.representation_size is not None),
-                "pooling='token_and_gap' does not go with norm_after_pooling=True or representation_size, which need a "
-                "pooled output of hidden_size channels; leave them out",
+                "pooling='token_and_gap' cannot be combined with norm_after_pooling=True or representation_size, which "
+                "need a pooled output of hidden_size channels; leave them out",
             ),
             (
                 self.use_distillation_token and pooling != "token",
@@ -531,7 +531,7 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 self.is_causal and positions.startswith("relative"),
-                f"is_causal=True does not go with position_embedding='{positions}'; use 'learned'",
+                f"is_causal=True cannot be combined with position_embedding='{positions}'; use 'learned'",
             ),
             (
                 self.is_causal and self.has_class_token and pooling == "gap",
@@ -545,13 +545,13 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 registers and pooling == "map" and self.has_class_token,
-                f"num_register_tokens={registers} does not go with pooling='map' and use_class_token=True: the pooling "
-                "skips registers, which must come first for that, but the class token precedes them; use "
-                "use_class_token=False or pooling='map_with_registers'",
+                f"num_register_tokens={registers} cannot be combined with pooling='map' and use_class_token=True, as "
+                "the pooling can only skip registers that come first; set use_class_token=False or "
+                "pooling='map_with_registers'",
             ),
             (
                 self.norm_after_pooling and (self.representation_size is not None or self.has_distillation_head),
-                "norm_after_pooling=True does not go with representation_size or a distillation head; set "
+                "norm_after_pooling=True cannot be combined with representation_size or a distillation head; set "
                 "representation_size=None and use_distillation_head=False, or use norm_after_pooling=False",
             ),
             (
@@ -561,7 +561,7 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 self.position_interpolation_offset and not self.position_interpolation.startswith("bicubic"),
-                f"position_interpolation_offset={self.position_interpolation_offset} does not go with "
+                f"position_interpolation_offset={self.position_interpolation_offset} has no effect with "
                 f"position_interpolation='{self.position_interpolation}'; use 'bicubic' or leave the offset out",
             ),
             (
@@ -597,18 +597,20 @@ class HfViTBaseConfig(HfBaseConfig):
         centered = self.rotary_coordinates == "centered"
         if self.rotary_embedding is None:
             names_set = ", ".join(changed_fields)
-            refuse((changed_fields, f"{names_set}: no effect without rotary_embedding; set rotary_embedding='axial'"))
+            refuse(
+                (changed_fields, f"{names_set} has no effect without rotary_embedding; set rotary_embedding='axial'")
+            )
             return
         reference = self.rotary_reference_grid
         refuse(
             (
                 size % (2 * self.num_rotary_axes),
-                f"rotary_embedding='{self.rotary_embedding}' rotates channels of a head in pairs; a head of {size} "
-                f"channels (hidden_size / num_attention_heads) needs a multiple of {2 * self.num_rotary_axes}",
+                f"rotary_embedding='{self.rotary_embedding}' needs heads whose size is a multiple of "
+                f"{2 * self.num_rotary_axes}, but hidden_size / num_attention_heads is {size}; change one of them",
             ),
             (
                 self.position_embedding.startswith("relative"),
-                f"rotary_embedding does not go with position_embedding='{self.position_embedding}'; use "
+                f"rotary_embedding cannot be combined with position_embedding='{self.position_embedding}'; use "
                 "position_embedding='learned' or 'none'",
             ),
             (
@@ -623,8 +625,8 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 centered and (self.rotary_offset or reference is not None),
-                "rotary_offset and rotary_reference_grid do not go with rotary_coordinates='centered', which has a "
-                "fixed scale; leave them out",
+                "rotary_offset and rotary_reference_grid have no effect with rotary_coordinates='centered', which has "
+                "a fixed scale; leave them out",
             ),
             (
                 reference is not None and min(as_pair(reference)) < 1,
@@ -637,7 +639,7 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
             (
                 any(value is not None for value in moves) and not centered,
-                "rotary_shift, rotary_jitter and rotary_rescale need rotary_coordinates='centered'; set that, or "
+                "rotary_shift, rotary_jitter and rotary_rescale need rotary_coordinates='centered'; set it, or "
                 "leave them out",
             ),
             (
@@ -770,8 +772,8 @@ class HfViTConfig(HfViTBaseConfig):
             reads the colors back from `pixel_values` with them.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: a value has a wrong type or does not go with another; the message
-            names field, value and remedy.
+        huggingface_hub.errors.StrictDataclassError: a value has a wrong type or cannot be combined with another; the
+            message names field, value and remedy.
     """
 
     model_type = "hf_vit"

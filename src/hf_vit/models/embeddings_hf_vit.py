@@ -58,7 +58,7 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     elif offset:  # a graph would keep the scale of the traced size
         sides = list(zip(table.shape[:2], new_grid, strict=True))
         (h, new_h), (w, new_w) = sides
-        is_same = (torch.full((), new_h) == h) & (torch.full((), new_w) == w)  # then the table is taken as it is
+        is_same = (torch.full((), new_h) == h) & (torch.full((), new_w) == w)  # then the table stays unchanged
         identities = (torch.arange(new)[:, None] == torch.arange(old) for old, new in sides)
         weights = (_bicubic_weights(old, new, offset) for old, new in sides)
         down, across = (
@@ -78,7 +78,7 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
 def _bicubic_weights(old: int, new: Any, offset: float) -> torch.Tensor:
     """Return the weights [new, old] of torch's bicubic resize of a side by the scale (new + offset) / old."""
     places = torch.arange(-2, old + 2, dtype=torch.float64)  # the border is repeated beyond it
-    scale = old / (torch.full((), new, dtype=torch.float64) + offset)  # of a symbol, an exporter keeps no sum
+    scale = old / (torch.full((), new, dtype=torch.float64) + offset)  # exporters cannot add to a symbolic size
     centers = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
     distance = (places + 0.5 - centers[:, None]).abs()
     near = (1.25 * distance - 2.25) * distance**2 + 1
@@ -116,8 +116,8 @@ def resample_position_table(
     expected = num_prefix_tokens + old_grid[0] * old_grid[1]
     if table.ndim != 3 or table.shape[1] != expected:
         raise ValueError(
-            f"position table of shape {tuple(table.shape)} does not fit grid {old_grid[0]}x{old_grid[1]} with "
-            f"{num_prefix_tokens} special tokens; it needs [1, {expected}, D]"
+            f"the position table has shape {tuple(table.shape)}, but a grid of {old_grid[0]}x{old_grid[1]} patches "
+            f"with {num_prefix_tokens} special tokens needs [1, {expected}, D]"
         )
     if is_same_grid(old_grid, new_grid):
         return table
@@ -155,9 +155,10 @@ def replace_parameter(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
 
 
 def _angles(positions: torch.Tensor, width: int, includes_last: bool = True) -> torch.Tensor:
-    """Return the angles [M, width] of positions [M], with frequencies from 1 to 1/10000 on a logarithmic scale.
+    """Return the angles [M, width] of positions [M], with frequencies on a logarithmic scale that begins at 1.
 
-    Without the last, 1/10000 would be the one after these.
+    Args:
+        includes_last: whether the last frequency is 1/10000; otherwise 1/10000 would be the next one after the last.
     """
     exponents = torch.arange(width, dtype=torch.float64, device=positions.device) / (width - includes_last)
     return positions[:, None] * (1.0 / 10_000**exponents)
@@ -730,8 +731,8 @@ def check_corruption(
             sources_on_image = bool((on_image.gather(1, patch_sources.long().clamp(min=0)) | ~masked).all())
         if bool((masked & ~on_image).any()) or not sources_on_image:
             raise ValueError(
-                "bool_masked_pos or patch_sources name a patch of padding, where patch_attention_mask is 0; name "
-                "patches of the image only"
+                "bool_masked_pos or patch_sources select patches of padding, where patch_attention_mask is 0; select "
+                "only patches of the image"
             )
     return masked
 
@@ -756,7 +757,7 @@ def corrupt_patches(
 
 
 def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Turn a bool mask into one that is added to logits: 0 where attention is allowed, the lowest number elsewhere.
+    """Convert a bool mask to a mask that is added to logits: 0 where attention is allowed, the lowest number elsewhere.
 
     Queries that may not attend to anything, such as padding, attend to everything, which avoids NaN.
     """

@@ -214,7 +214,7 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         """
         if overrides.get("stage_depths") is not None:
             raise ValueError(
-                f"stage_depths={overrides['stage_depths']} does not go with from_vit, as a ViT's patch kernel does not "
+                f"stage_depths={overrides['stage_depths']} cannot be set in from_vit, as a ViT's patch kernel does not "
                 "fit a stem; leave stage_depths out"
             )
         vit_class: Any = HfViTForImageClassification

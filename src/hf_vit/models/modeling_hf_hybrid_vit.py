@@ -85,8 +85,8 @@ class HfHybridViTBackbone(HfHybridViTPreTrainedModel, HfViTBaseBackbone):
         """
         if patch_attention_mask is not None and self.config.stem_stages:
             raise ValueError(
-                f"patch_attention_mask does not go with stem_stages={self.config.stem_stages}; give images of one "
-                "size without a mask, or set stem_stages=()"
+                f"patch_attention_mask cannot be combined with stem_stages={self.config.stem_stages}; give images of "
+                "one size without a mask, or set stem_stages=()"
             )
         return super().forward(pixel_values, patch_attention_mask, **kwargs)
 

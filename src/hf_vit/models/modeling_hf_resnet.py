@@ -95,9 +95,8 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
         """Encode images [B, C, H, W].
 
         Returns:
-            last_hidden_state [B, h*w, C'], row by row; pooler_output [B, C'], its mean; if requested, hidden_states:
-                the maps
-            of the root and of every unit, with the family's internal order of axes.
+            last_hidden_state [B, h*w, C'], row by row; pooler_output [B, C'], its mean; if requested, hidden_states,
+                the maps of the root and of every unit, with the family's internal order of axes.
 
         Raises:
             ValueError: `patch_attention_mask` is given, which other families use for padding.

@@ -111,7 +111,7 @@ class HfViTAttention(nn.Module):
         self.q_layernorm = build_norm(config, self.head_dim) if config.use_qk_norm else None
         self.k_layernorm = build_norm(config, self.head_dim) if config.use_qk_norm else None
         self.inner_layernorm = build_norm(config) if config.norm_in_attention else None
-        frequencies = torch.zeros(2, config.num_attention_heads * (self.head_dim // 2))  # one row an axis
+        frequencies = torch.zeros(2, config.num_attention_heads * (self.head_dim // 2))  # one row per axis
         self.rotary_frequencies = nn.Parameter(frequencies) if config.rotary_embedding == "mixed" else None
         self.rotary_pairing = config.rotary_pairing
         relative = RELATIVE_POSITIONS.get(config.position_embedding)
@@ -576,7 +576,7 @@ class HfViTPreTrainedModel(HfPreTrainedModel):
 
 class HfViTBaseModel(HfViTPreTrainedModel):
     """Abstract: image -> tokens -> blocks -> last LayerNorm -> pooled output. Families replace the
-    parts that differ.
+    parts in which they differ.
     """
 
     def __init__(self, config: HfViTBaseConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
@@ -638,9 +638,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             bool_masked_pos, patch_sources: [B, h*w], see `corrupt_patches`; for models with a [mask] embedding.
 
         Returns:
-            last_hidden_state [B, N, D], special tokens first (last when `is_causal`); pooler_output [B, D or R], None
-                without a
-            pooling layer.
+            last_hidden_state [B, N, D], special tokens first (last when `is_causal`); pooler_output [B, D or R], which
+                is None without a pooling layer.
 
         Raises:
             ValueError: an image is smaller than a patch, or there is an `attention_mask` of tokens.
@@ -651,7 +650,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         """
         options = cast("dict[str, Any]", kwargs)
         if options.pop("attention_mask", None) is not None:  # peft and others pass one that is None
-            raise ValueError("attention_mask is for tokens of text; give patch_attention_mask [B, h, w] for padding")
+            raise ValueError("attention_mask is for text; for padded images give patch_attention_mask [B, h, w]")
         self._warn_without_attentions(options.get("output_attentions", self.config.output_attentions))
         tokens = self.embed(
             pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources

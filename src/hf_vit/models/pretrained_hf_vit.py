@@ -30,9 +30,9 @@ HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revisio
 def lecun_normal_(kernel: torch.Tensor) -> None:
     """Initialize a kernel as Flax's dense layers and convolutions: variance 1 / fan-in, truncated at two deviations.
 
-    transformers' function of this name truncates at +-2 instead, which makes the deviation 14% too large.
+    transformers' function of this name truncates at +-2 instead, so its deviation is 14% too large.
     """
-    deviation = kernel[0].numel() ** -0.5 / 0.87962566103423978  # make up for what the truncation takes away
+    deviation = kernel[0].numel() ** -0.5 / 0.87962566103423978  # the factor that truncation reduces it by
     init.trunc_normal_(kernel, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
@@ -133,8 +133,8 @@ def _check_probabilities(labels: torch.Tensor) -> None:
     if bool(((sums - 1).abs() > 1e-2).any()):
         raise ValueError(
             f"labels [B, K] have rows that sum to {sums.min():.3g} ... {sums.max():.3g}, so they are not "
-            "probabilities; set problem_type='multi_label_classification' in the config for multi-label "
-            "images"
+            "probabilities; for multi-label images, set problem_type='multi_label_classification' in the "
+            "config"
         )
 
 
@@ -145,8 +145,8 @@ def _check_indices(labels: torch.Tensor, num_labels: int) -> None:
     invalid = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
     if len(invalid):
         raise ValueError(
-            f"labels hold {int(invalid[0])}; a model with {num_labels} classes needs 0 to {num_labels - 1}, or -100 to "
-            "ignore an image"
+            f"labels contain {int(invalid[0])}; a model with {num_labels} classes needs 0 to {num_labels - 1}, or -100 "
+            "to ignore an image"
         )
 
 
@@ -170,7 +170,7 @@ def classifier_loss(
 
 @dataclass(frozen=True)
 class LayerFeatures:
-    """What one layer gives for a batch of images.
+    """Features of a batch of images after one layer.
 
     Attributes:
         patch_tokens: [B, h*w, D], row by row; meaningless on padding.
@@ -186,7 +186,7 @@ class LayerFeatures:
 
     @property
     def feature_map(self) -> torch.Tensor:
-        """The patch tokens as a map [B, D, h, w]."""
+        """Return the patch tokens as a map [B, D, h, w]."""
         return self.patch_tokens.transpose(1, 2).unflatten(2, self.grid).contiguous()
 
 
@@ -546,9 +546,8 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
             patch_attention_mask: [B, h, w], as in the model's forward; the maps are meaningless on padding.
 
         Returns:
-            feature_maps, one [B, D, h, w] for each of `out_features` (of a ViT see also its configuration);
-                hidden_states and
-            attentions if requested.
+            feature_maps, one [B, D, h, w] for each of `out_features` (for a ViT see also its configuration); if
+                requested, hidden_states and attentions.
         """
         outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
         # transformers annotates a tuple of any length as tuple[Tensor].

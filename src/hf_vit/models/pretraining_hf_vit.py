@@ -209,12 +209,10 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
 
         Returns:
             loss with `bool_masked_pos` (0 if it marks no patch); reconstruction [B, C, H, W] of the whole patches, in
-                the units
-            of `pixel_values` (for color classes the middle of the most likely one); logits (see the output class). In
-                training
-            with a mask the head only runs on the corrupted patches, and only the loss is returned. With
-                `predict_next_patch`
-            each patch is predicted from the one before it, the first patch by the head's bias alone.
+                the units of `pixel_values` (for color classes the middle of the most likely one); logits (see the
+                output class). In training with a mask the head only runs on the corrupted patches, and only the loss is
+                returned. With `predict_next_patch` each patch is predicted from the one before it, the first patch by
+                the head's bias alone.
 
         Raises:
             ValueError: a mask does not fit the image; see also `check_corruption`.
@@ -260,8 +258,8 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
             return
         if patch_attention_mask is not None:
             raise ValueError(
-                "predict_next_patch=True does not go with patch_attention_mask, as the raster order runs through the "
-                "padding; give images of one size"
+                "predict_next_patch=True cannot be combined with patch_attention_mask, as the raster order includes "
+                "the padding; give images of one size"
             )
         # A compiled graph cannot read values.
         if not torch.compiler.is_compiling() and bool(bool_masked_pos[..., :1].any()):
