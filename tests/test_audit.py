@@ -333,8 +333,8 @@ def test_accuracies_are_those_of_transformers_own_pipeline(model: Path, colours:
     apart = [place for place, (first, second) in enumerate(zip(*answers, strict=True)) if first != second]
     assert {each.index for each in told.accuracy.examples} == set(apart)
     assert apart
-    sureness = [each.sureness for each in told.accuracy.examples]
-    assert sureness == sorted(sureness, reverse=True)
+    lower_probability = [each.lower_probability for each in told.accuracy.examples]
+    assert lower_probability == sorted(lower_probability, reverse=True)
     told.save(tmp_path / "out")
     numbers = json.loads((tmp_path / "out/diff.json").read_text())
     assert numbers["accuracy"]["num_disagreements"] == len(apart)

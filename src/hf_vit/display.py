@@ -38,13 +38,13 @@ def amount(number: float) -> str:
     return str(number)
 
 
-def progress_bar(what: str, unit: str = "", is_hidden: bool = False) -> "Progress":
+def progress_bar(title: str, unit: str = "", is_hidden: bool = False) -> "Progress":
     """Return a bar on standard error that disappears at the end; hidden where that is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal)
 
 

@@ -29,8 +29,7 @@ def model_speed(
     batch: list[int] | None = opt(None, "Batch size in images; repeat for more. Default: 1 and 8, for training 8."),
     image_size: int = opt(224, "Image size in pixels."),
     contestant: list[str] | None = opt(
-        None,
-        ("Implementation to measure, such as hf_vit or timm; repeat for more. Default: all."),
+        None, "Implementation to measure, such as hf_vit or timm; repeat for more. Default: all."
     ),
     compiled: bool = opt(
         False,
@@ -57,7 +56,7 @@ def model_speed(
     import torch
 
     from hf_vit.environment import pick_device
-    from hf_vit.speed.measuring import BUSY, SpeedFile, others_load
+    from hf_vit.speed.measuring import SpeedFile, others_load
     from hf_vit.speed.peers import (
         OURS,
         PACKED,
@@ -92,14 +91,16 @@ def model_speed(
         results = measure_cell(cell, names, turns, builds=builds, memory=cell.work == "training", peak_flops=peak)
         speeds.add(asdict(results), results.load)
         print_cell(results)
+    print_conditions(load, output)
+
+
+def print_conditions(load: float, output: Path | None) -> None:
+    """Print a note if other processes used more than half a core, and where the results are."""
+    from hf_vit.speed.measuring import BUSY
+
     if load > BUSY:
-        print_safely(
-            (
-                f"note: other processes used {load:.1f} cores during the measurement, so the ratios are "
-                "unreliable; measure again on an idle machine"
-            ),
-            err=True,
-        )
+        note = f"note: other processes used {load:.1f} cores during the measurement, so the ratios are unreliable"
+        print_safely(f"{note}; measure again on an idle machine", err=True)
     if output is not None:
         print_safely(f"results written to {output}")
 
@@ -119,13 +120,8 @@ def print_cell(results: "MeasuredCell") -> None:
         rows.append(
             [name, f"{outcome.images_per_second:,.2f}", str(outcome.ratios.get(reference, "")), memory, *utilization]
         )
-    header = [
-        "",
-        "images/s",
-        f"x {reference} (quartiles)",
-        "peak memory",
-        *(["utilization"] if shows_utilization else []),
-    ]
+    header = ["", "images/s", f"x {reference} (quartiles)", "peak memory"]
+    header += ["utilization"] if shows_utilization else []
     print_table(rows, *header, title=title)
     for name, reason in results.absent.items():
         print_safely(f"did not measure {name}: {reason}")
@@ -159,17 +155,7 @@ def saved_speed(
         results, load = measure_forwards(subjects, samples[size], turns)
         speeds.add({"batch": size, "models": {name: asdict(speed) for name, speed in results.items()}}, load)
         print_speeds(results, size)
-    if not speeds.is_quiet:
-        load = max(speeds.loads)
-        print_safely(
-            (
-                f"note: other processes used {load:.1f} cores during the measurement, so the ratios are "
-                "unreliable; measure again on an idle machine"
-            ),
-            err=True,
-        )
-    if output is not None:
-        print_safely(f"results written to {output}")
+    print_conditions(max(speeds.loads, default=0.0), output)
 
 
 def print_speeds(results: "Mapping[str, ForwardSpeed]", batch: int) -> None:

@@ -165,29 +165,29 @@ class Command(TyperCommand):
 
     def _order_arguments(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Return the command line with arguments that were given by name moved to their positions."""
-        named: dict[str, list[str]] = {_option_flag(argument): [] for argument in self._arguments}
-        single = {_option_flag(argument) for argument in self._arguments if argument.nargs == 1}
-        others: list[str] = []
+        values_by_flag: dict[str, list[str]] = {_option_flag(argument): [] for argument in self._arguments}
+        single_flags = {_option_flag(argument) for argument in self._arguments if argument.nargs == 1}
+        other_words: list[str] = []
         words = iter(args)
         for word in words:
             if word == "--":
-                others += [word, *words]
+                other_words += [word, *words]
                 break
             name, equals, value = word.partition("=")
-            if name not in named:
-                others.append(word)
+            if name not in values_by_flag:
+                other_words.append(word)
                 continue
             if not equals and (value := next(words, None)) is None:
                 ctx.fail(f"{name} needs a value; write it after the option, as in {name} VALUE")
             if value.startswith("-"):
                 ctx.fail(f"{name} is followed by '{value}', which looks like an option; for a file write ./{value}")
-            if name in single:  # as with any option, the last value counts
-                named[name].clear()
-            named[name].append(value)
+            if name in single_flags:  # as with any option, the last value counts
+                values_by_flag[name].clear()
+            values_by_flag[name].append(value)
         # Named arguments before the first missing one precede positional arguments, later ones follow them.
-        leading = list(takewhile(bool, named.values()))
-        trailing = list(named.values())[len(leading) :]
-        return [*chain(*leading), *others, *chain(*trailing)]
+        leading = list(takewhile(bool, values_by_flag.values()))
+        trailing = list(values_by_flag.values())[len(leading) :]
+        return [*chain(*leading), *other_words, *chain(*trailing)]
 
 
 def _follow_link(value: str | Path) -> str | Path:

@@ -30,11 +30,14 @@ def demo(
             f"seed {seed}: validation {result.validation['accuracy']:.2%}, test {test.top1:.2%} "
             f"({test.num_wrong} of {test.num_images} wrong), trained in {result.seconds:.0f} s"
         )
-        rows = [["predicted with hf_vit", *reload.here], ["without hf_vit", *reload.fresh]]
-        print_table(rows, "test image of", *reload.truth)
+        rows = [
+            ["predicted with hf_vit", *reload.predicted_here],
+            ["without hf_vit", *reload.predicted_without_package],
+        ]
+        print_table(rows, "test image of", *reload.true_classes)
         difference = f"probabilities differ by at most {reload.largest_difference:.0e}"
         print_safely(
-            f'a process without hf_vit ("import hf_vit" fails: {reload.barred}) loaded the model; {difference}'
+            f'a process without hf_vit ("import hf_vit" fails: {reload.import_error}) loaded the model; {difference}'
         )
         accuracies.append(test.top1)
         folders.append(str(folder))

@@ -2,8 +2,8 @@
 
 A command ends with `**shared`, which `with_options` replaces by options:
 
-    @with_options("device", *RECIPE_FIELDS.values()) def finetune(context: typer.Context, model: str = MODEL, **shared:
-    Any) -> None: ...
+    @with_options("device", *RECIPE_FIELDS.values())
+    def finetune(context: typer.Context, model: str = MODEL, **shared: Any) -> None: ...
 """
 
 import inspect

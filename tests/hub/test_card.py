@@ -535,7 +535,7 @@ def photographs() -> list[Image.Image]:
     return [to_rgb(table[row]["image"]) for row in range(0, 24 * 6, 6)]
 
 
-@pytest.mark.parametrize("architecture", ["hf_vit", "transformers", "travelling"])
+@pytest.mark.parametrize("architecture", ["hf_vit", "transformers", "remote code"])
 def test_the_cards_code_is_predict(
     architecture: str, photographs: list[Image.Image], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

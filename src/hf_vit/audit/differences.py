@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -61,8 +62,8 @@ class Disagreement:
     answers: tuple[Prediction, Prediction]
 
     @property
-    def sureness(self) -> float:
-        """Return the probability of the less certain of the two predictions."""
+    def lower_probability(self) -> float:
+        """Return the lower of the two predictions' probabilities; examples are sorted by it."""
         return min(answer.probability for answer in self.answers)
 
 
@@ -128,18 +129,19 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
     Raises:
         UserError: the data set returned a different number of images the second time.
     """
-    _ = second.model_classes  # raises for unknown classes before the first model runs
+    _ = second.model_classes  # raises an error for unknown classes before the first model runs
     first_predictions = [prediction for batch in _iterate_predictions(first) for prediction, _, _ in batch]
-    counts, surest, num_disagreements, index = {True: [0, 0], False: [0, 0]}, list[tuple[Disagreement, "Image"]](), 0, 0
+    outcomes = Counter[tuple[bool, bool]]()  # (first model is right, second model is right) -> number of images
+    best_examples, num_disagreements, index = list[tuple[Disagreement, "Image"]](), 0, 0
     for batch in _iterate_predictions(second):
         for prediction, label, image in batch:
             first_prediction = first_predictions[index]
-            counts[first_prediction.is_right][not prediction.is_right] += 1
+            outcomes[first_prediction.is_right, prediction.is_right] += 1
             if (first_prediction.label, first_prediction.is_right) != (prediction.label, prediction.is_right):
                 num_disagreements += 1
                 example = Disagreement(index, None, label, (first_prediction, prediction)), make_thumbnail(image)
-                surest = heapq.nlargest(
-                    MAX_THUMBNAILS, [*surest, example], key=lambda row: (row[0].sureness, -row[0].index)
+                best_examples = heapq.nlargest(
+                    MAX_THUMBNAILS, [*best_examples, example], key=lambda row: (row[0].lower_probability, -row[0].index)
                 )
             index += 1
     if index != len(first_predictions):
@@ -147,10 +149,15 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
             f"'{first.data.name}' returned {len(first_predictions):,} images for the first model and {index:,} "
             "for the second; give a data set that does not change during the comparison"
         )
-    (both_right, only_first), (only_second, _) = counts[True], counts[False]
-    examples = [replace(example, file=second.file_name(example.index)) for example, _ in surest]
+    examples = [replace(example, file=second.file_name(example.index)) for example, _ in best_examples]
     return PairedAccuracy(
-        index, both_right, only_first, only_second, num_disagreements, examples, [image for _, image in surest]
+        num_images=index,
+        both_right=outcomes[True, True],
+        only_first=outcomes[True, False],
+        only_second=outcomes[False, True],
+        num_disagreements=num_disagreements,
+        examples=examples,
+        thumbnails=[image for _, image in best_examples],
     )
 
 
@@ -163,8 +170,8 @@ def _iterate_predictions(examination: Examination) -> "Iterator[list[tuple[Predi
         probabilities, classes = convert_to_scores(examination.subject.model, logits).max(dim=-1)
         rows = zip(probabilities.tolist(), classes.tolist(), labels.tolist(), images, strict=True)
         yield [
-            (Prediction(class_names[best], probability, best == label), class_names[label], image)
-            for probability, best, label, image in rows
+            (Prediction(class_names[predicted], probability, predicted == label), class_names[label], image)
+            for probability, predicted, label, image in rows
         ]
 
 

@@ -363,7 +363,7 @@ class NearTies:
     def _metric_ranges(self) -> dict[str, tuple[float, float]]:
         """Return for each metric its lowest and highest value that swapping near ties can reach."""
         references, (first, second) = self._predictions["references"], self._predictions["best"].T
-        tied = np.flatnonzero(self._predictions["tied_1"])
+        tied_rows = np.flatnonzero(self._predictions["tied_1"])
 
         def swap(rows: NDArray[Any]) -> dict[str, float]:
             """Return the metrics if the near ties of these images are swapped."""
@@ -372,12 +372,14 @@ class NearTies:
             return macro_averages(references, predictions)
 
         # Images with the same true class and the same top two classes have the same effect, so one is tried per kind.
-        kinds, kind_of_image = np.unique(np.stack([references, first, second])[:, tied], axis=1, return_inverse=True)
-        single_swaps = [swap(tied[kind_of_image == kind][:1]) for kind in range(kinds.shape[1])]
+        kinds, kind_of_image = np.unique(
+            np.stack([references, first, second])[:, tied_rows], axis=1, return_inverse=True
+        )
+        single_swaps = [swap(tied_rows[kind_of_image == kind][:1]) for kind in range(kinds.shape[1])]
         extremes: dict[str, tuple[float, float]] = {}
-        for metric, value in swap(tied[:0]).items():
+        for metric, value in swap(tied_rows[:0]).items():
             effects = np.array([metrics[metric] - value for metrics in single_swaps])[kind_of_image]
-            extremes[metric] = (swap(tied[effects < 0])[metric], swap(tied[effects > 0])[metric])
+            extremes[metric] = (swap(tied_rows[effects < 0])[metric], swap(tied_rows[effects > 0])[metric])
         return extremes
 
     @cached_property

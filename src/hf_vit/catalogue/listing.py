@@ -31,12 +31,10 @@ from hf_vit.repositories.reading import CONFIG, guard_hub_access
 from hf_vit.results.facts import DataFact, Facts, as_fraction
 from hf_vit.results.figures import render_report
 from hf_vit.results.writing import write_atomically
-from hf_vit.variants import variant_config, variant_names
+from hf_vit.variants import VARIANTS, variant_config, variant_names
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
-
-from hf_vit.variants import VARIANTS
 
 TOP1 = "top-1 accuracy"
 _PAPER = "arXiv 2010.11929, table"
@@ -160,13 +158,14 @@ def published_checkpoints(variant: str) -> Iterator[str]:
 
 
 def _to_fraction(percent: float) -> float:
+    """Return a percentage as a fraction, without the noise of the division."""
     return round(percent / 100, 6)
 
 
 PAPERS = "papers"  # this name stands for the papers' variants
 _NUM_CLASSES = 1000  # classes of the head with which a variant's parameters and FLOPs are counted
-_MAX_REPOSITORIES = 1000  # of one user
-_MAX_TEXT_LENGTH = 200
+_MAX_REPOSITORIES = 1000  # largest number of repositories that are listed for one user
+_MAX_TEXT_LENGTH = 200  # longest text from the Hub that is shown, in characters
 
 
 @final
@@ -479,7 +478,7 @@ def list_models(
         entries = [entry for entry in entries if entry.parameters is not None and entry.parameters <= max_parameters]
     if data is not None:
         scores = [tuple(score for score in entry.scores if data.lower() in score.data.lower()) for entry in entries]
-        entries = [replace(entry, scores=kept) for entry, kept in zip(entries, scores, strict=True) if kept]
+        entries = [replace(entry, scores=matches) for entry, matches in zip(entries, scores, strict=True) if matches]
     console = Console(stderr=True)
     uncounted = track(entries, "counting FLOPs", console=console, transient=True, disable=not console.is_terminal)
     return Listing(places, list(map(add_flops, uncounted)))

@@ -16,12 +16,11 @@ from hf_vit.variants import variant_config
 CORE_DAYS = {"L/16": 680.0, "H/14": 2500.0}
 JFT_IMAGES, EPOCHS = 303e6, 14
 
-VM_PRICE, TPU_PRICE, GPU_PRICE = (
-    0.095,
-    2.40,
-    3.06,
-)  # dollars per hour of a virtual machine, a preemptible v3-8 and a cloud GPU
-GPUS, SCALING, MIXED_PRECISION = 4, 0.95, 1.6  # the post's factors between one TPU core and its GPU machine
+# Prices in the post, in dollars per hour: a virtual machine, a preemptible v3-8, a cloud GPU.
+VM_PRICE, TPU_PRICE, GPU_PRICE = 0.095, 2.40, 3.06
+# The post's GPU machine relative to one TPU core: number of GPUs, share of their summed speed that they reach together,
+# and gain from mixed precision.
+GPUS, SCALING, MIXED_PRECISION = 4, 0.95, 1.6
 
 CORES_PER_DEVICE = 8  # cores of a "v3-8", which TPU_PRICE pays for
 TPU_CORE_FLOPS = 123e12 / 2  # bfloat16 peak of a TPUv3 chip, which has two cores (Google's documentation of TPU v3)
@@ -144,7 +143,7 @@ def corrected_estimate(model: str) -> CorrectedEstimate:
     gpu_days = original.core_days / speed_up
     sustained_flops = training_flops(variant_config(model), JFT_IMAGES * EPOCHS) / (original.core_days * 86400)
     utilization = sustained_flops / TPU_CORE_FLOPS
-    # In the order of the post's assumptions: the replacement, then quantity, old and new value.
+    # One entry for each of the post's assumptions: its replacement, the quantity, and its value before and after.
     changes = (
         (
             f"the price applies to a device with {CORES_PER_DEVICE} cores, so {device_days:g} device-days are paid",

@@ -18,8 +18,8 @@ from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.models.configuration_hf_vit import as_pair
 
-_FLOAT32, _BFLOAT16 = 4, 2
-_ADAM = 2  # values per weight
+_FLOAT32, _BFLOAT16 = 4, 2  # bytes per value
+_ADAM = 2  # averages that AdamW keeps for each weight
 
 
 @final
@@ -114,14 +114,15 @@ def memory_plan(
         sum(parameter.numel() for parameter in part.parameters())
         for part in (full_model, *(module for module in full_model.modules() if isinstance(module, family.blocks)))
     )
-    states = parameters * _FLOAT32 * (2 + _ADAM)
-    gathered = (3 * max(blocks) + parameters - sum(blocks)) * (_BFLOAT16 if in_bfloat16 else _FLOAT32)
+    states = parameters * _FLOAT32 * (2 + _ADAM)  # a weight, its gradient and AdamW's averages
+    # With FSDP2: two whole blocks and the gradient of one, and the weights outside blocks.
+    gathered_bytes = (3 * max(blocks) + parameters - sum(blocks)) * (_BFLOAT16 if in_bfloat16 else _FLOAT32)
 
     def plan_devices(count: int) -> DeviceMemory:
         """Return the memory of each of this many devices."""
         if count == 1:
             return DeviceMemory(1, states + peak, states + peak, checkpointed and states + checkpointed[0])
-        shard = -(-states // count) + gathered
+        shard = -(-states // count) + gathered_bytes
         buckets = parameters * _FLOAT32
         return DeviceMemory(
             count, states + buckets + peak, shard + image_bytes, checkpointed and shard + checkpointed[1]

@@ -52,7 +52,7 @@ class ScalingLaw:
         return _error((self.a, self.b, self.c, self.d), compute)
 
     def interval(self, compute: Any) -> tuple[Any, Any]:
-        """Return the 95% interval (low, high) of the law's error, at least 0, at a compute above 0 or an array of them.
+        """Return the 95% interval (low, high) of the law's error, at least 0, at one compute or at each of an array.
 
         The interval is a first-order approximation from the fit's covariance. It assumes that the law holds at this
         compute, and does not include the scatter of single runs, which is the residual.
@@ -62,8 +62,9 @@ class ScalingLaw:
         """
         if not self.covariance:
             raise UserError("this law was not fitted and has no interval; use the result of fit_scaling_law")
-        slopes = _derivatives((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
-        variance = np.maximum(np.einsum("i...,ij,j...->...", slopes, np.array(self.covariance), slopes), 0.0)
+        derivatives = _derivatives((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
+        # The variance of the error is g' V g, with the derivatives g and the covariance V of the parameters.
+        variance = np.maximum(np.einsum("i...,ij,j...->...", derivatives, np.array(self.covariance), derivatives), 0.0)
         margin = np.sqrt(variance) * _student_quantile(len(self.points) - len(self.intervals))
         error = self.error(compute)
         return np.maximum(error - margin, 0.0), error + margin
@@ -189,15 +190,17 @@ def _error(parameters: Iterable[float], compute: Any) -> Any:
 def _derivatives(parameters: Iterable[float], compute: Any) -> Array:
     """Return the derivatives [4, ...] of the error with respect to a, b, c and d."""
     a, b, _, d = parameters
-    powers = (compute + d) ** -b
-    return np.stack([powers, -a * np.log(compute + d) * powers, np.ones_like(powers), -a * b * powers / (compute + d)])
+    shifted_compute = compute + d
+    powers = shifted_compute**-b
+    by_b, by_d = -a * np.log(shifted_compute) * powers, -a * b * powers / shifted_compute
+    return np.stack([powers, by_b, np.ones_like(powers), by_d])
 
 
 def _covariance(parameters: Array, compute: Array, residuals: Array, count: int) -> Array:
     """Return the covariance of the first `count` parameters: the inverse of J'J times the variance of the residuals."""
-    slopes = _derivatives(parameters, compute)[:count].T
-    norms = np.linalg.norm(slopes, axis=0)
-    _, singular_values, directions = np.linalg.svd(slopes / norms, full_matrices=False)
+    derivatives = _derivatives(parameters, compute)[:count].T
+    norms = np.linalg.norm(derivatives, axis=0)
+    _, singular_values, directions = np.linalg.svd(derivatives / norms, full_matrices=False)
     # Directions that the runs do not determine have a singular value of 0; the bound makes their intervals huge.
     singular_values = np.maximum(singular_values, np.finfo(float).eps)
     scaled_directions = directions / singular_values[:, None] / norms

@@ -30,18 +30,18 @@ def matmul_flops_per_second(device: str = "cpu", precision: Literal["fp32", "bf1
     """Return the FLOP/s of the fastest of many square matrix products on a torch device, measured for 0.3 s."""
     torch_device = torch.device(device)
     side = _SIDES.get(torch_device.type, 2048)
-    left = torch.ones(side, side, device=torch_device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    matrix = torch.ones(side, side, device=torch_device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
 
     def wait() -> None:
         if torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
     best, end = float("inf"), time.perf_counter() + _SECONDS
-    torch.mm(left, left)
+    torch.mm(matrix, matrix)
     while best == float("inf") or time.perf_counter() < end:
         wait()
         start = time.perf_counter()
-        torch.mm(left, left)
+        torch.mm(matrix, matrix)
         wait()
         best = min(best, time.perf_counter() - start)
     return 2 * side**3 / best

@@ -87,9 +87,9 @@ def load_data(
             "choose a larger --image-size"
         )
     resolved = resolve_source(os.fspath(source))
-    named = NamedColumns(image_column, label_column)
+    selection = NamedColumns(image_column, label_column)
     if resolved.kind in ("builtin", "folder", "idx", "masks", "coco"):
-        named.check((), resolved.name)
+        selection.check((), resolved.name)
     if resolved.kind == "builtin":
         return _load_builtin(resolved.name, image_size, streaming, target)
     goal = find_target(resolved, target)
@@ -99,9 +99,9 @@ def load_data(
     if goal != "label":
         if streaming:
             raise UserError(f"the {goal} of '{resolved.name}' cannot be read as a stream; leave --streaming out")
-        data = _load_tables(resolved, read_dense(resolved, opened, named, goal), skip_bad_images, seed)
+        data = _load_tables(resolved, read_dense(resolved, opened, selection, goal), skip_bad_images, seed)
     else:
-        raw = read_labels(resolved, opened, named, streaming=streaming)
+        raw = read_labels(resolved, opened, selection, streaming=streaming)
         if streaming and is_table:
             data = _stream_files(resolved, raw, skip_bad_images, seed)
         else:

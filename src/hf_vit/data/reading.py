@@ -187,16 +187,16 @@ def _parse_class_number(content: bytes) -> int:
     return int(text)
 
 
-def read_labels(source: DataSource, opened: RawTables | None, named: NamedColumns, *, streaming: bool) -> RawTables:
+def read_labels(source: DataSource, opened: RawTables | None, selection: NamedColumns, *, streaming: bool) -> RawTables:
     """Return the images and raw labels of a folder or list, or of the tables that `open_tables` opened."""
     if opened is None:
         if source.kind == "idx":
             return _read_idx(source)
-        return _read_folder(source) if source.kind == "folder" else _read_list(source, named)
+        return _read_folder(source) if source.kind == "folder" else _read_list(source, selection)
     name, features = source.name, opened.features
     if features is None:
         raise UserError(f"'{name}' does not list its columns, so it cannot be read as a stream; leave --streaming out")
-    columns, notes = _find_columns(features, name, named), [*opened.notes]
+    columns, notes = _find_columns(features, name, selection), [*opened.notes]
     _refuse_mixed_labels(name, opened.schemas, columns.label_columns)
     used_columns = [columns.image, *columns.label_columns]
     selected = {split: table.select_columns(used_columns) for split, table in opened.splits.items()}
@@ -322,7 +322,7 @@ def _read_idx(source: DataSource) -> RawTables:
     )
 
 
-def _read_list(source: DataSource, named: NamedColumns) -> RawTables:
+def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
     """Read the image files and labels of CSV or JSON Lines files.
 
     The split of a row is in its column "split", else in the first folder of the image's path, else in the path of the
@@ -332,7 +332,7 @@ def _read_list(source: DataSource, named: NamedColumns) -> RawTables:
     labels: dict[str, list[Any]] = {}
     names = FileNames()
     for list_split, file in ((split, file) for split, files in source.files.items() for file in files):
-        for path, label, raw_split in _read_list_rows(file, source.name, named):
+        for path, label, raw_split in _read_list_rows(file, source.name, selection):
             path_split = next((name for name in map(split_name, Path(path).parts[:1]) if name), list_split)
             split = path_split if raw_split is None else split_name(str(raw_split))
             if split is None:
@@ -352,14 +352,14 @@ def _read_list(source: DataSource, named: NamedColumns) -> RawTables:
             labels.setdefault(split, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
     splits = {split: image_table(paths[split]) for split in SPLITS if split in paths}
-    typed = labels if named.indicators else type_labels(labels)
-    return RawTables(splits, label_names=list(named.indicators) or None, labels=typed)
+    typed = labels if selection.indicators else type_labels(labels)
+    return RawTables(splits, label_names=list(selection.indicators) or None, labels=typed)
 
 
-def _read_list_rows(file: Path, name: str, named: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
+def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
     """Yield (path of the image, raw label, split or None) for every row of a list."""
-    named = NamedColumns(*(normalize_label(column) for column in (named.image, named.label)))
-    usable = {named.image or "", named.label or "", *named.indicators, *_PATH_NAMES, *_LABEL_NAMES, "split"}
+    selection = NamedColumns(*(normalize_label(column) for column in (selection.image, selection.label)))
+    usable = {selection.image or "", selection.label or "", *selection.indicators, *_PATH_NAMES, *_LABEL_NAMES, "split"}
     columns: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
     limit = csv.field_size_limit(_CELL)
@@ -375,9 +375,9 @@ def _read_list_rows(file: Path, name: str, named: NamedColumns) -> Iterator[tupl
         csv.field_size_limit(limit)
     if not rows:
         return
-    image = named.image or next((column for column in _PATH_NAMES if column in columns), None)
-    label = named.label or next((column for column in _LABEL_NAMES if column in columns), None)
-    named.check(columns, file.name)
+    image = selection.image or next((column for column in _PATH_NAMES if column in columns), None)
+    label = selection.label or next((column for column in _LABEL_NAMES if column in columns), None)
+    selection.check(columns, file.name)
     if image is None or label is None:
         missing = "image files, such as file_name" if image is None else "classes, such as label"
         option = "--image-column" if image is None else "--label-column"
@@ -385,7 +385,7 @@ def _read_list_rows(file: Path, name: str, named: NamedColumns) -> Iterator[tupl
         raise UserError(
             f"{file.name} has the columns {', '.join(columns)}, but none of {missing}; name it with {option}{remedy}"
         )
-    used = Columns(image, (label,), named.indicators)
+    used = Columns(image, (label,), selection.indicators)
     for number, row in enumerate(rows, start=1):
         for column in (image, *used.label_columns, "split"):
             if row.get(column) is _DUPLICATE:
@@ -575,20 +575,22 @@ def _refuse_foreign(source: DataSource, path: object) -> None:
 # ---- columns
 
 
-def _find_columns(features: "Features", name: str, named: NamedColumns) -> Columns:
+def _find_columns(features: "Features", name: str, selection: NamedColumns) -> Columns:
     """Return the image and label columns; raise UserError if one is missing or several are possible."""
     from datasets import ClassLabel, Image
 
-    named.check(features, name)
+    selection.check(features, name)
     typed = [column for column, feature in features.items() if isinstance(feature, Image)]
     usual = [column for column in _IMAGE_NAMES if column in features]
-    candidates = [named.image] if named.image else [column for column in usual if column in typed] or typed or usual
+    candidates = (
+        [selection.image] if selection.image else [column for column in usual if column in typed] or typed or usual
+    )
     columns = f"'{name}' has the columns {', '.join(map(str, features))}"
     if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
         raise UserError(f"{columns}, but which one holds the images is unclear; give its name with --image-column")
     image = candidates[0]
-    if named.label:
-        return Columns(image, (named.label,), named.indicators)
+    if selection.label:
+        return Columns(image, (selection.label,), selection.indicators)
     if label := next((label for label in _LABEL_NAMES if label in features), None):
         return Columns(image, (label,))
     for json_column in ("json", "jsn"):  # webdataset

@@ -136,8 +136,8 @@ def _group_by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]
     """Group files by the split in their file or folder names (train-00000-of-00002.parquet, val/0.tar), else train."""
     splits: dict[str, list[Path]] = {}
     for path, parts in files:
-        named = [name for name in map(split_name, re.split(r"[^A-Za-z]+", "/".join(parts))) if name]
-        splits.setdefault(named[-1] if named else "train", []).append(path)
+        split_names = [name for name in map(split_name, re.split(r"[^A-Za-z]+", "/".join(parts))) if name]
+        splits.setdefault(split_names[-1] if split_names else "train", []).append(path)
     return {split: sorted(paths) for split, paths in splits.items()}
 
 
@@ -203,8 +203,8 @@ def list_unlabeled_images(root: Path) -> list[Path]:
         return []
     images = list(filter(_has_image_name, files))
     folders = {parts[0]: split_name(parts[0]) for parts in images if len(parts) > 1}
-    named = set(filter(None, folders.values()))
-    if len(named) > 1 or (named and all(folders.values())):  # "train" beside "bus" and "car" is a class
+    split_names = set(filter(None, folders.values()))
+    if len(split_names) > 1 or (split_names and all(folders.values())):  # "train" beside "bus" and "car" is a class
         images = [parts for parts in images if split_name(parts[0]) == "train"]
     return [root.joinpath(*parts) for parts in images]
 

@@ -313,12 +313,12 @@ def find_target(source: DataSource, target: Target | None) -> Target | None:
     return "label"
 
 
-def read_dense(source: DataSource, opened: RawTables | None, named: NamedColumns, target: Target) -> ImageTables:
-    """Return the tables of a source of masks or objects; `named.label` is the column of masks or objects."""
+def read_dense(source: DataSource, opened: RawTables | None, selection: NamedColumns, target: Target) -> ImageTables:
+    """Return the tables of a source of masks or objects; `selection.label` is the column of masks or objects."""
     if opened is None:
         return _read_mask_folder(source) if target == "mask" else _read_coco(source)
-    named.check(opened.features or (), source.name)
-    tables = (_read_masks if target == "mask" else _read_objects)(opened, source.name, named)
+    selection.check(opened.features or (), source.name)
+    tables = (_read_masks if target == "mask" else _read_objects)(opened, source.name, selection)
     tables.revision = opened.revision
     for table in tables.images.values():
         refuse_foreign_images(table, "image", source)
@@ -339,11 +339,11 @@ def infer_target(features: "Features | None") -> Target:
     return "label"
 
 
-def _read_masks(opened: RawTables, name: str, named: NamedColumns) -> MaskTables:
+def _read_masks(opened: RawTables, name: str, selection: NamedColumns) -> MaskTables:
     """Return the images and masks of tables with a column of masks."""
     from hf_vit.data.mask_features import ClassMask
 
-    image, mask = _find_mask_columns(cast("Features", opened.features), name, named)
+    image, mask = _find_mask_columns(cast("Features", opened.features), name, selection)
     splits, notes = _select_annotated(opened, mask, name)
     masks = {split: _extract_column(table, mask, "mask") for split, table in splits.items()}
     masks = {split: table.cast_column("mask", ClassMask()) for split, table in masks.items()}
@@ -351,11 +351,11 @@ def _read_masks(opened: RawTables, name: str, named: NamedColumns) -> MaskTables
     return MaskTables(encode_images(images, "image", name, notes), None, notes, masks=masks)
 
 
-def _read_objects(opened: RawTables, name: str, named: NamedColumns) -> ObjectTables:
+def _read_objects(opened: RawTables, name: str, selection: NamedColumns) -> ObjectTables:
     """Return the images and objects of tables with a column of objects."""
     features = cast("Features", opened.features)
-    column, fields = _find_objects_column(features, name, named)
-    image = named.image or _find_column(_IMAGES, features, name, "--image-column")
+    column, fields = _find_objects_column(features, name, selection)
+    image = selection.image or _find_column(_IMAGES, features, name, "--image-column")
     splits, notes = _select_annotated(opened, column, name)
     undecoded = _undecode_feature(features[column])
     columns = {split: table.select_columns([column]).cast_column(column, undecoded) for split, table in splits.items()}
@@ -419,7 +419,7 @@ def _read_objects_of_row(objects: Any, fields: Mapping[str, tuple[str, Any]]) ->
     return columns
 
 
-def _find_mask_columns(features: "Features", name: str, named: NamedColumns) -> tuple[str, str]:
+def _find_mask_columns(features: "Features", name: str, selection: NamedColumns) -> tuple[str, str]:
     """Return the columns of images and of masks."""
     from datasets import Image, Value
 
@@ -430,11 +430,13 @@ def _find_mask_columns(features: "Features", name: str, named: NamedColumns) -> 
         return isinstance(feature, Image) or (isinstance(feature, Mapping) and "bytes" in feature)
 
     pictures = [column for column, feature in features.items() if is_picture(feature)]
-    if named.image and named.label:
-        return named.image, named.label
-    mask = named.label or next((column for column in _MASKS if column in pictures and column != named.image), None)
+    if selection.image and selection.label:
+        return selection.image, selection.label
+    mask = selection.label or next(
+        (column for column in _MASKS if column in pictures and column != selection.image), None
+    )
     others = [column for column in pictures if column != mask]
-    image = named.image or next((column for column in _IMAGES if column in others), None)
+    image = selection.image or next((column for column in _IMAGES if column in others), None)
     if mask is None and image is not None and len(pictures) == 2:
         mask = next(column for column in pictures if column != image)
     if mask is None or image is None:
@@ -446,10 +448,10 @@ def _find_mask_columns(features: "Features", name: str, named: NamedColumns) -> 
 
 
 def _find_objects_column(
-    features: "Features", name: str, named: NamedColumns
+    features: "Features", name: str, selection: NamedColumns
 ) -> tuple[str, dict[str, tuple[str, Any]]]:
     """Return the column of objects, and the name and type of every field inside it."""
-    column = named.label or _find_column(_OBJECTS, features, name, "--label-column")
+    column = selection.label or _find_column(_OBJECTS, features, name, "--label-column")
     item_features: Any = getattr(features[column], "feature", features[column])
     if isinstance(item_features, list | tuple):
         item_features = item_features[0]

@@ -191,7 +191,7 @@ def embed(
     existing = sorted(folder.names())
     if existing and MANIFEST_NAME not in existing:
         raise UserError(f"the output folder {folder} holds other files ({existing[0]}); choose a new or empty folder")
-    named = NamedModel(model, max_num_patches)
+    named_model = NamedModel(model, max_num_patches)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
     if (choice := FeatureChoice.parse(features, layers, norm)) is not None:
         if predictions:
@@ -199,7 +199,7 @@ def embed(
         settings = replace(settings, features=choice.kind, layers=choice.layers, norm=choice.norm)
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
-        subject = _load(named, settings, device if ray is None else "cpu")
+        subject = _load(named_model, settings, device if ray is None else "cpu")
         images = load_data(
             data,
             image_size=subject.image_size,
@@ -212,7 +212,7 @@ def embed(
         selected = list(dict.fromkeys(splits or images.splits))
         if optimize and features is None and max_num_patches is None and not (ray is not None and ray.gpus):
             engine = _select_engine(subject, images, selected, folder)
-            named, settings = replace(named, engine=engine), replace(settings, engine=engine)
+            named_model, settings = replace(named_model, engine=engine), replace(settings, engine=engine)
         if draft:
             settings = replace(settings, draft_side=subject.draft_side)
         manifest = _make_manifest(subject, images, selected, settings)
@@ -223,9 +223,9 @@ def embed(
         missing = [part for part in parts if part.name not in finished_files]
         selected_splits = {split: images.splits[split] for split in selected}
         digests = {split: short_digests(images.seen[split]) for split in selected if split in images.seen}
-        job = Job(named, selected_splits, images.readers, images.label_names, settings, digests)
+        job = Job(named_model, selected_splits, images.readers, images.label_names, settings, digests)
         if ray is not None:
-            finished = _write_on_ray(replace(ray, model=named), job, missing, subject, folder)
+            finished = _write_on_ray(replace(ray, model=named_model), job, missing, subject, folder)
         elif (num_processes or 1) > 1:
             del subject  # every process loads the model
             finished = _write_in_processes(job, missing, min(num_processes or 1, len(missing)), device, folder)

@@ -108,7 +108,7 @@ def _usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[str, o
     return {
         "is_ours": config.is_ours,
         "example": block("hf_vit" if config.is_ours else "transformers"),
-        "example_without_package": block("travelling") if config.is_ours and has_code else None,
+        "example_without_package": block("remote code") if config.is_ours and has_code else None,
         "verify_command": command("verify", name, "--results") if "/" in name else None,
         "page_command": command("page", name, "--output", "page") if has_page else None,
         "predict_command": command("predict", name, "image.png") if has_commands else None,

@@ -32,7 +32,7 @@ NO_LICENSE = (
 )
 _METADATA_BLOCK = re.compile(r"^\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _REPO_ID = re.compile(r"https?://\S+|[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
-# What the Hub takes in a result of model-index as text alone.
+# Fields of a result in model-index that the Hub accepts only as text.
 _TEXTS = (
     *("task_type", "dataset_type", "dataset_name", "dataset_config", "dataset_split", "dataset_revision"),
     "metric_type",
@@ -269,10 +269,9 @@ def find_metadata_errors(card: str) -> list[str]:
     try:
         if (index := metadata.get("model-index")) is not None:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
             name, results = model_index_to_eval_results(index)  # pyright: ignore[reportUnknownArgumentType]
-            fields = [("name", name), *((key, vars(each)[key]) for each in results for key in _TEXTS)]
-            errors += [
-                f"model-index: {key} is {each!r}, not text" for key, each in fields if not isinstance(each, str | None)
-            ]
+            fields = [("name", name), *((key, vars(result)[key]) for result in results for key in _TEXTS)]
+            wrong_fields = [(key, value) for key, value in fields if not isinstance(value, str | None)]
+            errors += [f"model-index: {key} is {value!r}, not text" for key, value in wrong_fields]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         errors.append(f"model-index: {f'{error} is missing' if isinstance(error, KeyError) else error}")
     return errors

@@ -1,4 +1,4 @@
-"""Fill the make_sections of a model card with values from facts.json and config.json.
+"""Fill the sections of a model card with values from facts.json and config.json.
 
 Keys of a record's `values` that are read here, besides an evaluation's metrics:
 
@@ -348,10 +348,10 @@ def _describe_data(record: Record) -> str | None:
 
 def _link_data(record: Record) -> Markdown | None:
     """Return the data as `_describe_data` does, with a link if the data set is on the Hub."""
-    described, dataset = _describe_data(record), find_hub_dataset(record.data) if record.data else None
-    if described is None or dataset is None or not re.fullmatch(r"[\w./-]+", dataset):
-        return None if described is None else escape_markup(described)
-    return Markdown(f"{escape_markup(described)} ([on the Hub](https://huggingface.co/datasets/{dataset}))")
+    description, dataset = _describe_data(record), find_hub_dataset(record.data) if record.data else None
+    if description is None or dataset is None or not re.fullmatch(r"[\w./-]+", dataset):
+        return None if description is None else escape_markup(description)
+    return Markdown(f"{escape_markup(description)} ([on the Hub](https://huggingface.co/datasets/{dataset}))")
 
 
 def _describe_machine(hardware: Mapping[str, Any]) -> str | None:

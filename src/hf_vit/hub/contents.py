@@ -51,7 +51,7 @@ PAGE_FILES = ("index.html", "style.css", "page.js", "worker.js")
 # Files of earlier pushes that are deleted: weights in every format that from_pretrained reads, and parts of a page.
 _WEIGHTS = re.compile(r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|training_args\.bin")
 _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
-_GPS = 0x8825  # tag of EXIF
+_GPS = 0x8825  # number of the EXIF tag that holds the GPS data
 # For Inference Endpoints: code that serves the model, and what it needs.
 HANDLER, REQUIREMENTS = "handler.py", "requirements.txt"
 _SERVED_BY = ("torch", "torchvision", "transformers", "safetensors", "numpy")
@@ -229,15 +229,17 @@ def collect_serving_files(folder: Path, config: ModelConfig) -> _Sources:
 
 
 def _refuse_gps(folder: Path, name: str) -> None:
-    """Refuse an example that tells everybody where it was taken, as a phone's photograph does."""
+    """Raise a UserError for an example image with GPS data, as photographs of phones have."""
     from PIL import Image
 
     check_inside(folder, folder / name)
-    place: object = None
-    with suppress(Exception), Image.open(folder / name) as image:  # what is no image tells no place
-        place = image.getexif().get_ifd(_GPS)
-    if place:
-        raise UserError(f"{name} of {folder} says where it was taken (EXIF, GPS); save it without, or remove it")
+    gps_fields: object = None
+    with suppress(Exception), Image.open(folder / name) as image:  # a file that is not an image has no GPS data
+        gps_fields = image.getexif().get_ifd(_GPS)
+    if gps_fields:
+        raise UserError(
+            f"{name} of {folder} contains the place where it was taken (GPS data in EXIF); remove this data or the file"
+        )
 
 
 def collect_page(folder: Path, *, license: str | None = None, share_images: bool = False) -> Contents:
@@ -279,7 +281,7 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
 
 
 def _check_contents(
-    folder: Path, sources: _Sources, replaced_pattern: re.Pattern[str], handled: Iterable[str] = ()
+    folder: Path, sources: _Sources, replaced_pattern: re.Pattern[str], handled_names: Iterable[str] = ()
 ) -> Contents:
     """Return the files as `Contents`, after checking sizes, links and tokens.
 
@@ -287,7 +289,7 @@ def _check_contents(
         folder: the folder that the files come from.
         sources: path in the repository -> bytes or local file.
         replaced_pattern: see `Contents`.
-        handled: names in the folder that are handled in another way and are not reported as skipped.
+        handled_names: names in the folder that are handled in another way and are not reported as skipped.
     """
     for name, source in sources.items():
         if source == folder / name:
@@ -311,7 +313,7 @@ def _check_contents(
                 f"{file.path} holds what looks like {token_kind}; remove it, revoke it if others may have read "
                 "it, and push again"
             )
-    known_names = {*(name.partition("/")[0] for name in files), *handled}
+    known_names = {*(name.partition("/")[0] for name in files), *handled_names}
     return Contents(
         files, sorted(path.name for path in folder.iterdir() if path.name not in known_names), replaced_pattern
     )

@@ -7,7 +7,7 @@ from hf_vit.errors import one_line
 from hf_vit.hub.model_folder import ModelConfig
 
 # Where the architecture's code comes from: hf_vit, transformers, or the files beside the weights.
-Architecture = Literal["hf_vit", "transformers", "travelling"]
+Architecture = Literal["hf_vit", "transformers", "remote code"]
 
 _EXAMPLE = """\
 {imports}
@@ -49,11 +49,12 @@ classes = processor.post_process_semantic_segmentation(outputs, target_sizes=[im
 for number, pixels in zip(*classes.unique(return_counts=True)):
     print(model.config.id2label[number.item()], pixels.item(), "px")"""
 _PRINT_OBJECTS = """\
-found = {found}
-sure = found["scores"] > 0.5
-for label, box in zip(found["labels"][sure].tolist(), found["boxes"][sure].tolist()):
+detections = {detections}
+is_certain = detections["scores"] > 0.5
+labels, boxes = detections["labels"][is_certain].tolist(), detections["boxes"][is_certain].tolist()
+for label, box in zip(labels, boxes):
     print(model.config.id2label[label], box)
-print(len(found["labels"][sure]), "objects")"""
+print(len(labels), "objects")"""
 
 
 def make_example(config: ModelConfig, repo: str, architecture: Architecture) -> str:
@@ -62,7 +63,7 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture) -> 
     The code is trustworthy: only the repository's name varies, and it is quoted.
     """
     imports, image = _WITH_PACKAGE if architecture == "hf_vit" else _WITHOUT_PACKAGE
-    trust = ", trust_remote_code=True" if architecture == "travelling" or config.own_class else ""
+    trust = ", trust_remote_code=True" if architecture == "remote code" or config.own_class else ""
     return _EXAMPLE.format(
         imports=imports,
         image=image,
@@ -89,7 +90,9 @@ def _print_prediction(config: ModelConfig) -> str:
         sizes = "threshold=0.5, target_sizes=[image.size[::-1]]"
         postprocessing = f"processor.post_process_object_detection(outputs, {sizes})[0]"
         return _PRINT_OBJECTS.format(
-            found="outputs.detections[0]  # px of the resized image" if head.name == "mask-rcnn" else postprocessing
+            detections="outputs.detections[0]  # px of the resized image"
+            if head.name == "mask-rcnn"
+            else postprocessing
         )
     if not config.is_classifier:
         return "print(outputs.pooler_output.shape)"

@@ -175,12 +175,12 @@ def list_code(folder: Path, config: ModelConfig) -> set[str]:
     if (folder / PROCESSOR).is_file():
         processor = read_json_object(folder / PROCESSOR, str(folder)).get("auto_map")
         targets = [*targets, *ModelConfig.model_validate({"auto_map": processor}).code_targets]
-    waiting, files = [target.rpartition(".")[0] for target in targets], set[str]()
-    while waiting:
-        name = check_file_name(f"{waiting.pop()}.py", "auto_map in config.json")
+    unread_modules, files = [target.rpartition(".")[0] for target in targets], set[str]()
+    while unread_modules:
+        name = check_file_name(f"{unread_modules.pop()}.py", "auto_map in config.json")
         if name not in files:
             files.add(name)
-            waiting += _list_imports(folder, name)
+            unread_modules += _list_imports(folder, name)
     return files
 
 

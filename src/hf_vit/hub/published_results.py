@@ -139,5 +139,5 @@ def _facts_url(repo: str) -> str | None:
     """Return the URL of facts.json in the repository; None for a name without a user."""
     from huggingface_hub import constants
 
-    place = f"{redact_message(constants.ENDPOINT)}/{repo}"
-    return f"{place}/blob/main/{FACTS_NAME}" if _USER_AND_NAME.fullmatch(repo) else None
+    repository_url = f"{redact_message(constants.ENDPOINT)}/{repo}"
+    return f"{repository_url}/blob/main/{FACTS_NAME}" if _USER_AND_NAME.fullmatch(repo) else None

@@ -383,8 +383,8 @@ class Push:
                 self._attempt("creating the branch", self._create_branch)
             self._create_tag(self.parent)
             return self._make_result(self.parent, changed=False)
-        if self.create_pr and (pull_request_found := self._attempt("reading pull requests", self._find_pull_request)):
-            return self._make_result(pull_request_found[0], changed=False, pull_request=pull_request_found[1])
+        if self.create_pr and (open_pull_request := self._attempt("reading pull requests", self._find_pull_request)):
+            return self._make_result(open_pull_request[0], changed=False, pull_request=open_pull_request[1])
         self._create_repository()
         commit, pull_request = self._attempt("the upload", lambda: self._commit(message), self._find_lost_commit)
         remote = self._attempt("comparing checksums", lambda: self._list_files(commit))

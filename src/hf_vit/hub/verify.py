@@ -143,17 +143,17 @@ def run_examples(
             f"the weight index of {repo_id} lists {missing_files[0]}, which is not in the repository; push "
             "the complete model again with hf-vit push"
         )
-    card, own_example, not_run = folder / CARD_NAME, _make_own_example(config, folder), list[str]()
+    card, package_example, not_run = folder / CARD_NAME, _make_package_example(config, folder), list[str]()
     blocks = _BLOCK.findall(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else []
     if not blocks:
         raise UserError(
             f"the card of {repo_id} has no Python example; add one, or push the model again with hf-vit push"
         )
-    examples = {"the example of hf_vit": own_example} if own_example else {}
+    examples = {"the example of hf_vit": package_example} if package_example else {}
     for number, (_, block) in enumerate(blocks, start=1):
         name = f"example {number} of the card"
         code = _REPO_LINE.sub(lambda _: f"repo = {json.dumps(str(folder))}", block)
-        if code.strip() == (own_example or "").strip():
+        if code.strip() == (package_example or "").strip():
             continue  # it is identical to hf_vit's example, which runs anyway
         if trust_remote_code:
             examples[name] = code
@@ -169,7 +169,7 @@ def run_examples(
     return outputs, not_run
 
 
-def _make_own_example(config: ModelConfig, folder: Path) -> str | None:
+def _make_package_example(config: ModelConfig, folder: Path) -> str | None:
     """Return an example for a model whose class is in hf_vit or transformers; None for other models."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -94,10 +94,10 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         self.take_stages(kwargs)
         super().__post_init__(**kwargs)
 
-    def take_stages(self, given: dict[str, Any]) -> None:
+    def take_stages(self, options: dict[str, Any]) -> None:
         """Set the output stages from `given`, and remove their keys from it."""
-        given.pop("stage_names", None)  # a config file may hold them, but they follow from the number of stages
-        self.set_output_features_output_indices(given.pop("out_features", None), given.pop("out_indices", None))
+        options.pop("stage_names", None)  # a config file may hold them, but they follow from the number of stages
+        self.set_output_features_output_indices(options.pop("out_features", None), options.pop("out_indices", None))
 
     @property
     def num_stages(self) -> int:

@@ -62,8 +62,8 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
         identities = (torch.arange(new)[:, None] == torch.arange(old) for old, new in sides)
         weights = (_bicubic_weights(old, new, offset) for old, new in sides)
         down, across = (
-            torch.where(is_same, identity.double(), each).to(wide)
-            for identity, each in zip(identities, weights, strict=True)
+            torch.where(is_same, identity.double(), side_weights).to(wide)
+            for identity, side_weights in zip(identities, weights, strict=True)
         )
         stretched = down @ planes @ across.T
     elif mode.startswith("bicubic") or mode == "bilinear":
@@ -77,14 +77,14 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
 
 def _bicubic_weights(old: int, new: Any, offset: float) -> torch.Tensor:
     """Return the weights [new, old] of torch's bicubic resize of a side by the scale (new + offset) / old."""
-    places = torch.arange(-2, old + 2, dtype=torch.float64)  # the border is repeated beyond it
+    positions = torch.arange(-2, old + 2, dtype=torch.float64)  # the border is repeated beyond it
     scale = old / (torch.full((), new, dtype=torch.float64) + offset)  # exporters cannot add to a symbolic size
     centers = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
-    distance = (places + 0.5 - centers[:, None]).abs()
+    distance = (positions + 0.5 - centers[:, None]).abs()
     near = (1.25 * distance - 2.25) * distance**2 + 1
     far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
     weights = torch.where(distance <= 1, near, torch.where(distance < 2, far, 0.0))
-    return weights @ F.one_hot(places.long().clamp(0, old - 1), old).double()
+    return weights @ F.one_hot(positions.long().clamp(0, old - 1), old).double()
 
 
 def resample_position_table(
@@ -145,8 +145,8 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid, antialias: bool
     size = old_patch[0] * old_patch[1]
     basis = torch.eye(size, dtype=torch.float64).reshape(size, 1, *old_patch)
     resized = F.interpolate(basis, size=new_patch, mode="bilinear", antialias=antialias).reshape(size, -1)
-    fitted = kernel.detach().double().cpu().flatten(2) @ torch.linalg.pinv(resized).T
-    return fitted.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
+    fitted_kernel = kernel.detach().double().cpu().flatten(2) @ torch.linalg.pinv(resized).T
+    return fitted_kernel.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
 
 
 def replace_parameter(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:

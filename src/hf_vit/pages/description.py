@@ -1,6 +1,4 @@
-"""The description of a model for its page: `model.json` beside its graph. The page shows all of it as text, never as
-HTML.
-"""
+"""Describe a model for its page, which shows the description as text, never as HTML."""
 
 import json
 from pathlib import Path
@@ -16,7 +14,7 @@ from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
 from hf_vit.pages.graph import is_axial
 from hf_vit.results.facts import Facts, as_fraction
 
-_FILTERS = {2: "bilinear", 3: "bicubic"}
+_FILTERS = {2: "bilinear", 3: "bicubic"}  # number of the filter in Pillow -> its name on the page
 
 
 def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Path | None) -> dict[str, Any]:
@@ -34,11 +32,11 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
     config: Any = model.config
     family = family_of(config.model_type)
     assert family is not None
-    tokens: dict[str, Any] = {"patch_start": 0, "class_token": None}
+    token_fields: dict[str, Any] = {"patch_start": 0, "class_token": None}
     if family.is_vit:
-        tokens["patch_start"] = patch_token_slice(config).start or 0
-        tokens["class_token"] = class_token_index(config) if config.has_class_token else None
-    kind = ("axial" if is_axial(config) else "full") if family.is_vit else None
+        token_fields["patch_start"] = patch_token_slice(config).start or 0
+        token_fields["class_token"] = class_token_index(config) if config.has_class_token else None
+    attention_kind = ("axial" if is_axial(config) else "full") if family.is_vit else None
     return {
         "name": name,
         "family": family.label.partition(" ")[2],  # drops the article
@@ -48,10 +46,10 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
         "image_size": list(as_pair(config.image_size)),
         "grid": list(config.grid),
         "patch_px": list(config.patch_stride),
-        "attention": kind,
+        "attention": attention_kind,
         "layers": config.num_hidden_layers if family.has_tokens else 0,
         "heads": config.num_attention_heads if family.is_vit else 0,
-        **tokens,
+        **token_fields,
         "preprocessing": describe_preprocessing(processor, as_pair(config.image_size)),
         "figures": _metric_rows(folder),
     }
@@ -87,7 +85,7 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
             "preprocessor_config.json"
         )
     is_normalizing = settings.get("do_normalize", True)
-    mean, std = (
+    mean, std = (  # one number per color channel
         [value] * 3 if isinstance(value, int | float) else list(value)
         for value in ((settings["image_mean"], settings["image_std"]) if is_normalizing else (0.0, 1.0))
     )

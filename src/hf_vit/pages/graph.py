@@ -37,9 +37,8 @@ class ModelWithMaps(nn.Module):
         options = {"output_attentions": True} if self.has_attention else {}
         output = self.model(pixel_values, output_hidden_states=self.has_tokens, **options)
         maps = output.attentions if self.has_attention else ()
-        if not is_axial(
-            self.model.config
-        ):  # axial maps have lines on the first axis, so that there is no batch axis to remove
+        has_batch_axis = not is_axial(self.model.config)  # the first axis of axial maps are the lines of the grid
+        if has_batch_axis:
             maps = [layer_maps[0] for layer_maps in maps]
         hidden_states = output.hidden_states if self.has_tokens else ()
         return (output.logits[0], *maps, *(states[0] for states in hidden_states))

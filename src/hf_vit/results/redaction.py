@@ -166,14 +166,14 @@ def _redact_values(value: "JsonValue", redact_name: Callable[[str], str]) -> "Js
 def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str, str]:
     """Map each key to its redacted form, made unique by a number."""
     redacted = {key: redact(key) for key in keys}
-    taken = {key for key, plain in redacted.items() if key == plain}
+    used_names = {key for key, plain in redacted.items() if key == plain}
     for key, plain in redacted.items():
         number, name = 1, plain
-        while key != plain and name in taken:
+        while key != plain and name in used_names:
             number += 1
             name = f"{plain} ({number})"
         redacted[key] = name
-        taken.add(name)
+        used_names.add(name)
     return redacted
 
 

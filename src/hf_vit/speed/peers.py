@@ -221,7 +221,9 @@ def _build_vit_pytorch(shape: Shape) -> nn.Module:
 
 # The fields of a model without its rotation.
 _UNROTATED: dict[str, Any] = {
-    each.name: each.default for each in fields(HfViTConfig) if each.name.startswith("rotary_")
+    config_field.name: config_field.default
+    for config_field in fields(HfViTConfig)
+    if config_field.name.startswith("rotary_")
 }
 # hf_vit's contestants. All but "tanh", which has the original code's GELU, have the peers' exact GELU.
 OURS: dict[str, Callable[[Shape], nn.Module]] = {

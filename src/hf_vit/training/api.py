@@ -82,7 +82,7 @@ def finetune(
         UserError: the input is wrong, disk or memory are too small, the loss is NaN or infinite, or a push failed (in
             which case the model is complete).
     """
-    say, name = report_on_main(report), _find_task(task, head, head_width, distillation, self_training)
+    report_line, name = report_on_main(report), _find_task(task, head, head_width, distillation, self_training)
     job = _make_job(name, model, data, output, recipe, options, command, settings)
     options = job.options
     if runner == "ray" and (lr_sweep is False or world_size() > 1):
@@ -101,12 +101,12 @@ def finetune(
         training_task = Classification() if distillation is None else Distillation(distillation, options.device)
     with open_runner(runner, address, options.device) as ray:
         train = train_once if rates is None else partial(_sweep, rates, ray)
-        result: FinetuneResult = run_job(training_task, job, say, train)
+        result: FinetuneResult = run_job(training_task, job, report_line, train)
     if options.push is None or not is_main():
         return result
     refresh_card(result.folder, license=options.license)
     sharing = {"private": options.private, "share_images": options.share_images}
-    return replace(result, pushed=share_finished(result.folder, options.push, say, **sharing))
+    return replace(result, pushed=share_finished(result.folder, options.push, report_line, **sharing))
 
 
 def _find_task(
@@ -229,7 +229,7 @@ def _check_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, 
 
 
 def _sweep(
-    rates: Sequence[float], runner: "RayRunner | None", task: Task[Any], job: Job, start: Start, say: Say
+    rates: Sequence[float], runner: "RayRunner | None", task: Task[Any], job: Job, start: Start, report_line: Say
 ) -> tuple[Run, HfViTTrainer]:
     """Train a job with every learning rate, and return the best run with its trainer (arXiv 2010.11929, B.1.1).
 
@@ -250,11 +250,11 @@ def _sweep(
     recipes = [job.recipe.override(learning_rate=rate) for rate in rates]
     jobs = [replace(job, output=job.work / f"rate-{recipe.learning_rate:g}", recipe=recipe) for recipe in recipes]
     trials: dict[int, dict[str, Any]] = {}
-    for number, trial in _run_trials(jobs, runner, task, start, say):
+    for number, trial in _run_trials(jobs, runner, task, start, report_line):
         trials[number] = trial
         is_finite = trial["score"] is not None
         results = f"validation accuracy {trial['accuracy']:.2%}, loss {trial['loss']:.4f}" if is_finite else "diverged"
-        say(f"learning rate {trial['learning_rate']:g}: {results}")
+        report_line(f"learning rate {trial['learning_rate']:g}: {results}")
     finished = [number for number in sorted(trials) if trials[number]["score"] is not None]
     if not finished:
         raise UserError(
@@ -262,17 +262,17 @@ def _sweep(
             "lower ones with --sweep-rates"
         )
     best = jobs[max(finished, key=lambda number: trials[number]["score"])]
-    say(f"loading the best trial (learning rate {best.recipe.learning_rate:g})")
-    run, trainer = train_once(task, replace(best, options=replace(job.options, resume=True)), start, say)
+    report_line(f"loading the best trial (learning rate {best.recipe.learning_rate:g})")
+    run, trainer = train_once(task, replace(best, options=replace(job.options, resume=True)), start, report_line)
     return replace(run, output=job.output, trials=[trials[number] for number in sorted(trials)]), trainer
 
 
 def _run_trials(
-    jobs: list[Job], runner: "RayRunner | None", task: Task[Any], start: Start, say: Say
+    jobs: list[Job], runner: "RayRunner | None", task: Task[Any], start: Start, report_line: Say
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, validation results) of every trial when it ends; with a runner in any order."""
     if runner is None:
-        yield from ((number, _run_trial(job, task, start, say)) for number, job in enumerate(jobs))
+        yield from ((number, _run_trial(job, task, start, report_line)) for number, job in enumerate(jobs))
         return
     from hf_vit.evaluation.ray_runner import run_independent
 
@@ -288,12 +288,12 @@ def _ignore(line: str) -> None:
     """Ignore a progress message of another machine."""
 
 
-def _run_trial(job: Job, task: Task[Any], start: Start, say: Say) -> dict[str, Any]:
+def _run_trial(job: Job, task: Task[Any], start: Start, report_line: Say) -> dict[str, Any]:
     """Train a job and return its validation results, which are None if the loss diverged."""
     names = ("accuracy", "loss", "score", "best_step", "seconds")
     trial: dict[str, Any] = {"learning_rate": job.recipe.learning_rate, **dict.fromkeys(names)}
     try:
-        _, trainer = train_once(task, job, start, say)
+        _, trainer = train_once(task, job, start, report_line)
     except DivergedError:
         return trial
     best = find_best_evaluation(trainer.state)

@@ -37,7 +37,7 @@ try:
     import hf_vit
     sys.exit("hf_vit could be imported")
 except ModuleNotFoundError as error:
-    barred = str(error)
+    import_error = str(error)
 
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -49,7 +49,7 @@ images = [Image.open(file).convert("RGB") for file in files]
 probabilities = model(**processor(images=images, return_tensors="pt")).logits.softmax(-1)
 best = probabilities.max(-1)
 print(json.dumps({
-    "barred": barred,
+    "import_error": barred,
     "labels": [model.config.id2label[index] for index in best.indices.tolist()],
     "probabilities": best.values.tolist(),
 }))
@@ -61,16 +61,16 @@ class FreshComparison:
     """Predictions of this process and of a new one without hf_vit, on the same images.
 
     Attributes:
-        barred: the error of importing hf_vit in the new process.
-        truth: true classes.
-        here, fresh: predicted classes of this and of the new process.
+        import_error: the error of importing hf_vit in the new process.
+        true_classes: true class of each image.
+        predicted_here, predicted_without_package: predicted classes of this and of the new process.
         largest_difference: largest difference of the probabilities.
     """
 
-    barred: str
-    truth: list[str]
-    here: list[str]
-    fresh: list[str]
+    import_error: str
+    true_classes: list[str]
+    predicted_here: list[str]
+    predicted_without_package: list[str]
     largest_difference: float
 
 
@@ -102,7 +102,7 @@ def demonstrate(
         report("loading the model in a new Python process without hf_vit (trust_remote_code=True)")
         comparison = compare_fresh(folder, result)
         yield folder, result, comparison
-        if comparison.here != comparison.fresh or comparison.largest_difference > 1e-4:
+        if comparison.predicted_here != comparison.predicted_without_package or comparison.largest_difference > 1e-4:
             raise UserError(
                 "a new process without hf_vit computes probabilities that differ by up to "
                 f"{comparison.largest_difference:.2g}; please report this with the output of hf-vit env"
@@ -173,9 +173,9 @@ def compare_fresh(folder: Path, result: FinetuneResult) -> FreshComparison:
     answer = json.loads(process.stdout.strip().splitlines()[-1])
     pairs = zip(best.values.tolist(), answer["probabilities"], strict=True)
     return FreshComparison(
-        barred=answer["barred"],
-        truth=data.label_names,
-        here=[names[index] for index in best.indices.tolist()],
-        fresh=answer["labels"],
+        import_error=answer["import_error"],
+        true_classes=data.label_names,
+        predicted_here=[names[index] for index in best.indices.tolist()],
+        predicted_without_package=answer["labels"],
         largest_difference=max(abs(probability - fresh_probability) for probability, fresh_probability in pairs),
     )

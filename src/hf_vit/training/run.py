@@ -78,7 +78,7 @@ _SCORES = {"eval_accuracy": "accuracy", "eval_mean_iou": "mean intersection over
 TrainJob = Callable[[Task[Any], Job, Start, Say], tuple[Run, HfViTTrainer]]
 
 
-def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
+def run_job(task: Task[Result], job: Job, report: Say, train: TrainJob) -> Result:
     """Run a job from its checks to its finished folder, which is locked against other runs, and return its result.
 
     Checks run before anything is written, the cheapest first. Resuming a finished run only removes its checkpoints.
@@ -86,30 +86,30 @@ def run_job(task: Task[Result], job: Job, say: Say, train: TrainJob) -> Result:
     output, options = job.output, job.options
     with quiet_transformers(), explain_lost_contact(options.process_timeout), ExitStack() as stack:
         with main_process_first(options.device, options.process_timeout):
-            check(task, job, say)
+            check(task, job, report)
             stack.enter_context(lock_output(output))
             start = None
             if not (options.resume and is_finished(output)):
                 check_output(output, options.resume)
-                start = open_start(job, say, multi_label=task.multi_label, target=task.target)
+                start = open_start(job, report, multi_label=task.multi_label, target=task.target)
         if start is None:
             result = task.recall(output, job.recipe)
-            say(f"{output} already holds a finished model, so there is nothing to resume")
+            report(f"{output} already holds a finished model, so there is nothing to resume")
             wait_for_all()
             if is_main():
                 _tidy(output, options.keep_checkpoints)
             return result
         require_same("training data", start.data.fingerprint)
-        result = _complete(task, *train(task, job, start, say))
+        result = _complete(task, *train(task, job, start, report))
         if (remark := task.make_warning(result)) is not None:
-            say(remark)
+            report(remark)
         return result
 
 
 # Check
 
 
-def check(task: Task[Any], job: Job, say: Say) -> None:
+def check(task: Task[Any], job: Job, report: Say) -> None:
     """Raise UserError for arguments that cannot work, without opening model or data."""
     recipe, options = job.recipe, job.options
     if options.cache_features:
@@ -135,7 +135,7 @@ def check(task: Task[Any], job: Job, say: Say) -> None:
     if options.push is not None and is_main():
         check_repo_id(options.push)
         require_license(options.license, job.model_name if isinstance(job.model_name, str) else None)
-        check_before(options.push, say, private=options.private)
+        check_before(options.push, report, private=options.private)
 
 
 def _check_caching(task: Task[Any], job: Job) -> None:
@@ -216,7 +216,7 @@ def check_output(output: Path, resume: bool) -> None:
         raise UserError(f"the output folder {output} holds an unfinished run; add --resume, or delete the folder")
 
 
-def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
+def open_start(job: Job, report: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
     """Find the model, load all three splits, and check every image unless it is streamed."""
     source, options, crop = find_model(job.model_name), job.options, job.recipe.augmentation.random_crop
     size = options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
@@ -236,9 +236,9 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target 
     )
     images = check_images(images, source.config.patch_stride, options.skip_bad_images)
     for note in (*images.notes, *note_imbalance(images)):
-        say(f"note: {note}")
+        report(f"note: {note}")
     if images.skipped:
-        say(f"skipped {len(images.skipped)} unreadable images")
+        report(f"skipped {len(images.skipped)} unreadable images")
     for split in ("train", "validation", "test"):
         images.split(split)
     return Start(source, images, size)
@@ -247,9 +247,9 @@ def open_start(job: Job, say: Say, *, multi_label: bool = False, target: Target 
 # Prepare
 
 
-def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
+def prepare(task: Task[Any], job: Job, start: Start, report: Say) -> Run:
     """Decide all settings, build the model, check the free space on the disk, and record the run."""
-    checkpoint = _find_checkpoint(job, say)
+    checkpoint = _find_checkpoint(job, report)
     keep_freed_memory()
     set_seed(job.options.seed)
     model, processor = task.build(start, job.recipe)
@@ -273,22 +273,22 @@ def prepare(task: Task[Any], job: Job, start: Start, say: Say) -> Run:
     # The model, three checkpoints (one being written), and 16 MiB for processor, code, plots and file overhead.
     require_space(run.output, weights + 3 * (weights + state + task.count_extra_bytes()) + (16 << 20))
     record_run(run)
-    say(task.describe(run))
+    report(task.describe(run))
     return run
 
 
-def _find_checkpoint(job: Job, say: Say) -> Path | None:
+def _find_checkpoint(job: Job, report: Say) -> Path | None:
     """Return the checkpoint to resume from, or None; remove incomplete checkpoints."""
     if not job.options.resume:
         return None
     if is_main():
         if not (job.work / RUN_NAME).is_file():
-            say(f"{job.output} holds no run to resume, so a new run starts")
+            report(f"{job.output} holds no run to resume, so a new run starts")
             return None
         for removed in _remove_incomplete(job.work):
-            say(f"removed the incomplete checkpoint {removed}")
+            report(f"removed the incomplete checkpoint {removed}")
     checkpoint = last_complete(job.work)
-    say(f"resuming from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet; starting from step 0")
+    report(f"resuming from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet; starting from step 0")
     return checkpoint
 
 
@@ -374,17 +374,17 @@ def write_run(work: Path, settings: Mapping[str, Any]) -> None:
 # Train
 
 
-def train_once(task: Task[Any], job: Job, start: Start, say: Say) -> tuple[Run, HfViTTrainer]:
+def train_once(task: Task[Any], job: Job, start: Start, report: Say) -> tuple[Run, HfViTTrainer]:
     """Prepare a run and train it, from its checkpoint if it has one."""
     with main_process_first(job.options.device, job.options.process_timeout):
-        run = prepare(task, job, start, say)
+        run = prepare(task, job, start, report)
     trainer = task.build_trainer(run)
     try:
         with _explain_errors(run, task.accumulates):
             if run.checkpoint is None:
                 trainer.train()
             else:
-                _resume(trainer, run.checkpoint, say)
+                _resume(trainer, run.checkpoint, report)
     finally:
         if run.options.cache_features:
             restore_backbone(run.model)
@@ -468,7 +468,7 @@ def _how_to_resume(run: Run) -> str:
 # Resume
 
 
-def _resume(trainer: HfViTTrainer, checkpoint: Path, say: Say) -> None:
+def _resume(trainer: HfViTTrainer, checkpoint: Path, report: Say) -> None:
     """Resume a training from a checkpoint; if it had ended, only load its log, its time and its best weights."""
     state = read_state(checkpoint)
     # The stored path of the best checkpoint is wrong if the run's folder was moved.
@@ -478,7 +478,7 @@ def _resume(trainer: HfViTTrainer, checkpoint: Path, say: Say) -> None:
     if not has_ended(checkpoint):
         trainer.train(resume_from_checkpoint=str(checkpoint))
         return
-    say("the training is already finished")
+    report("the training is already finished")
     trainer.state = TrainerState(**state)
     clock = (state.get("stateful_callbacks") or {}).get("Clock")
     if clock:

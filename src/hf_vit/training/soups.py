@@ -106,7 +106,7 @@ def make_soup(
     Raises:
         UserError: there are fewer than two models, or they differ in more than their weights.
     """
-    say, output = report or (lambda line: None), Path(output)
+    report_line, output = report or (lambda line: None), Path(output)
     if len(models) < 2:
         raise UserError(f"a model soup averages at least 2 models, but {len(models)} was given; name another model")
     if greedy and data is None:
@@ -144,7 +144,7 @@ def make_soup(
         candidates = [(Ingredient(model.name, accuracy(model.model)), model.model) for model in loaded]
         for ingredient, _ in candidates:
             if ingredient.accuracy is not None:
-                say(f"{ingredient.name}: validation accuracy {ingredient.accuracy:.2%}")
+                report_line(f"{ingredient.name}: validation accuracy {ingredient.accuracy:.2%}")
         if greedy:
             ingredients, soup_model = _select_greedily(candidates, accuracy)
         else:

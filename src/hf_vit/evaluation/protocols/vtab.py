@@ -208,13 +208,13 @@ def parse_example(message: bytes) -> dict[str, bytes | int]:
     values: dict[str, bytes | int] = {}
     for _, features in _fields(message):
         for _, entry in _fields(_message(features)):
-            named = dict(_fields(_message(entry)))
-            for kind, stored in _fields(_message(named[2])):
+            entry_fields = dict(_fields(_message(entry)))
+            for kind, stored in _fields(_message(entry_fields[2])):
                 first = next((value for _, value in _fields(_message(stored))), b"")
                 if kind == _INT64_LIST and isinstance(first, bytes):  # packed
                     first = _varint(first, 0)[0]
                 if kind in (_BYTES_LIST, _INT64_LIST):
-                    values[_message(named[1]).decode()] = first
+                    values[_message(entry_fields[1]).decode()] = first
     return values
 
 

@@ -58,14 +58,14 @@ class LiveProgress(ProgressCallback):
 class LoggedProgress(TrainerCallback):
     """Writes a line on standard error for every evaluation and every minute, for logs without a progress bar.
 
-    `step_loss` returns the loss of the last step; `say` is called with every line.
+    `step_loss` returns the loss of the last step; `report` is called with every line.
     """
 
     interval = 60.0  # seconds
 
-    def __init__(self, step_loss: Callable[[], float], say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, step_loss: Callable[[], float], report: Callable[[str], None] | None = None) -> None:
         self._step_loss = step_loss
-        self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._report = report or (lambda line: print(line, file=sys.stderr, flush=True))
         self._logged: dict[str, float] = {}
         self._begin = self._last = 0.0
         self._first_step = 0
@@ -102,7 +102,7 @@ class LoggedProgress(TrainerCallback):
         images = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         remaining = round(seconds / steps * (state.max_steps - state.global_step))
         throughput = f"{images / seconds:,.1f} images/s, {timedelta(seconds=remaining)} left"
-        self._say(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*news, throughput])}")
+        self._report(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*news, throughput])}")
 
 
 class Clock(TrainerCallback, ExportableState):

@@ -20,17 +20,19 @@ _RECIPE = (
 _LOGGED = {"training_loss": "train_loss", "validation_accuracy": "eval_accuracy", "validation_loss": "eval_loss"}
 
 
-def check_before(repo_id: str, say: Callable[[str], None], *, private: bool = False, token: str | None = None) -> str:
+def check_before(
+    repo_id: str, report: Callable[[str], None], *, private: bool = False, token: str | None = None
+) -> str:
     """Check before a training that its result can be pushed, and return the full name of the repository."""
-    push = Push(repo_id, private=private, token=token, report=say)
+    push = Push(repo_id, private=private, token=token, report=report)
     push.find_destination()
     return push.repo_id
 
 
-def share_finished(folder: Path, repo_id: str, say: Callable[[str], None], **options: Any) -> PushResult:
+def share_finished(folder: Path, repo_id: str, report: Callable[[str], None], **options: Any) -> PushResult:
     """Push a finished model; if that fails, the error says that the folder is complete."""
     try:
-        return push_to_hub(folder, repo_id, report=say, **options)
+        return push_to_hub(folder, repo_id, report=report, **options)
     except UserError as error:
         raise UserError(
             f"the model in {folder} is complete, but pushing it failed: {error}; push it later with hf-vit "
