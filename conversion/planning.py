@@ -115,6 +115,7 @@ class PlanSettings:
     prefix: str | None = None
 
     def __post_init__(self) -> None:
+        """Raise a UserError for options that exclude each other, or for an empty list of labels."""
         if self.num_labels is not None and self.labels is not None:
             raise UserError(f"--num-labels {self.num_labels} and --labels cannot be combined; give only one of them")
         if (self.num_labels is not None and self.num_labels < 1) or (self.labels is not None and not self.labels):

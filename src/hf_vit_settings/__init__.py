@@ -120,6 +120,7 @@ class AugmentationConfig:
     )
 
     def __post_init__(self) -> None:
+        """Raise a UserError for the first value that is out of its range."""
         crop, rand, padding = self.random_resized_crop, self.randaugment, self.random_crop
         policy, scales = self.auto_augment, self.scale_jitter
         for name, is_valid, rule in (
@@ -278,6 +279,7 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
+        """Raise a UserError for a value that is out of its range, or for settings that exclude each other."""
         _check(self)
         rules = (
             (
@@ -434,6 +436,7 @@ class FinetuneOptions:
     share_images: bool = _run(False, "Also show plots that contain images of the data set in the model card.")
 
     def __post_init__(self) -> None:
+        """Raise a UserError for the first value that is out of its range."""
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise UserError(
                 f"the micro-batch size is {self.micro_batch_size}, but it must be at least 1; choose a positive "
@@ -577,6 +580,7 @@ class SelfTrainingOptions:
     )
 
     def __post_init__(self) -> None:
+        """Raise a UserError for a value that is out of its range, or an option of the other method."""
         _check(self)
         for name in sorted({*SELF_TRAINING_FIELDS} - _SELF_TRAINING[self.kind].keys() - {"kind"}):
             if getattr(self, name) is not None:

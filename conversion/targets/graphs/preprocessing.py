@@ -163,6 +163,8 @@ class Nodes:
         self.prefix, self.nodes = prefix, list[Any]()
 
     def __getattr__(self, operator: str) -> Any:
+        """Return a function that adds a node of this operator to the graph and returns its output."""
+
         from onnxscript import ir
 
         def add(*inputs: Any, domain: str = "", name: str = "", **attributes: Any) -> Any:

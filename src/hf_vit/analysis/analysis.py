@@ -76,6 +76,7 @@ class AnalysisSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """Raise a UserError for the first value that is out of its range."""
         for name, minimum in (("num_images", 1), ("batch_size", 1), ("num_pictures", 1), ("cka_batch_size", 4)):
             if getattr(self, name) < minimum:
                 raise UserError(f"{name}={getattr(self, name)} is too small; give at least {minimum}")

@@ -45,6 +45,7 @@ class ComparisonSettings:
     speed_batch_size: int = 8
 
     def __post_init__(self) -> None:
+        """Raise a UserError for the first value that is out of its range."""
         known_corruptions(self.corruptions)
         if not 1 <= self.severity <= 5:
             raise UserError(f"the severity {self.severity} is out of range; choose 1 to 5")

@@ -276,6 +276,7 @@ class ImageCollator:
         self._mixes: list[Any] = [kind(alpha=alpha, num_classes=num_labels) for kind, alpha in kinds if alpha > 0]
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
+        """Stack the images of examples [B, C, H, W] with their labels, and mix them if mixup or cutmix is on."""
         pixel_values = torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
         key = "label" if "label" in examples[0] else "labels"
         if isinstance(examples[0][key], list):

@@ -726,6 +726,7 @@ class StreamReader:
     seed: int = 0
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Decode the images of a batch, and drop rows of other splits and unreadable images."""
         images: list[Any] = []
         labels: list[int] = []
         rows = (row or {} for row in batch[self.columns.image])

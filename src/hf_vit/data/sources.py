@@ -162,6 +162,7 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
 
 
 def _group_images_by_split(folder: Path) -> dict[str, list[Path]]:
+    """Group the images below a folder by the split that their first subfolder names, else train."""
     splits: dict[str, list[Path]] = {}
     for parts in filter(_has_image_name, walk(folder)[0]):
         split = split_name(parts[0]) if len(parts) > 1 else None

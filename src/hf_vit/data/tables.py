@@ -107,6 +107,7 @@ class MaskTables(ImageTables):
     masks: "dict[str, Dataset]" = field(default_factory=dict[str, "Dataset"])
 
     def annotate(self, split: str, row: int, scan: ImageScan) -> ImageScan:
+        """Add the classes of its mask to the scan of an image, or the problem of the mask."""
         try:
             mask = self.masks[split][row]["mask"]
         except UserError as error:  # its text names the mask
@@ -131,6 +132,7 @@ class MaskTables(ImageTables):
         return concatenate_datasets([super().select_rows(split, rows), self.masks[split].select(rows)], axis=1)
 
     def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
+        """Raise a UserError if the training masks hold only one class."""
         super().conclude(scans)
         train = scans.get("train", ())
         if len(classes := _find_classes(train)) == 1:
@@ -161,6 +163,7 @@ class ObjectTables(ImageTables):
     _checked: dict[tuple[str, int], RawObjects] = field(default_factory=dict[tuple[str, int], RawObjects], repr=False)
 
     def __post_init__(self) -> None:
+        """Set `with_masks`, and note how many objects lack a mask."""
         images = [row for rows in self.objects.values() for row in rows if isinstance(row, dict)]
         masks = [mask for row in images for mask in row["segmentation"]]
         missing = sum(mask is None or (isinstance(mask, list | dict) and not mask) for mask in masks)
@@ -169,6 +172,7 @@ class ObjectTables(ImageTables):
             self.notes.append(f"{missing:,} of {len(masks):,} objects have no mask, so only the boxes are used")
 
     def annotate(self, split: str, row: int, scan: ImageScan) -> ImageScan:
+        """Add the classes of its objects to the scan of an image, or the problem of its annotations."""
         raw = self.objects[split][row]
         size = self.sizes[split][row] if split in self.sizes else None
         if isinstance(raw, str):
@@ -217,6 +221,7 @@ class ObjectTables(ImageTables):
         return concatenate_datasets([super().select_rows(split, rows), objects], axis=1)
 
     def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
+        """Raise a UserError for boxes that look like shares, and note how many images have no objects."""
         super().conclude(scans)
         for split in scans:
             objects = [row for (row_split, _), row in self._checked.items() if row_split == split]

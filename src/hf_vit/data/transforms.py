@@ -470,6 +470,8 @@ class _ScaleJitter:
         self.size, self.scales, self.interpolation = size, scales, interpolation
 
     def __call__(self, example: Example) -> Any:
+        """Resize image and annotations by a random zoom, relative to the largest size that fits."""
+
         from torchvision.transforms import v2
 
         height, width = example["pixels"].shape[-2:]

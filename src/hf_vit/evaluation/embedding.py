@@ -318,6 +318,7 @@ class Job:
     digests: "Mapping[str, NDArray[np.uint64]]"  # split -> short digests of its images
 
     def batches(self, part: Part, prepare: "Callable[[Sequence[Image]], Any]") -> Iterator[tuple[Any, Rows]]:
+        """Yield prepared batches of a part with their rows; the last one only names the images skipped at the end."""
         reader = self.readers[part.split][1] if part.split in self.readers else None
         rows, num_reported = self._read_rows(part), 0 if reader is None else len(reader.skipped)
         while True:

@@ -74,6 +74,7 @@ class Examination:
     choice: FeatureChoice | None = None
 
     def __post_init__(self) -> None:
+        """Raise a UserError for a number that is out of range, an unknown split, or a stream with `draft_side`."""
         for name, value in (("batch size", self.batch_size), ("number of images", self.num_images)):
             if value is not None and value < 1:
                 raise UserError(f"the {name} is {value}, but it must be at least 1; choose a larger number")
@@ -289,6 +290,7 @@ class _RowWork:
         return [range(first, min(first + size, len(self.table))) for first in range(0, len(self.table), size)]
 
     def batches(self, part: range, prepare: Callable[..., Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+        """Yield prepared batches of a part, with labels and thumbnails; refuse files that have changed."""
         rows = self.table.select(part)
         if self.digests is not None:
             for stored, digest in zip(rows["image"], self.digests[part], strict=True):
@@ -314,6 +316,7 @@ def _compute_last_features(
 
 
 def _compute_depth_features(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Features:
+    """Return the features after every layer by name, checked to be finite."""
     assert isinstance(pixel_values, torch.Tensor), "reading layers needs images of one size"
     with explain_model_errors(pixel_values):
         features = depth_features(model, pixel_values.to(next(model.parameters()).dtype))

@@ -95,6 +95,7 @@ class _FileWork(ABC):
     def batches(
         self, part: Sequence[Path | IdxImage], prepare: "Callable[[list[Image]], Any]"
     ) -> Iterator[tuple[Any, "Rest"]]:
+        """Yield prepared batches of readable images, with the files and the problem of each unreadable one."""
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
             if any(map(is_store_url, files)):  # images of an object store are downloaded one by one
@@ -129,6 +130,7 @@ class _Classification(_FileWork):
     thresholds: Mapping[str, float] | None = None
 
     def answer(self, pixel_values: torch.Tensor | None, rest: "Rest", subject: LoadedModel) -> list[Prediction]:
+        """Return the most likely classes, or the values of a regression model, for every file of a batch."""
         names = subject.label_sets[-1]  # the last set has words; the first one of timm has WordNet numbers
         are_values, limits = problem_type_of(subject.model) == "regression", self.thresholds
         rows: Iterator[torch.Tensor] = iter(())
@@ -156,6 +158,7 @@ class _DensePredictions(_FileWork):
     tiles: bool = False
 
     def answer(self, pixel_values: "list[Image] | None", rest: "Rest", subject: LoadedModel) -> list[DensePrediction]:
+        """Return the classes of the pixels, or the objects, for every file of a batch."""
         describe = _describe_segmentation if get_dense_task(subject.model) == "segmentation" else _describe_detection
         images, names = pixel_values or [], get_label_names(subject.model)
         if self.tiles:

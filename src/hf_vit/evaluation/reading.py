@@ -82,6 +82,8 @@ class Collate:
         self.prepare, self.mapping, self.multi_label, self.draft_side = prepare, mapping, multi_label, draft_side
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, Any, list[Image]]":
+        """Return the prepared images [B, ...], their labels and the images of a batch of rows."""
+
         import torch
         from torch.utils.data import get_worker_info
 

@@ -271,6 +271,7 @@ class Push:
     tags: dict[str, str] = field(default_factory=dict[str, str], init=False)
 
     def __post_init__(self) -> None:
+        """Raise a UserError for names that the Hub would refuse, or for options that exclude each other."""
         for name, value in (("revision", self.revision), ("tag", self.tag)):
             if value is not None and not _BRANCH.fullmatch(value):
                 raise UserError(f"'{value}' cannot be the name of a {name}; use letters, digits, -, _, . and /")

@@ -39,6 +39,7 @@ class ReadOnly(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run a torch function on frozen weights; refuse one that would write to them, and protect views of them."""
         kwargs = kwargs or {}
         if _writes(func.__name__, args, kwargs):
             _refuse(*_WEIGHTS)

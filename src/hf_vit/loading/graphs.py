@@ -113,6 +113,7 @@ class GraphForImageClassification(nn.Module):
         return {name: torch.cat([output[name] for output in outputs]) for name in outputs[0]}
 
     def _run_graph(self, images: torch.Tensor) -> Outputs:
+        """Run the graph; convert the many errors of runtimes to a UserError."""
         try:
             return self.graph.run(images if self.takes == PIXEL_VALUES else convert_images(self.takes, images))
         except Exception as error:  # runtimes raise many classes of errors

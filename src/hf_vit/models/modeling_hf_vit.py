@@ -705,6 +705,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         return indices
 
     def split_tokens(self, state: torch.Tensor, grid: Grid) -> LayerFeatures:
+        """Sort the tokens [B, N, D] of images of h x w patches by their kind."""
         config, patches = self.config, state[:, patch_token_slice(self.config)]
         special = state[:, patches.shape[1] :] if config.is_causal else state[:, : config.num_special_tokens]
         has_class = config.has_class_token

@@ -150,6 +150,7 @@ class MatrixProducts(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Run all products on images [B, 3, H, W]; return tokens [B, N, D]."""
         tokens = self.patches(images.reshape(len(images), -1, 3 * self.patch**2))
         tokens, layers = F.pad(tokens, (0, 0, 1, 0)), cast(Any, self.layers)
         for layer in layers:
@@ -423,6 +424,7 @@ class Cell:
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
+        """Raise a UserError for an unknown workload or dtype, or an empty batch."""
         if self.work not in ("inference", "training"):
             raise UserError(f"--work {self.work} is unknown; use inference or training")
         if self.dtype not in DTYPES:

@@ -130,6 +130,7 @@ def make_soup(
         images = None if data is None else load_data(data, **reading)
 
         def measure(model: nn.Module, split: str) -> ProtocolRun | None:
+            """Evaluate a model on a split; None without data."""
             if images is None:
                 return None
             subject = replace(loaded[0], model=model)

@@ -375,6 +375,7 @@ class DetectionResult(ProtocolResult):
     seconds: float = field(default=0.0, compare=False)
 
     def values(self) -> dict[str, Any]:
+        """Return the metrics as facts.json records them."""
         classes = {"ap": dict(self.ap_of_class)}
         classes |= {"mask_ap": dict(self.mask_ap_of_class)} if self.mask_ap_of_class else {}
         measures = {name: value for name, value in self.measures.items() if value is not None}
@@ -413,6 +414,7 @@ class ObjectRows(DenseRows):
     target = "objects"
 
     def truth(self, row: Mapping[str, Any], image: Any) -> dict[str, torch.Tensor]:
+        """Return boxes (x1 y1 x2 y2 px), labels and masks of an image as torchmetrics expects them."""
         objects = row["objects"]
         boxes = torch.tensor(objects["bbox"], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]

@@ -163,6 +163,7 @@ class ObjectNetResult(ProtocolResult):
         }
 
     def tables(self, judged: str) -> list[Table]:
+        """Return the tables of the headline metrics and of the ten worst classes."""
         rows = [[name, percent(value)] for name, value in self.headline().items()]
         worst = sort_worst_first(self.per_class, 10)
         title = f"the {len(worst)} worst of {len(self.per_class)} classes"

@@ -255,6 +255,7 @@ class FewShotResult(SingleTableResult):
         return {f"{shots}-shot accuracy": mean for shots, mean, _ in self._summarize()}
 
     def table(self) -> Table:
+        """Return a row for each number of images per class."""
         has_trials = len(self.accuracy[0]) > 1
         summary = self._summarize()
         rows = [[str(shots), percent(mean), percent(std) if has_trials else "-"] for shots, mean, std in summary]

@@ -105,6 +105,7 @@ class RobustnessResult(SingleTableResult):
         }
 
     def table(self) -> Table:
+        """Return a row for each size of the perturbation."""
         rows = [["0", percent(self.clean), percent(self.clean)]]
         for epsilon, fgsm_accuracy, pgd_accuracy in zip(self.epsilons, self.fgsm, self.pgd, strict=True):
             rows.append([f"{epsilon:g}", percent(fgsm_accuracy), percent(pgd_accuracy)])
@@ -493,6 +494,7 @@ class CorruptionsResult(SingleTableResult):
         return {f"mean error under {kinds}": self.mean_error}
 
     def table(self) -> Table:
+        """Return a row for each kind of corruption, and one for their mean."""
         header = ["accuracy by severity", *map(str, SEVERITIES), "mean"]
         rows = [
             [name.replace("_", " "), *map(percent, accuracies), percent(float(np.mean(accuracies)))]

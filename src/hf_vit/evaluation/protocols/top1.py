@@ -145,6 +145,7 @@ class ClassificationResult(ProtocolResult):
         return self.num_images / self.seconds
 
     def values(self) -> dict[str, Any]:
+        """Return the metrics as facts.json records them; results per class only for few classes."""
         values: dict[str, Any] = {"top1": self.top1, "top5": self.top5, "loss": self.loss, "ece": self.ece}
         values |= {"num_classes": len(self.label_names), **{name: getattr(self, name) for name in _NAMES}}
         values["thresholds"] = list(self.thresholds) or None

@@ -171,6 +171,7 @@ class RecordedImages:
         return len(self.positions)
 
     def __getitem__(self, row: int, /) -> tuple[Image.Image, int]:
+        """Return an image and its label, read from its position in the TFRecord file."""
         path, start, size = self.positions[row]
         try:
             with path.open("rb") as file:
@@ -718,6 +719,7 @@ class VtabResult(ProtocolResult):
         return {f"VTAB-1k linear probe accuracy, {name}": value for name, value in fractions.items()}
 
     def tables(self, judged: str) -> list[Table]:
+        """Return a table of accuracies for each group of tasks, beside published results, and one for all tasks."""
         tasks = [task.name for task in TASKS]
         published = [dict(zip(tasks, (value / 100 for value in row), strict=True)) for row in PUBLISHED.values()]
         columns = [values | group_means(values) for values in (self.accuracy, *published)]

@@ -105,6 +105,7 @@ class Classification(ClassifierTask):
         return {}
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        """Build the model with a head for the classes; refuse settings that do not work with multi-label data."""
         if not start.data.multi_label:
             return build_for_classes(start, recipe)
         augmentation = recipe.augmentation

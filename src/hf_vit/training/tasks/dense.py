@@ -374,6 +374,7 @@ def detection_judge(processor: Any, names: list[str]) -> Judge:
     meter = DetectionMeter()
 
     def pair_boxes(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
+        """Return (detected boxes, annotated boxes) for every image of a batch, on the CPU."""
         predictions = detections(outputs, processor, _list_sizes(batch))
         boxes = [{name: image[name].cpu() for name in _DETECTION_KEYS} for image in predictions]
         labels = batch["labels"]
@@ -414,6 +415,7 @@ class HeadTask(MeasuredTask):
         return {"task": self.task, "head": self.head, "head_width": self.width}
 
     def check(self, recipe: Recipe) -> None:
+        """Raise a UserError for settings of the recipe that only work for classification."""
         require_metrics()
         adapter = {"tune": "lora"} if recipe.tune == "lora" else {}  # heads have queries and values of their own
         for name, value in (find_active_settings(recipe, _LABEL_SETTINGS) | adapter).items():
@@ -465,6 +467,7 @@ class Segmentation(HeadTask):
     judge = segmentation_judge
 
     def restore_test(self, evaluation: Record, model: PreTrainedModel) -> SegmentationResult:
+        """Return the test result that a record holds."""
         test: dict[str, Any] = dict(evaluation.values)
         scores = {name: test[name] for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")}
         size = (evaluation.data and evaluation.data.size) or 0
@@ -482,6 +485,7 @@ class Detection(HeadTask):
     judge = detection_judge
 
     def restore_test(self, evaluation: Record, model: PreTrainedModel) -> DetectionResult:
+        """Return the test result that a record holds."""
         test: dict[str, Any] = dict(evaluation.values)
         classes = cast(dict[str, dict[str, float]], test.pop("classes"))
         objects = int(test.pop("objects"))

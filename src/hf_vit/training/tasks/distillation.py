@@ -226,6 +226,7 @@ class Distillation(TaughtTask):
             raise UserError("--class-weights does not work with distillation; use --balanced-sampling instead")
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        """Build the student; raise a UserError if it cannot have the distillation token that the method trains."""
         self.teacher, source = self.teacher.select_classes(start.data.label_names), start.source
         tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
         has_token = getattr(source.config, "use_distillation_token", None)

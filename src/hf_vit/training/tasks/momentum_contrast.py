@@ -230,6 +230,7 @@ class Contrast(PretextTask):
         return {"objective": self.name, **self.fields, **asdict(self.options)}
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        """Build the encoder with its projection heads and its momentum copy."""
         source, images = start.source, start.data.num_examples("train")
         if images is not None and images < recipe.batch_size:
             raise UserError(

@@ -48,6 +48,7 @@ class RandomMasking:
     swap_share: float = 0.1
 
     def __post_init__(self) -> None:
+        """Raise a UserError for shares that are out of range."""
         if not 0 < self.rate <= 1:
             raise UserError(
                 f"the mask rate is {self.rate}, but it must be above 0 and at most 1, as it is a share of the "
@@ -106,6 +107,7 @@ class MaskingCollator:
         self.policy, self.config, self.static, self.seed = policy, config, static, seed
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Stack images [B, C, H, W] and draw the patches to mask; the same ones each time for validation images."""
         pixel_values = torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
         h, w = self.config.grid_of(*pixel_values.shape[2:])
         is_validation = not all(example.get("mixable", True) for example in examples)
@@ -151,6 +153,7 @@ class PatchPrediction(PretextTask):
         return {"objective": self.name, **self.fields, **masking}
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        """Build the model with a head that predicts patches."""
         source = start.source
         if self.static and start.data.readers:
             raise UserError("--static-masks does not work with --streaming; leave one of them out")
@@ -172,6 +175,7 @@ class PatchPrediction(PretextTask):
 
     @torch.no_grad()
     def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
+        """Plot some validation images, their masked patches and the predictions."""
         images = torch.stack([image for image, _ in load_validation_images(run, _PICTURE_IMAGES)])
         h, w = model.config.grid_of(*images.shape[2:])
         generator = torch.Generator().manual_seed(derive_seed(run.options.seed, h, w))

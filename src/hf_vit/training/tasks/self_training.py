@@ -130,6 +130,7 @@ class SelfTraining(TaughtTask):
         }
 
     def check(self, recipe: Recipe) -> None:
+        """Raise a UserError for settings of the recipe that do not work with pseudo-labels."""
         names = ("loss", "class_weights", "mixup_alpha", "cutmix_alpha", "repeated_augmentation")
         if active := find_active_settings(recipe, names):
             flags = ["--loss bce" if name == "loss" else f"--{name.replace('_', '-')}" for name in active]
@@ -139,6 +140,7 @@ class SelfTraining(TaughtTask):
             )
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        """Build the student, and on the first call read the unlabeled images that are not in other splits."""
         data = start.data
         if data.readers:
             raise UserError("--streaming does not work with self-training; leave --streaming out")
@@ -221,6 +223,7 @@ class NoisyStudent(SelfTraining):
     _noise: RemovableHandle
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
+        """Build the student, with dropout before its head."""
         student, processor = super().build(start, recipe)
         rate = self.options.settings()["head_dropout"]
         head = student.get_submodule("classifier")
@@ -234,6 +237,7 @@ class NoisyStudent(SelfTraining):
         return module
 
     def select(self, images: UnlabeledImages) -> UnlabeledImages:
+        """Keep the images that the teacher labels with enough confidence, and their probabilities."""
         minimum, table = self.options.settings()["confidence"], cast(Any, images.table)
         batches = (table[start : start + _TEACHER_BATCH]["image"] for start in range(0, len(table), _TEACHER_BATCH))
         logits = [self.teacher.classify([to_rgb(image) for image in batch]) for batch in batches]
@@ -497,6 +501,7 @@ class MetaPseudoLabels(SelfTraining):
     trainer_class = MetaPseudoLabelsTrainer
 
     def check(self, recipe: Recipe) -> None:
+        """Raise a UserError for settings that do not work with meta-pseudo-labels."""
         super().check(recipe)
         if world_size() > 1:
             raise make_refusal("meta pseudo labels")

@@ -317,6 +317,7 @@ class MeasuredTask(Task[FinetuneResult]):
         save_protocol(test, folder=folder, command=run.command, device=run.options.device)
 
     def recall(self, folder: Path, recipe: Recipe) -> FinetuneResult:
+        """Return the result of a finished training from the records of its folder."""
         shared, values, later_records = self.read_shared(folder, recipe, "best_step")
         evaluation = next(record for record in later_records if record.kind == "evaluation")
         names = (*self.metrics, "loss")
@@ -449,6 +450,7 @@ class Views:
             view.set_epoch(epoch)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return every view of the images of a batch, and their labels."""
         batches = [view(batch) for view in self.views]
         pixel_values = [batch_of_view["pixel_values"] for batch_of_view in batches]
         stacked = [torch.stack(views_of_one) for views_of_one in zip(*pixel_values, strict=True)]

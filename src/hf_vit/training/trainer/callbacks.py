@@ -86,6 +86,7 @@ class LoggedProgress(TrainerCallback):
             self._report(args, state, [f"loss {self._step_loss():.4f}", f"learning rate {rate:.2e}"])
 
     def on_evaluate(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
+        """Report the scores of a validation in one line."""
         texts = {"loss": "loss {:.4f}", "learning_rate": "learning rate {:.2e}", "eval_loss": "validation loss {:.4f}"}
         texts |= _SCORES
         news = [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged]
@@ -141,6 +142,7 @@ class Patience(EarlyStoppingCallback):
     def on_evaluate(  # pyright: ignore[reportIncompatibleMethodOverride] - the Trainer always gives the metrics
         self, args: Arguments, state: State, control: Control, metrics: dict[str, float], **kwargs: Any
     ) -> None:
+        """Count validations without a lower loss as well; none of them counts during the warm-up."""
         loss = metrics.get("eval_loss")  # some detectors have no validation loss
         is_lower = loss is not None and (self.lowest_loss is None or loss < self.lowest_loss)
         if is_lower:

@@ -70,6 +70,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
         return self.size
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield (pass, index) for every example of the epoch, shuffled or drawn by weight."""
         epoch = self.epoch
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
         if self.weights is None:
@@ -106,6 +107,7 @@ class EpochBatches(BatchSampler):
         return complete if self.drop_last or not remaining else complete + 1
 
     def __iter__(self) -> Iterator[list[Any]]:
+        """Yield this process's batches; the last images are divided among the processes."""
         keys = list(self.keys)
         images_per_round = self.batch_size * self.world_size
         for start in range(0, len(keys) - images_per_round + 1, images_per_round):
@@ -187,6 +189,7 @@ class SeededStream(IterableDataset[Any]):
         self._state = dict(state)
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield augmented examples without end; each has a seed of its own, so that a resumed run continues exactly."""
         worker = get_worker_info()
         part = self.rank if worker is None else self.rank * worker.num_workers + worker.id
         state = self._state
